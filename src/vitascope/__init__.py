@@ -1,0 +1,68 @@
+"""Train, look inside and ship Vision Transformers.
+
+The names below are imported when they are first used, so that `import vitascope` is instant.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from vitascope import explain
+    from vitascope.deploy.predictor import Prediction, Predictor
+    from vitascope.errors import UserError
+    from vitascope.model.config import ViTConfig, list_models
+    from vitascope.model.trace import Trace
+    from vitascope.model.vit import VisionTransformer
+    from vitascope.training.loop import resume, train
+    from vitascope.training.recipes import TrainConfig
+    from vitascope.weights.store import create_model, from_pretrained, save_pretrained
+
+_HOMES = {
+    "Prediction": "deploy.predictor",
+    "Predictor": "deploy.predictor",
+    "Trace": "model.trace",
+    "TrainConfig": "training.recipes",
+    "UserError": "errors",
+    "ViTConfig": "model.config",
+    "VisionTransformer": "model.vit",
+    "create_model": "weights.store",
+    "from_pretrained": "weights.store",
+    "list_models": "model.config",
+    "resume": "training.loop",
+    "save_pretrained": "weights.store",
+    "train": "training.loop",
+}
+
+__all__ = [
+    "Prediction",
+    "Predictor",
+    "Trace",
+    "TrainConfig",
+    "UserError",
+    "ViTConfig",
+    "VisionTransformer",
+    "create_model",
+    "explain",
+    "from_pretrained",
+    "list_models",
+    "resume",
+    "save_pretrained",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use (PEP 562)."""
+    if name == "explain":
+        return import_module("vitascope.explain")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitascope' has no attribute {name!r}")
+    return getattr(import_module(f"vitascope.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

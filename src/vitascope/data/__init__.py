@@ -1,0 +1,1 @@
+"""Images in: data sets, the one preprocessing, augmentation, order."""

@@ -1,0 +1,197 @@
+"""The one preprocessing: from any picture to the pixels that a model was trained on.
+
+It is saved with the model and used by training, evaluation, prediction and explanation alike. The rule:
+
+- the orientation in the EXIF data is applied;
+- of an animation, the first frame counts;
+- 16-bit grey becomes 8-bit by value / 257 (65535 -> 255); 32-bit integer grey likewise, cut to that range;
+- floating-point grey must lie in [0, 1] and is multiplied by 255;
+- transparency is laid over white: colours hidden under it never show;
+- CMYK, YCbCr, Lab, palette and black-and-white become RGB; a model of one channel gets its luma (ITU-R 601).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import struct
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from vitascope.errors import UserError, check_choice, nearest
+
+ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any]"
+"""A path, an encoded file's bytes, a Pillow image, or uint8 pixels (H, W) or (H, W, C)."""
+
+MAX_PIXELS = 178_956_970
+"""Pillow's own threshold for a decompression bomb: half a gigabyte of RGB."""
+
+_RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+class ImageError(UserError):
+    """A picture that cannot be read; the message names it."""
+
+
+def read_image(source: ImageSource, *, exif_orientation: bool = True) -> Image.Image:
+    """A picture as 8-bit "RGB" or "L", upright, by the rule above.
+
+    Raises:
+        ImageError: no such file, no picture, a truncated one, or more than `MAX_PIXELS`; it names the source.
+    """
+    name = source_name(source)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is stricter
+            image = _open(source)
+        if image.width * image.height > MAX_PIXELS:
+            raise ImageError(f"{name}: {image.width}x{image.height} pixels; the limit is {MAX_PIXELS:,}")
+        image.load()
+        if exif_orientation:
+            image = ImageOps.exif_transpose(image)
+        return _eight_bit(image, name)
+    except ImageError:
+        raise
+    except FileNotFoundError as error:
+        raise ImageError(f"{name}: no such file") from error
+    except UnidentifiedImageError as error:
+        raise ImageError(f"{name}: not a picture that Pillow can read") from error
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{name}: more pixels than the limit of {MAX_PIXELS:,}") from error
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error) as error:
+        raise ImageError(f"{name}: cannot be read: {error}") from error
+
+
+def source_name(source: ImageSource) -> str:
+    """How messages call a source: its path, or what kind of thing it is."""
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    return f"<{type(source).__name__}>"
+
+
+def _open(source: ImageSource) -> Image.Image:
+    if isinstance(source, Image.Image):
+        return source
+    if isinstance(source, np.ndarray):
+        if source.dtype != np.uint8:
+            raise ImageError(f"an array must be uint8, not {source.dtype}")
+        return Image.fromarray(source.squeeze(-1) if source.ndim == 3 and source.shape[-1] == 1 else source)
+    return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+
+
+def _eight_bit(image: Image.Image, name: str) -> Image.Image:
+    """Any of Pillow's modes as "RGB" or "L"."""
+    if image.mode == "L" and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I"):
+        values = np.clip(np.asarray(image, dtype=np.int64), 0, 65535)
+        return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+    if image.mode == "F":
+        floats = np.asarray(image)
+        low, high = float(floats.min()), float(floats.max())
+        if low < 0 or high > 1:
+            raise ImageError(f"{name}: floating-point pixels must lie in [0, 1], not [{low:g}, {high:g}]")
+        return Image.fromarray(np.rint(floats * 255).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preprocess:
+    """Resize, crop and normalize: everything between a picture and a model's input.
+
+    Raises:
+        UserError: a size, a share or a name that makes no sense.
+    """
+
+    image_size: tuple[int, int]
+    """Height and width of the result, pixels."""
+    channels: int = 3
+    """3 for RGB, 1 for grey."""
+    resize: Literal["crop", "squash"] = "crop"
+    """Keep the proportions and crop the centre, or squash the whole picture into the size."""
+    crop_pct: float = 1.0
+    """With `crop`: the share of the resized picture's shorter side that the crop keeps."""
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bicubic"
+    """Pillow's filter, antialiased."""
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    """Per channel, of pixels in [0, 1]."""
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    """Per channel, of pixels in [0, 1]."""
+    exif_orientation: bool = True
+    """Turn a photograph upright as its EXIF data says."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done."""
+        for name in ("image_size", "mean", "std"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        check_choice("resize", self.resize, ("crop", "squash"))
+        check_choice("interpolation", self.interpolation, _RESAMPLING)
+        if self.channels not in (1, 3):
+            raise UserError(f"pictures have 1 or 3 channels, not {self.channels}")
+        if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:
+            raise UserError(f"mean {self.mean} and std {self.std} do not fit {self.channels} channels")
+        if not 0 < self.crop_pct <= 1:
+            raise UserError(f"crop_pct is a share in (0, 1], not {self.crop_pct}")
+
+    def pixels(self, source: ImageSource) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A picture as uint8 (C, H, W), resized and cropped.
+
+        Raises:
+            ImageError: as `read_image`.
+        """
+        image = read_image(source, exif_orientation=self.exif_orientation)
+        image = image.convert("L" if self.channels == 1 else "RGB")
+        array = np.asarray(self.fit(image))  # (H, W) or (H, W, C)
+        return np.ascontiguousarray(array[None] if self.channels == 1 else array.transpose(2, 0, 1))
+
+    def fit(self, image: Image.Image) -> Image.Image:
+        """The part of a picture that the model sees, at the model's size. Crop and resize are one step."""
+        height, width = self.image_size
+        box = (0.0, 0.0, float(image.width), float(image.height))
+        if self.resize == "crop":
+            scale = max(width / image.width, height / image.height) / self.crop_pct
+            seen_width, seen_height = width / scale, height / scale
+            left, top = (image.width - seen_width) / 2, (image.height - seen_height) / 2
+            box = (max(0.0, left), max(0.0, top), left + seen_width, top + seen_height)
+            box = (box[0], box[1], min(box[2], image.width), min(box[3], image.height))
+        return image.resize((width, height), _RESAMPLING[self.interpolation], box=box)
+
+    def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
+        """uint8 (B, C, H, W), or floats in [0, 1], to normalized float32, on the pixels' device."""
+        values = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
+        mean = torch.tensor(self.mean, device=values.device).view(-1, 1, 1)
+        std = torch.tensor(self.std, device=values.device).view(-1, 1, 1)
+        return (values - mean) / std
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for `preprocessor_config.json`."""
+        values = dataclasses.asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
+        """The inverse of `to_dict`; an unknown key raises UserError and names the nearest."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in values:
+            if name not in known:
+                raise UserError(f"unknown preprocessing option {name!r}{nearest(name, known)}")
+        return cls(**values)
+
+    def at_size(self, image_size: tuple[int, int]) -> Preprocess:
+        """The same for another size of model."""
+        return dataclasses.replace(self, image_size=image_size)

@@ -1,0 +1,37 @@
+"""Randomness as a function: what is drawn depends on the seed and on counters, never on what ran before.
+
+The order of an epoch is f(seed, epoch) and an image's augmentation f(seed, epoch, index), so that a run
+resumes exactly from two counters, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+
+def epoch_order(seed: int, epoch: int, length: int) -> npt.NDArray[np.int64]:
+    """The order of an epoch: a permutation of range(length)."""
+    return np.random.default_rng([seed, epoch]).permutation(length)
+
+
+def step_seed(seed: int, step: int) -> int:
+    """A seed for torch's generator at a training step, in [0, 2^63): dropout and drop path draw from it."""
+    return int(_mix(_mix(np.array([seed], np.uint64)) + np.uint64(step))[0] >> np.uint64(1))
+
+
+def uniform(seed: int, epoch: int, indices: npt.NDArray[np.int64], draws: int) -> npt.NDArray[np.float64]:
+    """Independent uniform numbers in [0, 1), one row of `draws` for each index: (B, draws)."""
+    key = _mix(_mix(np.array([seed], np.uint64)) + np.uint64(epoch))
+    rows = _mix(key + indices.astype(np.uint64))  # (B,)
+    bits = _mix(np.add.outer(rows, np.arange(draws, dtype=np.uint64)))  # (B, draws)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(counter: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64 (Steele, Lea and Flood 2014): a counter to 64 well-mixed bits; arithmetic is modulo 2^64."""
+    with np.errstate(over="ignore"):
+        z = (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))

@@ -1,0 +1,55 @@
+"""The attention of one layer, as a map over the patches."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitascope.errors import UserError
+from vitascope.model.vit import VisionTransformer
+
+
+@torch.no_grad()
+def attention(model: VisionTransformer, images: Tensor, layer: int = -1, head: int | None = None) -> Tensor:
+    """How much the image's representation attends to each patch in a layer.
+
+    The row of the class token; with mean pooling, where every patch token speaks for the image, the mean
+    of all rows. The attention of the class token to itself is left out.
+
+    Args:
+        model: any `VisionTransformer`; it is run as in evaluation.
+        images: normalized floats (B, C, H, W).
+        layer: of `depth`, from 0; negative counts from the last.
+        head: of `num_heads`, from 0; None takes the mean of all heads.
+
+    Returns:
+        float32 (B, grid_h, grid_w), each image's largest value 1.
+
+    Raises:
+        UserError: no such layer or head; names the range.
+    """
+    depth, heads = model.config.depth, model.config.num_heads
+    if not -depth <= layer < depth:
+        raise UserError(f"no layer {layer}: the model has {depth}, 0 to {depth - 1} (or -{depth} to -1)")
+    if head is not None and not 0 <= head < heads:
+        raise UserError(f"no head {head}: each layer has {heads}, 0 to {heads - 1}")
+    weights = attention_weights(model, images)[layer]  # (B, heads, T, T)
+    mixed = weights.mean(dim=1) if head is None else weights[:, head]  # (B, T, T)
+    return to_heatmap(model, images, mixed)
+
+
+def attention_weights(model: VisionTransformer, images: Tensor) -> list[Tensor]:
+    """The softmax weights of every layer, (B, heads, T, T) each, of the model as it is in evaluation."""
+    was_training = model.training
+    weights = model.eval().trace(images, attention=True).attention
+    model.train(was_training)
+    assert weights is not None
+    return weights
+
+
+def to_heatmap(model: VisionTransformer, images: Tensor, rows: Tensor) -> Tensor:
+    """From relations between tokens (B, T, T) to a map over the patches (B, gh, gw), largest value 1."""
+    prefix = model.config.num_prefix_tokens
+    received = rows[:, 0] if prefix else rows.mean(dim=1)  # (B, T)
+    heat = received[:, prefix:].unflatten(1, model.grid_of(images)).float()  # (B, gh, gw)
+    return heat / heat.amax(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)

@@ -1,0 +1,1 @@
+"""The Vision Transformer: torch only, and it does not know how it is stored."""

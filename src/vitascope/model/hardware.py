@@ -1,0 +1,79 @@
+"""The right precision for the machine and the shape, and the memory allocator's habits."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import torch
+
+from vitascope.errors import UserError, check_choice
+from vitascope.model.config import ViTConfig
+
+PRECISIONS = ("auto", "fp32", "bf16")
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is CUDA where there is a GPU, Apple's MPS where there is that, else the CPU.
+
+    Raises:
+        UserError: a device that this machine or this build of torch lacks.
+    """
+    if device == "auto":
+        for name, present in (
+            ("cuda", torch.cuda.is_available()),
+            ("mps", torch.backends.mps.is_available()),
+        ):
+            if present:
+                return torch.device(name)
+        return torch.device("cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {device!r} cannot be used here: {reason}; try `--device auto`") from error
+    return torch.device(device)
+
+
+def resolve_precision(
+    precision: str, config: ViTConfig, device: torch.device, batch_size: int, *, training: bool
+) -> torch.dtype:
+    """The dtype to compute in.
+
+    `auto`: bf16 on GPUs that have it. On a CPU, bf16 with AMX (matrix products about 8 times faster) where
+    the matrices are large enough to pay for the conversions; fp32 without AMX, where bf16 is slower.
+    The border was measured with `benchmarks/precision.py`.
+    """
+    check_choice("precision", precision, PRECISIONS)
+    if precision != "auto":
+        return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    if device.type != "cpu" or not has_amx():
+        return torch.float32
+    tokens = batch_size * config.num_tokens
+    large = config.embed_dim >= 128 and tokens >= 64
+    return torch.bfloat16 if large else torch.float32
+
+
+def has_amx() -> bool:
+    """Whether the CPU has Intel's matrix units for bf16."""
+    return bool(torch.cpu._is_amx_tile_supported())
+
+
+def reuse_freed_memory() -> None:
+    """Tell glibc's allocator to keep freed memory instead of giving it back to the kernel.
+
+    Activations of several megabytes are allocated and freed in every step; by default each goes back to
+    the kernel and is faulted in again, page by page, which costs 10% of a training step on a CPU. This
+    changes the whole process, so only programs call it: the command line and `train`. A no-op elsewhere.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return  # another C library
+    m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3  # from malloc.h
+    libc.mallopt(m_mmap_threshold, 2**30)
+    libc.mallopt(m_trim_threshold, 2**31 - 1)
+    libc.mallopt(m_top_pad, 2**26)

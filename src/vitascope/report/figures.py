@@ -1,0 +1,88 @@
+"""The figures of a finished run: what it learned and where it looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.figure import Figure
+
+from vitascope.data.datasets import ImageSet
+from vitascope.data.preprocess import Preprocess
+from vitascope.explain import plots, rollout
+from vitascope.model.vit import VisionTransformer
+from vitascope.report.records import read_metrics
+
+
+def draw_figures(
+    run: Path,
+    model: VisionTransformer,
+    preprocess: Preprocess,
+    images: ImageSet,
+    probabilities: npt.NDArray[np.float32],
+) -> dict[str, Path]:
+    """Draw everything that a run shows into its `figures/`; returns the paths by name.
+
+    Args:
+        run: the run folder; its metrics give the curves.
+        model: the finished model, on any device.
+        preprocess: the model's.
+        images: what it was measured on, all readable, in the order of `probabilities`.
+        probabilities: the model's, (N, K).
+    """
+    figures: dict[str, Figure] = {"curves": plots.draw_curves(read_metrics(run))}
+    K = len(images.class_names)
+    guesses = probabilities.argmax(axis=1)
+    confusion = np.bincount(images.labels * K + guesses, minlength=K * K).reshape(K, K)
+    accuracy = (guesses == images.labels).mean()
+    title = f"{images.name}: {accuracy:.2%} of {len(images)} right"
+    figures["confusion"] = plots.draw_confusion(confusion, images.class_names, title)
+
+    shown = choose_shown(images.labels, probabilities)
+    pixels = np.stack([preprocess.pixels(images.sources[index]) for index in shown])  # (n, C, H, W)
+    pictures = [to_picture(tile) for tile in pixels]
+    heat = rollout(model, preprocess.normalize(torch.from_numpy(pixels)).to(next(model.parameters()).device))
+    seen = [
+        plots.overlay(plots.enlarged(picture, 96), tile)
+        for picture, tile in zip(pictures, heat.cpu().numpy(), strict=True)
+    ]
+    said: dict[str, Any] = {
+        "truths": [images.class_names[images.labels[index]] for index in shown],
+        "guesses": [images.class_names[guesses[index]] for index in shown],
+        "confidences": [float(probabilities[index].max()) for index in shown],
+    }
+    figures["predictions"] = plots.draw_predictions(pictures, title=f"{images.name} predictions", **said)
+    figures["attention"] = plots.draw_predictions(seen, title="The same under attention rollout", **said)
+
+    prefix = model.config.num_prefix_tokens
+    positions = model.positions.weight[0, prefix:].detach().float().cpu().numpy()  # (N, D)
+    figures["positions"] = plots.draw_position_similarity(positions, model.positions.grid)
+    if model.config.in_channels in (1, 3):
+        filters = model.patch_embedding.weight.detach().float().cpu().numpy()  # (D, C, ph, pw)
+        figures["filters"] = plots.draw_patch_filters(filters)
+    return {
+        name: plots.save_figure(figure, run / "figures" / f"{name}.png") for name, figure in figures.items()
+    }
+
+
+def choose_shown(
+    labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float32], count: int = plots.MAX_GRID
+) -> npt.NDArray[np.int64]:
+    """Which images to show: spread evenly over the set, but up to a quarter are mistakes, surest first.
+
+    On a good model an even choice alone would hide what it gets wrong; the title gives the true share.
+    """
+    guesses = probabilities.argmax(axis=1)
+    wrong = np.flatnonzero(guesses != labels)
+    wrong = wrong[np.argsort(-probabilities[wrong].max(axis=1), kind="stable")][: count // 4]
+    rest = np.setdiff1d(np.arange(len(labels)), wrong)
+    rest = rest[np.unique(np.linspace(0, len(rest) - 1, min(count - len(wrong), len(rest))).astype(int))]
+    return np.concatenate([rest, wrong]).astype(np.int64)
+
+
+def to_picture(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """(C, H, W) to what matplotlib shows: (H, W) for one channel, (H, W, 3) for three."""
+    return pixels[0] if pixels.shape[0] == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))

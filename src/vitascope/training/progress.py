@@ -1,0 +1,70 @@
+"""How far a run is: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+from typing import NoReturn
+
+from tqdm import tqdm
+
+LINE_SECONDS = 10.0
+"""Without a terminal, at most one line in this time, and the last."""
+
+
+class Progress:
+    """Counts images and says how fast and how long still.
+
+    Args:
+        epochs: of the whole run.
+        images_per_epoch: training images.
+        done: images of the run that were done before, when it is resumed.
+    """
+
+    def __init__(self, epochs: int, images_per_epoch: int, done: int = 0) -> None:
+        self.epochs = epochs
+        self.total = epochs * images_per_epoch
+        self.done = done
+        self._started = time.monotonic()
+        self._done_before = done
+        self._last_line = self._started
+        self._bar: tqdm[NoReturn] | None = None
+        if sys.stderr.isatty():
+            self._bar = tqdm(
+                total=self.total,
+                initial=done,
+                unit=" images",
+                unit_scale=True,
+                dynamic_ncols=True,
+                leave=False,
+                bar_format="{desc} |{bar}| {percentage:3.0f}% {rate_fmt}, {remaining} left",
+            )
+
+    @property
+    def images_per_second(self) -> float:
+        """Since the start of this process, all included."""
+        return (self.done - self._done_before) / max(1e-9, time.monotonic() - self._started)
+
+    def advance(self, images: int) -> None:
+        """Some images more."""
+        self.done += images
+        if self._bar is not None:
+            self._bar.update(images)
+
+    def epoch(self, epoch: int, train_loss: float, val_accuracy: float) -> None:
+        """An epoch (counted from 1) has ended."""
+        text = f"epoch {epoch}/{self.epochs}  loss {train_loss:.3f}  val {val_accuracy:.1%}"
+        if self._bar is not None:
+            self._bar.set_description(text)
+            return
+        now = time.monotonic()
+        if epoch == 1 or epoch == self.epochs or now - self._last_line >= LINE_SECONDS:
+            self._last_line = now
+            left = timedelta(seconds=round((self.total - self.done) / max(1e-9, self.images_per_second)))
+            print(f"{text}  {self.images_per_second:,.0f} images/s  {left} left", flush=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()

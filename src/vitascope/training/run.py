@@ -1,0 +1,99 @@
+"""The run folder: what a training run leaves behind, and where.
+
+runs/digits/
+    config.yaml       every option: `vitascope train --config` of it reproduces the run
+    metrics.jsonl     one line a logged step, an epoch, and the final test
+    events.out...     the same for TensorBoard
+    checkpoints/      what `--resume` continues from
+    model/            the finished model
+    figures/          what it learned, as pictures
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import IO, Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from vitascope.errors import UserError
+from vitascope.report.records import METRICS, read_metrics
+from vitascope.training.recipes import TrainConfig
+
+CONFIG = "config.yaml"
+
+
+def create_run(config: TrainConfig) -> Path:
+    """A new run folder with its `config.yaml`.
+
+    The default name is `runs/<data>`, with the first free number if that is taken.
+
+    Raises:
+        UserError: the named folder exists: a run is never overwritten.
+    """
+    if config.run is not None:
+        folder = Path(config.run)
+        if folder.exists():
+            raise UserError(
+                f"{folder} exists, and a run is never overwritten; choose another --run, or continue it "
+                f"with `vitascope train --resume {folder}`"
+            )
+        folder.mkdir(parents=True)
+    else:
+        base = Path("runs") / (Path(config.data).expanduser().resolve().name or "data")
+        folder, number = base, 1
+        while True:
+            try:
+                folder.mkdir(parents=True)
+                break
+            except FileExistsError:
+                number += 1
+                folder = base.with_name(f"{base.name}-{number}")
+    (folder / CONFIG).write_text(config.to_yaml(), encoding="utf-8")
+    return folder
+
+
+def open_run(folder: str | os.PathLike[str]) -> tuple[Path, TrainConfig]:
+    """A run folder that exists, and its configuration.
+
+    Raises:
+        UserError: not a run folder.
+    """
+    run = Path(folder)
+    if not (run / CONFIG).is_file():
+        raise UserError(f"{folder}: not a run folder (it has no {CONFIG})")
+    return run, TrainConfig.from_yaml(run / CONFIG)
+
+
+class Recorder:
+    """Writes metrics to `metrics.jsonl` and to TensorBoard's event file.
+
+    Args:
+        run: the run folder.
+        step: the step that the run continues from: whatever was recorded after it is dropped, since those
+            steps will be done, and recorded, again.
+    """
+
+    def __init__(self, run: Path, step: int = 0) -> None:
+        path = run / METRICS
+        kept = [record for record in read_metrics(run) if record["step"] <= step] if path.exists() else []
+        aside = run / f".{METRICS}"
+        aside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        os.replace(aside, path)
+        self._file: IO[str] = path.open("a", encoding="utf-8")
+        self._events = SummaryWriter(str(run), purge_step=step + 1 if step else None)
+
+    def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """One line: `kind` is "step", "epoch" or "test"; numbers also go to TensorBoard as kind/name."""
+        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._events.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Flush both files."""
+        self._file.close()
+        self._events.close()

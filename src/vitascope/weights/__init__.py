@@ -1,0 +1,1 @@
+"""Checkpoints: how a model is stored, found and loaded."""

@@ -1,0 +1,126 @@
+import math
+
+import pytest
+import torch
+
+from tests.model import random_images, small_config
+from vitascope.model.initialization import lecun_normal_
+from vitascope.model.vit import VisionTransformer
+
+WIDTH, HIDDEN, FAN_IN = 64, 256, 3 * 8 * 8
+
+
+def fresh(**overrides: object) -> VisionTransformer:
+    torch.manual_seed(0)
+    return VisionTransformer(small_config(image_size=64, embed_dim=WIDTH, depth=2, num_heads=4, **overrides))
+
+
+def assert_std(weight: torch.Tensor, std: float) -> None:
+    # 6 standard errors of a normal's standard deviation, the widest of the distributions here.
+    assert weight.std().item() == pytest.approx(std, rel=6 / math.sqrt(2 * weight.numel()))
+    assert abs(weight.mean().item()) < 6 * std / math.sqrt(weight.numel())
+
+
+def assert_uniform(weight: torch.Tensor, limit: float) -> None:
+    assert 0.98 * limit < weight.abs().max().item() <= limit * (1 + 1e-6)
+    assert_std(weight, limit / math.sqrt(3))
+
+
+def assert_lecun(weight: torch.Tensor, fan_in: int) -> None:
+    std = math.sqrt(1 / fan_in)
+    assert_std(weight, std)
+    cut = 2 * std / 0.8796  # two standard deviations of the normal before it is cut
+    assert 0.95 * cut < weight.abs().max().item() <= cut * 1.001
+
+
+def test_lecun_normal_has_a_variance_of_one_over_fan_in() -> None:
+    torch.manual_seed(0)
+    weight = torch.empty(512, 4, 5, 5)
+    lecun_normal_(weight)
+    assert_lecun(weight, 4 * 5 * 5)
+
+
+@pytest.mark.parametrize("patchify", ["conv", "linear"])
+def test_paper_stem_is_lecun_normal_without_bias(patchify: str) -> None:
+    stem = fresh(init="paper", patchify=patchify).patch_embedding
+    assert_lecun(stem.weight, FAN_IN)
+    assert not stem.bias.any()
+
+
+def test_paper_projections_of_q_k_and_v_are_xavier_uniform_each() -> None:
+    for block in fresh(init="paper").encoder.blocks:
+        for part in block.attention.qkv.weight.chunk(3):
+            assert_uniform(part, math.sqrt(6 / (WIDTH + WIDTH)))
+        assert_uniform(block.attention.proj.weight, math.sqrt(6 / (WIDTH + WIDTH)))
+        assert not block.attention.qkv.bias.any()
+        assert not block.attention.proj.bias.any()
+
+
+def test_paper_mlps_are_xavier_uniform_with_tiny_biases() -> None:
+    for block in fresh(init="paper").encoder.blocks:
+        for layer in (block.mlp.fc1, block.mlp.fc2):
+            assert_uniform(layer.weight, math.sqrt(6 / (WIDTH + HIDDEN)))
+            assert_std(layer.bias, 1e-6)
+
+
+def test_paper_positions_are_normal_and_the_class_token_zero() -> None:
+    model = fresh(init="paper")
+    assert_std(model.positions.weight, 0.02)
+    assert not model.class_token.any()
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_paper_head_predicts_every_class_alike_at_first(head: str, pool: str) -> None:
+    model = fresh(init="paper", head=head, pool=pool)
+    assert not model(random_images(2, 3, 64, 64)).any()
+    assert model.embed(random_images(2, 3, 64, 64)).std() > 0.1
+
+
+def test_paper_hidden_layer_of_the_head_is_lecun_normal() -> None:
+    head = fresh(init="paper", head="mlp").head
+    assert_lecun(head.pre_logits.weight, WIDTH)
+    assert not head.pre_logits.bias.any()
+
+
+def test_timm_linear_layers_are_normal_without_bias() -> None:
+    model = fresh(init="timm", head="mlp")
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    assert len(layers) == 2 * 4 + 2
+    for layer in layers:
+        assert_std(layer.weight, 0.02)
+        assert not layer.bias.any()
+
+
+def test_timm_positions_are_normal_and_the_class_token_tiny() -> None:
+    model = fresh(init="timm")
+    assert_std(model.positions.weight, 0.02)
+    assert_std(model.class_token, 1e-6)
+
+
+@pytest.mark.parametrize("init", ["paper", "timm"])
+def test_norms_start_as_plain_normalization(init: str) -> None:
+    model = fresh(init=init)
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert len(norms) == 2 * 2 + 1
+    for norm in norms:
+        assert torch.equal(norm.weight, torch.ones(WIDTH))
+        assert torch.equal(norm.bias, torch.zeros(WIDTH))
+
+
+@pytest.mark.parametrize("init", ["paper", "timm"])
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(init: str) -> None:
+    torch.manual_seed(0)
+    first = VisionTransformer(small_config(init=init)).state_dict()
+    torch.manual_seed(0)
+    again = VisionTransformer(small_config(init=init)).state_dict()
+    other = VisionTransformer(small_config(init=init)).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["positions.weight"], other["positions.weight"])
+    assert not torch.equal(first["encoder.blocks.0.mlp.fc1.weight"], other["encoder.blocks.0.mlp.fc1.weight"])
+
+
+def test_gradients_reach_every_parameter_from_the_first_step_of_timm() -> None:
+    model = fresh(init="timm", head="mlp")
+    model(random_images(2, 3, 64, 64)).square().sum().backward()
+    assert [name for name, value in model.named_parameters() if not value.grad.abs().sum() > 0] == []

@@ -1,0 +1,87 @@
+import pytest
+import torch
+
+from tests.model import random_images, small_config, small_model
+from vitascope.model.trace import Trace
+
+NAMES = ["patch_embeddings", "embeddings", "block0", "block1", "block2", "features", "pooled", "logits"]
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize("head", ["linear", "mlp", "none"])
+def test_intermediates_come_by_name_in_the_order_of_the_pass(pool: str, head: str) -> None:
+    trace = small_model(pool=pool, head=head, image_size=(16, 24)).trace(random_images(2, 3, 16, 24))
+    N, T = 6, 7 if pool == "cls" else 6
+    assert list(trace.values) == NAMES
+    assert [tuple(trace[name].shape) for name in NAMES] == [
+        (2, N, 16),
+        *[(2, T, 16)] * 5,
+        (2, 16),
+        (2, 16 if head == "none" else 5),
+    ]
+
+
+@pytest.mark.parametrize("attention", [False, True])
+@pytest.mark.parametrize("overrides", [{}, {"pool": "mean"}, {"head": "mlp"}, {"head": "none"}])
+def test_what_is_traced_is_what_forward_computes(attention: bool, overrides: dict) -> None:
+    model, images = small_model(**overrides), random_images(2, 3, 32, 32)
+    trace = model.trace(images, attention=attention)
+    torch.testing.assert_close(trace["logits"], model(images))
+    torch.testing.assert_close(trace["pooled"], model.embed(images))
+    torch.testing.assert_close(trace["features"], model.forward_features(images))
+    torch.testing.assert_close(trace["embeddings"], model.embeddings(images))
+    torch.testing.assert_close(trace["patch_embeddings"], model.patch_embedding(images))
+    torch.testing.assert_close(trace["features"], model.norm(trace["block2"]))
+
+
+def test_without_being_asked_for_there_is_no_attention() -> None:
+    assert small_model().trace(random_images(1, 3, 32, 32)).attention is None
+
+
+def test_attention_is_one_tensor_a_block_whose_rows_sum_to_one() -> None:
+    config = small_config()
+    trace = small_model().trace(random_images(2, 3, 32, 32), attention=True)
+    assert len(trace.attention) == config.depth
+    for weights in trace.attention:
+        assert weights.shape == (2, config.num_heads, config.num_tokens, config.num_tokens)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+
+
+def test_attention_of_each_block_is_that_of_its_own_input() -> None:
+    model, images = small_model(), random_images(2, 3, 32, 32)
+    trace = model.trace(images, attention=True)
+    inputs = [trace["embeddings"], trace["block0"], trace["block1"]]
+    for block, tokens, weights in zip(model.encoder.blocks, inputs, trace.attention, strict=True):
+        alone = Trace(attention=True)
+        block(tokens, alone)
+        torch.testing.assert_close(alone.attention[0], weights)
+
+
+def test_gradients_flow_to_the_images_through_the_attention() -> None:
+    model, images = small_model(), random_images(1, 3, 32, 32).requires_grad_()
+    trace = model.trace(images, attention=True)
+    for weights in trace.attention:
+        (gradient,) = torch.autograd.grad(weights[0, 0, 0, 1], images, retain_graph=True)
+        assert gradient.abs().sum() > 0
+
+
+def test_logits_have_a_gradient_with_respect_to_each_attention() -> None:
+    trace = small_model().trace(random_images(1, 3, 32, 32), attention=True)
+    for gradient in torch.autograd.grad(trace["logits"][0, 0], trace.attention):
+        assert gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_flow_through_every_intermediate(name: str) -> None:
+    model, images = small_model(), random_images(1, 3, 32, 32).requires_grad_()
+    trace = model.trace(images)
+    (to_images,) = torch.autograd.grad(trace[name].square().sum(), images, retain_graph=True)
+    (from_logits,) = torch.autograd.grad(trace["logits"][0, 0], trace[name])
+    assert to_images.abs().sum() > 0
+    assert from_logits.abs().sum() > 0
+
+
+def test_a_trace_shows_names_and_shapes() -> None:
+    shown = repr(small_model().trace(random_images(2, 3, 32, 32)))
+    assert shown.startswith("Trace(patch_embeddings (2, 16, 16), embeddings (2, 17, 16), block0 (2, 17, 16)")
+    assert shown.endswith("logits (2, 5))")
