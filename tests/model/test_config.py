@@ -104,6 +104,12 @@ def test_named_sizes_have_the_published_number_of_parameters(name: str) -> None:
     assert config.num_parameters == count_parameters(config)
 
 
+@pytest.mark.parametrize("name", list_models())
+def test_heads_of_named_sizes_are_64_wide_and_those_of_huge_80(name: str) -> None:
+    config = named_config(name)
+    assert config.embed_dim / config.num_heads == (80 if name == "vit_h14" else 64)
+
+
 def test_named_config_takes_any_field_as_override() -> None:
     config = named_config("vit_s16", image_size=(64, 96), num_classes=3, depth=2)
     assert (config.grid, config.num_classes, config.depth, config.embed_dim) == ((4, 6), 3, 2, 384)

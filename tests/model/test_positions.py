@@ -55,11 +55,15 @@ def test_rows_and_columns_are_treated_alike(old: tuple[int, int], new: tuple[int
     torch.testing.assert_close(resample_positions(flipped, old[::-1], new[::-1], prefix), expected)
 
 
-def test_a_gradient_over_the_rows_stays_one_over_the_rows() -> None:
-    ramp = torch.arange(8.0).view(1, 8, 1, 1).expand(1, 8, 4, 6).flatten(1, 2)  # by row: 0, 1, ..., 7
-    resampled = resample_positions(ramp, (8, 4), (16, 6), 0).unflatten(1, (16, 6))
-    # Twice as many rows over the same extent: half a step apart, shifted by a quarter, away from the edges.
-    expected = (torch.arange(16.0) / 2 - 0.25).view(1, 16, 1, 1).expand(1, 16, 6, 6)
+def test_a_parabola_over_the_rows_stays_one_over_the_rows() -> None:
+    def over_the_rows(values: torch.Tensor, columns: int) -> torch.Tensor:
+        return values.view(1, -1, 1, 1).expand(1, -1, columns, 6)
+
+    positions = over_the_rows(torch.arange(8.0) ** 2, 4).flatten(1, 2)
+    resampled = resample_positions(positions, (8, 4), (16, 6), 0).unflatten(1, (16, 6))
+    # Twice as many rows over the same extent lie half a step apart, shifted by a quarter. Cubic interpolation
+    # is exact for parabolas, linear is not; the edges lack neighbours.
+    expected = over_the_rows((torch.arange(16.0) / 2 - 0.25) ** 2, 6)
     torch.testing.assert_close(resampled[:, 4:12], expected[:, 4:12])
 
 

@@ -1,9 +1,9 @@
 """Multi-head self-attention (paper, appendix A, equations 5-8), and which kernel runs when.
 
-Measured with `benchmarks/cpu_training.py` on a 2-core CPU with AMX: PyTorch's fused attention is the
-fastest forward pass everywhere, but its backward pass in bf16 takes several times as long as plain
-batched matrix products. So training in bf16 on a CPU uses `MatmulAttention`, and everything else the
-fused kernel; whoever asks for the weights gets them from the equations themselves.
+PyTorch's fused attention is the fastest forward pass on every machine tried. Its backward pass on a CPU is
+not: in bf16 it takes 3 to 9 times as long as batched matrix products, and in fp32 it is slower while the
+weights fit in the cache. So training on a CPU uses `MatmulAttention` there, and everything else the fused
+kernel; whoever asks for the weights gets them from the equations themselves.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from vitascope.model.config import ViTConfig
 from vitascope.model.trace import Trace
@@ -42,6 +43,7 @@ class MatmulAttention(torch.autograd.Function):
         return (weights @ v).view(B, H, T, hd).transpose(1, 2).flatten(2)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         """With dA = g v^T and dS = A * (dA - rowsum(A * dA)): dv = A^T g, dq = dS k, dk = dS^T q, scaled."""
         qkv, weights = ctx.saved_tensors
@@ -56,6 +58,19 @@ class MatmulAttention(torch.autograd.Function):
         torch.baddbmm(d_qkv[0], d_scores, k, beta=0, alpha=hd**-0.5, out=d_qkv[0])
         torch.baddbmm(d_qkv[1], d_scores.mT, q, beta=0, alpha=hd**-0.5, out=d_qkv[1])
         return d_qkv.view(3, B, H, T, hd).permute(1, 3, 0, 2, 4)  # (B, T, 3, H, hd)
+
+
+# Bytes of attention weights (B, heads, T, T) up to which matrix products are the faster way to train on a
+# CPU, by dtype. In bf16 they always were; the limit there bounds the memory, which is kept for every layer.
+_MATMUL_LIMIT = {torch.float32: 2**24, torch.bfloat16: 2**28}
+
+
+def trains_faster_by_matmul(qkv: Tensor) -> bool:
+    """Whether `MatmulAttention` beats the fused kernel's backward pass for qkv (B, T, 3, heads, hd)."""
+    if qkv.device.type != "cpu" or not qkv.requires_grad:
+        return False
+    B, T, _, H, _ = qkv.shape
+    return B * H * T * T * qkv.element_size() <= _MATMUL_LIMIT.get(qkv.dtype, 0)
 
 
 class SelfAttention(nn.Module):
@@ -74,11 +89,13 @@ class SelfAttention(nn.Module):
         rate = self.attention_dropout if self.training else 0.0
         qkv = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, heads, hd)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, T, hd)
-        q = q[:, :, read]
-        if trace is not None and trace.attention is not None:
-            weights = attention_weights(q, k)  # (B, heads, Q, T)
-            trace.attention.append(weights)
-            mixed = F.dropout(weights, rate) @ v
+        if (trace is not None and trace.attention is not None) or read != slice(None):
+            weights = attention_weights(q[:, :, read], k)  # (B, heads, Q, T)
+            if trace is not None:
+                trace.keep_attention(weights)
+            mixed = (F.dropout(weights, rate) @ v).transpose(1, 2).flatten(2)
+        elif rate == 0 and trains_faster_by_matmul(qkv):
+            mixed = MatmulAttention.apply(qkv)  # type: ignore[no-untyped-call]
         else:
-            mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=rate)
-        return self.dropout(self.proj(mixed.transpose(1, 2).flatten(2)))  # (B, Q, D)
+            mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=rate).transpose(1, 2).flatten(2)
+        return self.dropout(self.proj(mixed))  # (B, Q, D)

@@ -7,6 +7,7 @@ Sizes: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", table 1 (B, L, 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -17,10 +18,11 @@ def pair(value: int | Iterable[int]) -> tuple[int, int]:
     """A side as (height, width)."""
     if isinstance(value, int):
         return value, value
-    sides = tuple(int(side) for side in value)
-    if len(sides) != 2:
-        raise UserError(f"a size is one number or (height, width), not {sides}")
-    return sides[0], sides[1]
+    if isinstance(value, Iterable):
+        sides = tuple(value)
+        if len(sides) == 2 and all(isinstance(side, int) for side in sides):
+            return sides[0], sides[1]
+    raise UserError(f"a size is a whole number or (height, width), not {value!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,10 +72,13 @@ class ViTConfig:
         """Bring sizes to (height, width) and refuse what cannot be built."""
         object.__setattr__(self, "image_size", pair(self.image_size))
         object.__setattr__(self, "patch_size", pair(self.patch_size))
+        if isinstance(self.class_names, str):
+            raise UserError(f"class_names is a list of names, not the text {self.class_names!r}")
         object.__setattr__(self, "class_names", tuple(self.class_names))
         for name in ("in_channels", "num_classes", "embed_dim", "depth", "num_heads"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"{name} must be a whole number, at least 1, not {value!r}")
         check_choice("patchify", self.patchify, ("conv", "linear"))
         check_choice("pool", self.pool, ("cls", "mean"))
         check_choice("head", self.head, ("linear", "mlp", "none"))
@@ -81,8 +86,10 @@ class ViTConfig:
         for name in ("dropout", "attention_dropout", "drop_path"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} is a probability in [0, 1), not {getattr(self, name)}")
-        if self.mlp_ratio <= 0:
-            raise UserError(f"mlp_ratio must be positive, not {self.mlp_ratio}")
+        if not (math.isfinite(self.mlp_ratio) and self.mlp_dim >= 1):
+            raise UserError(f"mlp_ratio {self.mlp_ratio} gives an MLP without a hidden layer")
+        if self.norm_eps < 0:
+            raise UserError(f"norm_eps must not be negative, not {self.norm_eps}")
         if self.embed_dim % self.num_heads:
             fits = [heads for heads in range(1, self.embed_dim + 1) if self.embed_dim % heads == 0]
             best = min(fits, key=lambda heads: abs(heads - self.num_heads))
@@ -193,7 +200,7 @@ NAMED_SIZES: dict[str, dict[str, int]] = {
 
 
 def list_models() -> list[str]:
-    """The names that `create_model` takes, from small to large."""
+    """The names that `create_model` takes, by width and then by patch."""
     return list(NAMED_SIZES)
 
 

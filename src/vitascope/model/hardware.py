@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -59,6 +61,23 @@ def resolve_precision(
 def has_amx() -> bool:
     """Whether the CPU has Intel's matrix units for bf16."""
     return bool(torch.cpu._is_amx_tile_supported())
+
+
+@contextmanager
+def suitable_threads(config: ViTConfig, device: torch.device, batch_size: int) -> Iterator[None]:
+    """One thread on the CPU for work so small that threads would wait for each other more than they work.
+
+    A layer's activations under a quarter of a million numbers, as with the embedded digits: a second core
+    gains half as much again on an idle machine, and on a busy one costs ten times the time, since threads
+    that wait for a core that is taken hold up every small operation.
+    """
+    threads = torch.get_num_threads()
+    if device.type == "cpu" and batch_size * config.num_tokens * config.embed_dim < 2**18:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def reuse_freed_memory() -> None:

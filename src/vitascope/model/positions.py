@@ -41,6 +41,9 @@ class LearnedPositions(nn.Module):
 
     @torch.no_grad()
     def resize(self, grid: tuple[int, int]) -> None:
-        """Make another grid the model's own, by interpolation, for good."""
-        self.weight = nn.Parameter(resample_positions(self.weight, self.grid, grid, self.num_prefix_tokens))
+        """Make another grid the model's own, by interpolation, for good; the parameter is a new one."""
+        if grid == self.grid:
+            return
+        resampled = resample_positions(self.weight, self.grid, grid, self.num_prefix_tokens)
+        self.weight = nn.Parameter(resampled, requires_grad=self.weight.requires_grad)
         self.grid = grid

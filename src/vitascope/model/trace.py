@@ -27,6 +27,11 @@ class Trace:
         """Record an intermediate."""
         self.values[name] = value
 
+    def keep_attention(self, weights: Tensor) -> None:
+        """Record the attention weights of the next block, if they were asked for."""
+        if self.attention is not None:
+            self.attention.append(weights)
+
     def __getitem__(self, name: str) -> Tensor:
         return self.values[name]
 

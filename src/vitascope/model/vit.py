@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor, nn
 
@@ -74,12 +76,22 @@ class VisionTransformer(nn.Module):
             trace.keep("embeddings", tokens)
         return tokens
 
+    def resize(self, image_size: int | tuple[int, int]) -> None:
+        """Make another image size the model's own: positions are interpolated, for good."""
+        self.config = dataclasses.replace(self.config, image_size=image_size)
+        self.positions.resize(self.config.grid)
+
     def grid_of(self, images: Tensor) -> tuple[int, int]:
         """Rows and columns of patches in images (B, C, H, W).
 
         Raises:
-            UserError: another number of dimensions or colours, or a size that patches do not tile.
+            UserError: raw pixels, another number of dimensions or colours, or a size that patches do not
+                tile.
         """
+        if not images.is_floating_point():
+            raise UserError(
+                f"images must be normalized floats, not {images.dtype}; see `Preprocess.normalize`"
+            )
         if images.ndim != 4 or images.shape[1] != self.config.in_channels:
             raise UserError(
                 f"images must be (batch, {self.config.in_channels}, height, width), not {tuple(images.shape)}"

@@ -24,7 +24,7 @@ from vitascope.data.loading import Batch, Loader
 from vitascope.data.randomness import step_seed
 from vitascope.errors import Interrupted, UserError
 from vitascope.model.config import ViTConfig, named_config
-from vitascope.model.hardware import resolve_device, resolve_precision, reuse_freed_memory
+from vitascope.model.hardware import resolve_device, resolve_precision, reuse_freed_memory, suitable_threads
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_figures
 from vitascope.training.checkpoint import load_checkpoint, save_checkpoint
@@ -202,7 +202,8 @@ class Trainer:
         epoch, batch = divmod(self.step, self.steps_per_epoch)
         progress = Progress(self.config.epochs, images, epoch * images + batch * self.config.batch_size)
         try:
-            with torch.random.fork_rng(devices=[]), stop_signals() as stop:
+            threads = suitable_threads(self.model.config, self.device, self.config.batch_size)
+            with threads, torch.random.fork_rng(devices=[]), stop_signals() as stop:
                 self._loop(recorder, progress, stop)
             progress.close()
             return self._finish(recorder)

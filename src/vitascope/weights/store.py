@@ -104,7 +104,7 @@ def transfer(source: VisionTransformer, target: VisionTransformer, name: str) ->
     """
     notes = []
     if source.config.grid != target.config.grid:
-        source.positions.resize(target.config.grid)
+        source.resize(target.config.image_hw)
         notes.append(f"positions interpolated to a grid of {target.config.grid[0]}x{target.config.grid[1]}")
     state = source.state_dict()
     head = {key: value for key, value in target.state_dict().items() if key.startswith("head.")}
