@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -73,8 +74,8 @@ def load_checkpoint(run: Path) -> tuple[int, dict[str, Any]] | None:
                 raise ValueError(f"{folder / STATE} does not have the checksum in {MANIFEST}")
             state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
             return int(manifest["step"]), state
-        except (OSError, ValueError, KeyError) as error:
-            faults.append(str(error))
+        except (OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
+            faults.append(f"{folder}: {error}")
             print(f"vitascope: {folder} is broken and left aside: {error}", file=sys.stderr)
     if faults:
         raise UserError(f"{run}: no checkpoint is whole: {'; '.join(faults)}")

@@ -1,0 +1,237 @@
+"""What the entrants of a contest compute: steps of training and inference, ours and the peers'.
+
+Each is a context manager that builds a step in the entrant's process. The models of one configuration have
+the same number of parameters, which is checked, but each its own random weights: they do not change the time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from contest import DTYPES, Entrant, Step
+from torch import Tensor, nn
+
+from vitascope.deploy.predictor import Predictor
+from vitascope.model.config import ViTConfig
+from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
+from vitascope.model.vit import VisionTransformer
+from vitascope.training.optim import adamw
+from vitascope.training.recipes import TrainConfig
+from vitascope.weights.store import default_preprocess
+
+CPU = torch.device("cpu")
+TIMM_NAMES = {192: "vit_tiny_patch16_224", 768: "vit_base_patch16_224"}
+"""By width."""
+
+
+def training_entrants(config: ViTConfig, batch_size: int, precisions: tuple[str, ...]) -> list[Entrant]:
+    """Ours, training in each of the precisions."""
+    return [
+        Entrant(
+            name="vitascope",
+            precision=precision,
+            dtype=(dtype := resolve_precision(precision, config, CPU, batch_size, training=True)),
+            prepare=functools.partial(our_training, config, batch_size, dtype),
+            images=batch_size,
+            flops=3 * config.flops * batch_size,
+        )
+        for precision in precisions
+    ]
+
+
+def inference_entrants(config: ViTConfig, batch_size: int, precisions: tuple[str, ...]) -> list[Entrant]:
+    """Ours, predicting in each of the precisions."""
+    return [
+        Entrant(
+            name="vitascope",
+            precision=precision,
+            dtype=resolve_precision(precision, config, CPU, batch_size, training=False),
+            prepare=functools.partial(our_inference, config, batch_size, precision),
+            images=batch_size,
+            flops=config.flops * batch_size,
+        )
+        for precision in precisions
+    ]
+
+
+def peer_training_entrant(
+    library: str, config: ViTConfig, batch_size: int, precision: str, *, our_allocator: bool = False
+) -> Entrant:
+    """A peer, training with PyTorch's defaults; with our setting of the allocator where that is said."""
+    dtype = DTYPES[precision]
+    return Entrant(
+        name=f"{library} + our allocator setting" if our_allocator else library,
+        precision=precision,
+        dtype=dtype,
+        prepare=functools.partial(peer_training, library, config, batch_size, dtype, our_allocator),
+        images=batch_size,
+        flops=3 * config.flops * batch_size,
+    )
+
+
+def peer_inference_entrant(library: str, config: ViTConfig, batch_size: int, precision: str) -> Entrant:
+    """A peer, computing logits."""
+    dtype = DTYPES[precision]
+    return Entrant(
+        name=library,
+        precision=precision,
+        dtype=dtype,
+        prepare=functools.partial(peer_inference, library, config, batch_size, dtype),
+        images=batch_size,
+        flops=config.flops * batch_size,
+    )
+
+
+@contextmanager
+def our_training(config: ViTConfig, batch_size: int, dtype: torch.dtype) -> Iterator[Step]:
+    """A step as `vitascope train` makes it: its allocator setting, its threads, its fused AdamW."""
+    reuse_freed_memory()
+    model = VisionTransformer(config)
+    with suitable_threads(config, CPU, batch_size):
+        yield training_step(model, adamw(model, TrainConfig()), config, batch_size, dtype)
+
+
+@contextmanager
+def peer_training(
+    library: str, config: ViTConfig, batch_size: int, dtype: torch.dtype, our_allocator: bool
+) -> Iterator[Step]:
+    """A step with the peer's model and the AdamW that PyTorch gives by default."""
+    if our_allocator:
+        reuse_freed_memory()
+    model = peer_model(library, config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
+    yield training_step(model, optimizer, config, batch_size, dtype)
+
+
+def training_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: ViTConfig,
+    batch_size: int,
+    dtype: torch.dtype,
+) -> Step:
+    """Forward, loss, backward, update, always of the same random batch."""
+    model.train()
+    images = torch.randn(batch_size, config.in_channels, *config.image_hw)
+    labels = torch.randint(config.num_classes, (batch_size,))
+
+    def step() -> None:
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            loss = F.cross_entropy(logits(model(images)).float(), labels, label_smoothing=0.1)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@contextmanager
+def our_inference(config: ViTConfig, batch_size: int, precision: str) -> Iterator[Step]:
+    """Pixels to probabilities by `Predictor`: normalization and softmax are in the time."""
+    predictor = Predictor(
+        VisionTransformer(config), default_preprocess(config), precision=precision, device="cpu"
+    )
+    pixels = torch.randint(256, (batch_size, config.in_channels, *config.image_hw), dtype=torch.uint8)
+    yield functools.partial(predictor.probabilities, pixels)
+
+
+@contextmanager
+def peer_inference(library: str, config: ViTConfig, batch_size: int, dtype: torch.dtype) -> Iterator[Step]:
+    """Images, normalized and in the dtype already, to logits."""
+    model = peer_model(library, config).to(dtype).eval()
+    images = torch.randn(batch_size, config.in_channels, *config.image_hw, dtype=dtype)
+    with torch.inference_mode():
+        yield functools.partial(model, images)
+
+
+def peer_model(library: str, config: ViTConfig) -> nn.Module:
+    """A peer's model of our configuration, built as its users build it.
+
+    Raises:
+        ValueError: its size is not ours, so that the comparison would be none.
+    """
+    make_torchvision_importable()
+    builders: dict[str, Callable[[ViTConfig], nn.Module]] = {
+        "timm": timm_model,
+        "transformers": transformers_model,
+        "torchvision": torchvision_model,
+    }
+    model = builders[library](config)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if count != config.num_parameters:
+        raise ValueError(f"{library}'s model has {count:,} parameters, ours {config.num_parameters:,}")
+    return model
+
+
+def timm_model(config: ViTConfig) -> nn.Module:
+    import timm
+
+    return timm.create_model(
+        TIMM_NAMES[config.embed_dim],
+        img_size=config.image_hw,
+        patch_size=config.patch_hw,
+        num_classes=config.num_classes,
+    )
+
+
+def transformers_model(config: ViTConfig) -> nn.Module:
+    import transformers
+
+    return transformers.ViTForImageClassification(
+        transformers.ViTConfig(
+            image_size=config.image_hw[0],
+            patch_size=config.patch_hw[0],
+            num_labels=config.num_classes,
+            hidden_size=config.embed_dim,
+            num_hidden_layers=config.depth,
+            num_attention_heads=config.num_heads,
+            intermediate_size=config.mlp_dim,
+        )
+    )
+
+
+def torchvision_model(config: ViTConfig) -> nn.Module:
+    import torchvision
+
+    return torchvision.models.VisionTransformer(
+        image_size=config.image_hw[0],
+        patch_size=config.patch_hw[0],
+        num_layers=config.depth,
+        num_heads=config.num_heads,
+        hidden_dim=config.embed_dim,
+        mlp_dim=config.mlp_dim,
+        num_classes=config.num_classes,
+    )
+
+
+def logits(output: Any) -> Tensor:
+    """What a model gives, out of what transformers wraps it in."""
+    return output if isinstance(output, Tensor) else output.logits
+
+
+@functools.cache  # the operators go when the declaration does
+def make_torchvision_importable() -> torch.library.Library | None:
+    """Declare the operators of torchvision whose binary this torch cannot load, where that is so.
+
+    On import, torchvision registers Python implementations for two of its compiled operators; next to a
+    torch that it was not built for those do not exist, and its import fails, and timm's with it, although
+    nothing here calls them.
+    """
+    if find_spec("torchvision") is None:
+        return None
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+        declarations = torch.library.Library("torchvision", "DEF")
+        declarations.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        declarations.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return declarations
+    return None

@@ -1,0 +1,244 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.training import tiny_config, write_folder
+from vitascope.errors import Interrupted, UserError
+from vitascope.report.records import read_metrics
+from vitascope.training import loop
+from vitascope.training.checkpoint import checkpoints
+from vitascope.training.recipes import TrainConfig
+from vitascope.weights.store import from_pretrained, read_preprocess
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data") / "greys")
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory) -> loop.TrainResult:
+    run = tmp_path_factory.mktemp("runs") / "finished"
+    return loop.train(tiny_config(data, run=str(run), epochs=8, lr=3e-3))
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return from_pretrained(run).state_dict()
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    first, second = weights_of(one), weights_of(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_run_learns_what_can_be_learned(finished) -> None:
+    assert finished.evaluation.accuracy == 1.0
+    epochs = [record for record in read_metrics(finished.run) if record["kind"] == "epoch"]
+    assert len(epochs) == 8
+    assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
+
+
+def test_the_run_folder_holds_all_that_is_promised(finished) -> None:
+    run = finished.run
+    names = {path.name.split(".")[0] for path in run.iterdir() if not path.name.startswith(".")}
+    assert names == {"config", "metrics", "events", "checkpoints", "model", "figures"}
+    assert {path.name for path in (run / "model").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+    }
+    assert (run / "checkpoints" / "best" / "model.safetensors").is_file()
+    assert len(checkpoints(run)) == 1
+    figures = {"curves", "confusion", "predictions", "attention", "positions", "filters"}
+    assert set(finished.figures) == figures
+    for path in finished.figures.values():
+        with Image.open(path) as image:
+            assert min(image.size) > 100
+
+
+def test_the_saved_model_is_the_one_that_was_tested(finished) -> None:
+    model = from_pretrained(finished.run)
+    assert model.config.class_names == ("dark", "light")
+    assert_same_weights(finished.run, finished.run / "checkpoints" / "best")
+    assert read_preprocess(finished.run).image_size == (16, 16)
+    last = read_metrics(finished.run)[-1]
+    assert (last["kind"], last["split"], last["accuracy"]) == ("test", "test", finished.evaluation.accuracy)
+
+
+def test_the_written_configuration_reproduces_the_run(finished, tmp_path) -> None:
+    config = TrainConfig.from_yaml(finished.run / "config.yaml")
+    again = loop.train(TrainConfig(**{**vars(config), "run": str(tmp_path / "again")}))
+    assert_same_weights(finished.run, again.run)
+
+
+def test_another_seed_gives_other_weights(finished, data, tmp_path) -> None:
+    other = loop.train(tiny_config(data, run=str(tmp_path / "other"), epochs=8, lr=3e-3, seed=1))
+    assert not torch.equal(
+        weights_of(finished.run)["positions.weight"], weights_of(other.run)["positions.weight"]
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_killed_in_mid_epoch_a_resumed_run_ends_with_bitwise_the_same_weights(
+    data, tmp_path, precision: str
+) -> None:
+    options = {"drop_path": 0.2, "dropout": 0.1, "checkpoint_seconds": 0.0, "precision": precision}
+    whole = loop.train(tiny_config(data, run=str(tmp_path / "whole"), **options))
+    killed = tmp_path / "killed"
+    _run_and_signal(tiny_config(data, run=str(killed), **options), signal.SIGKILL, after_step=8)
+    steps = [int(path.name.removeprefix("step-")) for path in checkpoints(killed)]
+    per_epoch = 5  # 2 x 10 training images in batches of 4
+    assert steps
+    assert max(steps) < 3 * per_epoch, "killed too late to prove anything"
+    assert not (killed / "model").exists()
+    resumed = loop.resume(killed)
+    assert resumed.run == killed
+    assert_same_weights(whole.run, killed)
+    kinds = [(record["kind"], record["step"]) for record in read_metrics(killed)]
+    assert kinds == [(record["kind"], record["step"]) for record in read_metrics(whole.run)]
+    for ours, theirs in zip(read_metrics(killed), read_metrics(whole.run), strict=True):
+        assert ours.get("train_loss") == theirs.get("train_loss")
+        assert ours.get("loss") == theirs.get("loss")
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_leaves_a_checkpoint_and_says_how_to_go_on(data, tmp_path, signum, status) -> None:
+    run = tmp_path / "stopped"
+    # The checkpoint at step 2 only tells the test that training has begun; the one to look for is later.
+    process = _run_and_signal(tiny_config(data, run=str(run), epochs=500), signum, after_step=0)
+    assert process.returncode == status
+    assert f"vitascope train --resume {run}" in process.stderr
+    assert "Traceback" not in process.stderr
+    assert len(checkpoints(run)) == 1
+    with pytest.raises(Interrupted):
+        _resume_and_stop(run)
+
+
+def _resume_and_stop(run: Path) -> None:
+    """Resume in this process and ask it to stop at its first step."""
+    step = loop.Trainer._training_step
+
+    def stop_at_once(self, *args):
+        step(self, *args)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    loop.Trainer._training_step = stop_at_once
+    try:
+        loop.resume(run)
+    finally:
+        loop.Trainer._training_step = step
+
+
+def _run_and_signal(config: TrainConfig, signum: int, after_step: int) -> subprocess.CompletedProcess[str]:
+    """`vitascope train` in a process of its own, signalled once it has gone beyond a step."""
+    options = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in vars(config).items()
+        if value is not None and value != TrainConfig.__dataclass_fields__[name].default
+    ]
+    command = [sys.executable, "-m", "vitascope.cli", "train", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    metrics = Path(config.run or "") / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        begun = any(path.name > f"step-{after_step:08d}" for path in checkpoints(Path(config.run or "")))
+        if begun or (after_step == 0 and metrics.exists() and metrics.stat().st_size):
+            break
+        time.sleep(0.005)
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def test_a_finished_run_is_not_resumed(finished) -> None:
+    with pytest.raises(UserError, match="finished"):
+        loop.resume(finished.run)
+
+
+def test_other_data_than_the_run_began_with_are_refused(data, tmp_path) -> None:
+    folder = write_folder(tmp_path / "data")
+    run = tmp_path / "run"
+    config = tiny_config(folder, run=str(run), epochs=500)
+    assert _run_and_signal(config, signal.SIGTERM, after_step=0).returncode == 143
+    for image in sorted((folder / "dark").iterdir())[:6]:
+        image.unlink()
+    with pytest.raises(UserError, match="has changed"):
+        loop.resume(run)
+
+
+def test_a_run_that_cannot_start_leaves_no_folder(data, tmp_path) -> None:
+    run = tmp_path / "run"
+    for options in ({"model": "vit_b61"}, {"image_size": 30}, {"num_heads": 3}, {"device": "nonsense"}):
+        with pytest.raises(UserError):
+            loop.train(tiny_config(data, run=str(run), **options))
+        assert not run.exists()
+
+
+def test_divergence_stops_with_a_diagnosis(data, tmp_path) -> None:
+    config = tiny_config(data, run=str(tmp_path / "run"), lr=1e38, clip_grad=0.0, warmup_epochs=0.0)
+    with pytest.raises(UserError, match=r"diverged.*--lr"):
+        loop.train(config)
+
+
+def test_small_images_are_trained_on_at_their_own_size(data) -> None:
+    config, model = loop.resolve_config(TrainConfig(data=str(data)), loop.open_data(str(data)))
+    assert (config.image_size, config.patch_size, model.grid) == (16, 2, (8, 8))
+
+
+def test_photographs_are_trained_on_at_224(tmp_path) -> None:
+    folder = write_folder(tmp_path / "photos", per_class=4, side=300)
+    config, model = loop.resolve_config(TrainConfig(data=str(folder)), loop.open_data(str(folder)))
+    assert (config.image_size, config.patch_size, model.grid) == (224, 16, (14, 14))
+    assert config.model == "vit_ti16"
+
+
+def test_fine_tuning_starts_from_the_weights_under_a_new_head(finished, tmp_path, capsys) -> None:
+    folder = write_folder(tmp_path / "three", classes=("a", "b", "c"))
+    config = TrainConfig(
+        data=str(folder),
+        weights=str(finished.run),
+        image_size=32,
+        epochs=1,
+        lr=0.0,
+        run=str(tmp_path / "tuned"),
+    )
+    result = loop.train(config)
+    said = capsys.readouterr().out
+    assert "positions interpolated to a grid of 4x4" in said
+    assert "a new head for 3 classes" in said
+    old, new = weights_of(finished.run), weights_of(result.run)
+    assert torch.equal(old["encoder.blocks.0.mlp.fc1.weight"], new["encoder.blocks.0.mlp.fc1.weight"])
+    assert new["head.weight"].shape == (3, 16)
+
+
+def test_training_leaves_torchs_generator_alone(data, tmp_path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    loop.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_broken_images_are_named_and_left_out(tmp_path, capsys) -> None:
+    folder = write_folder(tmp_path / "data")
+    broken = folder / "dark" / "broken.jpg"
+    broken.write_bytes(b"\xff\xd8\xff\xe0 no picture")
+    loop.train(tiny_config(folder, run=str(tmp_path / "run"), epochs=1))
+    assert f"left out: {broken}" in capsys.readouterr().out
+
+
+def test_metrics_are_plain_numbers(finished) -> None:
+    for line in (finished.run / "metrics.jsonl").read_text().splitlines():
+        assert all(isinstance(value, int | float | str) for value in json.loads(line).values())

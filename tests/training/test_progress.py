@@ -1,0 +1,33 @@
+import re
+
+from vitascope.training import progress
+from vitascope.training.progress import Progress
+
+
+def test_without_a_terminal_first_and_last_epoch_are_lines(capsys) -> None:
+    bar = Progress(epochs=5, images_per_epoch=10)
+    for epoch in range(1, 6):
+        bar.advance(10)
+        bar.epoch(epoch, train_loss=1.25, val_accuracy=0.5)
+    bar.close()
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in out] == ["1/5", "5/5"]
+    assert re.search(r"loss 1\.250  val 50\.0%  [\d,]+ images/s  0:00:00 left", out[-1])
+
+
+def test_on_a_terminal_there_is_a_bar_with_speed_and_time_left(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    bar = Progress(epochs=2, images_per_epoch=10, done=10)
+    bar.advance(5)
+    bar.epoch(1, train_loss=0.5, val_accuracy=0.75)
+    bar.close()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "epoch 1/2  loss 0.500  val 75.0%" in captured.err
+    assert "images/s" in captured.err
+    assert "left" in captured.err
+
+
+def test_speed_counts_this_process_only() -> None:
+    bar = Progress(epochs=10, images_per_epoch=1000, done=9000)
+    assert bar.images_per_second == 0

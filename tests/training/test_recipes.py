@@ -1,0 +1,71 @@
+import dataclasses
+
+import pytest
+import yaml
+
+from vitascope.errors import UserError
+from vitascope.training.recipes import RECIPES, TrainConfig, default_recipe
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_is_a_valid_configuration_and_differs_from_the_others(recipe: str) -> None:
+    configs = {name: TrainConfig.from_recipe(name) for name in RECIPES}
+    assert all(configs[recipe] != config for name, config in configs.items() if name != recipe)
+
+
+def test_options_override_the_recipe() -> None:
+    assert TrainConfig.from_recipe("digits", epochs=3).epochs == 3
+    assert RECIPES["digits"]["epochs"] != 3
+
+
+def test_the_recipe_follows_from_data_and_weights() -> None:
+    assert default_recipe("digits", None) == "digits"
+    assert default_recipe("photos/", None) == "small-data"
+    assert default_recipe("photos/", "runs/x") == "finetune"
+
+
+def test_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="nearest: small-data"):
+        TrainConfig.from_recipe("smal-data")
+
+
+def test_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="'learning_rat'"):
+        TrainConfig.from_dict({"learning_rat": 1.0})
+    with pytest.raises(UserError, match="nearest: weight_decay"):
+        TrainConfig.from_dict({"weight_decy": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("epochs", 0),
+        ("batch_size", 0),
+        ("lr", -1.0),
+        ("label_smoothing", 1.0),
+        ("ema", 1.0),
+        ("crop_scale", 0.0),
+        ("flip", 1.5),
+        ("keep", "worst"),
+        ("precision", "fp8"),
+    ],
+)
+def test_numbers_without_sense_are_refused_by_name(option: str, value: float | str) -> None:
+    with pytest.raises(UserError, match=option):
+        TrainConfig(**{option: value})
+
+
+def test_yaml_brings_every_option_back(tmp_path) -> None:
+    config = TrainConfig.from_recipe("digits", seed=7, lr=1e-5, run="a b/ü")
+    path = tmp_path / "config.yaml"
+    path.write_text(config.to_yaml(), encoding="utf-8")
+    assert TrainConfig.from_yaml(path) == config
+    assert set(yaml.safe_load(config.to_yaml())) == {field.name for field in dataclasses.fields(config)}
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "epochs: 3\nepocs: 4"])
+def test_a_file_that_is_no_configuration_is_refused(tmp_path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError):
+        TrainConfig.from_yaml(path)
