@@ -21,9 +21,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -112,34 +112,55 @@ class Timing:
         return statistics.median(times)
 
 
-class Seat:
-    """The one step that a process holds ready."""
+class Process:
+    """An entrant's process; it ends when this end of the connection closes, however that happens."""
 
-    def __init__(self) -> None:
-        self.context = ExitStack()
-        self.step: Step | None = None
+    def __init__(self, name: str) -> None:
+        spawn = multiprocessing.get_context("spawn")  # a fork would inherit this process's memory
+        self.name = name
+        self._connection, far_end = spawn.Pipe()
+        self._process = spawn.Process(target=serve, args=(far_end,), daemon=True)
+        self._process.start()
+        far_end.close()
 
-    def take(self, prepare: Preparation) -> None:
-        """Let go of the step before and build the next."""
-        self.context.close()
-        self.step = None
-        self.step = self.context.enter_context(prepare())
+    def send(self, request: Preparation | Timing) -> None:
+        """Ask for a step to be built, or to be timed."""
+        self._connection.send(request)
 
-    def measure(self, timing: Timing) -> float:
-        """Seconds that the step takes."""
-        assert self.step is not None
-        return timing.median(self.step)
+    def answer(self) -> float:
+        """Wait for what was asked; a building answers 0.
+
+        Raises:
+            RuntimeError: the process has ended; it has said why on stderr.
+        """
+        try:
+            return self._connection.recv()
+        except EOFError as error:
+            raise RuntimeError(f"the process of {self.name} has failed; its traceback is above") from error
+
+    def close(self) -> None:
+        """End the process."""
+        self._connection.close()
+        self._process.join()
 
 
-_seat = Seat()  # in an entrant's process; idle in the one that leads
-
-
-def _take(prepare: Preparation) -> None:
-    _seat.take(prepare)
-
-
-def _measure(timing: Timing) -> float:
-    return _seat.measure(timing)
+def serve(connection: Connection) -> None:
+    """What an entrant's process does: build each step that is sent, and time it whenever told to."""
+    step: Step | None = None
+    with ExitStack() as context:
+        while True:
+            try:
+                request: Preparation | Timing = connection.recv()
+            except EOFError:
+                return
+            if isinstance(request, Timing):
+                assert step is not None
+                connection.send(request.median(step))
+            else:
+                context.close()
+                step = None  # the model before goes before the next is built
+                step = context.enter_context(request())
+                connection.send(0.0)
 
 
 class Contest:
@@ -148,39 +169,35 @@ class Contest:
     def __init__(self, rounds: int, timing: Timing) -> None:
         self.rounds = rounds
         self.timing = timing
-        self._processes: dict[tuple[str, str], ProcessPoolExecutor] = {}
+        self._processes: dict[str, Process] = {}
 
     def __enter__(self) -> Contest:
         return self
 
     def __exit__(self, *exception: object) -> None:
         for process in self._processes.values():
-            process.shutdown(cancel_futures=True)
+            process.close()
 
     def run(self, title: str, entrants: Sequence[Entrant]) -> list[Result]:
         """Measure entrants against each other; an entrant met before computes in the process it had."""
         processes = [self._process(entrant) for entrant in entrants]
-        for ready in [
-            process.submit(_take, entrant.prepare)
-            for process, entrant in zip(processes, entrants, strict=True)
-        ]:
-            ready.result()
+        for process, entrant in zip(processes, entrants, strict=True):
+            process.send(entrant.prepare)
+        for process in processes:
+            process.answer()
         seconds: list[list[float]] = [[] for _ in entrants]
         for number in range(1, self.rounds + 1):
-            for entrant, process, times in zip(entrants, processes, seconds, strict=True):
-                times.append(process.submit(_measure, self.timing).result())
-                note(
-                    f"{title}, round {number}/{self.rounds}: {entrant.name} {entrant.precision_label} "
-                    f"{times[-1]:.4f} s a step"
-                )
+            for process, times in zip(processes, seconds, strict=True):
+                process.send(self.timing)
+                times.append(process.answer())
+                note(f"{title}, round {number}/{self.rounds}: {process.name} {times[-1]:.4f} s a step")
         return [Result(entrant, tuple(times)) for entrant, times in zip(entrants, seconds, strict=True)]
 
-    def _process(self, entrant: Entrant) -> ProcessPoolExecutor:
-        key = (entrant.name, entrant.precision)
-        if key not in self._processes:
-            spawn = multiprocessing.get_context("spawn")  # a fork would inherit this process's memory
-            self._processes[key] = ProcessPoolExecutor(max_workers=1, mp_context=spawn)
-        return self._processes[key]
+    def _process(self, entrant: Entrant) -> Process:
+        name = f"{entrant.name} {entrant.precision}"
+        if name not in self._processes:
+            self._processes[name] = Process(name)
+        return self._processes[name]
 
 
 @contextmanager
@@ -257,7 +274,7 @@ def comparison_table(results: Sequence[Result]) -> str:
 
 def rate(images_per_second: float) -> str:
     """Three digits, or all before the point."""
-    decimals = max(0, 2 - len(str(int(images_per_second))) + 1)
+    decimals = max(0, 3 - len(str(int(images_per_second))))
     return f"{images_per_second:,.{decimals}f}"
 
 
@@ -356,9 +373,9 @@ def heading(title: str, arguments: argparse.Namespace) -> str:
         f"- versions: {describe_versions()}\n"
         f"- date: {datetime.date.today().isoformat()}\n"
         f"- command: `{shlex.join(['python', *sys.argv])}`\n"
-        f"- method: {arguments.rounds} interleaved rounds, a process for each entrant; in a round "
-        f"{arguments.warmup} steps to warm up, then at least {arguments.steps} steps and "
-        f"{arguments.seconds:g} s timed; medians"
+        f"- method: a process for each entrant; interleaved rounds: {arguments.rounds}; in a round, steps to "
+        f"warm up: {arguments.warmup}, then timed: at least {arguments.steps} and {arguments.seconds:g} s; "
+        f"medians"
     )
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from contest import DTYPES, Entrant, Step
 from torch import Tensor, nn
 
+from contest import DTYPES, Entrant, Step
 from vitascope.deploy.predictor import Predictor
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads

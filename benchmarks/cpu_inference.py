@@ -22,7 +22,6 @@ from contest import (
     timing_of,
 )
 from contestants import inference_entrants, peer_inference_entrant
-
 from vitascope.model.config import named_config
 
 CONFIG = named_config("vit_b16")

@@ -28,7 +28,6 @@ from contest import (
     timing_of,
 )
 from contestants import CPU, inference_entrants, training_entrants
-
 from vitascope.data.datasets import open_data
 from vitascope.model.config import ViTConfig, named_config
 from vitascope.model.hardware import resolve_precision
@@ -92,6 +91,7 @@ class Case:
 def cases() -> list[Case]:
     """The three models; ViT-B last, for the memory that its processes keep."""
     recipe, digits = resolve_config(TrainConfig.from_recipe("digits"), open_data("digits"))
+    assert recipe.batch_size is not None  # the data have decided
     tiny = named_config("vit_ti16", image_size=32, patch_size=4, num_classes=10)
     base = named_config("vit_b16")
     return [

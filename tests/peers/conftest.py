@@ -4,9 +4,6 @@ On import, torchvision registers Python implementations for two of its compiled 
 binary those do not exist and the import fails, although nothing compared here calls them.
 """
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 
 # Kept alive: the operators go when this object does.
@@ -22,12 +19,3 @@ except RuntimeError as error:
     declarations = torch.library.Library("torchvision", "DEF")
     declarations.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     declarations.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from a second thread, and wait for it on a machine that is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

@@ -8,9 +8,13 @@ import math
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitascope.data.randomness import uniform
+
+_LUMA = [0.299, 0.587, 0.114]
+"""How bright red, green and blue look (ITU-R 601)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,36 +44,35 @@ class Augmentation:
 
     def _warp(self, images: Tensor, draws: npt.NDArray[np.float64]) -> Tensor:
         """Crop, shift, rotation and flip are one affine map, so each image is interpolated once."""
-        from kornia.geometry.transform import warp_affine
-
         height, width = images.shape[-2:]
         area, ratio, x, y, turn, mirror = draws.T  # (B,) each
         side = np.sqrt(1 - area * (1 - self.crop_scale))  # of the crop, as a share
-        skew = np.exp((2 * ratio - 1) * math.log(4 / 3) / 2) if self.crop_scale < 1 else np.ones_like(side)
+        skew = np.exp((ratio - 0.5) * math.log(4 / 3)) if self.crop_scale < 1 else 1.0
         crop_w, crop_h = np.minimum(side * skew, 1), np.minimum(side / skew, 1)
-        center_x = (0.5 + (x - 0.5) * (1 - crop_w + 2 * self.shift)) * (width - 1)
-        center_y = (0.5 + (y - 0.5) * (1 - crop_h + 2 * self.shift)) * (height - 1)
         angle = np.deg2rad((2 * turn - 1) * self.rotate)
         sign = np.where(mirror < self.flip, -1.0, 1.0)
-        # Source point p goes to S R (p - center) + middle: first turn, then enlarge and mirror.
-        a, b = sign * np.cos(angle) / crop_w, -sign * np.sin(angle) / crop_w
-        c, d = np.sin(angle) / crop_h, np.cos(angle) / crop_h
-        row_x = np.stack([a, b, (width - 1) / 2 - a * center_x - b * center_y], axis=1)
-        row_y = np.stack([c, d, (height - 1) / 2 - c * center_x - d * center_y], axis=1)
-        matrix = torch.from_numpy(np.stack([row_x, row_y], axis=1)).to(images)  # (B, 2, 3)
-        return warp_affine(images, matrix, (height, width), mode="bilinear", padding_mode="reflection")
+        # Where each output point is read, in coordinates that run from -1 to 1 along each side.
+        row_x = [sign * crop_w * np.cos(angle), -crop_h * np.sin(angle) * height / width]
+        row_y = [sign * crop_w * np.sin(angle) * width / height, crop_h * np.cos(angle)]
+        row_x.append((2 * x - 1) * (1 - crop_w + 2 * self.shift))
+        row_y.append((2 * y - 1) * (1 - crop_h + 2 * self.shift))
+        theta = torch.from_numpy(np.stack([row_x, row_y]).transpose(2, 0, 1)).to(images)  # (B, 2, 3)
+        grid = F.affine_grid(theta, list(images.shape), align_corners=False)  # (B, H, W, 2)
+        return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
 
     def _jitter(self, images: Tensor, draws: npt.NDArray[np.float64]) -> Tensor:
-        """Brightness, contrast and saturation, each by a factor around 1."""
-        from kornia.enhance import (
-            adjust_brightness_accumulative,
-            adjust_contrast_with_mean_subtraction,
-            adjust_saturation_with_gray_subtraction,
-        )
+        """Brightness, contrast and saturation, each by a factor around 1, as one 3x3 matrix an image.
 
-        factors = torch.from_numpy(1 + (2 * draws - 1) * self.color_jitter).to(images)  # (B, 3)
-        images = adjust_brightness_accumulative(images, factors[:, 0])
-        images = adjust_contrast_with_mean_subtraction(images, factors[:, 1])
-        if images.shape[1] == 3:
-            images = adjust_saturation_with_gray_subtraction(images, factors[:, 2])
-        return images
+        Brightness scales, contrast moves away from the image's mean luma, saturation from each pixel's.
+        """
+        C = images.shape[1]
+        luma = torch.tensor(_LUMA if C == 3 else [1 / C] * C).to(images)  # (C,)
+        brightness, contrast, saturation = (
+            torch.from_numpy(1 + (2 * draws - 1) * self.color_jitter).to(images).T
+        )
+        grey = luma.expand(C, C)
+        mix = torch.lerp(grey, torch.eye(C).to(images), saturation.view(-1, 1, 1))  # (B, C, C)
+        mean = images.mean(dim=(2, 3)) @ luma  # (B,)
+        offset = (brightness * (1 - contrast) * mean).view(-1, 1, 1)
+        scaled = (brightness * contrast).view(-1, 1, 1) * mix
+        return (scaled @ images.flatten(2) + offset).clamp(0, 1).view_as(images)

@@ -42,7 +42,7 @@ def overlay(
 
     Args:
         picture: uint8 (H, W) or (H, W, 3).
-        heatmap: (gh, gw), largest value 1; enlarged bilinearly to the picture.
+        heatmap: (gh, gw), shown from its own smallest value to its largest; enlarged bilinearly.
         strength: share of the heatmap's colour where it is 1.
 
     Returns:
@@ -51,7 +51,8 @@ def overlay(
     rgb = picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=-1)
     size = (rgb.shape[1], rgb.shape[0])
     heat = np.asarray(Image.fromarray(heatmap.astype(np.float32)).resize(size, Image.Resampling.BILINEAR))
-    heat = np.clip(heat, 0, 1)[..., None]  # (H, W, 1)
+    low, high = float(heatmap.min()), float(heatmap.max())
+    heat = np.clip((heat - low) / max(high - low, 1e-12), 0, 1)[..., None]  # (H, W, 1)
     colour = colormaps["inferno"](heat[..., 0])[..., :3] * 255
     mixed = rgb * (1 - strength * heat) * (0.35 + 0.65 * heat) + colour * strength * heat
     return np.rint(np.clip(mixed, 0, 255)).astype(np.uint8)

@@ -131,8 +131,19 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Vi
     else:
         assert base is not None
         model_config = dataclasses.replace(base, **options)
-    height, patch = model_config.image_hw[0], model_config.patch_hw[0]
-    return dataclasses.replace(config, model=name, image_size=height, patch_size=patch), model_config
+    resolved = dataclasses.replace(
+        config,
+        model=name,
+        image_size=model_config.image_hw[0],
+        patch_size=model_config.patch_hw[0],
+        batch_size=config.batch_size or default_batch_size(len(splits.train)),
+    )
+    return resolved, model_config
+
+
+def default_batch_size(images: int) -> int:
+    """128, or the largest smaller power of two, down to 8, that gives an epoch at least 4 steps."""
+    return max(8, min(128, 2 ** int(math.log2(max(1, images / 4)))))
 
 
 class Trainer:
@@ -141,9 +152,10 @@ class Trainer:
     def __init__(self, run: Path, config: TrainConfig, model_config: ViTConfig, splits: Splits) -> None:
         reuse_freed_memory()
         self.run, self.config, self.splits = run, config, splits
+        self.batch_size = config.batch_size or default_batch_size(len(splits.train))
         self.device = resolve_device(config.device)
         self.precision = resolve_precision(
-            config.precision, model_config, self.device, config.batch_size, training=True
+            config.precision, model_config, self.device, self.batch_size, training=True
         )
         self.model = self._start_model(model_config).to(self.device)
         self.average = running_average(self.model, config.ema) if config.ema else None
@@ -181,7 +193,7 @@ class Trainer:
         return Loader(
             images,
             self.preprocess,
-            self.config.batch_size,
+            self.batch_size,
             seed=seed,
             device=self.device,
             workers=self.config.workers,
@@ -200,9 +212,9 @@ class Trainer:
         recorder = Recorder(self.run, self.step)
         images = len(self.train_loader)
         epoch, batch = divmod(self.step, self.steps_per_epoch)
-        progress = Progress(self.config.epochs, images, epoch * images + batch * self.config.batch_size)
+        progress = Progress(self.config.epochs, images, epoch * images + batch * self.batch_size)
         try:
-            threads = suitable_threads(self.model.config, self.device, self.config.batch_size)
+            threads = suitable_threads(self.model.config, self.device, self.batch_size)
             with threads, torch.random.fork_rng(devices=[]), stop_signals() as stop:
                 self._loop(recorder, progress, stop)
             progress.close()

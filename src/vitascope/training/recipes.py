@@ -50,8 +50,8 @@ class TrainConfig:
 
     epochs: int = 100
     """Passes over the training images."""
-    batch_size: int = 128
-    """Images a step."""
+    batch_size: int | None = None
+    """Images a step. Default: 128, or less where that leaves an epoch under 4 steps."""
     lr: float = 1e-3
     """Peak learning rate of AdamW."""
     warmup_epochs: float = 5.0
@@ -91,9 +91,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse numbers that make no sense."""
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("epochs", "batch_size", "image_size", "patch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} must be at least 1, not {value}")
         for name in (
             "lr",
             "warmup_epochs",
@@ -193,7 +194,6 @@ RECIPES["small-data"] = {}
 # A trained body under a new head: a short, gentle run.
 RECIPES["finetune"] = {
     "epochs": 20,
-    "batch_size": 64,
     "lr": 1e-4,
     "warmup_epochs": 2.0,
     "crop_scale": 0.7,

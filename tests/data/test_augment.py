@@ -1,0 +1,189 @@
+"""Augmentation: a function of seed, epoch and index, that does what each option says and no more."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.model import law
+from vitascope.data.augment import Augmentation
+
+EVERYTHING = {"flip": 0.5, "crop_scale": 0.5, "shift": 0.2, "rotate": 20.0, "color_jitter": 0.4}
+
+
+def pictures(count: int, channels: int = 3, side: int = 9, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, channels, side, side), dtype=torch.uint8, generator=generator)
+
+
+def augment(pixels: torch.Tensor, indices: Any = None, seed: int = 0, epoch: int = 0, **options: Any) -> Any:
+    indices = np.arange(len(pixels)) if indices is None else np.asarray(indices)
+    return Augmentation(**options)(pixels, indices, seed=seed, epoch=epoch)
+
+
+def repeated(picture: torch.Tensor, count: int) -> torch.Tensor:
+    return picture.expand(count, -1, -1, -1)
+
+
+def x_ramp(side: int = 52) -> torch.Tensor:
+    """Brightness is the column as a share: 0 at the left, 1 at the right. (1, 1, side, side)"""
+    return (torch.arange(side) * (255 // (side - 1))).to(torch.uint8).expand(1, 1, side, side)
+
+
+def dot(row: int, column: int, side: int = 33) -> torch.Tensor:
+    """A white dot on black, 3 pixels wide. (1, 1, side, side)"""
+    picture = torch.zeros(1, 1, side, side, dtype=torch.uint8)
+    picture[..., row - 1 : row + 2, column - 1 : column + 2] = 255
+    return picture
+
+
+def centroids(images: torch.Tensor) -> torch.Tensor:
+    """Row and column of the light's centre, from the picture's centre: (B, 2)."""
+    light = images[:, 0]
+    side = light.shape[-1]
+    at = torch.arange(side) - (side - 1) / 2
+    total = light.sum(dim=(1, 2))
+    return torch.stack(
+        [(light.sum(dim=2) * at).sum(dim=1) / total, (light.sum(dim=1) * at).sum(dim=1) / total], 1
+    )
+
+
+def test_no_options_give_the_pixels_as_shares() -> None:
+    pixels = pictures(5)
+    assert torch.equal(augment(pixels), pixels.float() / 255)
+
+
+@law
+@given(seed=st.integers(0, 2**31), epoch=st.integers(0, 1000), index=st.integers(0, 10**7))
+def test_an_image_is_augmented_alike_in_any_batch_and_position(seed: int, epoch: int, index: int) -> None:
+    mine, others = pictures(1, seed=1), pictures(4, seed=2)
+    options = {"seed": seed, "epoch": epoch, **EVERYTHING}
+    alone = augment(mine, [index], **options)[0]
+    first = augment(torch.cat([mine, others]), [index, 3, 1, 4, 1], **options)[0]
+    last = augment(torch.cat([others, mine]), [9, 2, 6, 5, index], **options)[4]
+    torch.testing.assert_close(first, alone, atol=1e-5, rtol=0)
+    torch.testing.assert_close(last, alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("changed", ["seed", "epoch", "index"])
+@pytest.mark.parametrize("option", ["crop_scale", "shift", "rotate", "color_jitter"])
+def test_augmentation_differs_by_seed_epoch_and_index(changed: str, option: str) -> None:
+    values = {"seed": 1, "epoch": 1, "index": 1}
+    options = {option: EVERYTHING[option]}
+    seen = []
+    for value in (1, 2):
+        values[changed] = value
+        one = augment(pictures(1), [values["index"]], values["seed"], values["epoch"], **options)
+        seen.append(one)
+    assert (seen[0] - seen[1]).abs().max() > 1e-3
+
+
+def test_result_does_not_depend_on_the_global_random_state() -> None:
+    torch.manual_seed(1)
+    first = augment(pictures(3), **EVERYTHING)
+    torch.manual_seed(2)
+    np.random.seed(2)
+    state = torch.get_rng_state()
+    assert torch.equal(augment(pictures(3), **EVERYTHING), first)
+    assert torch.equal(torch.get_rng_state(), state)  # nor does it use it up
+
+
+def test_certain_flip_mirrors_left_and_right() -> None:
+    pixels = pictures(4)
+    torch.testing.assert_close(augment(pixels, flip=1.0), pixels.flip(-1) / 255, atol=1e-4, rtol=0)
+
+
+def test_flip_mirrors_the_share_that_it_says_and_leaves_the_rest() -> None:
+    picture = pictures(1)
+    n, share = 2000, 0.3
+    found = augment(repeated(picture, n), flip=share)
+    same = (found - picture / 255).abs().amax(dim=(1, 2, 3)) < 1e-3
+    mirrored = (found - picture.flip(-1) / 255).abs().amax(dim=(1, 2, 3)) < 1e-3
+    assert (same ^ mirrored).all()
+    assert abs(float(mirrored.float().mean()) - share) < 5 * (share * (1 - share) / n) ** 0.5
+
+
+@pytest.mark.parametrize("crop_scale", [0.3, 0.5, 0.9])
+def test_crop_keeps_a_part_of_the_picture_of_at_least_that_area(crop_scale: float) -> None:
+    n, side = 400, 52
+    ramp = x_ramp(side)
+    columns = augment(repeated(ramp, n), crop_scale=crop_scale)[:, 0] * (side - 1)
+    rows = augment(repeated(ramp.mT, n), crop_scale=crop_scale)[:, 0].mT * (side - 1)
+    width = columns[:, 20, 1:].diff(dim=1).mean(dim=1)  # of the crop, as a share: each pixel's step
+    height = rows[:, 20, 1:].diff(dim=1).mean(dim=1)
+    assert (width < 1.01).all()
+    assert (height < 1.01).all()
+    area = width * height
+    assert area.min() >= crop_scale - 0.02
+    assert area.min() < crop_scale + 0.1  # the whole range is used
+    assert area.max() > 0.95
+
+
+def test_crop_stays_inside_the_picture() -> None:
+    steps = augment(repeated(x_ramp(), 200), crop_scale=0.3)[:, 0, 20].diff(dim=1)
+    assert (steps > 0).all()  # a reflected border would turn the ramp around
+
+
+def test_shift_moves_by_up_to_its_share_of_the_side() -> None:
+    moved = centroids(augment(repeated(dot(16, 16), 400), shift=0.25)).abs()
+    assert moved.max() <= 0.25 * 32 + 0.1
+    assert (moved.amax(dim=0) > 0.2 * 32).all()
+
+
+def test_rotation_turns_about_the_centre_by_up_to_its_degrees() -> None:
+    centre = centroids(augment(repeated(dot(16, 16), 100), rotate=30.0))
+    assert centre.abs().max() < 0.05
+    turned = centroids(augment(repeated(dot(16, 24), 400), rotate=30.0))  # 8 pixels to the right
+    assert (turned.norm(dim=1) - 8).abs().max() < 0.2
+    angles = torch.atan2(turned[:, 0], turned[:, 1]).rad2deg()
+    assert angles.abs().max() < 30.5
+    assert angles.max() > 25
+    assert angles.min() < -25
+
+
+@law
+@given(seed=st.integers(0, 2**31), grey=st.integers(0, 255), channels=st.sampled_from([1, 3]))
+def test_geometry_leaves_one_colour_as_it_is(seed: int, grey: int, channels: int) -> None:
+    pixels = torch.full((4, channels, 7, 7), grey, dtype=torch.uint8)
+    found = augment(pixels, seed=seed, **{**EVERYTHING, "color_jitter": 0.0})
+    torch.testing.assert_close(found, pixels / 255, atol=1e-4, rtol=0)
+
+
+@law
+@given(
+    seed=st.integers(0, 2**31),
+    jitter=st.floats(0.01, 3),
+    channels=st.sampled_from([1, 3]),
+    ends=st.booleans(),
+)
+def test_values_stay_between_zero_and_one(seed: int, jitter: float, channels: int, ends: bool) -> None:
+    pixels = pictures(6, channels, seed=seed)
+    if ends:
+        pixels = (pixels // 128) * 255
+    found = augment(pixels, seed=seed, **{**EVERYTHING, "color_jitter": jitter})
+    assert found.dtype == torch.float32
+    assert found.shape == pixels.shape
+    assert found.min() >= -1e-6
+    assert found.max() <= 1 + 1e-6
+
+
+def test_colour_jitter_changes_brightness_up_and_down() -> None:
+    grey = torch.full((200, 3, 5, 5), 120, dtype=torch.uint8)
+    change = augment(grey, color_jitter=0.4).mean(dim=(1, 2, 3)) / (120 / 255)
+    assert change.min() < 0.8
+    assert change.max() > 1.2
+
+
+def test_colour_jitter_keeps_places() -> None:
+    pixels = dot(16, 20).expand(20, 3, -1, -1)
+    found = augment(pixels, color_jitter=0.3)
+    assert (found[..., 15:18, 19:22].amin(dim=(1, 2, 3)) > found[..., 0, 0].amax(dim=1)).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 8, 8), (2, 3, 6, 10)])
+def test_empty_batches_and_oblong_pictures_keep_their_shape(shape: tuple[int, ...]) -> None:
+    found = augment(torch.zeros(shape, dtype=torch.uint8), **EVERYTHING)
+    assert found.shape == shape

@@ -1,0 +1,313 @@
+"""Folders and digits: what becomes training, validation and test, and what is refused."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data import write_picture, write_tree
+from vitascope.data import datasets
+from vitascope.data.datasets import (
+    ImageSet,
+    Splits,
+    class_counts,
+    median_size,
+    open_data,
+    open_for_evaluation,
+    read_tree,
+)
+from vitascope.errors import UserError
+
+
+def paths(images: ImageSet) -> list[Path]:
+    return [Path(str(source)) for source in images.sources]
+
+
+def class_of(path: Path, root: Path) -> str:
+    return path.relative_to(root).parts[0]
+
+
+def all_sets(splits: Splits) -> list[ImageSet]:
+    return [splits.train, splits.val, *([splits.test] if splits.test is not None else [])]
+
+
+# --- folders
+
+
+def test_train_and_val_are_taken_as_they_are(tmp_path: Path) -> None:
+    write_tree(tmp_path / "train", {"cat": 5, "dog": 4})
+    write_tree(tmp_path / "val", {"cat": 2, "dog": 3})
+    splits = open_data(str(tmp_path))
+    assert class_counts(splits.train) == {"cat": 5, "dog": 4}
+    assert class_counts(splits.val) == {"cat": 2, "dog": 3}
+    assert splits.test is None
+    assert splits.final is splits.val
+    assert splits.channels == 3
+
+
+@pytest.mark.parametrize("name", ["valid", "validation"])
+def test_val_has_other_usual_names(tmp_path: Path, name: str) -> None:
+    write_tree(tmp_path / "train", {"cat": 5, "dog": 4})
+    write_tree(tmp_path / name, {"cat": 2, "dog": 3})
+    assert class_counts(open_data(str(tmp_path)).val) == {"cat": 2, "dog": 3}
+
+
+def test_without_val_a_tenth_of_each_class_of_train_is_validation(tmp_path: Path) -> None:
+    write_tree(tmp_path / "train", {"cat": 20, "dog": 30})
+    write_tree(tmp_path / "test", {"cat": 2, "dog": 3})
+    splits = open_data(str(tmp_path))
+    assert class_counts(splits.train) == {"cat": 18, "dog": 27}
+    assert class_counts(splits.val) == {"cat": 2, "dog": 3}
+    assert splits.test is splits.final
+    assert all(path.is_relative_to(tmp_path / "test") for path in paths(splits.final))
+    found = sorted(paths(splits.train) + paths(splits.val))
+    assert found == sorted((tmp_path / "train").rglob("*.png"))
+
+
+def test_train_val_and_test_are_taken_as_they_are(tmp_path: Path) -> None:
+    for split, count in (("train", 4), ("val", 3), ("test", 2)):
+        write_tree(tmp_path / split, {"cat": count, "dog": count})
+    splits = open_data(str(tmp_path))
+    assert [len(images) for images in all_sets(splits)] == [8, 6, 4]
+    for images, split in zip(all_sets(splits), ("train", "val", "test"), strict=True):
+        assert images.name == split
+        assert all(path.is_relative_to(tmp_path / split) for path in paths(images))
+
+
+def test_one_tree_is_split_by_class_without_overlap_or_loss(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"cat": 20, "dog": 30})
+    splits = open_data(str(tmp_path))
+    assert class_counts(splits.train) == {"cat": 16, "dog": 24}
+    assert class_counts(splits.val) == {"cat": 2, "dog": 3}
+    assert class_counts(splits.final) == {"cat": 2, "dog": 3}
+    everything = [path for images in all_sets(splits) for path in paths(images)]
+    assert sorted(everything) == sorted(tmp_path.rglob("*.png"))  # all, and none twice
+
+
+def test_small_classes_give_at_least_one_image_to_each_split(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"cat": 3, "dog": 3})
+    for images in all_sets(open_data(str(tmp_path))):
+        assert class_counts(images) == {"cat": 1, "dog": 1}
+
+
+def test_split_of_a_tree_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"cat": 20, "dog": 30})
+    first, again, other = (open_data(str(tmp_path), seed=seed) for seed in (3, 3, 4))
+    for ours, same, another in zip(all_sets(first), all_sets(again), all_sets(other), strict=True):
+        assert paths(ours) == paths(same)
+        assert sorted(paths(ours)) != sorted(paths(another))
+
+
+@pytest.mark.parametrize("layout", ["tree", "train"])
+def test_labels_are_those_of_the_folders(tmp_path: Path, layout: str) -> None:
+    root = tmp_path if layout == "tree" else tmp_path / "train"
+    write_tree(root, {"dog": 10, "cat": 10, "ant": 10})
+    for images in all_sets(open_data(str(tmp_path))):
+        assert images.class_names == ("ant", "cat", "dog")
+        assert images.labels.dtype == np.int64
+        named = [images.class_names[label] for label in images.labels]
+        assert named == [class_of(path, root) for path in paths(images)]
+
+
+def test_files_that_are_no_images_and_hidden_ones_are_left_out(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"cat": 3, "dog": 3})
+    write_picture(tmp_path / "cat" / ".hidden.png")
+    write_picture(tmp_path / ".cache" / "x.png")
+    (tmp_path / "cat" / "notes.txt").write_text("no picture")
+    (tmp_path / "cat" / "Thumbs.db").write_bytes(b"x")
+    (tmp_path / "README.md").write_text("no picture")
+    (tmp_path / "no pictures here").mkdir()
+    (tmp_path / "dog" / "folder.png").mkdir()
+    images = read_tree(tmp_path)
+    assert class_counts(images) == {"cat": 3, "dog": 3}
+
+
+def test_files_in_hidden_folders_inside_a_class_are_left_out(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"cat": 3, "dog": 3})
+    write_picture(tmp_path / "cat" / ".ipynb_checkpoints" / "copy.png")
+    assert class_counts(read_tree(tmp_path)) == {"cat": 3, "dog": 3}
+
+
+def test_data_below_a_hidden_folder_is_read(tmp_path: Path) -> None:
+    root = write_tree(tmp_path / ".datasets" / "pets", {"cat": 3, "dog": 3})
+    assert len(read_tree(root)) == 6
+
+
+def test_images_at_any_depth_belong_to_the_class_folder(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"cat": 1, "dog": 2})
+    write_picture(tmp_path / "cat" / "2024" / "may" / "deep.png")
+    assert class_counts(read_tree(tmp_path)) == {"cat": 2, "dog": 2}
+
+
+def test_suffixes_count_in_any_case(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"dog": 1})
+    for name in ("A.PNG", "b.JpG", "c.jpeg", "d.WEBP", "e.bmp", "f.Tiff", "g.gif"):
+        write_picture(tmp_path / "cat" / name)
+    assert class_counts(read_tree(tmp_path)) == {"cat": 7, "dog": 1}
+
+
+def test_validation_labels_follow_the_classes_of_train(tmp_path: Path) -> None:
+    write_tree(tmp_path / "train", {"ant": 2, "cat": 2, "dog": 2})
+    write_tree(tmp_path / "val", {"dog": 2})
+    splits = open_data(str(tmp_path))
+    assert class_counts(splits.val) == {"ant": 0, "cat": 0, "dog": 2}
+
+
+# --- refusals
+
+
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"petz: no such folder"):
+        open_data(str(tmp_path / "petz"))
+
+
+def test_misspelled_digits_are_named() -> None:
+    with pytest.raises(UserError, match="nearest: digits"):
+        open_data("digit")
+
+
+def test_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pets.zip"
+    path.write_bytes(b"x")
+    with pytest.raises(UserError, match=r"pets\.zip: not a folder"):
+        open_data(str(path))
+
+
+@pytest.mark.parametrize("below", ["", "train"])
+def test_folder_without_images_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / below / "cat").mkdir(parents=True)
+    with pytest.raises(UserError, match="no images in class folders"):
+        open_data(str(tmp_path))
+
+
+def test_pictures_outside_class_folders_are_refused(tmp_path: Path) -> None:
+    write_picture(tmp_path / "a.png")
+    with pytest.raises(UserError, match="<class>/<image>"):
+        open_data(str(tmp_path))
+
+
+@pytest.mark.parametrize("below", ["", "train"])
+def test_one_class_is_refused(tmp_path: Path, below: str) -> None:
+    write_tree(tmp_path / below, {"cat": 5})
+    with pytest.raises(UserError, match="only one class, 'cat'"):
+        open_data(str(tmp_path))
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_class_that_train_lacks_is_refused_and_the_nearest_named(tmp_path: Path, split: str) -> None:
+    write_tree(tmp_path / "train", {"cat": 3, "dog": 3})
+    write_tree(tmp_path / split, {"cat": 1, "dogs": 1})
+    with pytest.raises(UserError, match=r"1 of 2 class folders.*dogs; nearest: dog"):
+        open_data(str(tmp_path))
+
+
+@pytest.mark.parametrize("below", ["", "train"])
+def test_class_with_a_single_image_that_would_be_split_is_refused(tmp_path: Path, below: str) -> None:
+    write_tree(tmp_path / below, {"cat": 5, "dog": 1})
+    with pytest.raises(UserError, match="class 'dog' has 1 image"):
+        open_data(str(tmp_path))
+
+
+# --- for evaluation
+
+
+def test_evaluation_prefers_test_then_val_then_the_whole_tree(tmp_path: Path) -> None:
+    write_tree(tmp_path / "val", {"cat": 2, "dog": 2})
+    assert len(open_for_evaluation(str(tmp_path), ("cat", "dog"))) == 4
+    write_tree(tmp_path / "test", {"cat": 1, "dog": 2})
+    assert len(open_for_evaluation(str(tmp_path), ("cat", "dog"))) == 3
+    assert len(open_for_evaluation(str(tmp_path / "val"), ("cat", "dog"))) == 4
+
+
+def test_evaluation_takes_some_of_the_model_classes_in_its_order(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"cat": 2})
+    images = open_for_evaluation(str(tmp_path), ("zebra", "cat", "dog"))
+    assert images.class_names == ("zebra", "cat", "dog")
+    assert images.labels.tolist() == [1, 1]
+
+
+def test_evaluation_refuses_a_class_the_model_does_not_know(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"cat": 2, "horse": 2})
+    with pytest.raises(UserError, match="horse"):
+        open_for_evaluation(str(tmp_path), ("cat", "house"))
+
+
+# --- digits
+
+
+def test_digits_test_set_is_that_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    _, images, _, labels = train_test_split(
+        digits.images, digits.target, test_size=0.2, stratify=digits.target, random_state=0
+    )
+    test = open_data("digits").final
+    assert len(test) == 360
+    np.testing.assert_array_equal(test.labels, labels)
+    np.testing.assert_allclose(np.stack(test.sources) / 255, images / 16, atol=0.5 / 255)
+
+
+def test_digits_are_split_without_overlap_or_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, labels, rest, test = datasets._digits_arrays()
+    numbered = np.arange(len(labels))[:, None, None] * np.ones((1, 8, 8), dtype=np.int64)
+    monkeypatch.setattr(datasets, "_digits_arrays", lambda: (numbered, labels, rest, test))
+    splits = open_data("digits", seed=5)
+    ids = [[int(source[0, 0]) for source in images.sources] for images in all_sets(splits)]
+    assert sorted(itertools.chain(*ids)) == list(range(1797))  # all, and none twice
+    assert len(ids[1]) == pytest.approx(0.1 * len(rest), abs=5)
+    assert min(class_counts(splits.val).values()) >= 10
+
+
+def test_seed_changes_the_validation_digits_and_never_the_test() -> None:
+    first, other = open_data("digits", seed=0), open_data("digits", seed=1)
+    np.testing.assert_array_equal(np.stack(first.final.sources), np.stack(other.final.sources))
+    assert not np.array_equal(np.stack(first.val.sources), np.stack(other.val.sources))
+    assert first.channels == 1
+    assert first.train.class_names == tuple("0123456789")
+
+
+# --- sizes
+
+
+def test_median_size_is_that_of_the_middle_image(tmp_path: Path) -> None:
+    for number, size in enumerate([(10, 99), (20, 30), (30, 40), (40, 50), (99, 60)]):
+        write_picture(tmp_path / ("cat" if number % 2 else "dog") / f"{number}.png", size=size)
+    assert median_size(read_tree(tmp_path)) == (30, 50)
+
+
+def test_median_size_of_arrays() -> None:
+    sources = [np.zeros((h, 8, 3), np.uint8) for h in (4, 6, 8)]
+    assert median_size(ImageSet("all", sources, np.zeros(3, np.int64), ("a",))) == (6, 8)
+
+
+def test_median_size_passes_over_what_cannot_be_read(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"cat": 2, "dog": 2}, size=(12, 14))
+    (tmp_path / "cat" / "broken.jpg").write_bytes(b"text")
+    assert median_size(read_tree(tmp_path)) == (12, 14)
+
+
+def test_median_size_passes_over_a_decompression_bomb(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"cat": 2, "dog": 2}, size=(12, 14))
+    from tests.data.test_preprocess import png_of_zeros
+
+    (tmp_path / "cat" / "bomb.png").write_bytes(png_of_zeros(20_000, 20_000))
+    assert median_size(read_tree(tmp_path)) == (12, 14)
+
+
+def test_median_size_of_nothing_readable_is_refused(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "broken.jpg").write_bytes(b"text")
+    with pytest.raises(UserError, match="can be read"):
+        median_size(read_tree(tmp_path))
+
+
+def test_images_are_opened_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b.png", "a.png", "c.png"):
+        Image.new("L", (2, 2)).save(write_picture(tmp_path / "cat" / name))
+    write_picture(tmp_path / "ant" / "z.png")
+    assert [path.name for path in paths(read_tree(tmp_path))] == ["z.png", "a.png", "b.png", "c.png"]

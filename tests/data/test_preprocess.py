@@ -1,0 +1,446 @@
+"""The one preprocessing: golden pixels of every kind of file, geometry, refusals."""
+
+import io
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.data import noise, write_picture
+from tests.model import law
+from vitascope.data.preprocess import ImageError, Preprocess, read_image
+from vitascope.errors import UserError
+
+# What a camera stores so that the orientation turns it into the upright picture: the inverse of the turn.
+STORED = {
+    1: lambda upright: upright,
+    2: lambda upright: upright[:, ::-1],
+    3: lambda upright: upright[::-1, ::-1],
+    4: lambda upright: upright[::-1],
+    5: lambda upright: upright.swapaxes(0, 1),
+    6: lambda upright: np.rot90(upright, 1),
+    7: lambda upright: upright[::-1, ::-1].swapaxes(0, 1),
+    8: lambda upright: np.rot90(upright, -1),
+}
+ORIENTATION = 0x0112
+
+
+def identity(height: int, width: int, **options: object) -> Preprocess:
+    """A preprocessing that leaves a picture of this size alone."""
+    if options.get("channels") == 1:
+        options |= {"mean": (0.5,), "std": (0.5,)}
+    return Preprocess(image_size=(height, width), **options)
+
+
+def rgb(source: object) -> np.ndarray:
+    """What `read_image` makes of a source, as (H, W, 3)."""
+    return np.asarray(read_image(source).convert("RGB"))
+
+
+def saved(image: Image.Image, path: Path, **options: object) -> Path:
+    image.save(path, **options)
+    return path
+
+
+# --- kinds of pictures
+
+
+@pytest.mark.parametrize("orientation", STORED)
+def test_every_exif_orientation_gives_the_same_upright_pixels(tmp_path: Path, orientation: int) -> None:
+    upright = noise(6, 9)
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    stored = Image.fromarray(np.ascontiguousarray(STORED[orientation](upright)))
+    path = saved(stored, tmp_path / "photo.png", exif=exif)
+    np.testing.assert_array_equal(identity(6, 9).pixels(path), upright.transpose(2, 0, 1))
+
+
+def test_exif_orientation_is_left_alone_where_the_preprocessing_says_so(tmp_path: Path) -> None:
+    stored = noise(6, 6)
+    exif = Image.Exif()
+    exif[ORIENTATION] = 3
+    path = saved(Image.fromarray(stored), tmp_path / "photo.png", exif=exif)
+    pixels = identity(6, 6, exif_orientation=False).pixels(path)
+    np.testing.assert_array_equal(pixels, stored.transpose(2, 0, 1))
+
+
+def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
+    inks = np.array(
+        [[[0, 0, 0, 0], [255, 0, 0, 0], [0, 255, 0, 0], [0, 0, 255, 0], [0, 0, 0, 255], [0, 0, 0, 128]]],
+        dtype=np.uint8,
+    )
+    path = saved(Image.fromarray(inks, mode="CMYK"), tmp_path / "print.tif")
+    lights = (255 - inks[..., :3].astype(float)) * (255 - inks[..., 3:]) / 255
+    np.testing.assert_allclose(rgb(path), lights, atol=0.5)
+
+
+def test_palette_becomes_its_colours(tmp_path: Path) -> None:
+    palette = [10, 20, 30, 200, 100, 50, 7, 8, 9]
+    image = Image.fromarray(np.array([[0, 1], [2, 1]], dtype=np.uint8), mode="P")
+    image.putpalette(palette)
+    path = saved(image, tmp_path / "palette.png")
+    assert Image.open(path).mode == "P"
+    colours = np.array(palette).reshape(3, 3)
+    np.testing.assert_array_equal(rgb(path), colours[[[0, 1], [2, 1]]])
+
+
+def test_transparent_palette_entry_becomes_white(tmp_path: Path) -> None:
+    image = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), mode="P")
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    path = saved(image, tmp_path / "palette.png", transparency=0)
+    np.testing.assert_array_equal(rgb(path), [[[255, 255, 255], [200, 100, 50]]])
+
+
+def test_transparent_grey_is_laid_over_white(tmp_path: Path) -> None:
+    pixels = np.array([[[40, 255], [40, 0], [40, 51]]], dtype=np.uint8)  # grey, alpha
+    path = saved(Image.fromarray(pixels, mode="LA"), tmp_path / "grey.png")
+    over = 40 * 51 / 255 + 255 * (1 - 51 / 255)
+    found = rgb(path)
+    np.testing.assert_allclose(found[0, :, 0], [40, 255, over], atol=1)
+    np.testing.assert_array_equal(found[0, 1], [255, 255, 255])
+
+
+def test_transparent_colours_are_laid_over_white_and_hidden_ones_never_show(tmp_path: Path) -> None:
+    pixels = np.dstack([noise(5, 7), np.full((5, 7), 128, np.uint8)])
+    pixels[0, :, 3] = 0  # hidden colours
+    pixels[1, :, 3] = 255
+    path = saved(Image.fromarray(pixels, mode="RGBA"), tmp_path / "logo.png")
+    alpha = pixels[..., 3:] / 255
+    found = rgb(path)
+    np.testing.assert_allclose(found, pixels[..., :3] * alpha + 255 * (1 - alpha), atol=1)
+    assert (found[0] == 255).all()
+    np.testing.assert_array_equal(found[1], pixels[1, :, :3])
+
+
+def test_transparent_colour_of_an_opaque_mode_becomes_white(tmp_path: Path) -> None:
+    pixels = np.array([[[1, 2, 3], [9, 9, 9]]], dtype=np.uint8)
+    path = saved(Image.fromarray(pixels), tmp_path / "key.png", transparency=(1, 2, 3))
+    np.testing.assert_array_equal(rgb(path), [[[255, 255, 255], [9, 9, 9]]])
+
+
+def test_sixteen_bit_grey_is_divided_by_257(tmp_path: Path) -> None:
+    values = np.array([[0, 257, 128 * 257, 65535], [128, 129, 1000, 40000]], dtype=np.uint16)
+    path = saved(Image.fromarray(values), tmp_path / "scan.png")
+    found = identity(2, 4, channels=1).pixels(path)[0]
+    np.testing.assert_array_equal(found, np.rint(values / 257))
+    assert found[0, 3] == 255
+
+
+def test_thirty_two_bit_grey_is_cut_to_sixteen_bits() -> None:
+    values = np.array([[-5, 0, 32896, 65535, 70000]], dtype=np.int32)
+    image = Image.fromarray(values)
+    assert image.mode == "I"
+    np.testing.assert_array_equal(identity(1, 5, channels=1).pixels(image)[0], [[0, 0, 128, 255, 255]])
+
+
+def test_floating_point_grey_is_multiplied_by_255(tmp_path: Path) -> None:
+    values = np.array([[0, 0.25, 0.5, 1]], dtype=np.float32)
+    path = saved(Image.fromarray(values), tmp_path / "depth.tif")
+    assert Image.open(path).mode == "F"
+    np.testing.assert_array_equal(identity(1, 4, channels=1).pixels(path)[0], np.rint(values * 255))
+
+
+@pytest.mark.parametrize("value", [-0.01, 1.01, 255, np.nan, np.inf])
+def test_floating_point_grey_outside_zero_to_one_is_refused(tmp_path: Path, value: float) -> None:
+    values = np.array([[0, value]], dtype=np.float32)
+    path = saved(Image.fromarray(values), tmp_path / "depth.tif")
+    with pytest.raises(ImageError, match=r"depth\.tif.*\[0, 1\]"):
+        read_image(path)
+
+
+def test_one_bit_becomes_black_and_white(tmp_path: Path) -> None:
+    bits = np.array([[True, False, True]])
+    path = saved(Image.fromarray(bits), tmp_path / "fax.png")
+    assert Image.open(path).mode == "1"
+    np.testing.assert_array_equal(rgb(path)[..., 1], [[255, 0, 255]])
+
+
+def test_first_frame_of_an_animation_counts(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue", "lime")]
+    path = saved(frames[0], tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    assert Image.open(path).n_frames == 3
+    assert (rgb(path) == [255, 0, 0]).all()
+
+
+def test_grey_becomes_three_equal_channels_for_a_colour_model() -> None:
+    grey = noise(5, 5, 1)
+    np.testing.assert_array_equal(identity(5, 5).pixels(Image.fromarray(grey)), np.stack([grey] * 3))
+
+
+def test_colour_becomes_luma_for_a_grey_model() -> None:
+    colours = noise(9, 9)
+    luma = colours @ np.array([0.299, 0.587, 0.114])  # ITU-R 601
+    np.testing.assert_allclose(identity(9, 9, channels=1).pixels(colours)[0], luma, atol=0.51)
+
+
+# --- kinds of sources
+
+
+def test_path_text_bytes_image_and_array_give_the_same_pixels(tmp_path: Path) -> None:
+    path = write_picture(tmp_path / "a.png", size=(11, 7))
+    fit = Preprocess(image_size=(8, 8))
+    expected = fit.pixels(path)
+    for source in (str(path), path.read_bytes(), Image.open(path), np.asarray(Image.open(path))):
+        np.testing.assert_array_equal(fit.pixels(source), expected)
+
+
+@pytest.mark.parametrize("shape", [(5, 6), (5, 6, 1), (5, 6, 3)])
+def test_uint8_array_is_a_picture(shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    expected = np.broadcast_to(array.reshape(5, 6, -1), (5, 6, 3)).transpose(2, 0, 1)
+    np.testing.assert_array_equal(identity(5, 6).pixels(array), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.uint16, bool])
+def test_array_of_another_dtype_is_refused(dtype: type) -> None:
+    with pytest.raises(ImageError, match=f"uint8, not {np.dtype(dtype)}"):
+        read_image(np.zeros((4, 4, 3), dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 5), (2, 4, 4, 3), (0, 4), (4, 0, 3)])
+def test_array_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ImageError):
+        identity(4, 4).pixels(np.zeros(shape, dtype=np.uint8))
+
+
+def test_reading_leaves_the_given_image_as_it_was() -> None:
+    image = Image.fromarray(np.dstack([noise(4, 4), noise(4, 4, 1)]), mode="RGBA")
+    before = image.copy()
+    Preprocess(image_size=(2, 2)).pixels(image)
+    assert image.mode == "RGBA"
+    np.testing.assert_array_equal(image, before)
+
+
+# --- geometry
+
+
+def green_inside(height: int, width: int, box: tuple[int, int, int, int]) -> np.ndarray:
+    """A red picture with a green rectangle (top, bottom, left, right)."""
+    picture = np.zeros((height, width, 3), dtype=np.uint8)
+    picture[..., 0] = 255
+    top, bottom, left, right = box
+    picture[top:bottom, left:right] = (0, 255, 0)
+    return picture
+
+
+@pytest.mark.parametrize(
+    ("options", "box"),
+    [
+        ({"image_size": (8, 8)}, (0, 40, 20, 60)),  # the centred square of 40 x 80
+        ({"image_size": (8, 8), "crop_pct": 0.5}, (10, 30, 30, 50)),
+        ({"image_size": (16, 8)}, (0, 40, 30, 50)),
+        ({"image_size": (4, 16)}, (10, 30, 0, 80)),
+    ],
+)
+def test_crop_keeps_exactly_the_centre(options: dict[str, object], box: tuple[int, int, int, int]) -> None:
+    fit = Preprocess(interpolation="nearest", **options)
+    pixels = fit.pixels(green_inside(40, 80, box))
+    assert pixels.shape == (3, *fit.image_size)
+    assert (pixels[1] == 255).all()
+    top, bottom, left, right = box  # and nothing less than that box: with a narrower one, each edge is red
+    pixels = fit.pixels(green_inside(40, 80, (top + 3, bottom - 3, left + 3, right - 3)))
+    for edge in (pixels[0, 0], pixels[0, -1], pixels[0, :, 0], pixels[0, :, -1]):
+        assert (edge == 255).all()
+
+
+def test_crop_of_an_upright_picture_keeps_the_centre() -> None:
+    pixels = Preprocess(image_size=(8, 8), interpolation="nearest").pixels(
+        green_inside(40, 20, (10, 30, 0, 20))
+    )
+    assert (pixels[1] == 255).all()
+
+
+def test_squash_shows_the_whole_picture() -> None:
+    fit = Preprocess(image_size=(8, 8), resize="squash", interpolation="nearest")
+    pixels = fit.pixels(green_inside(20, 40, (0, 20, 10, 30)))
+    assert (pixels[1] == [0, 0, 255, 255, 255, 255, 0, 0]).all()
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+def test_picture_that_fits_already_is_not_touched(interpolation: str, resize: str) -> None:
+    picture = noise(12, 10)
+    fit = Preprocess(image_size=(12, 10), interpolation=interpolation, resize=resize)
+    np.testing.assert_array_equal(fit.pixels(picture), picture.transpose(2, 0, 1))
+
+
+def test_shrinking_averages_what_it_leaves_out() -> None:
+    stripes = np.zeros((64, 64), dtype=np.uint8)
+    stripes[:, ::2] = 255  # without antialiasing every second column would be all that is seen
+    pixels = Preprocess(image_size=(8, 8)).pixels(stripes).astype(float)
+    assert np.abs(pixels - 127.5).max() < 8
+
+
+@law
+@given(
+    height=st.integers(1, 60),
+    width=st.integers(1, 60),
+    size=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    crop_pct=st.floats(0.05, 1),
+    resize=st.sampled_from(["crop", "squash"]),
+)
+def test_any_picture_comes_out_at_the_model_size_and_one_colour_stays_one(
+    height: int, width: int, size: tuple[int, int], crop_pct: float, resize: str
+) -> None:
+    fit = Preprocess(image_size=size, crop_pct=crop_pct, resize=resize)
+    pixels = fit.pixels(np.full((height, width, 3), (10, 150, 220), dtype=np.uint8))
+    assert pixels.shape == (3, *size)
+    assert pixels.dtype == np.uint8
+    assert (pixels == np.array([10, 150, 220])[:, None, None]).all()
+
+
+# --- normalization
+
+
+def test_normalize_is_share_of_255_minus_mean_over_std() -> None:
+    mean, std = (0.1, 0.5, 0.8), (0.2, 0.25, 1.5)
+    pixels = noise(4, 5).transpose(2, 0, 1)[None]
+    found = Preprocess(image_size=(4, 5), mean=mean, std=std).normalize(torch.from_numpy(pixels))
+    expected = (pixels / 255 - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_normalize_takes_floats_in_zero_to_one_as_they_are() -> None:
+    fit = Preprocess(image_size=(4, 5))
+    pixels = torch.from_numpy(noise(4, 5).transpose(2, 0, 1)[None].copy())
+    assert torch.equal(fit.normalize(pixels.float() / 255), fit.normalize(pixels))
+
+
+def test_default_normalization_goes_from_minus_one_to_one() -> None:
+    ends = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2).expand(1, 3, 1, 2)
+    found = Preprocess(image_size=(1, 2)).normalize(ends)
+    assert torch.equal(found, torch.tensor([-1.0, 1.0]).expand(1, 3, 1, 2))
+
+
+# --- as a value
+
+
+def test_dictionary_survives_json() -> None:
+    fit = Preprocess(
+        image_size=(24, 40),
+        channels=1,
+        resize="squash",
+        crop_pct=0.875,
+        interpolation="lanczos",
+        mean=(0.25,),
+        std=(0.75,),
+        exif_orientation=False,
+    )
+    assert Preprocess.from_dict(json.loads(json.dumps(fit.to_dict()))) == fit
+
+
+def test_unknown_key_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"'interpolaton'; nearest: interpolation"):
+        Preprocess.from_dict({"image_size": [8, 8], "interpolaton": "bicubic"})
+
+
+def test_at_size_changes_the_size_alone() -> None:
+    fit = Preprocess(image_size=(8, 8), crop_pct=0.9, mean=(0.1, 0.2, 0.3))
+    other = fit.at_size((16, 12))
+    assert other.image_size == (16, 12)
+    assert {**other.to_dict(), "image_size": None} == {**fit.to_dict(), "image_size": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resize": "crpo"}, "nearest: crop"),
+        ({"interpolation": "bicubik"}, "nearest: bicubic"),
+        ({"channels": 2}, "not 2"),
+        ({"channels": 1}, "1 channels"),  # with three means
+        ({"std": (0.5, 0.0, 0.5)}, "std"),
+        ({"crop_pct": 0.0}, "crop_pct"),
+        ({"crop_pct": 1.2}, "1.2"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Preprocess(image_size=(8, 8), **options)
+
+
+# --- what cannot be read
+
+
+def png_of_zeros(width: int, height: int) -> bytes:
+    """A whole, valid 1-bit PNG of any size, a few kilobytes long."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    rows = zlib.compress(bytes(height * (1 + (width + 7) // 8)), 1)
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def encoded(format: str, size: int = 32) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(noise(size, size)).save(buffer, format)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"this is a text, not a picture",
+        b"",
+        encoded("JPEG")[:400],
+        encoded("PNG")[:400],
+        encoded("GIF")[:60],
+    ],
+    ids=["text", "zero bytes", "truncated jpeg", "truncated png", "truncated gif"],
+)
+def test_unreadable_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.jpg"
+    path.write_bytes(content)
+    with pytest.raises(ImageError, match=r"broken\.jpg"):
+        read_image(path)
+    with pytest.raises(ImageError, match="bytes"):
+        read_image(content)
+
+
+@pytest.mark.parametrize(("width", "height"), [(20_000, 20_000), (13_500, 13_500)])
+def test_decompression_bomb_is_refused_by_name(tmp_path: Path, width: int, height: int) -> None:
+    path = tmp_path / "bomb.png"
+    path.write_bytes(png_of_zeros(width, height))
+    assert path.stat().st_size < 300_000
+    with pytest.raises(ImageError, match=r"bomb\.png.*limit"):
+        read_image(path)
+
+
+def test_generated_png_is_valid_at_a_usual_size(tmp_path: Path) -> None:
+    path = tmp_path / "small.png"
+    path.write_bytes(png_of_zeros(30, 20))
+    assert read_image(path).size == (30, 20)
+
+
+def test_missing_file_and_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"nowhere\.png: no such file"):
+        read_image(tmp_path / "nowhere.png")
+    with pytest.raises(ImageError, match=tmp_path.name):
+        read_image(tmp_path)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "TIFF", "BMP", "WEBP", "PPM", "AVIF"])
+@law
+@given(data=st.data())
+def test_damaged_file_is_read_or_refused_and_nothing_else(format: str, data: st.DataObject) -> None:
+    try:
+        content = bytearray(encoded(format, 16))
+    except (KeyError, OSError):
+        pytest.skip(f"this Pillow cannot write {format}")
+    for _ in range(data.draw(st.integers(0, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))
+    try:
+        pixels = identity(4, 4).pixels(bytes(content[:cut]))
+    except ImageError:
+        return
+    assert pixels.shape == (3, 4, 4)

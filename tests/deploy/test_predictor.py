@@ -1,0 +1,158 @@
+"""The predictor: the same answer however a picture comes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.data import noise, write_picture
+from tests.model import small_model
+from vitascope.data.preprocess import ImageError, Preprocess
+from vitascope.deploy.predictor import Prediction, Predictor
+from vitascope.errors import UserError
+from vitascope.weights.store import CheckpointError, default_preprocess, save_pretrained
+
+NAMES = ("ant", "bee", "cat", "dog", "eel")
+
+
+def predictor(precision: str = "fp32", batch_size: int = 32, **options: object) -> Predictor:
+    model = small_model(**{"class_names": NAMES, **options})
+    fit = default_preprocess(model.config)
+    return Predictor(model, fit, precision=precision, device="cpu", batch_size=batch_size)
+
+
+def pictures(count: int) -> list[np.ndarray]:
+    return [noise(20 + 3 * number, 40 - 2 * number, seed=number) for number in range(count)]
+
+
+def scores(answer: list[Prediction], K: int = 5) -> np.ndarray:
+    """Probabilities by class."""
+    found = np.zeros(K)
+    for guess in answer:
+        found[guess.index] = guess.score
+    return found
+
+
+def test_path_text_bytes_image_and_array_get_the_same_answer(tmp_path: Path) -> None:
+    path = write_picture(tmp_path / "a.png", size=(40, 30))
+    sources = [path, str(path), path.read_bytes(), Image.open(path), np.asarray(Image.open(path))]
+    predict = predictor()
+    answers = [predict([source])[0] for source in sources]
+    assert all(answer == answers[0] for answer in answers)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+def test_batch_is_answered_as_each_picture_alone_and_in_order(batch_size: int) -> None:
+    images = pictures(7)
+    one_by_one = predictor()
+    alone = [scores(one_by_one([image])[0]) for image in images]
+    together = [scores(answer) for answer in predictor(batch_size=batch_size)(images)]
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    assert np.ptp(alone, axis=0).max() > 1e-3  # the pictures do differ
+
+
+def test_answer_is_the_model_own(tmp_path: Path) -> None:
+    model = small_model(class_names=NAMES)
+    fit = Preprocess(image_size=(32, 32), crop_pct=0.8, mean=(0.2, 0.3, 0.4))
+    image = noise(50, 40)
+    with torch.no_grad():
+        expected = model(fit.normalize(torch.from_numpy(fit.pixels(image))[None]))[0].softmax(dim=0)
+    answer = Predictor(model, fit, precision="fp32", device="cpu")([image])[0]
+    np.testing.assert_allclose(scores(answer), expected.numpy(), atol=1e-6)
+    assert [guess.label for guess in answer] == [NAMES[guess.index] for guess in answer]
+
+
+def test_all_classes_are_sorted_and_sum_to_one() -> None:
+    for answer in predictor()(pictures(3), top_k=5):
+        assert sorted(guess.index for guess in answer) == list(range(5))
+        values = [guess.score for guess in answer]
+        assert values == sorted(values, reverse=True)
+        assert sum(values) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(("top_k", "given"), [(1, 1), (3, 3), (5, 5), (99, 5)])
+def test_top_k_limits_the_answer_to_the_most_probable(top_k: int, given: int) -> None:
+    predict = predictor()
+    for some, everything in zip(
+        predict(pictures(2), top_k=top_k), predict(pictures(2), top_k=5), strict=True
+    ):
+        assert some == everything[:given]
+
+
+def test_without_class_names_the_index_is_the_label() -> None:
+    for guess in predictor(class_names=())([noise(32, 32)])[0]:
+        assert guess.label == str(guess.index)
+
+
+def test_no_pictures_get_no_answers() -> None:
+    assert predictor()([]) == []
+
+
+def test_model_folder_gives_the_predictor_with_its_preprocessing(tmp_path: Path) -> None:
+    model = small_model(class_names=NAMES)
+    fit = Preprocess(image_size=(32, 32), resize="squash", std=(0.3, 0.3, 0.3))
+    save_pretrained(model, tmp_path / "model", preprocess=fit)
+    loaded = Predictor.from_pretrained(tmp_path / "model", precision="fp32", device="cpu")
+    assert loaded.preprocess == fit
+    direct = Predictor(model, fit, precision="fp32", device="cpu")
+    assert loaded(pictures(2)) == direct(pictures(2))
+    with pytest.raises(CheckpointError, match="revision"):
+        Predictor.from_pretrained(tmp_path / "model", revision="main")
+
+
+@pytest.mark.parametrize("position", [0, 2])
+def test_unreadable_picture_is_named(tmp_path: Path, position: int) -> None:
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"not a picture")
+    images: list[object] = list(pictures(2))
+    images.insert(position, broken)
+    with pytest.raises(ImageError, match=r"broken\.jpg"):
+        predictor()(images)
+
+
+def test_model_without_a_head_is_refused() -> None:
+    with pytest.raises(UserError, match="no head"):
+        predictor(head="none")
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_top_k_below_one_is_refused(top_k: int) -> None:
+    with pytest.raises(UserError, match=f"at least 1, not {top_k}"):
+        predictor()(pictures(1), top_k=top_k)
+
+
+@pytest.mark.parametrize("options", [{"precision": "fp8"}, {"device": "nonsense"}])
+def test_precision_and_device_that_are_not_there_are_refused(options: dict[str, str]) -> None:
+    model = small_model()
+    with pytest.raises(UserError, match=next(iter(options))):
+        Predictor(model, default_preprocess(model.config), **options)([noise(32, 32)])
+
+
+def test_bf16_answers_like_fp32() -> None:
+    images = pictures(12)
+    exact = np.stack([scores(answer) for answer in predictor("fp32")(images)])
+    rounded = np.stack([scores(answer) for answer in predictor("bf16")(images)])
+    np.testing.assert_allclose(rounded, exact, atol=2e-2)
+    assert (rounded != exact).any()  # it was bf16
+    ordered = np.sort(exact, axis=1)
+    clear = ordered[:, -1] - ordered[:, -2] > 0.04
+    assert clear.any()
+    np.testing.assert_array_equal(rounded.argmax(axis=1)[clear], exact.argmax(axis=1)[clear])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "auto"])
+def test_model_stored_in_bf16_answers_in_any_precision(tmp_path: Path, precision: str) -> None:
+    model = small_model(class_names=NAMES)
+    expected = scores(Predictor(model, default_preprocess(model.config), device="cpu")(pictures(1))[0])
+    save_pretrained(model.to(torch.bfloat16), tmp_path)
+    loaded = Predictor.from_pretrained(tmp_path, precision=precision, device="cpu")
+    np.testing.assert_allclose(scores(loaded(pictures(1))[0]), expected, atol=3e-2)
+
+
+def test_answers_need_no_gradient_and_leave_dropout_off() -> None:
+    model = small_model(dropout=0.5, class_names=NAMES).train()
+    predict = Predictor(model, default_preprocess(model.config), precision="fp32", device="cpu")
+    assert predict(pictures(2)) == predict(pictures(2))
+    assert not predict.probabilities(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).requires_grad

@@ -1,0 +1,216 @@
+"""Pictures: the overlay's laws, and that every figure shows what it is given."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from PIL import Image
+
+from tests.data import noise
+from tests.model import law
+from vitascope.explain import plots
+
+
+def drawn(figure: Figure, tmp_path: Path) -> np.ndarray:
+    """The figure as it lands on disk: pixels (H, W, 3)."""
+    path = plots.save_figure(figure, tmp_path / "new" / "figure.png")
+    assert path == tmp_path / "new" / "figure.png"
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB"))
+
+
+def assert_shows_something(pixels: np.ndarray) -> None:
+    assert min(pixels.shape[:2]) > 100
+    assert (pixels != 255).any(axis=-1).mean() > 0.01  # more than a hundredth is not paper
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10
+
+
+def texts(figure: Figure) -> str:
+    """All that is written in a figure."""
+    import matplotlib.text
+
+    return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+
+
+# --- overlay
+
+
+@law
+@given(
+    height=st.integers(1, 40),
+    width=st.integers(1, 40),
+    grid=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    grey=st.booleans(),
+)
+def test_overlay_is_rgb_of_the_picture_size(
+    height: int, width: int, grid: tuple[int, int], grey: bool
+) -> None:
+    picture = noise(height, width, 1 if grey else 3)
+    heat = np.random.default_rng(0).random(grid)
+    mixed = plots.overlay(picture, heat)
+    assert mixed.shape == (height, width, 3)
+    assert mixed.dtype == np.uint8
+
+
+def test_overlay_is_dark_where_the_heat_is_zero_and_keeps_the_colours() -> None:
+    picture = noise(16, 16)
+    mixed = plots.overlay(picture, np.zeros((4, 4)))
+    assert (mixed <= picture // 2).all()
+    np.testing.assert_allclose(mixed, picture * 0.35, atol=0.51)
+
+
+def test_overlay_is_light_where_the_heat_is() -> None:
+    picture = np.full((32, 32, 3), 128, dtype=np.uint8)
+    heat = np.zeros((4, 4))
+    heat[1, 2] = 1
+    brightness = plots.overlay(picture, heat).mean(axis=-1)
+    row, column = np.unravel_index(brightness.argmax(), brightness.shape)
+    assert 8 <= row < 16
+    assert 16 <= column < 24
+    assert brightness[:, :8].max() < 64
+
+
+def test_overlay_of_an_oblong_grid_is_not_turned() -> None:
+    heat = np.zeros((2, 6))
+    heat[0, 5] = 1
+    brightness = plots.overlay(np.full((20, 60, 3), 128, dtype=np.uint8), heat).mean(axis=-1)
+    row, column = np.unravel_index(brightness.argmax(), brightness.shape)
+    assert row < 10
+    assert column >= 50
+
+
+def test_overlay_without_strength_keeps_the_picture_where_the_heat_is_full() -> None:
+    picture = noise(8, 8)
+    np.testing.assert_array_equal(plots.overlay(picture, np.ones((2, 2)), strength=0.0), picture)
+
+
+def test_grey_and_equal_colours_give_the_same_overlay() -> None:
+    grey, heat = noise(8, 8, 1), np.random.default_rng(0).random((2, 2))
+    np.testing.assert_array_equal(plots.overlay(grey, heat), plots.overlay(np.dstack([grey] * 3), heat))
+
+
+@pytest.mark.parametrize(("shape", "side"), [((8, 8), 256), ((10, 30, 3), 96), ((300, 280, 3), 256)])
+def test_enlarged_is_at_least_the_side_in_whole_multiples(shape: tuple[int, ...], side: int) -> None:
+    picture = noise(shape[0], shape[1], 3 if len(shape) == 3 else 1)
+    large = plots.enlarged(picture, side)
+    times = large.shape[0] // shape[0]
+    assert min(large.shape[:2]) >= side
+    assert times == 1 or (times - 1) * min(shape[:2]) < side  # and no larger than that takes
+    np.testing.assert_array_equal(large[::times, ::times], picture)
+    assert large.shape[2:] == shape[2:]
+
+
+# --- figures
+
+
+def epochs(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": "epoch",
+            "step": 10 * n,
+            "epoch": n,
+            "train_loss": 2 / n,
+            "val_loss": 2.5 / n,
+            "train_accuracy": 1 - 0.5 / n,
+            "val_accuracy": 1 - 0.6 / n,
+        }
+        for n in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_curves_show_both_losses_and_accuracies(tmp_path: Path, count: int) -> None:
+    steps = [{"kind": "step", "step": 1, "loss": 99.0}, {"kind": "test", "step": 9, "accuracy": 0.1}]
+    figure = plots.draw_curves(steps[:1] + epochs(count) + steps[1:])
+    assert_shows_something(drawn(figure, tmp_path))
+    lines = [line.get_ydata() for axes in figure.axes for line in axes.get_lines()]
+    expected = [
+        [record[name] for record in epochs(count)]
+        for name in ("train_loss", "val_loss", "train_accuracy", "val_accuracy")
+    ]
+    np.testing.assert_allclose(lines, expected)
+
+
+@pytest.mark.parametrize("K", [2, 10, 70])
+def test_confusion_shows_counts_and_names(tmp_path: Path, K: int) -> None:
+    confusion = np.random.default_rng(0).integers(0, 900, (K, K))
+    confusion[0] = 0  # a class without an image
+    names = [f"class{number}" for number in range(K)]
+    figure = plots.draw_confusion(confusion, names, "a title")
+    assert_shows_something(drawn(figure, tmp_path))
+    assert "a title" in texts(figure)
+    if K <= 10:
+        for name in names:
+            assert name in texts(figure)
+        for count in confusion[1:].ravel():
+            assert str(count) in texts(figure)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 11, 32])
+def test_predictions_show_every_picture_and_the_truth_of_mistakes(tmp_path: Path, count: int) -> None:
+    pictures = [noise(8, 8, 1 if number % 2 else 3, seed=number) for number in range(count)]
+    guesses = [f"guess{number}" for number in range(count)]
+    truths = [f"truth{number}" if number == 0 else guesses[number] for number in range(count)]
+    figure = plots.draw_predictions(pictures, truths, guesses, [0.25] * count, "a title")
+    assert_shows_something(drawn(figure, tmp_path))
+    assert sum(len(axes.images) for axes in figure.axes) == count
+    written = texts(figure)
+    assert "is truth0" in written
+    assert written.count("is ") == 1
+    assert all(f"{guess} 25%" in written for guess in guesses)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (4, 4), (3, 14)])
+def test_position_similarity_shows_each_row_and_column(tmp_path: Path, grid: tuple[int, int]) -> None:
+    positions = np.random.default_rng(0).standard_normal((grid[0] * grid[1], 16))
+    figure = plots.draw_position_similarity(positions, grid)
+    assert_shows_something(drawn(figure, tmp_path))
+    tiles = [image.get_array() for axes in figure.axes for image in axes.images]
+    tiles = [tile for tile in tiles if tile.shape == grid]
+    assert len(tiles) == min(grid[0], 8) * min(grid[1], 8)
+    for tile in tiles:
+        assert tile.max() == pytest.approx(1)  # itself
+        assert tile.min() >= -1 - 1e-6
+    unit = positions / np.linalg.norm(positions, axis=1, keepdims=True)
+    np.testing.assert_allclose(tiles[0], (unit @ unit[0]).reshape(grid), atol=1e-6)
+    np.testing.assert_allclose(tiles[-1], (unit @ unit[-1]).reshape(grid), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(16, 3, 8, 8), (16, 1, 2, 2), (4, 3, 4, 6)])
+def test_patch_filters_show_the_components(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    weight = np.random.default_rng(0).standard_normal(shape)
+    figure = plots.draw_patch_filters(weight, count=12)
+    assert_shows_something(drawn(figure, tmp_path))
+    shown = sum(len(axes.images) for axes in figure.axes)
+    assert 0 < shown <= min(12, shape[0], int(np.prod(shape[1:])))
+
+
+@pytest.mark.parametrize(
+    "picture", [noise(8, 8, 1), noise(20, 50), noise(300, 260)], ids=lambda picture: str(picture.shape)
+)
+def test_explanation_shows_the_picture_beside_its_heatmap(tmp_path: Path, picture: np.ndarray) -> None:
+    heat = np.random.default_rng(0).random((4, 4))
+    figure = plots.draw_explanation(picture, heat, "a title")
+    assert_shows_something(drawn(figure, tmp_path))
+    assert "a title" in texts(figure)
+    left, right = (axes.images[0].get_array() for axes in figure.axes)
+    np.testing.assert_array_equal(left, picture)
+    np.testing.assert_array_equal(right, plots.overlay(plots.enlarged(picture), heat))
+
+
+def test_figures_leave_matplotlib_global_state_alone() -> None:
+    import sys
+
+    plots.draw_curves(epochs(2))
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or pyplot.get_fignums() == []
+
+
+def test_long_names_are_cut_and_short_ones_not() -> None:
+    assert plots.short("Appenzeller mountain dog", 10) == "Appenzell…"
+    assert plots.short("dog", 10) == "dog"

@@ -1,0 +1,145 @@
+"""Device, precision and threads: the rules, on whatever machine runs the tests."""
+
+import pytest
+import torch
+
+from tests.model import small_config
+from vitascope.errors import UserError
+from vitascope.model import hardware
+from vitascope.model.config import ViTConfig
+from vitascope.model.hardware import (
+    resolve_device,
+    resolve_precision,
+    reuse_freed_memory,
+    suitable_threads,
+)
+
+CPU = torch.device("cpu")
+LARGE = small_config(embed_dim=128)  # 17 tokens
+
+
+def resolved(config: ViTConfig, batch_size: int, device: str = "cpu", precision: str = "auto") -> torch.dtype:
+    return resolve_precision(precision, config, torch.device(device), batch_size, training=False)
+
+
+@pytest.fixture
+def amx(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
+    present = getattr(request, "param", True)
+    monkeypatch.setattr(hardware, "has_amx", lambda: present)
+    return present
+
+
+@pytest.mark.parametrize("amx", [True, False], indirect=True)
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_precision_that_is_named_is_taken(amx: bool, device: str, precision: str, dtype: torch.dtype) -> None:
+    assert resolved(LARGE, 64, device, precision) == dtype
+
+
+def test_auto_on_a_cpu_without_amx_is_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "has_amx", lambda: False)
+    assert resolved(LARGE, 1024) == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("config", "batch_size", "dtype"),
+    [
+        (LARGE, 64, torch.bfloat16),
+        (LARGE, 4, torch.bfloat16),  # 68 rows
+        (LARGE, 3, torch.float32),  # 51 rows
+        (small_config(embed_dim=64), 1024, torch.float32),
+    ],
+)
+def test_auto_with_amx_is_bf16_where_the_matrices_are_large(
+    amx: bool, config: ViTConfig, batch_size: int, dtype: torch.dtype
+) -> None:
+    assert resolved(config, batch_size) == dtype
+
+
+@pytest.mark.parametrize(("has_bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_on_a_gpu_is_bf16_where_it_has_that(
+    monkeypatch: pytest.MonkeyPatch, has_bf16: bool, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: has_bf16)
+    assert resolved(small_config(), 1, "cuda") == dtype
+
+
+def test_auto_on_mps_is_fp32(amx: bool) -> None:
+    assert resolved(LARGE, 1024, "mps") == torch.float32
+
+
+def test_unknown_precision_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"'bf61'; nearest: bf16; it is one of auto, fp32, bf16"):
+        resolved(LARGE, 1, precision="bf61")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "expected"),
+    [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")],
+)
+def test_auto_device_is_the_fastest_there_is(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert resolve_device("auto") == torch.device(expected)
+
+
+def test_device_that_is_there_is_taken() -> None:
+    assert resolve_device("cpu") == CPU
+
+
+def test_device_that_is_not_there_is_refused_in_one_line() -> None:
+    absent = ["nonsense", "", "cuda:99"]
+    if not torch.cuda.is_available():
+        absent.append("cuda")
+    for device in absent:
+        with pytest.raises(UserError, match="--device auto") as caught:
+            resolve_device(device)
+        assert repr(device) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def two_threads() -> object:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_small_work_has_one_thread_and_the_number_is_restored() -> None:
+    with suitable_threads(small_config(), CPU, 1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    with pytest.raises(ZeroDivisionError), suitable_threads(small_config(), CPU, 1):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("device", "batch_size"), [("cpu", 10_000), ("cuda", 1)])
+def test_large_work_and_other_devices_keep_their_threads(device: str, batch_size: int) -> None:
+    with suitable_threads(small_config(), torch.device(device), batch_size):
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 2
+
+
+def test_memory_is_reused_after_it_is_asked_for_twice() -> None:
+    reuse_freed_memory()
+    reuse_freed_memory()
+    assert torch.ones(2**22).sum() == 2**22
+
+
+def test_memory_is_left_alone_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unexpected(*_: object) -> None:
+        raise AssertionError("no C library is to be touched here")
+
+    monkeypatch.setattr(hardware.sys, "platform", "darwin")
+    monkeypatch.setattr(hardware.ctypes, "CDLL", unexpected)
+    reuse_freed_memory()
+
+
+def test_amx_is_a_plain_answer() -> None:
+    assert isinstance(hardware.has_amx(), bool)

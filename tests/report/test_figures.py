@@ -1,0 +1,87 @@
+"""What a finished run shows of itself."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.data import noise
+from tests.model import law, small_model
+from vitascope.data.datasets import ImageSet
+from vitascope.report.figures import choose_shown, draw_figures, to_picture
+from vitascope.weights.store import default_preprocess
+
+
+def answers(n: int, K: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels (n,) and probabilities (n, K)."""
+    draw = np.random.default_rng(seed)
+    return draw.integers(0, K, n), draw.dirichlet(np.ones(K), n).astype(np.float32)
+
+
+@law
+@given(n=st.integers(1, 200), K=st.integers(2, 5), count=st.integers(4, 32), seed=st.integers(0, 10**6))
+def test_images_shown_are_of_the_set_and_none_comes_twice(n: int, K: int, count: int, seed: int) -> None:
+    labels, probabilities = answers(n, K, seed)
+    shown = choose_shown(labels, probabilities, count)
+    assert len(set(shown.tolist())) == len(shown)
+    assert set(shown.tolist()) <= set(range(n))
+    assert 0 < len(shown) <= min(count, n)
+
+
+@law
+@given(n=st.integers(32, 200), K=st.integers(2, 5), seed=st.integers(0, 10**6))
+def test_surest_mistakes_are_among_those_shown(n: int, K: int, seed: int) -> None:
+    labels, probabilities = answers(n, K, seed)
+    wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
+    surest = sorted(wrong, key=lambda index: -probabilities[index].max())[:8]
+    assert set(surest) <= set(choose_shown(labels, probabilities, 32).tolist())
+
+
+@law
+@given(n=st.integers(64, 300), mistakes=st.integers(0, 8), seed=st.integers(0, 10**6))
+def test_rest_is_spread_evenly_over_the_set(n: int, mistakes: int, seed: int) -> None:
+    labels = np.zeros(n, dtype=np.int64)
+    probabilities = np.tile(np.float32([0.9, 0.1]), (n, 1))
+    wrong = np.random.default_rng(seed).choice(n, mistakes, replace=False)
+    probabilities[wrong] = [0.2, 0.8]
+    shown = choose_shown(labels, probabilities, 32)
+    assert len(shown) == 32
+    rest = np.array([index for index in shown if index not in wrong])
+    assert len(rest) == 32 - mistakes
+    assert np.diff(rest).max() <= n / (len(rest) - 1) + mistakes + 1
+    assert rest[0] <= mistakes
+    assert rest[-1] >= n - 1 - mistakes
+
+
+def test_few_images_are_all_shown() -> None:
+    labels, probabilities = answers(5, 3, 0)
+    assert sorted(choose_shown(labels, probabilities).tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_pictures_have_matplotlib_layout() -> None:
+    pixels = noise(4, 6).transpose(2, 0, 1)
+    np.testing.assert_array_equal(to_picture(pixels), pixels.transpose(1, 2, 0))
+    np.testing.assert_array_equal(to_picture(pixels[:1]), pixels[0])
+
+
+@pytest.mark.parametrize("options", [{"in_channels": 1}, {"image_size": (16, 32), "pool": "mean"}])
+def test_every_figure_is_drawn_and_shows_something(tmp_path: Path, options: dict[str, object]) -> None:
+    record = {"kind": "epoch", "step": 2, "epoch": 1, "train_loss": 1.0, "val_loss": 1.2}
+    record |= {"train_accuracy": 0.5, "val_accuracy": 0.4}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    model = small_model(class_names=("a", "b", "c", "d", "e"), **options)
+    labels, probabilities = answers(12, 5, 0)
+    sources = [noise(20, 20, seed=number) for number in range(12)]
+    images = ImageSet("test", sources, labels, model.config.class_names)
+
+    figures = draw_figures(tmp_path, model, default_preprocess(model.config), images, probabilities)
+
+    assert set(figures) == {"curves", "confusion", "predictions", "attention", "positions", "filters"}
+    for name, path in figures.items():
+        assert path == tmp_path / "figures" / f"{name}.png"
+        pixels = np.asarray(Image.open(path).convert("RGB"))
+        assert (pixels != 255).any(axis=-1).mean() > 0.01, name

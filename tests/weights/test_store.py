@@ -1,0 +1,300 @@
+"""The model folder: saved and loaded whole, or refused with every reason."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.model import random_images, small_config, small_model
+from vitascope.data.preprocess import Preprocess
+from vitascope.errors import UserError
+from vitascope.model.vit import VisionTransformer
+from vitascope.weights.store import (
+    CheckpointError,
+    create_model,
+    from_pretrained,
+    read_preprocess,
+    save_pretrained,
+)
+
+NAMES = ("ant", "bee", "cat", "dog", "eel")
+TINY = {"embed_dim": 16, "depth": 3, "num_heads": 2, "patch_size": 8, "image_size": 32}
+
+
+def named_model(**overrides: object) -> VisionTransformer:
+    return small_model(class_names=NAMES, **overrides)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_pretrained(named_model(), tmp_path / "model")
+
+
+def assert_same_state(ours: VisionTransformer, others: VisionTransformer) -> None:
+    expected = others.state_dict()
+    assert list(ours.state_dict()) == list(expected)
+    for name, value in ours.state_dict().items():
+        assert value.dtype == expected[name].dtype
+        assert torch.equal(value, expected[name]), name
+
+
+def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Change the tensors in a model folder."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+# --- round trip
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"pool": "mean", "head": "mlp", "patchify": "linear", "init": "timm", "norm_eps": 1e-5},
+        {"image_size": (32, 48), "patch_size": (8, 16), "in_channels": 1, "dropout": 0.1, "drop_path": 0.2},
+        {"head": "none"},
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_saved_is_what_is_loaded(
+    tmp_path: Path, overrides: dict[str, object], dtype: torch.dtype
+) -> None:
+    model = named_model(**overrides).to(dtype)
+    loaded = from_pretrained(save_pretrained(model, tmp_path / "model"))
+    assert loaded.config == model.config
+    assert loaded.config.class_names == NAMES
+    assert_same_state(loaded, model)
+    assert not loaded.training
+    images = random_images(2, model.config.in_channels, *model.config.image_hw).to(dtype)
+    assert torch.equal(loaded(images), model(images))
+
+
+def test_preprocessing_is_saved_with_the_model(tmp_path: Path) -> None:
+    preprocess = Preprocess(image_size=(32, 32), resize="squash", mean=(0.1, 0.2, 0.3), crop_pct=0.9)
+    save_pretrained(named_model(), tmp_path / "model", preprocess=preprocess)
+    assert read_preprocess(tmp_path / "model") == preprocess
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_preprocessing_without_one_given_is_that_of_the_model_size(tmp_path: Path, channels: int) -> None:
+    save_pretrained(named_model(in_channels=channels, image_size=(32, 48)), tmp_path / "model")
+    found = read_preprocess(tmp_path / "model")
+    assert (found.image_size, found.channels) == ((32, 48), channels)
+    assert found.mean == found.std == (0.5,) * channels
+
+
+def test_loaded_model_can_be_trained(folder: Path) -> None:
+    model = from_pretrained(folder).train()
+    model(random_images(2, 3, 32, 32)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert model.positions.weight.is_leaf
+
+
+def test_saving_again_replaces_and_leaves_nothing_beside_the_three_files(folder: Path) -> None:
+    other = small_model(seed=5, class_names=NAMES)
+    save_pretrained(other, folder)
+    assert_same_state(from_pretrained(folder), other)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"config.json", "model.safetensors", "preprocessor_config.json"}
+
+
+def test_saving_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    model = named_model().train()
+    save_pretrained(model, tmp_path)
+    assert model.training
+    assert_same_state(model, named_model())
+
+
+@pytest.mark.parametrize("ref", ["run", "run/model", "run/model/model.safetensors"])
+def test_run_folder_model_folder_and_file_are_all_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str
+) -> None:
+    save_pretrained(named_model(), tmp_path / "run" / "model")
+    (tmp_path / "run" / "config.yaml").write_text("data: digits\n")
+    assert_same_state(from_pretrained(tmp_path / ref), named_model())
+    monkeypatch.chdir(tmp_path)
+    assert_same_state(from_pretrained(ref), named_model())  # as text, relative
+    assert read_preprocess(ref).image_size == (32, 32)
+
+
+# --- refusals
+
+
+def test_unknown_format_names_the_known(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nearest: vitascope"):
+        save_pretrained(named_model(), tmp_path / "model", format="vitascop")
+    assert not (tmp_path / "model").exists()
+
+
+def test_missing_model_names_the_nearest_sibling(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"modle: no such model; nearest: .*model;"):
+        from_pretrained(folder.with_name("modle"))
+
+
+def test_missing_model_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such model"):
+        from_pretrained(tmp_path / "nowhere" / "at" / "all")
+
+
+def test_folder_or_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a model"):
+        from_pretrained(tmp_path)
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(CheckpointError, match="not a model"):
+        from_pretrained(tmp_path / "notes.txt")
+
+
+def test_unfinished_run_says_how_to_finish_it(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("data: digits\n")
+    with pytest.raises(CheckpointError, match=r"no finished model.*--resume"):
+        from_pretrained(tmp_path)
+
+
+def test_revision_of_a_local_folder_is_refused(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="'main' has no meaning"):
+        from_pretrained(folder, revision="main")
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_truncated_weights_are_refused_by_name(folder: Path, kept: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: broken"):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "preprocessor_config.json"])
+def test_folder_without_one_of_its_files_is_refused_by_name(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name}: no such file"):
+        (from_pretrained if name == "model.safetensors" else read_preprocess)(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]", ""])
+def test_configuration_that_is_no_json_object_is_refused(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json: not"):
+        from_pretrained(folder)
+
+
+def test_missing_extra_and_misshapen_tensors_are_all_listed(folder: Path) -> None:
+    def damage(tensors: dict[str, Tensor]) -> None:
+        del tensors["norm.bias"]
+        tensors["norm.gamma"] = torch.zeros(7)
+        tensors["head.weight"] = torch.zeros(6, 16)
+        tensors["class_token"] = torch.zeros(1, 2, 16)
+
+    edit(folder, damage)
+    with pytest.raises(CheckpointError) as caught:
+        from_pretrained(folder)
+    message = str(caught.value)
+    assert "missing norm.bias (16,)" in message
+    assert "extra norm.gamma (7,)" in message
+    assert "head.weight is (6, 16), the model has (5, 16)" in message
+    assert "class_token is (1, 2, 16), the model has (1, 1, 16)" in message
+    assert str(folder) in message
+
+
+@pytest.mark.parametrize("removed", [1, 20])
+def test_number_of_faults_is_said_where_the_list_is_cut(folder: Path, removed: int) -> None:
+    edit(folder, lambda tensors: [tensors.popitem() for _ in range(removed)])
+    with pytest.raises(CheckpointError) as caught:
+        from_pretrained(folder)
+    listed = str(caught.value).count("missing ")
+    rest = f"and {removed - listed} more" if removed > listed else "missing"
+    assert rest in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model_type", ["vit", None])
+def test_model_of_another_type_is_refused(folder: Path, model_type: str | None) -> None:
+    edit_config(folder, model_type=model_type)
+    with pytest.raises(CheckpointError, match="not a vitascope model"):
+        from_pretrained(folder)
+
+
+def test_configuration_with_an_unknown_key_names_the_nearest(folder: Path) -> None:
+    edit_config(folder, embed_dimm=16)
+    with pytest.raises(UserError, match="'embed_dimm'; nearest: embed_dim"):
+        from_pretrained(folder)
+
+
+# --- starting from weights
+
+
+def test_same_classes_keep_the_head(folder: Path) -> None:
+    model = create_model("vit_ti16", weights=folder, num_classes=5, class_names=NAMES, **TINY)
+    assert_same_state(model, named_model())
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        {"num_classes": 3, "class_names": ("x", "y", "z")},
+        {"num_classes": 5, "class_names": ("ant", "bee", "cat", "dog", "fly")},
+        {"num_classes": 5, "class_names": NAMES[::-1]},
+    ],
+)
+def test_other_classes_get_a_new_head_on_the_same_body(folder: Path, classes: dict[str, object]) -> None:
+    model = create_model("vit_ti16", weights=folder, **classes, **TINY)
+    trained = named_model().state_dict()
+    assert model.config.class_names == classes["class_names"]
+    for name, value in model.state_dict().items():
+        if name.startswith("head."):
+            assert not torch.equal(value, trained[name])
+        else:
+            assert torch.equal(value, trained[name]), name
+    assert torch.equal(model.head.weight, torch.zeros_like(model.head.weight))  # as the paper starts a head
+
+
+@pytest.mark.parametrize("image_size", [48, (32, 64)])
+def test_other_image_size_interpolates_the_positions(folder: Path, image_size: int) -> None:
+    expected = named_model()
+    expected.resize(image_size)
+    options = {**TINY, "image_size": image_size}
+    model = create_model("vit_ti16", weights=folder, num_classes=5, class_names=NAMES, **options)
+    assert model.positions.grid == expected.positions.grid
+    assert_same_state(model, expected)
+    images = random_images(1, 3, *model.config.image_hw)
+    torch.testing.assert_close(model.eval()(images), named_model()(images))  # what the old one says of it
+
+
+def test_created_model_shares_no_memory_with_what_is_on_disk(folder: Path) -> None:
+    model = create_model("vit_ti16", weights=folder, num_classes=5, class_names=NAMES, **TINY)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert_same_state(from_pretrained(folder), named_model())
+
+
+@pytest.mark.parametrize("change", [{"embed_dim": 32}, {"depth": 2}, {"patch_size": 16}, {"pool": "mean"}])
+def test_other_body_is_refused_and_not_partly_loaded(folder: Path, change: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError, match="does not fit the model: "):
+        create_model("vit_ti16", weights=folder, num_classes=5, class_names=NAMES, **{**TINY, **change})
+
+
+def test_model_without_weights_is_random_and_of_the_named_size() -> None:
+    model = create_model("vit_ti16", num_classes=4, depth=1, image_size=32)
+    assert model.config == small_config(
+        embed_dim=192, num_heads=3, depth=1, patch_size=16, image_size=32, num_classes=4
+    )
+    assert model.class_token is not None
+    assert model.encoder is not create_model("vit_ti16", num_classes=4, depth=1, image_size=32).encoder
+
+
+def test_unknown_name_and_field_name_the_nearest() -> None:
+    with pytest.raises(UserError, match="'vit_b61'; nearest: vit_b16"):
+        create_model("vit_b61")
+    with pytest.raises(UserError, match="'num_class'; nearest: num_classes"):
+        create_model("vit_b16", num_class=3)
