@@ -91,8 +91,10 @@ class Evaluate:
 
     def call(self) -> None:
         """Measure and print."""
+        from vitascope.model.hardware import reuse_freed_memory
         from vitascope.training.evaluate import evaluate_pretrained
 
+        reuse_freed_memory()
         evaluation = evaluate_pretrained(
             self.model,
             self.data,
@@ -149,7 +151,9 @@ class Predict:
         if not self.images:
             raise UserError("no pictures given: vitascope predict MODEL PICTURE [PICTURE ...]")
         from vitascope.deploy.predictor import Predictor
+        from vitascope.model.hardware import reuse_freed_memory
 
+        reuse_freed_memory()
         predictor = Predictor.from_pretrained(self.model, precision=self.precision, device=self.device)
         answers = predictor(self.images, top_k=self.top_k)
         if self.json:

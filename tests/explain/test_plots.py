@@ -85,8 +85,16 @@ def test_overlay_of_an_oblong_grid_is_not_turned() -> None:
 
 
 def test_overlay_without_strength_keeps_the_picture_where_the_heat_is_full() -> None:
-    picture = noise(8, 8)
-    np.testing.assert_array_equal(plots.overlay(picture, np.ones((2, 2)), strength=0.0), picture)
+    picture, heat = noise(16, 16), np.array([[1.0, 1, 0, 0]])
+    mixed = plots.overlay(picture, heat, strength=0.0)
+    np.testing.assert_array_equal(mixed[:, :6], picture[:, :6])
+    np.testing.assert_allclose(mixed[:, 10:], picture[:, 10:] * 0.35, atol=0.51)
+
+
+def test_overlay_shows_a_heatmap_from_its_smallest_to_its_largest_value() -> None:
+    picture, heat = noise(16, 16), np.random.default_rng(0).random((4, 4))
+    narrow = plots.overlay(picture, 0.9 + 0.1 * heat).astype(int)
+    np.testing.assert_allclose(narrow, plots.overlay(picture, heat), atol=1)
 
 
 def test_grey_and_equal_colours_give_the_same_overlay() -> None:

@@ -54,8 +54,10 @@ def resolve_precision(
     if device.type != "cpu" or not has_amx():
         return torch.float32
     tokens = batch_size * config.num_tokens
-    large = config.embed_dim >= 128 and tokens >= 64
-    return torch.bfloat16 if large else torch.float32
+    work = tokens * config.embed_dim**2  # multiply-adds of one square layer
+    # Training also converts the weights and their gradients, which few tokens do not pay for.
+    pays = work >= 2**23 and tokens >= 256 if training else work >= 2**21
+    return torch.bfloat16 if pays else torch.float32
 
 
 def has_amx() -> bool:

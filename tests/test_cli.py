@@ -1,0 +1,431 @@
+"""The command line: what it prints, what it writes, and how it refuses."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitascope import __version__
+from vitascope.cli import COMMANDS, main
+from vitascope.model.config import list_models
+
+SHAPE = ["--image-size", "16", "--patch-size", "8", "--embed-dim", "16", "--depth", "1", "--num-heads", "2"]
+SHORT = ["--epochs", "1", "--batch-size", "8", "--precision", "fp32", "--device", "cpu", "--workers", "0"]
+
+
+def colours(root: Path, classes: dict[str, tuple[int, int, int]], count: int = 10) -> Path:
+    """Folders of pictures, each class in one colour under a little noise."""
+    draw = np.random.default_rng(0)
+    for name, colour in classes.items():
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = np.clip(np.array(colour) + draw.integers(-30, 31, (16, 16, 3)), 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A folder with data and a finished run of a tiny model."""
+    root = tmp_path_factory.mktemp("cli")
+    colours(root / "data", {"red": (200, 40, 40), "blue": (40, 40, 200)})
+    colours(root / "other", {"green": (40, 200, 40), "grey": (120, 120, 120), "white": (220, 220, 220)})
+    (root / "broken.jpg").write_bytes(b"not a picture")
+    with contextlib.chdir(root):
+        assert main(["train", "--data", "data", "--run", "runs/tiny", *SHAPE, *SHORT]) == 0
+    return SimpleNamespace(root=root, run=root / "runs" / "tiny", picture=root / "data" / "red" / "0.png")
+
+
+@pytest.fixture
+def here(place: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    monkeypatch.chdir(place.root)
+    return place
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What is said about a request that cannot be met: one line, status 2, nothing else."""
+    capsys.readouterr()
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("vitascope: error: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    assert "Traceback" not in err
+    return err
+
+
+# --- help
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: vitascope COMMAND")
+    for command in ("train", "evaluate", "predict", "explain", "models"):
+        assert f"\n  {command}" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_lists_its_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert f"vitascope {command}" in out
+    for name, field in COMMANDS[command].__dataclass_fields__.items():
+        if "Positional" not in str(field.type):
+            assert f"--{name.replace('_', '-')}" in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"vitascope {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("from vitascope.cli import main; main(['--help'])", ["torch", "matplotlib", "sklearn"]),
+        ("from vitascope.cli import main; main(['models'])", ["torch", "matplotlib", "sklearn"]),
+        ("import vitascope; vitascope.__all__; dir(vitascope)", ["torch", "numpy", "PIL"]),
+    ],
+)
+def test_what_needs_no_torch_does_not_wait_for_it(code: str, absent: list[str]) -> None:
+    code = f"import sys; {code}; print('\\n', [name for name in {absent} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].strip() == "[]"
+
+
+def test_program_and_module_are_the_same() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vitascope.cli", "modles"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "nearest: models" in done.stderr
+
+
+# --- models
+
+
+def test_models_lists_every_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1 : 1 + len(list_models())]] == list_models()
+
+
+@pytest.mark.parametrize("options", [[], ["--image-size", "448", "--num-classes", "7"]])
+def test_models_counts_what_is_built(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    from vitascope.model.config import ViTConfig
+    from vitascope.model.vit import VisionTransformer
+
+    assert main(["models", "--json", *options]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert list(rows) == list_models()
+    for row in rows.values():
+        counted = row.pop("parameters")
+        assert row.pop("flops") > 0
+        with torch.device("meta"):
+            model = VisionTransformer(ViTConfig.from_dict(row))
+        assert counted == sum(parameter.numel() for parameter in model.parameters())
+
+
+# --- a run, from training to explanation
+
+
+def test_train_leaves_a_whole_run(place: SimpleNamespace) -> None:
+    names = {path.name for path in place.run.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "checkpoints", "model", "figures"} <= names
+    assert {path.name for path in (place.run / "model").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+    }
+    for figure in ("curves", "confusion", "predictions", "attention", "positions", "filters"):
+        with Image.open(place.run / "figures" / f"{figure}.png") as image:
+            assert min(image.size) > 100
+
+
+def test_train_says_what_came_out(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--data", "data", "--run", "runs/said", *SHAPE, *SHORT]) == 0
+    out = capsys.readouterr().out
+    summary = json.loads((here.root / "runs/said/metrics.jsonl").read_text().splitlines()[-1])
+    assert f"{summary['correct']} of {summary['images']} images" in out
+    for path in [Path("runs/said/model"), *Path("runs/said/figures").iterdir()]:
+        assert str(path) in out
+
+
+def test_default_run_folders_are_numbered(here: SimpleNamespace) -> None:
+    for name in ("data", "data-2"):
+        assert main(["train", "--data", "data", *SHAPE, *SHORT]) == 0
+        assert (here.root / "runs" / name / "model").is_dir()
+
+
+def test_evaluate_measures_the_run_own_test_images(
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", "runs/tiny", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    recorded = json.loads((here.run / "metrics.jsonl").read_text().splitlines()[-1])
+    for name in ("split", "images", "correct", "accuracy"):
+        assert found[name] == recorded[name]
+    assert found["loss"] == pytest.approx(recorded["loss"], rel=1e-4)
+    assert found["classes"] == ["blue", "red"]
+    confusion = np.array(found["confusion"])
+    assert confusion.sum() == found["images"]
+    assert np.trace(confusion) == found["correct"]
+    assert found["accuracy"] == found["correct"] / found["images"]
+
+
+def test_evaluate_says_the_same_in_words(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["evaluate", "runs/tiny", "--data", "data", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["images"] == 20
+    assert main(["evaluate", "runs/tiny", "--data", "data"]) == 0
+    out = capsys.readouterr().out
+    assert f"{found['accuracy']:.2%} right, {found['correct']} of 20 images" in out
+    for row, name in enumerate(("blue", "red")):
+        share = found["confusion"][row][row] / 10
+        assert any(line.split()[:2] == [name, f"{share:.2%}"] for line in out.splitlines())
+
+
+def test_evaluate_names_what_it_left_out(
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    colours(tmp_path / "some", {"red": (200, 40, 40), "blue": (40, 40, 200)})
+    (tmp_path / "some" / "red" / "cut.jpg").write_bytes(b"text")
+    assert main(["evaluate", "runs/tiny", "--data", str(tmp_path / "some")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("left out: ")
+    assert "cut.jpg" in out
+    assert "of 20 images" in out
+
+
+def test_predict_gives_every_class_with_its_share(
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = ["data/red/0.png", "data/blue/3.png"]
+    assert main(["predict", "runs/tiny", *pictures, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["image"] for row in rows] == pictures
+    for row in rows:
+        assert {guess["label"] for guess in row["predictions"]} == {"red", "blue"}
+        assert sum(guess["score"] for guess in row["predictions"]) == pytest.approx(1, abs=1e-5)
+    assert main(["predict", "runs/tiny", *pictures]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == pictures
+    for row in rows:
+        after = lines[lines.index(row["image"]) + 1 :]
+        for line, guess in zip(after, row["predictions"], strict=False):
+            assert line.split()[:2] == [guess["label"], f"{guess['score']:.2%}"]
+
+
+def test_predict_top_k_limits_the_answer(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "runs/tiny/model", "data/red/0.png", "--top-k", "1", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)[0]["predictions"]) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--method", "attention"],
+        ["--method", "attention", "--layer", "0", "--head", "1"],
+    ],
+)
+def test_explain_writes_a_picture(
+    here: SimpleNamespace, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "seen.png"
+    assert main(["explain", "runs/tiny", "data/red/0.png", "--out", str(out), *options]) == 0
+    with Image.open(out) as image:
+        assert image.format == "PNG"
+        pixels = np.asarray(image.convert("RGB"))
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+    said = capsys.readouterr().out
+    assert str(out) in said
+    assert ("head 1" in said) == ("--head" in options)
+    assert said.startswith(("red (", "blue ("))
+
+
+def test_explain_names_its_picture_after_the_image_and_the_method(
+    here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", str(here.run), str(here.picture), "--method", "attention"]) == 0
+    assert main(["explain", str(here.run), str(here.picture)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"0-attention.png", "0-rollout.png"}
+
+
+def test_config_of_a_run_reproduces_its_weights_to_the_bit(here: SimpleNamespace) -> None:
+    assert main(["train", "--config", "runs/tiny/config.yaml", "--run", "runs/again"]) == 0
+    ours, again = (here.root / "runs" / name / "model" for name in ("tiny", "again"))
+    assert content(ours).keys() != content(again).keys()
+    assert list(content(ours).values()) == list(content(again).values())
+
+
+def test_another_seed_gives_other_weights(here: SimpleNamespace) -> None:
+    assert main(["train", "--config", "runs/tiny/config.yaml", "--run", "runs/seed", "--seed", "1"]) == 0
+    first, other = (here.root / "runs" / name / "model/model.safetensors" for name in ("tiny", "seed"))
+    assert first.read_bytes() != other.read_bytes()
+
+
+def test_trained_weights_are_fine_tuned_on_other_classes(
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["train", "--data", "other", "--weights", "runs/tiny", "--run", "runs/tuned", "--lr", "0"]
+    assert main([*argv, *SHORT, "--ema", "0"]) == 0
+    assert "a new head for 3 classes" in capsys.readouterr().out
+    from vitascope.weights.store import from_pretrained
+
+    tuned, start = from_pretrained("runs/tuned"), from_pretrained("runs/tiny")
+    assert tuned.config.class_names == ("green", "grey", "white")
+    for name, value in tuned.state_dict().items():  # a rate of 0 leaves the body where it started
+        if not name.startswith("head."):
+            assert value.equal(start.state_dict()[name]), name
+    assert main(["predict", "runs/tuned", "data/red/0.png"]) == 0
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["trian"], "unknown command 'trian'; nearest: train"),
+        (["--data", "x"], "unknown command '--data'"),
+        (["train", "--epoch", "3"], "unknown option '--epoch'; nearest: --epochs"),
+        (["train", "--embed_dims=3"], "nearest: --embed-dim"),
+        (["train", "stray"], "unknown option 'stray'"),
+        (["models", "--jsn"], "nearest: --json"),
+        (["evaluate", "runs/tiny", "--batchsize", "3"], "nearest: --batch-size"),
+        (["train", "--recipe", "digts"], "unknown recipe 'digts'; nearest: digits"),
+        (["train", "--data", "data", "--model", "vit_b61"], "'vit_b61'; nearest: vit_b16"),
+        (["train", "--data", "nowhere"], "nowhere: no such folder"),
+        (["train", "--data", "digit"], "nearest: digits"),
+        (["train", "--data", "broken.jpg"], "broken.jpg: not a folder"),
+        (["train", "--data", "empty"], "empty: no images"),
+        (["train", "--data", "single"], "only one class, 'red'"),
+        (["train", "--data", "data", "--image-size", "30", "--patch-size", "8"], "nearest: 32x32"),
+        (["train", "--data", "data", "--num-heads", "5", "--embed-dim", "64"], "nearest: 4"),
+        (["train", "--data", "data", "--epochs", "0"], "epochs must be at least 1, not 0"),
+        (["train", "--data", "data", "--device", "nonsense"], "'nonsense'"),
+        (["train", "--data", "data", "--weights", "runs/tinny"], "nearest: runs/tiny"),
+        (["train", "--data", "data", "--weights", "runs/tiny", "--model", "vit_s16"], "does not fit"),
+        (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
+        (["train", "--config", "runs/tiny/config.yaml", "--recipe", "digits"], "leave out --recipe"),
+        (["train", "--resume", "runs/tiny", "--epochs", "7"], "leave out --epochs"),
+        (["train", "--resume", "data"], "data: not a run folder"),
+        (["train", "--resume", "nowhere"], "nowhere: not a run folder"),
+        (["train", "--resume", "runs/tiny"], "has finished"),
+        (["evaluate", "runs/tinny"], "nearest: runs/tiny"),
+        (["evaluate", "runs/tiny/model"], "--data"),
+        (["evaluate", "runs/tiny", "--data", "other"], "green"),
+        (["predict", "runs/tiny"], "no pictures given"),
+        (["predict", "runs/tiny", "data/red/0.png", "broken.jpg"], "broken.jpg: not a picture"),
+        (["predict", "runs/tiny", "nowhere.jpg"], "nowhere.jpg: no such file"),
+        (["predict", "runs/tiny", "data/red/0.png", "--top-k", "0"], "at least 1"),
+        (["predict", "data", "data/red/0.png"], "data: not a model"),
+        (["explain", "runs/tiny", "broken.jpg"], "broken.jpg: not a picture"),
+        (
+            ["explain", "runs/tiny", "data/red/0.png", "--layer", "99", "--method", "attention"],
+            "no layer 99: the model has 1",
+        ),
+        (
+            ["explain", "runs/tiny", "data/red/0.png", "--head", "2", "--method", "attention"],
+            "no head 2: each layer has 2",
+        ),
+        (["explain", "runs/tiny", "data/red/0.png", "--head", "1"], "--method attention"),
+        (["explain", "runs/tiny", "data/red/0.png", "--layer", "0"], "--method attention"),
+        (["models", "--image-size", "100"], "nearest: 96x96"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_done_is_refused_in_one_line_and_leaves_nothing(
+    here: SimpleNamespace, argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here.root / "empty").mkdir(exist_ok=True)
+    if not (here.root / "single").exists():
+        colours(here.root / "single", {"red": (200, 40, 40)}, 3)
+    before = sorted(here.root.rglob("*"))
+    assert said in refusal(argv, capsys)
+    assert sorted(here.root.rglob("*")) == before
+
+
+def test_existing_run_folder_is_refused_and_not_touched(
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(here.run)
+    said = refusal(["train", "--data", "data", "--run", "runs/tiny", *SHAPE, *SHORT], capsys)
+    assert "runs/tiny exists" in said
+    assert "--resume runs/tiny" in said
+    assert content(here.run) == before
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train", "--epochs", "many"],
+        ["train", "--keep", "worst"],
+        ["explain", "MODEL", "PICTURE", "--method", "guess"],
+        ["evaluate"],
+    ],
+)
+def test_value_of_the_wrong_kind_is_refused_without_a_traceback(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(argv)
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    assert err
+
+
+def test_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> list[str]:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("vitascope.cli.list_models", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["models"])
+
+
+def test_stops_have_their_own_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vitascope.errors import Interrupted
+    from vitascope.training import loop
+
+    for error, status in (
+        (KeyboardInterrupt(), 130),
+        (Interrupted(tmp_path, 2), 130),
+        (Interrupted(tmp_path, 15), 143),
+    ):
+
+        def stopped(_: object, error: BaseException = error) -> None:
+            raise error
+
+        monkeypatch.setattr(loop, "train", stopped)
+        assert main(["train"]) == status
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        if isinstance(error, Interrupted):
+            assert f"vitascope train --resume {tmp_path}{os.linesep}" in err
