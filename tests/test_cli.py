@@ -86,7 +86,7 @@ def test_help_of_a_command_lists_its_options(command: str, capsys: pytest.Captur
     out = capsys.readouterr().out
     assert f"vitascope {command}" in out
     for name, field in COMMANDS[command].__dataclass_fields__.items():
-        if "Positional" not in str(field.type):
+        if name not in ("model", "images", "image") or command == "train":
             assert f"--{name.replace('_', '-')}" in out
 
 

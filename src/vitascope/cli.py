@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
 from vitascope import __version__
 from vitascope.errors import Interrupted, UserError, nearest
 from vitascope.model.config import list_models, named_config
-from vitascope.training.recipes import TrainConfig, default_recipe
+from vitascope.training.recipes import MaybeInt, MaybePath, MaybeText, TrainConfig, default_recipe
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "Train, look inside and ship Vision Transformers."
 
 T = TypeVar("T", bound="DataclassInstance")
+Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,13 +34,16 @@ class Train(TrainConfig):
     Ctrl-C saves before it stops.
     """
 
-    recipe: str | None = None
+    recipe: MaybeText = None
     """Named starting point, which the options change: `digits`, `small-data` or `finetune`. Default: `digits`
     for digits, `finetune` with --weights, else `small-data`."""
-    config: Path | None = None
+    config: MaybePath = None
     """A run's config.yaml to start from instead of a recipe: runs the same again."""
-    resume: Path | None = None
+    resume: MaybePath = None
     """A stopped run folder to continue; takes no other option."""
+
+    def __post_init__(self) -> None:
+        """Check nothing yet: `call` makes a `TrainConfig`, whose refusals are then one clear line."""
 
     def call(self) -> None:
         """Train or resume, and say what came out."""
@@ -75,9 +80,9 @@ class Train(TrainConfig):
 class Evaluate:
     """Measure a model: on its run's own test images, or on others."""
 
-    model: tyro.conf.Positional[str]
+    model: Model
     """A run folder or a model folder."""
-    data: str | None = None
+    data: MaybeText = None
     """`digits`, or a folder with test/<class>/, val/<class>/ or <class>/. Default: the test part of what the
     run was trained on."""
     batch_size: int = 128
@@ -86,7 +91,7 @@ class Evaluate:
     """`auto` takes bf16 where this machine is faster with it."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `mps`."""
-    json: bool = False
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print JSON."""
 
     def call(self) -> None:
@@ -133,9 +138,11 @@ class Evaluate:
 class Predict:
     """Say what is in pictures."""
 
-    model: tyro.conf.Positional[str]
+    model: Model
     """A run folder or a model folder."""
-    images: tyro.conf.Positional[tuple[str, ...]]
+    images: tyro.conf.Positional[
+        Annotated[tuple[str, ...], tyro.conf.arg(metavar="PICTURE ...", help_behavior_hint="")]
+    ]
     """Picture files, of any kind and size."""
     top_k: int = 5
     """Classes a picture."""
@@ -143,7 +150,7 @@ class Predict:
     """`auto` takes bf16 where this machine is faster with it."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `mps`."""
-    json: bool = False
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print JSON."""
 
     def call(self) -> None:
@@ -176,17 +183,17 @@ class Predict:
 class Explain:
     """Show where a model looks in a picture: the picture beside itself under a heatmap."""
 
-    model: tyro.conf.Positional[str]
+    model: Model
     """A run folder or a model folder."""
-    image: tyro.conf.Positional[str]
+    image: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="PICTURE")]]
     """A picture file."""
     method: Literal["rollout", "attention"] = "rollout"
     """Attention through all layers, or that of one layer."""
     layer: int = -1
     """With `attention`: the layer, from 0; -1 is the last."""
-    head: int | None = None
+    head: MaybeInt = None
     """With `attention`: the head, from 0. Default: the mean of all heads."""
-    out: Path | None = None
+    out: MaybePath = None
     """The PNG to write. Default: <picture>-<method>.png in this folder."""
 
     def call(self) -> None:
@@ -228,7 +235,7 @@ class Models:
     """Count for this side, pixels."""
     num_classes: int = 1000
     """Count with this many classes."""
-    json: bool = False
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print JSON."""
 
     def call(self) -> None:
@@ -289,6 +296,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("vitascope: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read our output, `head` say, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except Interrupted as stop:
         print(f"vitascope: {stop}; continue with: vitascope train --resume {stop.run}", file=sys.stderr)
         return 128 + stop.signum

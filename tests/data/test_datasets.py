@@ -77,11 +77,11 @@ def test_train_val_and_test_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 def test_one_tree_is_split_by_class_without_overlap_or_loss(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"cat": 20, "dog": 30})
+    write_tree(tmp_path, {"cat": 50, "dog": 100})
     splits = open_data(str(tmp_path))
-    assert class_counts(splits.train) == {"cat": 16, "dog": 24}
-    assert class_counts(splits.val) == {"cat": 2, "dog": 3}
-    assert class_counts(splits.final) == {"cat": 2, "dog": 3}
+    assert class_counts(splits.train) == {"cat": 40, "dog": 80}
+    assert class_counts(splits.val) == {"cat": 5, "dog": 10}
+    assert class_counts(splits.final) == {"cat": 5, "dog": 10}
     everything = [path for images in all_sets(splits) for path in paths(images)]
     assert sorted(everything) == sorted(tmp_path.rglob("*.png"))  # all, and none twice
 

@@ -24,6 +24,7 @@ def test_epoch_order_differs_by_seed_and_epoch(seed: int, epoch: int) -> None:
     order = epoch_order(seed, epoch, 100)
     assert not np.array_equal(order, epoch_order(seed, epoch + 1, 100))
     assert not np.array_equal(order, epoch_order(seed + 1, epoch, 100))
+    assert not np.array_equal(epoch_order(seed + 1, epoch, 100), epoch_order(seed, epoch + 1, 100))
 
 
 @law

@@ -42,18 +42,23 @@ def test_auto_on_a_cpu_without_amx_is_fp32(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("config", "batch_size", "dtype"),
-    [
-        (LARGE, 64, torch.bfloat16),
-        (LARGE, 4, torch.bfloat16),  # 68 rows
-        (LARGE, 3, torch.float32),  # 51 rows
-        (small_config(embed_dim=64), 1024, torch.float32),
+    ("embed_dim", "batch_size", "training", "dtype"),
+    [  # 16 tokens an image
+        (128, 8, False, torch.bfloat16),  # 2^21 multiply-adds in a square layer
+        (128, 7, False, torch.float32),
+        (64, 32, False, torch.bfloat16),
+        (64, 31, False, torch.float32),
+        (128, 32, True, torch.bfloat16),  # 2^23
+        (128, 31, True, torch.float32),
+        (256, 16, True, torch.bfloat16),  # 256 tokens
+        (256, 15, True, torch.float32),
     ],
 )
 def test_auto_with_amx_is_bf16_where_the_matrices_are_large(
-    amx: bool, config: ViTConfig, batch_size: int, dtype: torch.dtype
+    amx: bool, embed_dim: int, batch_size: int, training: bool, dtype: torch.dtype
 ) -> None:
-    assert resolved(config, batch_size) == dtype
+    config = small_config(embed_dim=embed_dim, pool="mean")
+    assert resolve_precision("auto", config, CPU, batch_size, training=training) == dtype
 
 
 @pytest.mark.parametrize(("has_bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])

@@ -47,8 +47,9 @@ class Augmentation:
         height, width = images.shape[-2:]
         area, ratio, x, y, turn, mirror = draws.T  # (B,) each
         side = np.sqrt(1 - area * (1 - self.crop_scale))  # of the crop, as a share
-        skew = np.exp((ratio - 0.5) * math.log(4 / 3)) if self.crop_scale < 1 else 1.0
-        crop_w, crop_h = np.minimum(side * skew, 1), np.minimum(side / skew, 1)
+        reach = np.minimum(math.log(4 / 3) / 2, -np.log(side))  # of log(width / height) / 2, inside the image
+        skew = np.exp((2 * ratio - 1) * reach)
+        crop_w, crop_h = side * skew, side / skew
         angle = np.deg2rad((2 * turn - 1) * self.rotate)
         sign = np.where(mirror < self.flip, -1.0, 1.0)
         # Where each output point is read, in coordinates that run from -1 to 1 along each side.

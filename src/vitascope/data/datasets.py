@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
-from vitascope.data.preprocess import ImageSource
+from vitascope.data.preprocess import ImageError, ImageSource, header_size
 from vitascope.errors import UserError, nearest
 
 IMAGE_SUFFIXES = {
@@ -146,7 +145,9 @@ def image_files(folder: Path) -> list[Path]:
     return sorted(
         path
         for path in folder.rglob("*")
-        if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
+        if path.suffix.lower() in IMAGE_SUFFIXES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.is_file()
     )
 
 
@@ -174,14 +175,9 @@ def median_size(images: ImageSet, sample: int = 100) -> tuple[int, int]:
     """Median height and width of up to `sample` images spread over the set, from their headers."""
     sizes = []
     for index in np.unique(np.linspace(0, len(images) - 1, min(sample, len(images))).astype(int)):
-        source = images.sources[index]
-        if isinstance(source, np.ndarray):
-            sizes.append(source.shape[:2])
-            continue
         try:
-            with Image.open(str(source)) as image:
-                sizes.append((image.height, image.width))
-        except OSError:
+            sizes.append(header_size(images.sources[index]))
+        except ImageError:
             continue  # named, counted and judged when it is read
     if not sizes:
         raise UserError(f"none of {sample} images looked at in the {images.name} set can be read")

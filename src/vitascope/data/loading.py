@@ -106,6 +106,10 @@ class Loader:
             if isinstance(result, str):
                 self._leave_out(index, result)
         pixels = [result for result in results if not isinstance(result, str)]
+        if not pixels:
+            raise UserError(
+                f"no image of the {self.images.name} set can be read: {'; '.join(self.unreadable.values())}"
+            )
         self._readable = np.array(
             [i for i, r in enumerate(results) if not isinstance(r, str)], dtype=np.int64
         )

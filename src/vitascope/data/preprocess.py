@@ -16,8 +16,8 @@ import dataclasses
 import io
 import os
 import struct
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -28,9 +28,6 @@ from vitascope.errors import UserError, check_choice, nearest
 
 ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any]"
 """A path, an encoded file's bytes, a Pillow image, or uint8 pixels (H, W) or (H, W, C)."""
-
-MAX_PIXELS = 178_956_970
-"""Pillow's own threshold for a decompression bomb: half a gigabyte of RGB."""
 
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -48,19 +45,38 @@ def read_image(source: ImageSource, *, exif_orientation: bool = True) -> Image.I
     """A picture as 8-bit "RGB" or "L", upright, by the rule above.
 
     Raises:
-        ImageError: no such file, no picture, a truncated one, or more than `MAX_PIXELS`; it names the source.
+        ImageError: no such file, no picture, a truncated one, or more than Pillow's limit of 178 million
+            pixels; it names the source.
     """
-    name = source_name(source)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is stricter
-            image = _open(source)
-        if image.width * image.height > MAX_PIXELS:
-            raise ImageError(f"{name}: {image.width}x{image.height} pixels; the limit is {MAX_PIXELS:,}")
+    with naming_faults(source):
+        image = _open(source)
         image.load()
         if exif_orientation:
             image = ImageOps.exif_transpose(image)
-        return _eight_bit(image, name)
+        return _eight_bit(image, source_name(source))
+
+
+def header_size(source: ImageSource) -> tuple[int, int]:
+    """Height and width as the file's header says, before any turning.
+
+    Raises:
+        ImageError: as `read_image`.
+    """
+    with naming_faults(source):
+        if isinstance(source, np.ndarray):
+            return source.shape[0], source.shape[1]
+        if isinstance(source, Image.Image):
+            return source.height, source.width
+        with _open(source) as image:
+            return image.height, image.width
+
+
+@contextmanager
+def naming_faults(source: ImageSource) -> Iterator[None]:
+    """Turn everything that Pillow raises for a bad picture into an `ImageError` that names it."""
+    name = source_name(source)
+    try:
+        yield
     except ImageError:
         raise
     except FileNotFoundError as error:
@@ -68,8 +84,8 @@ def read_image(source: ImageSource, *, exif_orientation: bool = True) -> Image.I
     except UnidentifiedImageError as error:
         raise ImageError(f"{name}: not a picture that Pillow can read") from error
     except Image.DecompressionBombError as error:
-        raise ImageError(f"{name}: more pixels than the limit of {MAX_PIXELS:,}") from error
-    except (OSError, ValueError, SyntaxError, EOFError, struct.error) as error:
+        raise ImageError(f"{name}: a decompression bomb, {error}") from error
+    except (OSError, ValueError, SyntaxError, EOFError, RuntimeError, struct.error) as error:
         raise ImageError(f"{name}: cannot be read: {error}") from error
 
 
@@ -84,9 +100,13 @@ def _open(source: ImageSource) -> Image.Image:
     if isinstance(source, Image.Image):
         return source
     if isinstance(source, np.ndarray):
-        if source.dtype != np.uint8:
-            raise ImageError(f"an array must be uint8, not {source.dtype}")
-        return Image.fromarray(source.squeeze(-1) if source.ndim == 3 and source.shape[-1] == 1 else source)
+        shape = source.shape
+        has_colours = source.ndim == 3 and shape[-1] in (1, 3, 4)
+        if source.dtype != np.uint8 or source.size == 0 or not (source.ndim == 2 or has_colours):
+            raise ImageError(
+                f"an array must be uint8 (H, W) or (H, W, 1, 3 or 4), not {source.dtype} {shape}"
+            )
+        return Image.fromarray(source[..., 0] if source.ndim == 3 and shape[-1] == 1 else source)
     return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
 
 
@@ -100,7 +120,7 @@ def _eight_bit(image: Image.Image, name: str) -> Image.Image:
     if image.mode == "F":
         floats = np.asarray(image)
         low, high = float(floats.min()), float(floats.max())
-        if low < 0 or high > 1:
+        if not (low >= 0 and high <= 1):  # so that NaN fails too
             raise ImageError(f"{name}: floating-point pixels must lie in [0, 1], not [{low:g}, {high:g}]")
         return Image.fromarray(np.rint(floats * 255).astype(np.uint8))
     if image.has_transparency_data:

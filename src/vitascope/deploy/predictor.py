@@ -59,7 +59,7 @@ class Predictor:
         self.batch_size = batch_size
         self.device = resolve_device(device)
         self.config = model.config
-        self._models = {torch.float32: model.eval().to(self.device)}
+        self._models = {torch.float32: model.eval().to(self.device, torch.float32)}
 
     @classmethod
     def from_pretrained(

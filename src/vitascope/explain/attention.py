@@ -41,8 +41,10 @@ def attention(model: VisionTransformer, images: Tensor, layer: int = -1, head: i
 def attention_weights(model: VisionTransformer, images: Tensor) -> list[Tensor]:
     """The softmax weights of every layer, (B, heads, T, T) each, of the model as it is in evaluation."""
     was_training = model.training
-    weights = model.eval().trace(images, attention=True).attention
-    model.train(was_training)
+    try:
+        weights = model.eval().trace(images, attention=True).attention
+    finally:
+        model.train(was_training)
     assert weights is not None
     return weights
 

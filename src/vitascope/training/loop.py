@@ -75,9 +75,13 @@ def train(config: TrainConfig) -> TrainResult:
     """
     splits = open_data(config.data, seed=config.seed)
     config, model_config = resolve_config(config, splits)
-    resolve_device(config.device)  # before the folder is made: a run that cannot start leaves nothing
     run = create_run(config)
-    return Trainer(run, config, model_config, splits).fit()
+    try:
+        trainer = Trainer(run, config, model_config, splits)
+    except (UserError, KeyboardInterrupt):
+        shutil.rmtree(run)  # a run that cannot start leaves nothing
+        raise
+    return trainer.fit()
 
 
 def resume(run: str | os.PathLike[str]) -> TrainResult:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import tyro
 import yaml
 
 from vitascope.errors import UserError, check_choice, nearest
+
+# What may be None is chosen for the user, and its help text says how: "default: None" would say nothing.
+MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+MaybeText = Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")]
+MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+MaybePool = Annotated[
+    Literal["cls", "mean"] | None, tyro.conf.arg(metavar="{cls,mean}", help_behavior_hint="")
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,24 +33,24 @@ class TrainConfig:
 
     data: str = "digits"
     """What to train on: `digits`, or a folder: train/<class>/ with val/ or test/, or just <class>/."""
-    run: str | None = None
+    run: MaybeText = None
     """Folder of the run; a new one. Default: runs/<name of the data>."""
-    weights: str | None = None
+    weights: MaybeText = None
     """A trained model to start from: a run folder or a model folder."""
 
-    model: str | None = None
+    model: MaybeText = None
     """Named size; `vitascope models` lists them. Default: vit_ti16, or that of --weights."""
-    image_size: int | None = None
+    image_size: MaybeInt = None
     """Side of the square input, pixels. Default: 224, or the images' own size where that is small."""
-    patch_size: int | None = None
+    patch_size: MaybeInt = None
     """Side of a patch, pixels. Default: the model's, or an eighth of a small image."""
-    embed_dim: int | None = None
+    embed_dim: MaybeInt = None
     """Width of a token. Default: the model's."""
-    depth: int | None = None
+    depth: MaybeInt = None
     """Number of blocks. Default: the model's."""
-    num_heads: int | None = None
+    num_heads: MaybeInt = None
     """Attention heads a block. Default: the model's."""
-    pool: Literal["cls", "mean"] | None = None
+    pool: MaybePool = None
     """What the head reads: the class token or the mean of all patches. Default: the model's."""
     dropout: float = 0.0
     """Dropout in the embedding, the projections and the MLPs."""
@@ -50,7 +59,7 @@ class TrainConfig:
 
     epochs: int = 100
     """Passes over the training images."""
-    batch_size: int | None = None
+    batch_size: MaybeInt = None
     """Images a step. Default: 128, or less where that leaves an epoch under 4 steps."""
     lr: float = 1e-3
     """Peak learning rate of AdamW."""
@@ -84,7 +93,7 @@ class TrainConfig:
     """`auto` takes bf16 where this machine is faster with it."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:1`, `mps`."""
-    workers: int | None = None
+    workers: MaybeInt = None
     """Processes that read images which do not fit in memory. Default: one a core."""
     checkpoint_seconds: float = 300.0
     """Save a checkpoint to resume from when the last is this old; 0 saves after every step."""

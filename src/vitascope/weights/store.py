@@ -57,7 +57,7 @@ def save_pretrained(
 
 
 def from_pretrained(ref: str | os.PathLike[str], revision: str | None = None) -> VisionTransformer:
-    """The model behind a MODEL argument, in evaluation mode, on the CPU, in the dtype it was stored in.
+    """The model behind a MODEL argument, in evaluation mode, on the CPU, in float32.
 
     Args:
         ref: a run folder (its `model/`), a model folder, or the `model.safetensors` in one.
@@ -73,7 +73,7 @@ def from_pretrained(ref: str | os.PathLike[str], revision: str | None = None) ->
     with torch.device("meta"):
         model = VisionTransformer(config)
     fit_state(model, read_weights(folder / WEIGHTS), str(ref))
-    return model.eval()
+    return model.eval().float()
 
 
 def create_model(
@@ -84,7 +84,8 @@ def create_model(
     Args:
         name: one of `list_models()`.
         weights: a MODEL argument whose body is taken over: positions are interpolated to the new size, and
-            the head too is taken where its classes are the same; None initializes at random.
+            the head too is taken where its classes are the same, or unnamed and as many; None initializes
+            at random.
         **overrides: fields of `ViTConfig`.
 
     Raises:
@@ -111,7 +112,8 @@ def transfer(source: VisionTransformer, target: VisionTransformer, name: str) ->
     same_shapes = {k: v.shape for k, v in head.items()} == {
         k: v.shape for k, v in state.items() if k.startswith("head.")
     }
-    if not same_shapes or source.config.class_names != target.config.class_names:
+    names = (source.config.class_names, target.config.class_names)
+    if not same_shapes or (all(names) and names[0] != names[1]):
         state = {key: value for key, value in state.items() if not key.startswith("head.")} | head
         notes.append(f"a new head for {target.config.num_classes} classes")
     fit_state(target, state, name)
