@@ -85,7 +85,7 @@ def test_help_of_a_command_lists_its_options(command: str, capsys: pytest.Captur
     assert stop.value.code == 0
     out = capsys.readouterr().out
     assert f"vitascope {command}" in out
-    for name, field in COMMANDS[command].__dataclass_fields__.items():
+    for name in COMMANDS[command].__dataclass_fields__:
         if name not in ("model", "images", "image") or command == "train":
             assert f"--{name.replace('_', '-')}" in out
 

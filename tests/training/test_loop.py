@@ -192,18 +192,6 @@ def test_divergence_stops_with_a_diagnosis(data, tmp_path) -> None:
         loop.train(config)
 
 
-def test_small_images_are_trained_on_at_their_own_size(data) -> None:
-    config, model = loop.resolve_config(TrainConfig(data=str(data)), loop.open_data(str(data)))
-    assert (config.image_size, config.patch_size, model.grid) == (16, 2, (8, 8))
-
-
-def test_photographs_are_trained_on_at_224(tmp_path) -> None:
-    folder = write_folder(tmp_path / "photos", per_class=4, side=300)
-    config, model = loop.resolve_config(TrainConfig(data=str(folder)), loop.open_data(str(folder)))
-    assert (config.image_size, config.patch_size, model.grid) == (224, 16, (14, 14))
-    assert config.model == "vit_ti16"
-
-
 def test_fine_tuning_starts_from_the_weights_under_a_new_head(finished, tmp_path, capsys) -> None:
     folder = write_folder(tmp_path / "three", classes=("a", "b", "c"))
     config = TrainConfig(

@@ -31,3 +31,10 @@ def test_on_a_terminal_there_is_a_bar_with_speed_and_time_left(monkeypatch, caps
 def test_speed_counts_this_process_only() -> None:
     bar = Progress(epochs=10, images_per_epoch=1000, done=9000)
     assert bar.images_per_second == 0
+
+
+def test_a_long_epoch_without_a_terminal_is_not_silent(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    bar = Progress(epochs=2, images_per_epoch=1000)
+    bar.advance(128)
+    assert capsys.readouterr().out.startswith("128 of 2,000 images  ")

@@ -51,6 +51,8 @@ class Progress:
         self.done += images
         if self._bar is not None:
             self._bar.update(images)
+        elif time.monotonic() - self._last_line >= LINE_SECONDS:
+            self._print(f"{self.done:,} of {self.total:,} images")
 
     def epoch(self, epoch: int, train_loss: float, val_accuracy: float) -> None:
         """An epoch (counted from 1) has ended."""
@@ -58,11 +60,14 @@ class Progress:
         if self._bar is not None:
             self._bar.set_description(text)
             return
-        now = time.monotonic()
-        if epoch == 1 or epoch == self.epochs or now - self._last_line >= LINE_SECONDS:
-            self._last_line = now
-            left = timedelta(seconds=round((self.total - self.done) / max(1e-9, self.images_per_second)))
-            print(f"{text}  {self.images_per_second:,.0f} images/s  {left} left", flush=True)
+        late = time.monotonic() - self._last_line >= LINE_SECONDS / 2
+        if epoch == 1 or epoch == self.epochs or late:
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        self._last_line = time.monotonic()
+        left = timedelta(seconds=round((self.total - self.done) / max(1e-9, self.images_per_second)))
+        print(f"{text}  {self.images_per_second:,.0f} images/s  {left} left", flush=True)
 
     def close(self) -> None:
         """Take the bar away."""

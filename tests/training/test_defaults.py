@@ -1,0 +1,52 @@
+import pytest
+
+from tests.training import write_folder
+from vitascope.data.datasets import open_data
+from vitascope.errors import UserError
+from vitascope.training.defaults import default_batch_size, resolve_config
+from vitascope.training.recipes import TrainConfig
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_folder(tmp_path / "greys")
+
+
+def test_small_images_are_trained_on_at_their_own_size(data) -> None:
+    config, model = resolve_config(TrainConfig(data=str(data)), open_data(str(data)))
+    assert (config.image_size, config.patch_size, model.grid) == (16, 2, (8, 8))
+
+
+def test_photographs_are_trained_on_at_224(tmp_path) -> None:
+    folder = write_folder(tmp_path / "photos", per_class=4, side=300)
+    config, model = resolve_config(TrainConfig(data=str(folder)), open_data(str(folder)))
+    assert (config.image_size, config.patch_size, model.grid) == (224, 16, (14, 14))
+    assert config.model == "vit_ti16"
+
+
+def test_a_small_size_that_is_named_gets_patches_of_an_eighth(data) -> None:
+    config, model = resolve_config(TrainConfig(data=str(data), image_size=32), open_data(str(data)))
+    assert (config.patch_size, model.grid) == (4, (8, 8))
+
+
+def test_what_is_named_is_kept(data) -> None:
+    named = TrainConfig(
+        data=str(data), image_size=96, patch_size=32, batch_size=3, model="vit_s32", pool="mean"
+    )
+    config, model = resolve_config(named, open_data(str(data)))
+    assert config == named
+    assert (model.embed_dim, model.patch_hw, model.pool) == (384, (32, 32), "mean")
+    assert model.class_names == ("dark", "light")
+
+
+def test_a_named_size_that_patches_do_not_tile_is_refused(data) -> None:
+    with pytest.raises(UserError, match="nearest: 36x36"):
+        resolve_config(TrainConfig(data=str(data), image_size=35), open_data(str(data)))
+
+
+@pytest.mark.parametrize("images", [1, 20, 71, 511, 512, 50_000])
+def test_the_batch_leaves_an_epoch_four_steps_unless_it_is_the_smallest(images: int) -> None:
+    batch = default_batch_size(images)
+    assert 8 <= batch <= 128
+    assert batch == 8 or images / batch >= 4
+    assert batch == 128 or images / (2 * batch) < 4
