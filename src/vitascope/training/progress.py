@@ -10,7 +10,7 @@ from typing import NoReturn
 from tqdm import tqdm
 
 LINE_SECONDS = 10.0
-"""Without a terminal, at most one line in this time, and the last."""
+"""Without a terminal: an epoch is a line if the last line is this old, and within an epoch, three times."""
 
 
 class Progress:
@@ -51,7 +51,7 @@ class Progress:
         self.done += images
         if self._bar is not None:
             self._bar.update(images)
-        elif time.monotonic() - self._last_line >= LINE_SECONDS:
+        elif time.monotonic() - self._last_line >= 3 * LINE_SECONDS:  # within a long epoch
             self._print(f"{self.done:,} of {self.total:,} images")
 
     def epoch(self, epoch: int, train_loss: float, val_accuracy: float) -> None:
@@ -60,7 +60,7 @@ class Progress:
         if self._bar is not None:
             self._bar.set_description(text)
             return
-        late = time.monotonic() - self._last_line >= LINE_SECONDS / 2
+        late = time.monotonic() - self._last_line >= LINE_SECONDS
         if epoch == 1 or epoch == self.epochs or late:
             self._print(text)
 
