@@ -1,10 +1,12 @@
 import pytest
 
+from tests.model import small_model
 from tests.training import write_folder
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
 from vitascope.training.defaults import default_batch_size, resolve_config
 from vitascope.training.recipes import TrainConfig
+from vitascope.weights.store import save_pretrained
 
 
 @pytest.fixture
@@ -50,3 +52,10 @@ def test_the_batch_leaves_an_epoch_four_steps_unless_it_is_the_smallest(images: 
     assert 8 <= batch <= 128
     assert batch == 8 or images / batch >= 4
     assert batch == 128 or images / (2 * batch) < 4
+
+
+def test_weights_of_another_architecture_are_refused_in_its_words(data, tmp_path) -> None:
+    save_pretrained(small_model(), tmp_path / "m")
+    config = TrainConfig(data=str(data), weights=str(tmp_path / "m"), model="vit_s16")
+    with pytest.raises(UserError, match=r"embed_dim 16 and 384, depth 3 and 12.*leave out --model"):
+        resolve_config(config, open_data(str(data)))

@@ -176,7 +176,7 @@ class Preprocess:
         """
         image = read_image(source, exif_orientation=self.exif_orientation)
         image = image.convert("L" if self.channels == 1 else "RGB")
-        array = np.asarray(self.fit(image))  # (H, W) or (H, W, C)
+        array = np.array(self.fit(image))  # (H, W) or (H, W, C), a copy that may be written to
         return np.ascontiguousarray(array[None] if self.channels == 1 else array.transpose(2, 0, 1))
 
     def fit(self, image: Image.Image) -> Image.Image:

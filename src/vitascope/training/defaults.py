@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from vitascope.data.datasets import Splits, median_size
+from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig, named_config
 from vitascope.training.recipes import TrainConfig
 from vitascope.weights.store import from_pretrained
@@ -46,6 +47,8 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Vi
         named_config(name)  # an unknown name is refused before anything else
         channels = base.in_channels if base is not None else splits.channels
         model_config = named_config(name, in_channels=channels, **options)
+        if base is not None:
+            check_same_body(base, model_config, f"{config.weights} and {name}")
     else:
         assert base is not None
         model_config = dataclasses.replace(base, **options)
@@ -57,6 +60,20 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Vi
         batch_size=config.batch_size or default_batch_size(len(splits.train)),
     )
     return resolved, model_config
+
+
+def check_same_body(weights: ViTConfig, model: ViTConfig, which: str) -> None:
+    """Refuse weights for another architecture in the words of the configuration, not of its tensors."""
+    names = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "pool")
+    differing = [
+        f"{name} {getattr(weights, name)} and {getattr(model, name)}"
+        for name in names
+        if getattr(weights, name) != getattr(model, name)
+    ]
+    if differing:
+        raise UserError(
+            f"{which} do not fit: {', '.join(differing)}; leave out --model to take that of the weights"
+        )
 
 
 def default_batch_size(images: int) -> int:
