@@ -326,7 +326,7 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         (["train", "--data", "data", "--epochs", "0"], "epochs must be at least 1, not 0"),
         (["train", "--data", "data", "--device", "nonsense"], "'nonsense'"),
         (["train", "--data", "data", "--weights", "runs/tinny"], "nearest: runs/tiny"),
-        (["train", "--data", "data", "--weights", "runs/tiny", "--model", "vit_s16"], "does not fit"),
+        (["train", "--data", "data", "--weights", "runs/tiny", "--model", "vit_s16"], "do not fit"),
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["train", "--config", "runs/tiny/config.yaml", "--recipe", "digits"], "leave out --recipe"),
         (["train", "--resume", "runs/tiny", "--epochs", "7"], "leave out --epochs"),
