@@ -378,25 +378,21 @@ def test_existing_run_folder_is_refused_and_not_touched(
 
 
 @pytest.mark.parametrize(
-    "argv",
+    ("argv", "reason"),
     [
-        ["train", "--epochs", "many"],
-        ["train", "--keep", "worst"],
-        ["explain", "MODEL", "PICTURE", "--method", "guess"],
-        ["evaluate"],
+        (["train", "--epochs", "many"], "'many'"),
+        (["train", "--keep", "worst"], "'worst' for argument '--keep'"),
+        (["train", "--lr"], "--lr"),
+        (["explain", "MODEL", "PICTURE", "--method", "guess"], "'rollout', 'attention'"),
+        (["evaluate"], "MODEL"),
     ],
 )
-def test_value_of_the_wrong_kind_is_refused_without_a_traceback(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
+def test_value_that_is_missing_or_of_the_wrong_kind_is_refused_in_one_line(
+    argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        status = main(argv)
-    except SystemExit as stop:
-        status = stop.code
-    assert status == 2
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    assert err
+    said = refusal(argv, capsys)
+    assert reason in said
+    assert f"vitascope {argv[0]} --help" in said
 
 
 def test_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
