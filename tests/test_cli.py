@@ -395,6 +395,13 @@ def test_value_that_is_missing_or_of_the_wrong_kind_is_refused_in_one_line(
     assert f"vitascope {argv[0]} --help" in said
 
 
+def test_picture_that_cannot_be_written_is_refused_in_one_line(
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["explain", "runs/tiny", str(next(Path("data").rglob("*.png"))), "--out", "broken.jpg/map.png"]
+    assert "broken.jpg" in refusal(argv, capsys)
+
+
 def test_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> list[str]:
         raise RuntimeError("a bug")

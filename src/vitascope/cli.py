@@ -303,6 +303,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output, `head` say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # a full disk, a folder that may not be written to: the system says it best
+        print(f"vitascope: error: {error}", file=sys.stderr)
+        return 2
     except Interrupted as stop:
         print(f"vitascope: {stop}; continue with: vitascope train --resume {stop.run}", file=sys.stderr)
         return 128 + stop.signum

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitascope.data.augment import Augmentation
-from vitascope.data.datasets import Splits, open_data
+from vitascope.data.datasets import ImageSet, Splits, open_data
 from vitascope.data.loading import Batch, Loader
 from vitascope.data.randomness import step_seed
 from vitascope.errors import Interrupted, UserError
@@ -121,8 +121,8 @@ class Trainer:
             rotate=config.rotate,
             color_jitter=config.color_jitter,
         )
-        self.train_loader = self._loader(splits.train.name, seed=config.seed)
-        self.val_loader = self._loader(splits.val.name)
+        self.train_loader = self._loader(splits.train, seed=config.seed)
+        self.val_loader = self._loader(splits.val)
         self.steps_per_epoch = self.train_loader.batches_per_epoch
         self.step = 0
         self.best_loss = math.inf
@@ -141,8 +141,7 @@ class Trainer:
             self.preprocess = read_preprocess(self.config.weights).at_size(model_config.image_hw)
         return model
 
-    def _loader(self, split: str, seed: int | None = None) -> Loader:
-        images = {"train": self.splits.train, "val": self.splits.val}.get(split, self.splits.final)
+    def _loader(self, images: ImageSet, seed: int | None = None) -> Loader:
         return Loader(
             images,
             self.preprocess,
@@ -273,7 +272,7 @@ class Trainer:
         """The finished model, measured on what it has not seen, saved and drawn."""
         best = self.run / "checkpoints" / "best"
         model = from_pretrained(best).to(self.device) if self.config.keep == "best" else self.trained.eval()
-        evaluation = evaluate(model, self._loader("final"), precision=self.precision)
+        evaluation = evaluate(model, self._loader(self.splits.final), precision=self.precision)
         recorder.record("test", self.step, {**evaluation.summary(), "seconds": round(self.seconds, 2)})
         measured = self.splits.final.subset(evaluation.split, evaluation.indices)
         figures = draw_figures(self.run, model, self.preprocess, measured, evaluation.probabilities)

@@ -41,7 +41,7 @@ def save_pretrained(
     Each file is written aside, flushed to the disk and renamed; `config.json`, last, makes the folder whole.
 
     Raises:
-        UserError: an unknown format.
+        UserError: an unknown format; weights that cannot be written.
     """
     check_choice("format", format, FORMATS)
     folder = Path(folder)
@@ -49,7 +49,10 @@ def save_pretrained(
     preprocess = preprocess or default_preprocess(model.config)
     aside = folder / f".{WEIGHTS}"
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(state, aside, metadata={"format": "pt"})
+    try:
+        save_file(state, aside, metadata={"format": "pt"})
+    except SafetensorError as error:  # how safetensors reports a full disk
+        raise CheckpointError(f"{folder / WEIGHTS}: cannot be written: {error}") from error
     settle(aside, folder / WEIGHTS)
     write_json(folder / PREPROCESSOR, preprocess.to_dict())
     write_json(folder / CONFIG, {"model_type": "vitascope", **model.config.to_dict()})
