@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from vitascope import explain
     from vitascope.deploy.predictor import Prediction, Predictor
     from vitascope.errors import UserError
-    from vitascope.model.config import ViTConfig, list_models
+    from vitascope.model.config import ViTConfig
+    from vitascope.model.sizes import list_models
     from vitascope.model.trace import Trace
     from vitascope.model.vit import VisionTransformer
     from vitascope.training.loop import resume, train
@@ -31,7 +32,7 @@ _HOMES = {
     "VisionTransformer": "model.vit",
     "create_model": "weights.store",
     "from_pretrained": "weights.store",
-    "list_models": "model.config",
+    "list_models": "model.sizes",
     "resume": "training.loop",
     "save_pretrained": "weights.store",
     "train": "training.loop",

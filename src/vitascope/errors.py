@@ -31,10 +31,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; nearest: {match[0]}" if match else ""
 
 
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Refuse a value that is not one of the choices, naming them."""
     choices = list(choices)
     if value not in choices:
         raise UserError(
-            f"unknown {name} {value!r}{nearest(value, choices)}; it is one of {', '.join(choices)}"
+            f"unknown {name} {value!r}{nearest(str(value), choices)}; it is one of {', '.join(choices)}"
         )

@@ -1,40 +1,60 @@
 """The attention of one layer as a map over the patches."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from tests.explain import MODELS, heatmap, shares
 from tests.model import random_images, small_model
 from vitascope import explain
 from vitascope.errors import UserError
+from vitascope.explain.attention import to_heatmap
 from vitascope.model.vit import VisionTransformer
 
-SHAPES = [{"image_size": 32}, {"image_size": (16, 40)}, {"image_size": (24, 32), "patch_size": (8, 4)}]
+SHAPES = [{"image_size": 32}, {"image_size": (16, 48)}, {"image_size": (24, 32), "patch_size": (12, 4)}]
+METHODS = [explain.attention, explain.rollout]
+
+of_every_model = pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
 
 
 def images_of(model: VisionTransformer, count: int = 3) -> Tensor:
     return random_images(count, model.config.in_channels, *model.config.image_hw)
 
 
-def directly(model: VisionTransformer, images: Tensor, layer: int, head: int | None) -> Tensor:
+def directly(model: VisionTransformer, images: Tensor, layer: int, head: int | None) -> np.ndarray:
     """The same map from the traced weights, in float64, image by image."""
     attention = model.trace(images, attention=True).attention
     assert attention is not None
     maps = []
-    for weights in attention[layer].double():  # (heads, T, T)
-        chosen = weights.mean(dim=0) if head is None else weights[head]
-        row = chosen[0, 1:] if model.config.pool == "cls" else chosen.mean(dim=0)
-        maps.append(row.reshape(model.config.grid) / row.max())
-    return torch.stack(maps)
+    for weights in attention[layer].detach().double().numpy():  # (heads, T, T)
+        maps.append(heatmap(model.config, weights.mean(axis=0) if head is None else weights[head]))
+    return np.stack(maps)
 
 
-@pytest.mark.parametrize("method", [explain.attention, explain.rollout])
-@pytest.mark.parametrize("pool", ["cls", "mean"])
+@of_every_model
+def test_tokens_that_count_are_those_that_the_model_pools(options: dict[str, Any]) -> None:
+    model = small_model(**options)
+    share = shares(model.config)
+    assert share.sum() == pytest.approx(1)
+    tokens = random_images(1, model.config.num_tokens, model.config.embed_dim).requires_grad_()
+    model.pool(tokens).square().sum().backward()
+    assert tokens.grad is not None
+    np.testing.assert_array_equal(tokens.grad[0].abs().sum(dim=1) > 0, share > 0)
+    if model.config.option("pool") != "map":  # the others are linear: of the identity, they give the shares
+        pooled = model.pool(torch.eye(len(share))[None]).reshape(-1, len(share))
+        np.testing.assert_allclose(pooled.mean(dim=0), share, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@of_every_model
 @pytest.mark.parametrize("shape", SHAPES)
 def test_heatmaps_have_the_grid_of_the_patches_and_largest_value_one(
-    method: object, pool: str, shape: dict[str, object]
+    method: Any, options: dict[str, Any], shape: dict[str, Any]
 ) -> None:
-    model = small_model(pool=pool, **shape)
+    model = small_model(**options, **shape)
     heat = method(model, images_of(model))
     assert heat.shape == (3, *model.config.grid)
     assert heat.dtype == torch.float32
@@ -45,14 +65,27 @@ def test_heatmaps_have_the_grid_of_the_patches_and_largest_value_one(
     assert not torch.allclose(heat[0], heat[1])  # and images
 
 
-@pytest.mark.parametrize("pool", ["cls", "mean"])
+@of_every_model
 @pytest.mark.parametrize("layer", [0, 1, 2, -1, -3])
 @pytest.mark.parametrize("head", [None, 0, 1])
-def test_map_is_that_of_the_traced_weights(pool: str, layer: int, head: int | None) -> None:
-    model = small_model(pool=pool, image_size=(24, 40))
+def test_map_is_that_of_the_traced_weights(options: dict[str, Any], layer: int, head: int | None) -> None:
+    model = small_model(image_size=(16, 48), **options)
     images = images_of(model)
-    heat = explain.attention(model, images, layer, head)
-    torch.testing.assert_close(heat.double(), directly(model, images, layer, head), atol=1e-6, rtol=1e-5)
+    heat = explain.attention(model, images, layer, head).numpy()
+    np.testing.assert_allclose(heat, directly(model, images, layer, head), atol=1e-6, rtol=1e-5)
+
+
+@of_every_model
+def test_map_shows_only_what_goes_from_tokens_that_are_read_to_patches(options: dict[str, Any]) -> None:
+    model = small_model(**options)
+    images, T = images_of(model), model.config.num_tokens
+    rows = torch.rand(3, T, T, generator=torch.Generator().manual_seed(0))
+    others = rows.clone()
+    others[:, shares(model.config) == 0] = torch.rand(T)
+    others[:, :, : model.config.num_prefix_tokens] = 9.0
+    heat = to_heatmap(model, images, rows)
+    assert torch.equal(to_heatmap(model, images, others), heat)
+    np.testing.assert_allclose(heat, [heatmap(model.config, row) for row in rows.double().numpy()], atol=1e-6)
 
 
 def test_last_layer_and_mean_of_heads_are_the_default() -> None:
@@ -79,10 +112,15 @@ def test_patch_that_the_class_token_looks_at_is_the_warmest() -> None:
     assert heat.flatten().sort().values[-2] < 0.5
 
 
-def test_other_resolution_gives_its_own_grid() -> None:
-    model = small_model()
-    heat = explain.attention(model, random_images(2, 3, 48, 16))
-    assert heat.shape == (2, 6, 2)
+@pytest.mark.parametrize("method", METHODS)
+@of_every_model
+def test_other_resolution_gives_its_own_grid(method: Any, options: dict[str, Any]) -> None:
+    model = small_model(**options)
+    images = random_images(2, 3, 48, 16)
+    heat = method(model, images)
+    assert heat.shape == (2, *model.config.grid_of((48, 16)))
+    model.resize((48, 16))
+    assert torch.equal(method(model, images), heat)
 
 
 @pytest.mark.parametrize("layer", [3, 99, -4])
@@ -99,10 +137,10 @@ def test_head_that_is_not_there_names_the_range(head: int) -> None:
         explain.attention(model, images_of(model), head=head)
 
 
-@pytest.mark.parametrize("method", [explain.attention, explain.rollout])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("training", [True, False])
-def test_model_is_run_as_in_evaluation_and_left_as_it_was(method: object, training: bool) -> None:
-    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5)
+def test_model_is_run_as_in_evaluation_and_left_as_it_was(method: Any, training: bool) -> None:
+    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
     images = images_of(model)
     expected = method(model, images)
     model.train(training)
@@ -110,17 +148,20 @@ def test_model_is_run_as_in_evaluation_and_left_as_it_was(method: object, traini
     assert model.training is training
 
 
-@pytest.mark.parametrize("method", [explain.attention, explain.rollout])
-def test_model_is_left_as_it_was_after_a_refusal_too(method: object) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_model_is_left_as_it_was_after_a_refusal_too(method: Any) -> None:
     model = small_model().train()
     with pytest.raises(UserError):
         method(model, random_images(1, 3, 33, 32))
     assert model.training
 
 
-def test_half_precision_model_gives_float32_maps() -> None:
-    model = small_model()
+@pytest.mark.parametrize("method", METHODS)
+@of_every_model
+def test_half_precision_model_gives_float32_maps(method: Any, options: dict[str, Any]) -> None:
+    model = small_model(**options)
     images = images_of(model)
-    heat = explain.attention(model.to(torch.bfloat16), images.to(torch.bfloat16))
+    expected = method(model, images)
+    heat = method(model.to(torch.bfloat16), images.to(torch.bfloat16))
     assert heat.dtype == torch.float32
-    assert explain.rollout(model, images.to(torch.bfloat16)).dtype == torch.float32
+    torch.testing.assert_close(heat, expected, atol=0.1, rtol=0)

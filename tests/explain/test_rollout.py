@@ -1,9 +1,12 @@
 """Attention rollout against the paper's recursion, written again in NumPy."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from tests.explain import MODELS, heatmap
 from tests.model import random_images, small_model
 from vitascope import explain
 from vitascope.model.vit import VisionTransformer
@@ -22,15 +25,14 @@ def in_numpy(model: VisionTransformer, images: torch.Tensor) -> np.ndarray:
             flow = residual if flow is None else residual @ flow
         assert flow is not None
         np.testing.assert_allclose(flow.sum(axis=1), 1, atol=1e-5)
-        row = flow[0, 1:] if model.config.pool == "cls" else flow.mean(axis=0)
-        maps.append(row.reshape(model.config.grid) / row.max())
+        maps.append(heatmap(model.config, flow))
     return np.stack(maps)
 
 
-@pytest.mark.parametrize("pool", ["cls", "mean"])
-@pytest.mark.parametrize("shape", [{"depth": 1}, {"depth": 5}, {"image_size": (16, 40), "num_heads": 4}])
-def test_rollout_is_the_product_of_the_layers(pool: str, shape: dict[str, object]) -> None:
-    model = small_model(pool=pool, **shape)
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("shape", [{"depth": 1}, {"depth": 5}, {"image_size": (16, 48), "num_heads": 4}])
+def test_rollout_is_the_product_of_the_layers(options: dict[str, Any], shape: dict[str, Any]) -> None:
+    model = small_model(**options, **shape)
     images = random_images(3, 3, *model.config.image_hw)
     np.testing.assert_allclose(explain.rollout(model, images).numpy(), in_numpy(model, images), atol=1e-6)
 
@@ -51,3 +53,31 @@ def test_one_layer_rolls_out_to_its_attention() -> None:
     model = small_model(depth=1)
     images = random_images(2, 3, 32, 32)
     torch.testing.assert_close(explain.rollout(model, images), explain.attention(model, images))
+
+
+def test_distillation_token_counts_like_the_class_token() -> None:
+    model = small_model(distillation_token=True)
+    images = random_images(2, 3, 32, 32)
+    heat = explain.rollout(model, images)
+    with torch.no_grad():  # the tokens change places, with their positions
+        model.class_token.data, model.distillation_token.data = (
+            model.distillation_token.data,
+            model.class_token.data,
+        )
+        model.positions.weight[:, :2] = model.positions.weight[:, [1, 0]]
+    torch.testing.assert_close(explain.rollout(model, images), heat)
+
+
+def test_nothing_flows_from_one_window_to_another() -> None:
+    """Without prefix tokens each window keeps to itself, so that all give the mean of the patches alike."""
+    model = small_model(attention="window", window=2, pool="mean", image_size=(32, 48))
+    heat = explain.rollout(model, random_images(3, 3, 32, 48))
+    windows = heat.reshape(3, 2, 2, 3, 2).sum(dim=(2, 4))  # (B, windows down, windows across)
+    torch.testing.assert_close(windows / windows[:, :1, :1], torch.ones(3, 2, 3))
+    assert heat.flatten(1).std(dim=1).min() > 1e-3
+
+
+@pytest.mark.parametrize("attention", ["axial", "window"])
+def test_class_token_sees_everything_through_local_attention(attention: str) -> None:
+    model = small_model(attention=attention, window=2, depth=1)
+    assert (explain.rollout(model, random_images(3, 3, 32, 32)) > 0).all()

@@ -1,18 +1,97 @@
-"""Small models, with weights that leave nothing at zero, and the settings of property-based tests."""
+"""Small models of every option, with weights that leave nothing at zero, and random configurations."""
 
+import functools
 from typing import Any, TypeVar
 
 import torch
 from hypothesis import settings
+from hypothesis import strategies as st
 from torch import nn
 
 from vitascope.model.config import ViTConfig
+from vitascope.model.positions import Layout
+from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 law = settings(deadline=None, max_examples=25)  # a deadline would time the machine
 law_of_models = settings(law, max_examples=8)
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    # Equation 1
+    "linear stem": {"stem": "linear"},
+    "overlapping patches": {"stem": "overlap"},
+    "overlapping patches, stride 8x4": {"stem": "overlap", "stride": (8, 4)},
+    "resnet": {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 4},
+    "resnet as timm has it": {
+        "stem": "resnet",
+        "resnet_layers": (1,),
+        "resnet_width": 2,
+        "resnet_dialect": "timm",
+        "patch_bias": False,
+    },
+    "no patch bias": {"patch_bias": False},
+    "no positions": {"positions": "none"},
+    "positions of patches only": {"position_prefix": False, "num_registers": 2},
+    "rows and columns": {"positions": "learned_2d", "resample": "torchvision"},
+    "sincos 1d": {"positions": "sincos_1d"},
+    "sincos 2d": {"positions": "sincos_2d"},
+    "sincos 2d of big_vision, map": {"positions": "sincos_2d_big_vision", "pool": "map"},
+    "relative": {"positions": "relative"},
+    "relative without prefix": {"positions": "relative", "pool": "mean", "resample": "jax"},
+    "rotary": {"positions": "rotary", "rotary_base": 50.0},
+    "rotary with registers": {
+        "positions": "rotary",
+        "num_registers": 4,
+        "rotary_rounded": True,
+        "resample": "huggingface",
+    },
+    "embedding norm": {"embedding_norm": True},
+    # Equations 2 and 3
+    "post-norm": {"norm": "post"},
+    "post-norm, mean": {"norm": "post", "pool": "mean", "norm_eps": 1e-3},
+    "axial": {"attention": "axial"},
+    "axial, relative, mean": {"attention": "axial", "positions": "relative", "pool": "mean"},
+    "window": {"attention": "window", "window": 2},
+    "window, rotary, registers": {
+        "attention": "window",
+        "window": (1, 2),
+        "positions": "rotary",
+        "num_registers": 3,
+    },
+    "window, relative": {"attention": "window", "window": (2, 1), "positions": "relative"},
+    "no qkv bias": {"qkv_bias": "none"},
+    "no key bias": {"qkv_bias": "no_key"},
+    "tanh gelu": {"mlp": "gelu_tanh"},
+    "quick gelu": {"mlp": "quick_gelu"},
+    "swiglu": {"mlp": "swiglu", "mlp_ratio": 8 / 3},
+    "layer scale": {"layer_scale": 1e-2},
+    # Equation 4
+    "mean beside a class token": {"pool": "mean", "class_token": True},
+    "mean": {"pool": "mean", "class_token": False},
+    "mean, then norm": {"pool": "mean", "pool_norm": "after"},
+    "class token, then norm": {"pool_norm": "after"},
+    "class token and mean": {"pool": "cls_mean"},
+    "map": {"pool": "map", "resample": "dinov2"},
+    "map, swiglu, registers, mlp head": {"pool": "map", "mlp": "swiglu", "num_registers": 2, "head": "mlp"},
+    "distillation": {"distillation_token": True},
+    "distillation without head": {"distillation_token": True, "head": "none", "num_registers": 1},
+    "distillation from zero": {"distillation_token": True, "head": "zero"},
+    "registers": {"num_registers": 3},
+    "zero head": {"head": "zero"},
+    "mlp head": {"head": "mlp"},
+    "pre_logits": {"head": "pre_logits"},
+    "no head": {"head": "none"},
+    # Training
+    "timm's initialization": {"init": "timm"},
+    "dropout": {"dropout": 0.2, "attention_dropout": 0.2, "drop_path": 0.2},
+    "patch dropout": {"patch_dropout": 0.25},
+    "patch dropout, rotary": {"patch_dropout": 0.5, "positions": "rotary"},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+}
+"""Options of a small model, by name; `test_every_value_of_every_option_is_in_a_variant` keeps it whole."""
 
 
 def small_config(**overrides: Any) -> ViTConfig:
@@ -24,7 +103,7 @@ def small_config(**overrides: Any) -> ViTConfig:
         "depth": 3,
         "num_heads": 2,
     }
-    return ViTConfig(**(values | overrides))
+    return ViTConfig.from_dict(values | overrides)
 
 
 def small_model(seed: int = 0, **overrides: Any) -> VisionTransformer:
@@ -39,7 +118,7 @@ def randomize(module: AnyModule, seed: int = 0) -> AnyModule:
         noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
         if parameter.ndim == 1:  # biases around zero, weights of norms around one
             parameter.copy_(0.3 * noise + name.endswith("weight"))
-        elif parameter.ndim == 3:  # class token and positions
+        elif parameter.ndim == 3:  # tokens, positions
             parameter.copy_(0.5 * noise)
         else:
             parameter.copy_(noise / parameter[0].numel() ** 0.5)
@@ -48,3 +127,110 @@ def randomize(module: AnyModule, seed: int = 0) -> AnyModule:
 
 def random_images(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def sequence(T: int) -> Layout:
+    """The layout of T tokens that lie nowhere."""
+    return Layout((T, 1), 0)
+
+
+def on_meta(config: ViTConfig) -> VisionTransformer:
+    with torch.device("meta"):
+        return VisionTransformer(config)
+
+
+@functools.cache
+def named_on_meta(name: str) -> VisionTransformer:
+    return on_meta(named_config(name))
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@st.composite
+def valid_configs(draw: st.DrawFn) -> ViTConfig:
+    """Small configurations over every option, drawn so that they fit together."""
+
+    def small(most: int) -> int:
+        return draw(st.integers(1, most))
+
+    def one_of(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    heads, grid, window = small(3), (small(4), small(4)), (small(2), small(2))
+    attention = one_of("global", "axial", "window")
+    if attention == "window":
+        grid = (grid[0] * window[0], grid[1] * window[1])
+    stem = one_of("conv", "linear", "overlap", "resnet")
+    patch, stride, layers = (small(6), small(6)), None, one_of((), (1,), (2, 1))
+    if stem == "overlap":
+        stride = (small(patch[0]), small(patch[1]))
+    if stem == "resnet":
+        whole = 4 * 2 ** max(0, len(layers) - 1)
+        patch = (whole * small(2), whole * small(2))
+    step = stride or patch
+    positions = one_of(
+        "none",
+        "learned",
+        "learned_2d",
+        "sincos_1d",
+        "sincos_2d",
+        "sincos_2d_big_vision",
+        "relative",
+        "rotary",
+    )
+    head_dim = 4 * small(2) if positions == "rotary" or positions.startswith("sincos") else small(6)
+    distilled = draw(st.booleans())
+    pool = "cls" if distilled else one_of("cls", "mean", "cls_mean", "map")
+    after = pool in ("cls", "mean") and not distilled and draw(st.booleans())
+    num_classes = small(7)
+    names = st.lists(st.text(max_size=3), min_size=num_classes, max_size=num_classes)
+    return ViTConfig.from_dict(
+        {
+            "image_size": tuple(
+                whole + (count - 1) * move for whole, count, move in zip(patch, grid, step, strict=True)
+            ),
+            "patch_size": patch,
+            "in_channels": small(5),
+            "num_classes": num_classes,
+            "class_names": tuple(draw(st.one_of(st.just([]), names))),
+            "embed_dim": heads * head_dim,
+            "depth": small(3),
+            "num_heads": heads,
+            "stem": stem,
+            "stride": stride,
+            "patch_bias": draw(st.booleans()),
+            "resnet_layers": layers,
+            "resnet_width": one_of(1, 2, 4),
+            "resnet_dialect": one_of("jax", "timm"),
+            "positions": positions,
+            "position_prefix": draw(st.booleans()),
+            "resample": one_of("timm", "huggingface", "torchvision", "jax", "dinov2"),
+            "rotary_base": one_of(10.0, 100.0),
+            "rotary_rounded": draw(st.booleans()),
+            "embedding_norm": draw(st.booleans()),
+            "norm": one_of("pre", "post"),
+            "norm_eps": one_of(1e-12, 1e-6, 1e-5),
+            "attention": attention,
+            "window": window,
+            "qkv_bias": one_of("all", "none", "no_key"),
+            "mlp": one_of("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
+            "mlp_ratio": one_of(1.0, 1.5, 8 / 3, 4.0),
+            "layer_scale": one_of(None, 1e-5, 0.1),
+            "class_token": one_of(None, True, pool in ("cls", "cls_mean")),
+            "distillation_token": distilled,
+            "num_registers": draw(st.integers(0, 3)),
+            "pool": pool,
+            "pool_norm": "after" if after else "before",
+            "head": one_of("linear", "zero", "none")
+            if distilled
+            else one_of("linear", "zero", "mlp", "pre_logits", "none"),
+            "init": one_of("paper", "timm"),
+            "dropout": one_of(0.0, 0.1),
+            "attention_dropout": one_of(0.0, 0.1),
+            "drop_path": one_of(0.0, 0.1),
+            "patch_dropout": one_of(0.0, 0.3) if attention == "global" and positions != "relative" else 0.0,
+            "gradient_checkpointing": draw(st.booleans()),
+        }
+    )

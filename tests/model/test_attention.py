@@ -1,16 +1,18 @@
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model import law, random_images, randomize, small_config
-from vitascope.model.attention import MatmulAttention, SelfAttention, attention_weights
+from tests.model import law, random_images, randomize, sequence, small_config
+from vitascope.model.attention import KeylessLinear, MatmulAttention, SelfAttention, attention_weights
 from vitascope.model.trace import Trace
 
 SMALL = st.integers(1, 5)
 
 
-def attention(**overrides: float) -> SelfAttention:
+def attention(**overrides: Any) -> SelfAttention:
     return randomize(SelfAttention(small_config(**overrides))).eval()
 
 
@@ -51,8 +53,8 @@ def test_fused_attention_equals_the_explicit_equations(B: int, T: int, seed: int
     layer, tokens = attention(), random_images(B, T, 16, seed=seed)
     trace = Trace(attention=True)
     expected = layer.proj(by_the_equations(layer.qkv(tokens).view(B, T, 3, 2, 8)))
-    torch.testing.assert_close(layer(tokens), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(layer(tokens, trace), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer(tokens, sequence(T)), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer(tokens, sequence(T), trace), expected, rtol=1e-5, atol=1e-5)
     (weights,) = trace.attention
     torch.testing.assert_close(weights.sum(-1), torch.ones(B, 2, T))
 
@@ -61,7 +63,7 @@ def test_fused_and_explicit_attention_have_the_same_gradients() -> None:
     gradients = []
     for trace in (None, Trace(attention=True)):
         layer, tokens = attention().train(), random_images(2, 5, 16).requires_grad_()
-        layer(tokens, trace).square().sum().backward()
+        layer(tokens, sequence(5), trace).square().sum().backward()
         gradients.append([tokens.grad, *(parameter.grad for parameter in layer.parameters())])
     for fused, explicit in zip(*gradients, strict=True):
         torch.testing.assert_close(fused, explicit, rtol=1e-4, atol=1e-5)
@@ -91,8 +93,9 @@ def test_read_gives_the_same_tokens_as_computing_everything(start: int, length: 
     layer, tokens = attention(), random_images(2, 7, 16)
     read = slice(start, start + length)
     trace = Trace(attention=True)
-    torch.testing.assert_close(layer(tokens, read=read), layer(tokens)[:, read])
-    torch.testing.assert_close(layer(tokens, trace, read), layer(tokens)[:, read])
+    everything = layer(tokens, sequence(7))
+    torch.testing.assert_close(layer(tokens, sequence(7), read=read), everything[:, read])
+    torch.testing.assert_close(layer(tokens, sequence(7), trace, read), everything[:, read])
     assert trace.attention[0].shape == (2, 2, len(range(7)[read]), 7)
 
 
@@ -103,9 +106,9 @@ def test_dropout_is_off_in_evaluation_and_keeps_the_mean_in_training(rate: str, 
     tokens = random_images(1, 4, 16)
 
     def run(tokens: torch.Tensor) -> torch.Tensor:
-        return layer(tokens, Trace(attention=True) if traced else None)
+        return layer(tokens, sequence(4), Trace(attention=True) if traced else None)
 
-    expected = without(tokens)
+    expected = without(tokens, sequence(4))
     torch.testing.assert_close(run(tokens), expected)
     torch.manual_seed(0)
     layer.train()
@@ -118,8 +121,8 @@ def test_dropout_is_off_in_evaluation_and_keeps_the_mean_in_training(rate: str, 
 def test_traced_weights_are_those_before_dropout() -> None:
     layer, tokens = attention(attention_dropout=0.5), random_images(2, 5, 16)
     in_training, in_evaluation = Trace(attention=True), Trace(attention=True)
-    layer.eval()(tokens, in_evaluation)
-    layer.train()(tokens, in_training)
+    layer.eval()(tokens, sequence(5), in_evaluation)
+    layer.train()(tokens, sequence(5), in_training)
     torch.testing.assert_close(in_training.attention[0].sum(-1), torch.ones(2, 2, 5))
     torch.testing.assert_close(in_training.attention[0], in_evaluation.attention[0])
 
@@ -127,7 +130,7 @@ def test_traced_weights_are_those_before_dropout() -> None:
 def bf16_gradients(layer: SelfAttention, tokens: torch.Tensor) -> list[torch.Tensor]:
     layer.zero_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = layer(tokens)
+        mixed = layer(tokens, sequence(9))
     mixed.float().square().sum().backward()
     return [mixed.detach().float(), *(parameter.grad for parameter in layer.parameters())]
 
@@ -135,7 +138,7 @@ def bf16_gradients(layer: SelfAttention, tokens: torch.Tensor) -> list[torch.Ten
 # Training in bf16 on a CPU may take another kernel than everything else; what holds is the same.
 def test_training_in_bf16_has_the_gradients_of_float32_up_to_rounding() -> None:
     layer, tokens = attention().train(), random_images(4, 9, 16)
-    mixed = layer(tokens)
+    mixed = layer(tokens, sequence(9))
     mixed.square().sum().backward()
     exact = [mixed.detach(), *(parameter.grad.clone() for parameter in layer.parameters())]
     for rounded, reference in zip(bf16_gradients(layer, tokens), exact, strict=True):
@@ -147,3 +150,46 @@ def test_training_in_bf16_drops_attention_weights_too() -> None:
     assert not torch.equal(bf16_gradients(layer, tokens)[0], bf16_gradients(layer, tokens)[0])
     layer.eval()
     assert torch.equal(bf16_gradients(layer, tokens)[0], bf16_gradients(layer, tokens)[0])
+
+
+@law
+@given(Q=SMALL, T=SMALL, heads=SMALL, seed=st.integers(0, 9))
+def test_a_bias_adds_to_the_scores_before_the_softmax(Q: int, T: int, heads: int, seed: int) -> None:
+    q, k = random_images(2, heads, Q, 4, seed=seed), random_images(2, heads, T, 4, seed=seed + 10)
+    bias = random_images(heads, Q, T, seed=seed + 20)
+    expected = (q @ k.transpose(2, 3) / 2 + bias).exp()
+    expected = expected / expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(attention_weights(q, k, bias), expected)
+
+
+def qkv_of(layer: torch.nn.Linear, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return layer(tokens).chunk(3, dim=-1)
+
+
+def test_without_a_key_bias_it_is_a_full_bias_whose_key_part_is_zero() -> None:
+    keyless, full = attention(qkv_bias="no_key"), attention(qkv_bias="all")
+    assert isinstance(keyless.qkv, KeylessLinear)
+    weights = keyless.state_dict()
+    q, v = weights["qkv.bias"].chunk(2)
+    full.load_state_dict(weights | {"qkv.bias": torch.cat([q, torch.zeros(16), v])})
+    tokens = random_images(2, 5, 16)
+    assert torch.equal(keyless(tokens, sequence(5)), full(tokens, sequence(5)))
+    for ours, theirs in zip(qkv_of(keyless.qkv, tokens), qkv_of(full.qkv, tokens), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_key_bias_changes_nothing_and_the_others_do() -> None:
+    layer, tokens = attention(), random_images(2, 5, 16)
+    before = layer(tokens, sequence(5))
+    moved = []
+    for part in layer.qkv.bias.detach().chunk(3):
+        part += 1
+        moved.append((layer(tokens, sequence(5)) - before).abs().max().item())
+        part -= 1
+    assert moved[1] < 1e-5 < 1e-2 < min(moved[0], moved[2])
+
+
+def test_without_a_qkv_bias_zeros_have_zero_queries_keys_and_values() -> None:
+    layer = attention(qkv_bias="none")
+    assert layer.qkv.bias is None
+    assert not layer.qkv(torch.zeros(1, 5, 16)).any()

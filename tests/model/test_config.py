@@ -1,93 +1,43 @@
 import dataclasses
+import importlib
+import inspect
 import json
+import pkgutil
 import re
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.flop_counter import FlopCounterMode
 
-from tests.model import law, small_config
+import vitascope.model
+from tests.model import VARIANTS, law, on_meta, small_config, valid_configs
 from vitascope.errors import UserError
-from vitascope.model.config import ViTConfig, check_multiple, list_models, named_config
-from vitascope.model.vit import VisionTransformer
+from vitascope.model.config import OPTIONS, ViTConfig, check_tiling
+from vitascope.model.options import BlockOptions, EmbeddingOptions, ReadoutOptions, TrainingOptions
 
-# Millions of parameters at 224 px with 1000 classes, as published and as timm and torchvision count them.
-PUBLISHED_MILLIONS = {
-    "vit_ti16": 5.72,
-    "vit_s16": 22.05,
-    "vit_s32": 22.88,
-    "vit_b8": 86.58,
-    "vit_b16": 86.57,
-    "vit_b32": 88.22,
-    "vit_l16": 304.33,
-    "vit_l32": 306.54,
-    "vit_h14": 632.05,
+GROUPS = {
+    "embedding": EmbeddingOptions,
+    "block": BlockOptions,
+    "readout": ReadoutOptions,
+    "training": TrainingOptions,
 }
 
 
-def on_meta(config: ViTConfig) -> VisionTransformer:
-    with torch.device("meta"):
-        return VisionTransformer(config)
+# Groups and flat names
 
 
-def count_parameters(config: ViTConfig) -> int:
-    return sum(parameter.numel() for parameter in on_meta(config).parameters())
-
-
-@st.composite
-def valid_configs(draw: st.DrawFn) -> ViTConfig:
-    def small(most: int) -> int:
-        return draw(st.integers(1, most))
-
-    patch, grid, heads = (small(6), small(6)), (small(4), small(4)), small(4)
-    num_classes = small(7)
-    names = st.lists(st.text(max_size=3), min_size=num_classes, max_size=num_classes)
-    return ViTConfig(
-        image_size=(patch[0] * grid[0], patch[1] * grid[1]),
-        patch_size=patch,
-        in_channels=small(5),
-        num_classes=num_classes,
-        embed_dim=heads * small(6),
-        depth=small(3),
-        num_heads=heads,
-        mlp_ratio=draw(st.sampled_from([1.0, 1.5, 8 / 3, 4.0])),
-        patchify=draw(st.sampled_from(["conv", "linear"])),
-        pool=draw(st.sampled_from(["cls", "mean"])),
-        head=draw(st.sampled_from(["linear", "mlp", "none"])),
-        norm_eps=draw(st.sampled_from([1e-12, 1e-6, 1e-5])),
-        dropout=draw(st.sampled_from([0.0, 0.1])),
-        attention_dropout=draw(st.sampled_from([0.0, 0.1])),
-        drop_path=draw(st.sampled_from([0.0, 0.1])),
-        init=draw(st.sampled_from(["paper", "timm"])),
-        class_names=tuple(draw(st.one_of(st.just([]), names))),
-    )
-
-
-@law
-@given(valid_configs())
-def test_num_parameters_is_the_count_of_the_built_model(config: ViTConfig) -> None:
-    assert config.num_parameters == count_parameters(config)
-
-
-@law
-@given(valid_configs())
-def test_flops_are_those_of_the_matrix_products_that_run(config: ViTConfig) -> None:
-    model = on_meta(config)
-    # The trace computes attention by its equations; what the counter knows of fused kernels varies.
-    with FlopCounterMode(display=False) as counter:
-        model.trace(torch.empty(1, config.in_channels, *config.image_hw, device="meta"), attention=True)
-    assert counter.get_total_flops() == config.flops
-
-
-@law
-@given(valid_configs())
-def test_num_tokens_is_the_length_of_the_sequence(config: ViTConfig) -> None:
-    images = torch.empty(2, config.in_channels, *config.image_hw, device="meta")
-    assert on_meta(config).forward_features(images).shape == (2, config.num_tokens, config.embed_dim)
+def test_every_option_has_one_name_and_one_group() -> None:
+    fields = [field.name for options in GROUPS.values() for field in dataclasses.fields(options)]
+    top = [field.name for field in dataclasses.fields(ViTConfig) if field.name not in GROUPS]
+    assert sorted(OPTIONS) == sorted([*fields, *top])
+    for name, group in OPTIONS.items():
+        assert name in {field.name for field in dataclasses.fields(GROUPS[group] if group else ViTConfig)}
 
 
 @law
@@ -96,27 +46,154 @@ def test_a_config_survives_json(config: ViTConfig) -> None:
     assert ViTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize("name", list_models())
-def test_named_sizes_have_the_published_number_of_parameters(name: str) -> None:
-    config = named_config(name)
-    assert (config.image_hw, config.num_classes) == ((224, 224), 1000)
-    assert round(count_parameters(config) / 1e6, 2) == PUBLISHED_MILLIONS[name]
-    assert config.num_parameters == count_parameters(config)
+@law
+@given(valid_configs())
+def test_options_by_name_are_those_of_the_groups(config: ViTConfig) -> None:
+    flat = {name: config.option(name) for name in OPTIONS}
+    for name, group in OPTIONS.items():
+        assert flat[name] == getattr(getattr(config, group) if group else config, name)
+    assert ViTConfig.from_dict(flat) == config
+    grouped = {group: getattr(config, group) for group in GROUPS}
+    top = {name: flat[name] for name, group in OPTIONS.items() if group is None}
+    assert ViTConfig(**top, **grouped) == config
 
 
-@pytest.mark.parametrize("name", list_models())
-def test_heads_of_named_sizes_are_64_wide_and_those_of_huge_80(name: str) -> None:
-    config = named_config(name)
-    assert config.embed_dim / config.num_heads == (80 if name == "vit_h14" else 64)
+@law
+@given(config=valid_configs(), other=valid_configs(), data=st.data())
+def test_replacing_some_options_keeps_the_others(
+    config: ViTConfig, other: ViTConfig, data: st.DataObject
+) -> None:
+    free = ["patch_bias", "embedding_norm", "resample", "norm", "norm_eps", "qkv_bias", "mlp", "layer_scale"]
+    free += ["init", "dropout", "attention_dropout", "drop_path", "gradient_checkpointing", "depth"]
+    names = data.draw(st.sets(st.sampled_from(free)))
+    replaced = config.replace(**{name: other.option(name) for name in names})
+    for name in OPTIONS:
+        assert replaced.option(name) == (other if name in names else config).option(name)
 
 
-def test_named_config_takes_any_field_as_override() -> None:
-    config = named_config("vit_s16", image_size=(64, 96), num_classes=3, depth=2)
-    assert (config.grid, config.num_classes, config.depth, config.embed_dim) == ((4, 6), 3, 2, 384)
+def test_replacing_nothing_changes_nothing() -> None:
+    assert small_config().replace() == small_config()
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_a_config_of_every_option_survives_json(options: dict[str, Any]) -> None:
+    config = small_config(**options)
+    assert ViTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert all(
+        config.option(name) == value for name, value in options.items() if name not in ("stride", "window")
+    )
+
+
+def choices(hint: Any) -> tuple[Any, ...]:
+    """The values that an option can have, where they can be listed."""
+    if hint is bool:
+        return False, True
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    if bool in get_args(hint):  # bool | None
+        return None, False, True
+    return ()
+
+
+def test_every_value_of_every_option_is_in_a_variant() -> None:
+    seen = [small_config(**options) for options in VARIANTS.values()]
+    for group in GROUPS.values():
+        for name, hint in get_type_hints(group).items():
+            expected = choices(hint)
+            values = {config.option(name) for config in seen}
+            assert values >= set(expected), name
+            assert len(values) > 1, f"{name} is the same in every variant"
+
+
+def test_an_unknown_option_is_refused_with_the_nearest() -> None:
+    for refused in (
+        lambda: ViTConfig.from_dict({"num_head": 3}),
+        lambda: ViTConfig().replace(num_head=3),
+        lambda: small_config(num_head=3),
+    ):
+        with pytest.raises(UserError, match="unknown model option 'num_head'; nearest: num_heads"):
+            refused()
+    with pytest.raises(UserError, match="unknown model option 'pol_norm'; nearest: pool_norm"):
+        ViTConfig().replace(pol_norm="after")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_groups_have_no_name_of_their_own(group: str) -> None:
+    with pytest.raises(UserError, match=f"unknown model option '{group}'"):
+        ViTConfig().replace(**{group: GROUPS[group]()})
+
+
+def test_options_are_not_arguments_of_the_config_itself() -> None:
+    with pytest.raises(TypeError, match="pool"):
+        ViTConfig(pool="mean")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("options", [ViTConfig, *GROUPS.values()])
+def test_options_cannot_be_changed(options: type) -> None:
+    field = dataclasses.fields(options)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(options(), field, 3)
+
+
+@pytest.mark.parametrize("options", [ViTConfig, *GROUPS.values()])
+def test_options_are_given_by_name(options: type) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        options(224)
+
+
+@law
+@given(valid_configs())
+def test_equal_configs_have_equal_hashes(config: ViTConfig) -> None:
+    assert hash(ViTConfig.from_dict(config.to_dict())) == hash(config)
+
+
+# Sizes
+
+
+@law
+@given(valid_configs())
+def test_num_tokens_is_the_length_of_the_sequence(config: ViTConfig) -> None:
+    images = torch.empty(2, config.in_channels, *config.image_hw, device="meta")
+    features = on_meta(config).eval().forward_features(images)
+    assert features.shape == (2, config.num_tokens, config.embed_dim)
+
+
+@law
+@given(valid_configs())
+def test_prefix_tokens_are_those_of_the_readout(config: ViTConfig) -> None:
+    model = on_meta(config)
+    tokens = [model.class_token, model.distillation_token, model.registers]
+    assert config.num_prefix_tokens == sum(part.shape[1] for part in tokens if part is not None)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"pool": "cls"}, True),
+        ({"pool": "mean"}, False),
+        ({"pool": "cls_mean"}, True),
+        ({"pool": "map"}, False),
+        ({"pool": "mean", "class_token": True}, True),
+        ({"pool": "map", "class_token": True}, True),
+        ({"pool": "mean", "class_token": False}, False),
+    ],
+)
+def test_there_is_a_class_token_where_pooling_reads_it_or_it_is_asked_for(
+    options: dict[str, Any], expected: bool
+) -> None:
+    assert small_config(**options).readout.has_class_token == expected
 
 
 def test_one_number_is_a_square() -> None:
     assert ViTConfig(image_size=32, patch_size=8) == ViTConfig(image_size=(32, 32), patch_size=(8, 8))
+    assert BlockOptions(window=3) == BlockOptions(window=(3, 3))
+    assert EmbeddingOptions(stem="overlap", stride=4) == EmbeddingOptions(stem="overlap", stride=(4, 4))
+
+
+def test_lists_are_taken_for_sizes() -> None:
+    config = small_config(image_size=[16, 24], patch_size=[8, 4], window=[2, 1], resnet_layers=[1, 2])
+    assert (config.image_size, config.patch_size, config.window) == ((16, 24), (8, 4), (2, 1))
+    assert config.embedding.resnet_layers == (1, 2)
 
 
 def test_sizes_are_height_then_width() -> None:
@@ -124,14 +201,19 @@ def test_sizes_are_height_then_width() -> None:
     assert (config.image_hw, config.patch_hw, config.grid) == ((16, 96), (8, 32), (2, 3))
 
 
-def test_a_config_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        ViTConfig().depth = 3  # type: ignore[misc]
+def test_patches_lie_a_patch_apart_unless_they_overlap() -> None:
+    for stem in ("conv", "linear", "resnet"):
+        assert small_config(stem=stem, patch_size=16).patch_stride == (16, 16)
+    assert small_config(stem="overlap", patch_size=(8, 16)).patch_stride == (4, 8)
+    assert small_config(stem="overlap", stride=(2, 8)).patch_stride == (2, 8)
 
 
 def test_the_config_is_known_without_importing_torch() -> None:
-    code = "import sys, vitascope.model.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, vitascope.model.sizes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -145,58 +227,186 @@ def test_the_config_is_known_without_importing_torch() -> None:
             {"image_size": (32, 90), "patch_size": (8, 16)},
             "image 32x90 is not a multiple of patch 8x16; nearest: 32x96",
         ),
+        (
+            {"image_size": (33, 32), "patch_size": 8, "stem": "overlap"},
+            "image 33x32 is not tiled by patches of 8 every 4x4 pixels; nearest: 32x32",
+        ),
+        (
+            {"image_size": (32, 32), "patch_size": (8, 6), "stem": "overlap", "stride": (3, 5)},
+            "image 32x32 is not tiled by patches of 8x6 every 3x5 pixels; nearest: 32x31",
+        ),
+        (
+            {"image_size": (32, 40), "patch_size": 16, "stem": "resnet", "resnet_width": 4},
+            "image 32x40 is not a multiple of patch 16; nearest: 32x(32|48)",
+        ),
         ({"image_size": 7, "patch_size": 16}, "nearest: 16x16"),
         ({"image_size": 0}, "image 0x0"),
         ({"patch_size": -8}, "patch -8x-8"),
         ({"image_size": (32, 32, 3)}, r"\(32, 32, 3\)"),
+        ({"image_size": 32.5}, r"a size is a whole number or \(height, width\), not 32.5"),
+        ({"window": "7x7"}, "window must be .* not '7x7'"),
+        ({"stem": "overlap", "stride": (4, 4, 4)}, r"a size .* not \(4, 4, 4\)"),
         ({"embed_dim": 192, "num_heads": 5}, "num_heads 5 does not divide embed_dim 192; nearest: (4|6)"),
         ({"embed_dim": 6, "num_heads": 12}, "num_heads 12 does not divide embed_dim 6; nearest: 6"),
         ({"depth": 0}, "depth must be a whole number, at least 1, not 0"),
+        ({"depth": 2.0}, "depth must be a whole number, at least 1, not 2.0"),
         ({"num_classes": -1}, "num_classes must be a whole number, at least 1, not -1"),
         ({"in_channels": 0}, "in_channels must be a whole number, at least 1, not 0"),
         ({"embed_dim": 0}, "embed_dim must be a whole number, at least 1, not 0"),
         ({"num_heads": 0}, "num_heads must be a whole number, at least 1, not 0"),
+        ({"num_registers": -1}, "num_registers must be .*at least 0, not -1"),
+        ({"num_registers": 1.5}, "num_registers must be a whole number, not 1.5"),
         ({"mlp_ratio": 0.0}, "mlp_ratio 0.0 gives an MLP without a hidden layer"),
         ({"mlp_ratio": -4.0}, "mlp_ratio -4.0 gives an MLP without a hidden layer"),
+        ({"mlp_ratio": 0.01, "embed_dim": 48}, "mlp_ratio 0.01 gives an MLP without a hidden layer"),
+        ({"mlp_ratio": float("inf")}, "mlp_ratio must be a number, not inf"),
+        ({"norm_eps": -1e-6}, "norm_eps must not be negative, not -1e-06"),
+        ({"rotary_base": 0.0}, "rotary_base must be positive, not 0.0"),
         ({"dropout": 1.0}, r"dropout is a probability in \[0, 1\), not 1.0"),
         ({"dropout": -0.1}, r"dropout is a probability in \[0, 1\), not -0.1"),
         ({"attention_dropout": 1.5}, "attention_dropout is a probability .* not 1.5"),
-        ({"attention_dropout": float("nan")}, "attention_dropout is a probability .* not nan"),
+        ({"attention_dropout": float("nan")}, "attention_dropout must be a number, not nan"),
         ({"drop_path": 1.0}, "drop_path is a probability .* not 1.0"),
+        ({"patch_dropout": 1.0}, "patch_dropout is a probability .* not 1.0"),
         ({"class_names": ("cat", "dog"), "num_classes": 3}, "2 class_names for num_classes 3"),
-        ({"pool": "meen"}, "unknown pool 'meen'; nearest: mean; it is one of cls, mean"),
+        ({"class_names": "cat"}, "class_names is a list of names, not the text 'cat'"),
+        # Types
+        ({"dropout": "0.1"}, "dropout must be a number, not '0.1'"),
+        ({"patch_bias": "no"}, "patch_bias must be true or false, not 'no'"),
+        ({"patch_bias": 0}, "patch_bias must be true or false, not 0"),
+        ({"num_registers": True}, "num_registers must be a whole number, not True"),
+        ({"norm_eps": True}, "norm_eps must be a number, not True"),
+        ({"layer_scale": "small"}, "layer_scale must be a number or null, not 'small'"),
+        ({"class_token": 1}, "class_token must be true or false or null, not 1"),
+        ({"resnet_layers": 3}, "resnet_layers must be a list of whole numbers, not 3"),
+        ({"resnet_layers": (3, 4.0)}, r"resnet_layers must be a list of whole numbers, not \(3, 4.0\)"),
+        ({"stride": 4.0, "stem": "overlap"}, "stride must be .* not 4.0"),
+        # Choices
+        ({"stem": "convolution"}, "unknown stem 'convolution'; .*one of conv, linear, overlap, resnet"),
+        ({"resnet_dialect": "tim"}, "unknown resnet_dialect 'tim'; nearest: timm; it is one of jax, timm"),
+        ({"positions": "learnd"}, "unknown positions 'learnd'; nearest: learned; it is one of none, learned"),
+        (
+            {"resample": "bicubic"},
+            "unknown resample 'bicubic'; .*timm, huggingface, torchvision, jax, dinov2",
+        ),
+        ({"norm": "layer"}, "unknown norm 'layer'; it is one of pre, post"),
+        ({"attention": "windows"}, "unknown attention 'windows'; nearest: window"),
+        ({"qkv_bias": "nokey"}, "unknown qkv_bias 'nokey'; nearest: no_key; it is one of all, none, no_key"),
+        ({"mlp": "relu"}, "unknown mlp 'relu'; .*it is one of gelu, gelu_tanh, quick_gelu, swiglu"),
+        ({"pool": "meen"}, "unknown pool 'meen'; nearest: mean; it is one of cls, mean, cls_mean, map"),
+        ({"pool_norm": "befor"}, "unknown pool_norm 'befor'; nearest: before; it is one of before, after"),
         ({"head": "linaer"}, "unknown head 'linaer'; nearest: linear"),
-        ({"patchify": "convolution"}, "unknown patchify 'convolution'; .*one of conv, linear"),
         ({"init": "jax"}, "unknown init 'jax'; .*one of paper, timm"),
+        # Combinations
+        ({"stride": 4}, "stride belongs to stem \"overlap\", not to 'conv'"),
+        (
+            {"stem": "overlap", "patch_size": 8, "stride": (4, 9)},
+            "stride 4x9 leaves gaps between patches of 8x8",
+        ),
+        ({"stem": "overlap", "patch_size": 8, "stride": 0}, "stride 0x0"),
+        (
+            {"stem": "resnet", "patch_size": 8, "image_size": 32},
+            "patch 8x8 is not a multiple of the stride of a ResNet with 3 stages, 16",
+        ),
+        (
+            {"stem": "resnet", "patch_size": (64, 16), "resnet_layers": (1, 1, 1, 1), "image_size": 64},
+            "patch 64x16 is not a multiple of the stride of a ResNet with 4 stages, 32",
+        ),
+        ({"stem": "resnet", "resnet_width": 48}, "48 channels are not 32 equal groups"),
+        ({"stem": "resnet", "resnet_width": 0}, "width must be at least 1, not 0"),
+        ({"stem": "resnet", "resnet_layers": (3, 0)}, r"at least 1 unit, not layers \(3, 0\)"),
+        (
+            {"positions": "rotary", "embed_dim": 36, "num_heads": 6},
+            "rotary positions need a head width that 4 divides, not 6",
+        ),
+        (
+            {"positions": "sincos_2d", "embed_dim": 18, "num_heads": 2},
+            "sine-cosine positions need an embed_dim that 4 divides, not 18",
+        ),
+        ({"patch_dropout": 0.5, "attention": "axial"}, "patch_dropout breaks up the grid"),
+        ({"patch_dropout": 0.5, "attention": "window"}, "patch_dropout breaks up the grid"),
+        ({"patch_dropout": 0.5, "positions": "relative"}, "patch_dropout breaks up the grid"),
+        (
+            {"attention": "window", "image_size": (224, 240), "window": (7, 4)},
+            "a grid of 14x15 patches is not a multiple of the window 7x4",
+        ),
+        ({"attention": "window", "window": 0}, "window.* 0x0"),
+        ({"attention": "window", "window": (7, -7)}, "window.* 7x-7"),
+        ({"pool": "cls", "class_token": False}, "pool 'cls' reads a class token"),
+        ({"pool": "cls_mean", "class_token": False}, "pool 'cls_mean' reads a class token"),
+        ({"distillation_token": True, "pool": "mean"}, "not with 'mean' and 'linear'"),
+        ({"distillation_token": True, "head": "mlp"}, "not with 'cls' and 'mlp'"),
+        ({"distillation_token": True, "head": "pre_logits"}, "not with 'cls' and 'pre_logits'"),
+        ({"distillation_token": True, "pool_norm": "after"}, 'pool_norm "after" goes with one pooled token'),
+        ({"pool": "cls_mean", "pool_norm": "after"}, 'pool_norm "after" goes with one pooled token'),
+        ({"pool": "map", "pool_norm": "after"}, 'pool_norm "after" goes with one pooled token'),
     ],
 )
-def test_contradictions_are_refused_with_the_numbers(values: dict, message: str) -> None:
+def test_contradictions_are_refused_with_the_numbers(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        ViTConfig(**values)
+        ViTConfig.from_dict(values)
 
 
-def test_an_unknown_model_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="unknown model 'vit_b61'; nearest: vit_b16"):
-        named_config("vit_b61")
+@pytest.mark.parametrize("name", ["norm_eps", "rotary_base", "layer_scale"])
+def test_what_is_not_a_number_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"{name}.* nan"):
+        ViTConfig().replace(**{name: float("nan")})
 
 
-def test_an_unknown_field_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="unknown model option 'num_head'; nearest: num_heads"):
-        ViTConfig.from_dict({"num_head": 3})
-    with pytest.raises(UserError, match="unknown model option 'embed_dims'; nearest: embed_dim"):
-        named_config("vit_b16", embed_dims=3)
+def test_what_only_other_choices_read_is_not_judged() -> None:
+    # A window that does not tile the grid matters to window attention alone, a ResNet to its stem alone.
+    small_config(window=5, resnet_width=48, resnet_layers=(1,))
+    small_config(positions="learned", embed_dim=18, num_heads=6)
 
 
 @law
-@given(*[st.integers(1, 300)] * 2, *[st.integers(1, 40)] * 2)
-def test_the_nearest_size_is_the_nearest_that_patches_tile(height: int, width: int, ph: int, pw: int) -> None:
-    if height % ph == 0 and width % pw == 0:
-        check_multiple((height, width), (ph, pw))
+@given(
+    *[st.integers(1, 300)] * 2,
+    *[st.integers(1, 40)] * 2,
+    *[st.floats(0.05, 1)] * 2,
+)
+def test_the_nearest_size_is_the_nearest_that_patches_tile(
+    height: int, width: int, ph: int, pw: int, down: float, across: float
+) -> None:
+    image, patch, step = (height, width), (ph, pw), (max(1, int(down * ph)), max(1, int(across * pw)))
+    sides = list(zip(image, patch, step, strict=True))
+    if all(side >= whole and (side - whole) % move == 0 for side, whole, move in sides):
+        check_tiling(image, patch, step)
         return
     with pytest.raises(UserError) as refusal:
-        check_multiple((height, width), (ph, pw))
+        check_tiling(image, patch, step)
     nearest = [int(side) for side in re.findall(r"nearest: (\d+)x(\d+)", str(refusal.value))[0]]
-    for side, step, found in zip((height, width), (ph, pw), nearest, strict=True):
-        tiled = [count * step for count in range(1, side // step + 2)]
+    for (side, whole, move), found in zip(sides, nearest, strict=True):
+        tiled = [whole + count * move for count in range(max(0, side - whole) // move + 2)]
         assert found in tiled
         assert abs(found - side) == min(abs(each - side) for each in tiled)
+
+
+# The code itself
+
+
+def modules() -> list[ModuleType]:
+    names = [module.name for module in pkgutil.iter_modules(vitascope.model.__path__)]
+    return [importlib.import_module(f"vitascope.model.{name}") for name in names]
+
+
+def classes() -> list[type]:
+    members = [value for module in modules() for value in vars(module).values() if inspect.isclass(value)]
+    return [value for value in members if value.__module__.startswith("vitascope.model.")]
+
+
+def test_every_kind_of_class_is_looked_at() -> None:
+    assert {"ViTConfig", "NamedSize", "Layout", "VisionTransformer", "LocalAttention"} <= {
+        each.__name__ for each in classes()
+    }
+
+
+@pytest.mark.parametrize("each", sorted(set(classes()), key=lambda each: each.__qualname__))
+def test_no_class_of_the_model_takes_more_than_twelve_arguments(each: type) -> None:
+    arguments = list(inspect.signature(each.__init__).parameters)[1:]  # without self
+    assert len(arguments) <= 12, arguments
+
+
+def test_the_model_file_has_fewer_than_250_lines() -> None:
+    source = Path(sys.modules["vitascope.model.vit"].__file__)
+    assert len(source.read_text(encoding="utf-8").splitlines()) < 250

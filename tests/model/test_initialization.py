@@ -1,16 +1,19 @@
 import math
+import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from tests.model import random_images, small_config
+from tests.model import VARIANTS, random_images, small_config
 from vitascope.model.initialization import lecun_normal_
 from vitascope.model.vit import VisionTransformer
 
 WIDTH, HIDDEN, FAN_IN = 64, 256, 3 * 8 * 8
 
 
-def fresh(**overrides: object) -> VisionTransformer:
+def fresh(**overrides: Any) -> VisionTransformer:
     torch.manual_seed(0)
     return VisionTransformer(small_config(image_size=64, embed_dim=WIDTH, depth=2, num_heads=4, **overrides))
 
@@ -40,11 +43,11 @@ def test_lecun_normal_has_a_variance_of_one_over_fan_in() -> None:
     assert_lecun(weight, 4 * 5 * 5)
 
 
-@pytest.mark.parametrize("patchify", ["conv", "linear"])
-def test_paper_stem_is_lecun_normal_without_bias(patchify: str) -> None:
-    stem = fresh(init="paper", patchify=patchify).patch_embedding
-    assert_lecun(stem.weight, FAN_IN)
-    assert not stem.bias.any()
+@pytest.mark.parametrize("stem", ["conv", "linear", "overlap"])
+def test_paper_stem_is_lecun_normal_without_bias(stem: str) -> None:
+    embedding = fresh(init="paper", stem=stem).patch_embedding
+    assert_lecun(embedding.weight, FAN_IN)
+    assert not embedding.bias.any()
 
 
 def test_paper_projections_of_q_k_and_v_are_xavier_uniform_each() -> None:
@@ -124,3 +127,95 @@ def test_gradients_reach_every_parameter_from_the_first_step_of_timm() -> None:
     model = fresh(init="timm", head="mlp")
     model(random_images(2, 3, 64, 64)).square().sum().backward()
     assert [name for name, value in model.named_parameters() if not value.grad.abs().sum() > 0] == []
+
+
+def test_paper_hybrids_project_features_by_lecun_normal_without_bias() -> None:
+    options = {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 32}
+    projection = fresh(init="paper", **options).patch_embedding.projection
+    assert_lecun(projection.weight, 32 * 2 * 4)
+    assert not projection.bias.any()
+
+
+def test_paper_swiglu_is_xavier_uniform_with_tiny_biases() -> None:
+    for block in fresh(init="paper", mlp="swiglu").encoder.blocks:
+        assert_uniform(block.mlp.fc1.weight, math.sqrt(6 / (WIDTH + 2 * HIDDEN)))
+        assert_uniform(block.mlp.fc2.weight, math.sqrt(6 / (WIDTH + HIDDEN)))
+        assert_std(block.mlp.fc1.bias, 1e-6)
+
+
+def test_paper_attention_pooling_is_xavier_uniform_in_each_projection() -> None:
+    pool = fresh(init="paper", pool="map").pool
+    for part in (pool.q.weight, *pool.kv.weight.chunk(2), pool.proj.weight):
+        assert_uniform(part, math.sqrt(6 / (WIDTH + WIDTH)))
+    for layer in (pool.q, pool.kv, pool.proj):
+        assert not layer.bias.any()
+    assert_uniform(pool.mlp.fc1.weight, math.sqrt(6 / (WIDTH + HIDDEN)))
+
+
+@pytest.mark.parametrize("init", ["paper", "timm"])
+@pytest.mark.parametrize("kind", ["learned_2d", "relative"])
+def test_what_is_learned_about_places_is_normal(kind: str, init: str) -> None:
+    for name, weight in fresh(init=init, positions=kind).positions.named_parameters():
+        if name != "prefix":  # 12 numbers have no spread to speak of
+            assert_std(weight, 0.02)
+
+
+@pytest.mark.parametrize("init", ["paper", "timm"])
+def test_registers_start_tiny(init: str) -> None:
+    assert_std(fresh(init=init, num_registers=8).registers, 1e-6)
+
+
+@pytest.mark.parametrize("init", ["paper", "timm"])
+@pytest.mark.parametrize("start", [1e-5, 0.1])
+def test_layer_scale_starts_at_its_value(start: float, init: str) -> None:
+    for block in fresh(init=init, layer_scale=start).encoder.blocks:
+        for scale in (block.scale1, block.scale2):
+            assert torch.equal(scale.gamma, torch.full((WIDTH,), start))
+
+
+@pytest.mark.parametrize("init", ["paper", "timm"])
+@pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"pool": "cls_mean"}, {"pool": "map"}])
+def test_a_zero_head_predicts_every_class_alike_at_first(options: dict[str, Any], init: str) -> None:
+    assert not fresh(init=init, head="zero", **options)(random_images(2, 3, 64, 64)).any()
+
+
+def test_timm_heads_see_a_difference_from_the_first_step() -> None:
+    assert fresh(init="timm", head="linear")(random_images(2, 3, 64, 64)).std() > 1e-3
+
+
+def starts(options: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor, str]]:
+    """Every parameter of a fresh model, and what it is to start as: zero, one, layer scale or random."""
+    model = fresh(**options)
+    paper = options["init"] == "paper"
+    zero_head = paper or options.get("head") == "zero"
+    rules = [  # the first that matches
+        (r"scale[12]\.gamma$", "layer scale"),
+        (r"resnet\.stages.*\.norm3\.weight$", "zero"),
+        (r"norm[123]?\.weight$", "one"),
+        (r"^head\.(linear\.|distillation\.)?weight$", "zero" if zero_head else "random"),
+        (r"^class_token$", "zero" if paper else "random"),
+        (r"^distillation_token$", "random"),
+        (r"mlp\.fc[12]\.bias$", "random" if paper else "zero"),
+        (r"^patch_embedding\.(projection\.)?bias$", "zero" if paper else "random"),
+        (r"bias$", "zero"),
+        (r"", "random"),
+    ]
+    for name, value in model.named_parameters():
+        yield name, value, next(start for pattern, start in rules if re.search(pattern, name))
+
+
+@pytest.mark.parametrize("init", ["paper", "timm"])
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_every_parameter_of_every_option_is_initialized(options: dict[str, Any], init: str) -> None:
+    torch.use_deterministic_algorithms(True)  # fills memory that nothing has written with NaN
+    try:
+        parameters = list(starts(options | {"init": init}))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, value, start in parameters:
+        assert value.isfinite().all(), name
+        if start == "random":
+            assert value.unique().numel() > 0.9 * value.numel(), name
+        else:
+            expected = {"zero": 0.0, "one": 1.0, "layer scale": options.get("layer_scale")}[start]
+            assert (value == expected).all(), name

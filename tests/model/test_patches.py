@@ -1,9 +1,19 @@
+import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model import law, random_images, small_config
-from vitascope.model.patches import ConvPatches, LinearPatches, patch_embedding, patchify, unpatchify
+from tests.model import law, random_images, randomize, small_config
+from vitascope.model.patches import (
+    ConvPatches,
+    HybridPatches,
+    LinearPatches,
+    patch_embedding,
+    patchify,
+    unpatchify,
+)
+from vitascope.model.resnet import ResNetFeatures
 
 SMALL = st.integers(1, 5)
 
@@ -39,8 +49,8 @@ def test_convolution_and_linear_embedding_are_the_same_function(
     C: int, gh: int, gw: int, ph: int, pw: int, seed: int
 ) -> None:
     sizes = {"image_size": (gh * ph, gw * pw), "patch_size": (ph, pw), "in_channels": C}
-    conv = patch_embedding(small_config(**sizes, patchify="conv"))
-    linear = patch_embedding(small_config(**sizes, patchify="linear"))
+    conv = patch_embedding(small_config(**sizes, stem="conv"))
+    linear = patch_embedding(small_config(**sizes, stem="linear"))
     torch.nn.init.normal_(conv.bias)
     linear.load_state_dict(conv.state_dict())
     images = random_images(2, C, gh * ph, gw * pw, seed=seed)
@@ -48,16 +58,121 @@ def test_convolution_and_linear_embedding_are_the_same_function(
     torch.testing.assert_close(linear(images), conv(images), rtol=1e-5, atol=1e-5)
 
 
-def test_the_embedding_is_the_one_that_the_config_names() -> None:
-    assert type(patch_embedding(small_config(patchify="conv"))) is ConvPatches
-    assert type(patch_embedding(small_config(patchify="linear"))) is LinearPatches
+@pytest.mark.parametrize(
+    ("stem", "kind"),
+    [
+        ("conv", ConvPatches),
+        ("linear", LinearPatches),
+        ("overlap", ConvPatches),
+        ("resnet", HybridPatches),
+    ],
+)
+def test_the_embedding_is_the_one_that_the_config_names(stem: str, kind: type) -> None:
+    config = small_config(stem=stem, patch_size=16, resnet_width=4)
+    assert type(patch_embedding(config)) is kind
+
+
+@pytest.mark.parametrize("stem", ["conv", "linear", "overlap", "resnet"])
+def test_patch_bias_says_whether_there_is_one(stem: str) -> None:
+    def biases(patch_bias: bool) -> int:
+        config = small_config(stem=stem, patch_size=16, resnet_width=4, patch_bias=patch_bias)
+        embedding = patch_embedding(config)
+        embedding = embedding.projection if stem == "resnet" else embedding
+        return 0 if embedding.bias is None else embedding.bias.numel()
+
+    assert (biases(True), biases(False)) == (16, 0)
 
 
 def test_each_embedding_depends_on_its_own_patch_alone() -> None:
     images = random_images(1, 3, 32, 32)
     changed = images.clone()
     changed[:, :, 8:16, 16:24] += 1  # row 1, column 2 of a 4x4 grid
-    for patchify_by in ("conv", "linear"):
-        embed = patch_embedding(small_config(patchify=patchify_by))
+    for stem in ("conv", "linear"):
+        embed = patch_embedding(small_config(stem=stem))
         moved = (embed(changed) - embed(images)).abs().amax(-1)[0] > 1e-4
         assert moved.nonzero().flatten().tolist() == [1 * 4 + 2]
+
+
+@st.composite
+def overlaps(draw: st.DrawFn) -> dict[str, tuple[int, int]]:
+    """Image, patch and stride of patches that tile, with a stride up to the patch itself."""
+    patch = (draw(st.integers(1, 6)), draw(st.integers(1, 6)))
+    stride = (draw(st.integers(1, patch[0])), draw(st.integers(1, patch[1])))
+    image = tuple(whole + draw(st.integers(0, 4)) * step for whole, step in zip(patch, stride, strict=True))
+    return {"image_size": image, "patch_size": patch, "stride": stride}
+
+
+@law
+@given(sizes=overlaps(), channels=SMALL)
+def test_overlapping_patches_are_cut_out_and_embedded_by_one_linear_layer(
+    sizes: dict[str, tuple[int, int]], channels: int
+) -> None:
+    config = small_config(**sizes, in_channels=channels, stem="overlap")
+    embed = randomize(patch_embedding(config))
+    images = random_images(2, channels, *sizes["image_size"])
+    pixels = F.unfold(images, sizes["patch_size"], stride=sizes["stride"]).mT  # (B, N, C*ph*pw)
+    expected = F.linear(pixels, embed.weight.flatten(1), embed.bias)
+    torch.testing.assert_close(embed(images), expected, rtol=1e-5, atol=1e-5)
+
+
+@law
+@given(sizes=overlaps())
+def test_the_grid_of_overlapping_patches_counts_every_place_of_the_kernel(
+    sizes: dict[str, tuple[int, int]],
+) -> None:
+    grid = small_config(**sizes, stem="overlap").grid
+    for side, patch, step, count in zip(*sizes.values(), grid, strict=True):
+        assert count == sum(top + patch <= side for top in range(0, side, step))
+
+
+def test_patches_overlap_by_half_where_no_stride_is_given() -> None:
+    config = small_config(image_size=(32, 24), patch_size=(8, 6), stem="overlap")
+    assert config.patch_stride == (4, 3)
+    assert config.grid == (7, 7)
+
+
+def test_a_stride_of_the_whole_patch_is_the_plain_stem() -> None:
+    plain = randomize(patch_embedding(small_config()))
+    overlapping = patch_embedding(small_config(stem="overlap", stride=8))
+    overlapping.load_state_dict(plain.state_dict())
+    images = random_images(2, 3, 32, 32)
+    assert torch.equal(overlapping(images), plain(images))
+
+
+HYBRID = {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 4}  # of stride 8
+
+
+@pytest.mark.parametrize("dialect", ["jax", "timm"])
+@pytest.mark.parametrize("patch", [(8, 8), (16, 8)])
+def test_hybrid_patches_are_projected_features_of_the_resnet(dialect: str, patch: tuple[int, int]) -> None:
+    config = small_config(image_size=(48, 32), patch_size=patch, resnet_dialect=dialect, **HYBRID)
+    embed = randomize(patch_embedding(config))
+    images = random_images(2, 3, 48, 32)
+    resnet = ResNetFeatures(3, (1, 1), 4, dialect)
+    resnet.load_state_dict(embed.resnet.state_dict())
+    features = resnet(images)  # (B, 32, 6, 4)
+    pixels = patchify(features, (patch[0] // 8, patch[1] // 8))
+    expected = F.linear(pixels, embed.projection.weight.flatten(1), embed.projection.bias)
+    torch.testing.assert_close(embed(images), expected, rtol=1e-5, atol=1e-5)
+    assert embed(images).shape == (2, config.grid[0] * config.grid[1], 16)
+
+
+def test_the_dialect_of_a_hybrid_is_the_one_that_the_config_names() -> None:
+    embeddings = [patch_embedding(small_config(resnet_dialect=name, **HYBRID)) for name in ("jax", "timm")]
+    assert [embed.resnet.root.norm.eps for embed in embeddings] == [1e-6, 1e-5]
+
+
+@law
+@given(
+    rows=st.integers(1, 4), columns=st.integers(1, 4), layers=st.sampled_from([(), (1,), (1, 1), (1, 1, 1)])
+)
+def test_a_hybrid_has_a_patch_for_every_patch_size_of_pixels(
+    rows: int, columns: int, layers: tuple[int, ...]
+) -> None:
+    side = 4 * 2 ** max(0, len(layers) - 1)
+    image = (rows * side, columns * side)
+    config = small_config(
+        image_size=image, patch_size=side, stem="resnet", resnet_layers=layers, resnet_width=1
+    )
+    assert config.grid == (rows, columns)
+    assert patch_embedding(config)(random_images(1, 3, *image)).shape == (1, rows * columns, 16)

@@ -1,13 +1,45 @@
+from typing import Any, get_args
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model import law, random_images
-from vitascope.model.positions import LearnedPositions, resample_positions
+from tests.model import by_loops, law, law_of_models, random_images, randomize, small_config, small_model
+from vitascope.model.attention import rotate
+from vitascope.model.config import Positions as Kind
+from vitascope.model.config import Resample
+from vitascope.model.encoder import PatchDropout
+from vitascope.model.patches import patchify, unpatchify
+from vitascope.model.positions import (
+    Layout,
+    Positions,
+    position_embedding,
+    resample_grid,
+    resample_positions,
+    rotary_table,
+)
 
+KINDS, RULES = get_args(Kind), get_args(Resample)
+SINCOS = ("sincos_1d", "sincos_2d", "sincos_2d_big_vision")
 GRIDS = st.tuples(st.integers(1, 7), st.integers(1, 7))
+SMALL_GRIDS = st.tuples(st.integers(1, 4), st.integers(1, 4))
 PREFIX = st.integers(0, 2)
+RULE = st.sampled_from(RULES)
+CPU = torch.device("cpu")
+
+# Prefix tokens by readout: none, class token, class and distillation token with registers.
+READOUTS: dict[int, dict[str, Any]] = {
+    0: {"pool": "mean"},
+    1: {},
+    4: {"distillation_token": True, "num_registers": 2},
+}
+
+
+def embedding(kind: str, grid: tuple[int, int] = (3, 5), prefix: int = 1, **options: Any) -> Positions:
+    sizes = {"image_size": (8 * grid[0], 8 * grid[1]), "patch_size": 8}
+    return randomize(position_embedding(small_config(**sizes, positions=kind, **READOUTS[prefix], **options)))
 
 
 def random_positions(grid: tuple[int, int], prefix: int, seed: int = 0) -> torch.Tensor:
@@ -19,46 +51,72 @@ def transpose_patches(positions: torch.Tensor, grid: tuple[int, int], prefix: in
     return torch.cat([positions[:, :prefix], patches], dim=1)
 
 
+# Interpolation
+
+
 @law
-@given(grid=GRIDS, prefix=PREFIX)
-def test_resampling_to_the_same_grid_changes_nothing(grid: tuple[int, int], prefix: int) -> None:
+@given(grid=GRIDS, prefix=PREFIX, rule=RULE)
+def test_resampling_to_the_same_grid_changes_nothing(grid: tuple[int, int], prefix: int, rule: str) -> None:
     positions = random_positions(grid, prefix)
-    assert torch.equal(resample_positions(positions, grid, grid, prefix), positions)
+    assert torch.equal(resample_positions(positions, grid, grid, prefix, rule), positions)
 
 
 @law
-@given(old=GRIDS, new=GRIDS, prefix=PREFIX)
+@given(old=GRIDS, new=GRIDS, prefix=PREFIX, rule=RULE)
 def test_resampling_leaves_the_prefix_alone_and_fills_the_new_grid(
-    old: tuple[int, int], new: tuple[int, int], prefix: int
+    old: tuple[int, int], new: tuple[int, int], prefix: int, rule: str
 ) -> None:
     positions = random_positions(old, prefix)
-    resampled = resample_positions(positions, old, new, prefix)
+    resampled = resample_positions(positions, old, new, prefix, rule)
     assert resampled.shape == (1, prefix + new[0] * new[1], 6)
     assert torch.equal(resampled[:, :prefix], positions[:, :prefix])
 
 
 @law
-@given(old=GRIDS, new=GRIDS)
-def test_resampling_keeps_a_constant(old: tuple[int, int], new: tuple[int, int]) -> None:
-    constant = random_images(1, 1, 6)
-    positions = constant.expand(1, old[0] * old[1], 6)
-    expected = constant.expand(1, new[0] * new[1], 6)
-    torch.testing.assert_close(resample_positions(positions, old, new, 0), expected)
+@given(old=st.integers(1, 99), new=st.integers(1, 99))
+def test_dinov2s_scale_loses_no_row(old: int, new: int) -> None:
+    assert resample_grid(torch.zeros(1, 1, old, 1), (new, 1), "dinov2").shape == (1, 1, new, 1)
 
 
 @law
-@given(old=GRIDS, new=GRIDS, prefix=PREFIX)
-def test_rows_and_columns_are_treated_alike(old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
+@given(old=GRIDS, new=GRIDS, rule=RULE)
+def test_resampling_keeps_a_constant(old: tuple[int, int], new: tuple[int, int], rule: str) -> None:
+    constant = random_images(1, 1, 6)
+    positions = constant.expand(1, old[0] * old[1], 6)
+    expected = constant.expand(1, new[0] * new[1], 6)
+    torch.testing.assert_close(resample_positions(positions, old, new, 0, rule), expected)
+
+
+@law
+@given(old=GRIDS, new=GRIDS, prefix=PREFIX, rule=RULE)
+def test_rows_and_columns_are_treated_alike(
+    old: tuple[int, int], new: tuple[int, int], prefix: int, rule: str
+) -> None:
     positions = random_positions(old, prefix)
     flipped = transpose_patches(positions, old, prefix)
-    expected = transpose_patches(resample_positions(positions, old, new, prefix), new, prefix)
-    torch.testing.assert_close(resample_positions(flipped, old[::-1], new[::-1], prefix), expected)
+    expected = transpose_patches(resample_positions(positions, old, new, prefix, rule), new, prefix)
+    actual = resample_positions(flipped, old[::-1], new[::-1], prefix, rule)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("old", [(4, 1), (4, 3)])
+@pytest.mark.parametrize("length", [2, 4, 7])
+def test_one_column_is_resampled_as_one_row(rule: str, old: tuple[int, int], length: int) -> None:
+    # torch 2.13's antialiased kernel repeats the first value down a contiguous image of one column.
+    image = random_images(1, 2, *old)
+    as_row = resample_grid(image.mT.contiguous(), (1, length), rule).mT
+    torch.testing.assert_close(resample_grid(image, (length, 1), rule), as_row)
+    positions, transposed = image.flatten(2).mT, image.mT.flatten(2).mT
+    expected = resample_positions(transposed, old[::-1], (1, length), 0, rule)
+    torch.testing.assert_close(resample_positions(positions, old, (length, 1), 0, rule), expected)
+
+
+def over_the_rows(values: torch.Tensor, columns: int) -> torch.Tensor:
+    return values.view(1, -1, 1, 1).expand(1, -1, columns, 6)
 
 
 def test_a_parabola_over_the_rows_stays_one_over_the_rows() -> None:
-    def over_the_rows(values: torch.Tensor, columns: int) -> torch.Tensor:
-        return values.view(1, -1, 1, 1).expand(1, -1, columns, 6)
-
     positions = over_the_rows(torch.arange(8.0) ** 2, 4).flatten(1, 2)
     resampled = resample_positions(positions, (8, 4), (16, 6), 0).unflatten(1, (16, 6))
     # Twice as many rows over the same extent lie half a step apart, shifted by a quarter. Cubic interpolation
@@ -67,56 +125,379 @@ def test_a_parabola_over_the_rows_stays_one_over_the_rows() -> None:
     torch.testing.assert_close(resampled[:, 4:12], expected[:, 4:12])
 
 
+@law
+@given(old=st.integers(2, 9), new=st.integers(2, 9))
+def test_jax_draws_straight_lines_from_corner_to_corner(old: int, new: int) -> None:
+    positions = over_the_rows(torch.linspace(0, 1, old), 3).flatten(1, 2)
+    expected = over_the_rows(torch.linspace(0, 1, new), 4).flatten(1, 2)
+    torch.testing.assert_close(resample_positions(positions, (old, 3), (new, 4), 0, "jax"), expected)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_only_rules_that_align_corners_keep_them(rule: str) -> None:
+    image = random_images(1, 2, 4, 4)
+    resampled = resample_grid(image, (7, 7), rule)
+    kept = torch.allclose(resampled[:, :, ::6, ::6], image[:, :, ::3, ::3], atol=1e-5)
+    assert kept == (rule in ("torchvision", "jax"))
+
+
+def test_only_timm_smooths_before_it_makes_a_grid_smaller() -> None:
+    # A chessboard of 16x16 has no structure that 4x4 could show: smoothed, nothing is left of it.
+    board = 1.0 - 2 * ((torch.arange(16)[:, None] + torch.arange(16)) % 2)
+    left = {rule: resample_grid(board[None, None], (4, 4), rule).abs().max().item() for rule in RULES}
+    assert left["timm"] < 0.05
+    assert min(left[rule] for rule in ("torchvision", "jax")) > 0.5
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_resampling_keeps_the_dtype(dtype: torch.dtype) -> None:
+def test_resampling_keeps_the_dtype(dtype: torch.dtype, rule: str) -> None:
     positions = random_positions((4, 4), 1).to(dtype)
-    assert resample_positions(positions, (4, 4), (6, 5), 1).dtype == dtype
+    assert resample_positions(positions, (4, 4), (6, 5), 1, rule).dtype == dtype
 
 
-def test_a_vector_is_added_to_each_token() -> None:
-    layer = LearnedPositions((2, 3), 1, 6)
-    torch.nn.init.normal_(layer.weight)
-    tokens = random_images(2, 7, 6)
-    assert torch.equal(layer(tokens, (2, 3)), tokens + layer.weight)
+# What each kind adds, and to which tokens
 
 
-def test_another_grid_than_its_own_is_interpolated_to() -> None:
-    layer = LearnedPositions((4, 4), 1, 6)
-    torch.nn.init.normal_(layer.weight)
-    tokens = random_images(2, 1 + 5 * 3, 6)
-    added = resample_positions(layer.weight, (4, 4), (5, 3), 1)
+@pytest.mark.parametrize("prefix", READOUTS)
+@pytest.mark.parametrize("kind", ["none", "relative", "rotary"])
+def test_kinds_that_are_told_to_attention_add_nothing(kind: str, prefix: int) -> None:
+    tokens = random_images(2, prefix + 15, 16)
+    assert torch.equal(embedding(kind, prefix=prefix)(tokens, (3, 5)), tokens)
+
+
+@pytest.mark.parametrize("prefix", READOUTS)
+@pytest.mark.parametrize("kind", ["none", "learned", "learned_2d", *SINCOS])
+def test_kinds_that_are_added_tell_attention_nothing(kind: str, prefix: int) -> None:
+    layout = embedding(kind, prefix=prefix).layout((3, 5), CPU)
+    assert layout.rotation is None
+    assert not layout.biases
+    assert (layout.grid, layout.num_prefix_tokens) == ((3, 5), prefix)
+
+
+@pytest.mark.parametrize("prefix", READOUTS)
+def test_a_learned_vector_is_added_to_each_token(prefix: int) -> None:
+    layer = embedding("learned", prefix=prefix)
+    tokens = random_images(2, prefix + 15, 16)
+    assert layer.weight.shape == (1, prefix + 15, 16)
+    assert torch.equal(layer(tokens, (3, 5)), tokens + layer.weight)
+
+
+@pytest.mark.parametrize("prefix", READOUTS)
+def test_without_position_prefix_the_prefix_stays_as_it_is(prefix: int) -> None:
+    layer = embedding("learned", prefix=prefix, position_prefix=False)
+    tokens = random_images(2, prefix + 15, 16)
+    assert layer.weight.shape == (1, 15, 16)
+    placed = layer(tokens, (3, 5))
+    assert torch.equal(placed[:, :prefix], tokens[:, :prefix])
+    assert torch.equal(placed[:, prefix:], tokens[:, prefix:] + layer.weight)
+
+
+@pytest.mark.parametrize("position_prefix", [False, True])
+@pytest.mark.parametrize("prefix", READOUTS)
+@pytest.mark.parametrize("kind", ["learned_2d", *SINCOS])
+def test_positions_of_axes_and_waves_are_those_of_patches_alone(
+    kind: str, prefix: int, position_prefix: bool
+) -> None:
+    layer = embedding(kind, prefix=prefix, position_prefix=position_prefix)
+    tokens = random_images(2, prefix + 15, 16)
+    placed = layer(tokens, (3, 5))
+    assert torch.equal(placed[:, :prefix], tokens[:, :prefix])
+    assert torch.equal(placed[:, prefix:], tokens[:, prefix:] + layer.table((3, 5)))
+    assert (placed[:, prefix:] - tokens[:, prefix:]).abs().amax(-1).min() > 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_positions_do_not_change_the_dtype_of_the_tokens(kind: str, dtype: torch.dtype) -> None:
+    layer = embedding(kind)
+    for grid in ((3, 5), (2, 2)):
+        tokens = torch.zeros(1, 1 + grid[0] * grid[1], 16, dtype=dtype)
+        assert layer(tokens, grid).dtype == dtype
+
+
+def test_the_two_axes_are_rows_plus_columns() -> None:
+    layer = embedding("learned_2d")
+    for number, (row, column) in enumerate(by_loops.places((3, 5))):
+        assert torch.equal(layer.table((3, 5))[0, number], layer.rows[0, row] + layer.columns[0, column])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_another_grid_than_its_own_is_interpolated_to(rule: str) -> None:
+    layer = embedding("learned", (4, 4), resample=rule)
+    tokens = random_images(2, 1 + 5 * 3, 16)
+    added = resample_positions(layer.weight, (4, 4), (5, 3), 1, rule)
     assert torch.equal(layer(tokens, (5, 3)), tokens + added)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_each_axis_is_interpolated_along_itself(rule: str) -> None:
+    layer = embedding("learned_2d", (4, 3), resample=rule)
+    rows, columns = (
+        resample_grid(axis.mT[:, :, None], (1, length), rule)[0, :, 0]  # (D, length)
+        for axis, length in ((layer.rows, 6), (layer.columns, 5))
+    )
+    expected = (rows[:, :, None] + columns[:, None]).flatten(1).mT
+    torch.testing.assert_close(layer.table((6, 5))[0], expected)
+
+
 def test_gradients_reach_the_positions_through_the_interpolation() -> None:
-    layer = LearnedPositions((2, 2), 1, 6)
-    layer(torch.zeros(1, 1 + 9, 6), (3, 3)).sum().backward()
+    layer = embedding("learned", (2, 2))
+    layer(torch.zeros(1, 1 + 9, 16), (3, 3)).sum().backward()
     # What each old vector gives to the new ones: the prefix itself once, the patches 9 between 4 of them.
     given = layer.weight.grad[0, :, 0]
     torch.testing.assert_close(given, torch.tensor([1.0, 2.25, 2.25, 2.25, 2.25]))
 
 
-def test_positions_do_not_change_the_dtype_of_the_tokens() -> None:
-    layer = LearnedPositions((2, 2), 1, 6)
-    assert layer(torch.zeros(1, 5, 6, dtype=torch.bfloat16), (2, 2)).dtype == torch.bfloat16
+# Sines and cosines
 
 
 @law
-@given(old=GRIDS, new=GRIDS, prefix=PREFIX)
-def test_resize_makes_another_grid_its_own(old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
-    layer = LearnedPositions(old, prefix, 6)
-    torch.nn.init.normal_(layer.weight)
-    tokens = random_images(1, prefix + new[0] * new[1], 6)
-    on_the_fly = layer(tokens, new)
-    layer.resize(new)
-    assert layer.grid == new
-    assert layer.weight.shape == tokens.shape
-    assert [name for name, _ in layer.named_parameters()] == ["weight"]
-    torch.testing.assert_close(layer(tokens, new), on_the_fly)
+@given(kind=st.sampled_from(SINCOS), grid=GRIDS, quarter=st.integers(2, 8))
+def test_waves_are_those_of_the_formulas(kind: str, grid: tuple[int, int], quarter: int) -> None:
+    layer = position_embedding(small_config(positions=kind, embed_dim=4 * quarter))
+    table = layer.table(grid)
+    assert table.dtype == torch.float32
+    np.testing.assert_allclose(table[0].numpy(), by_loops.sincos(kind, grid, 4 * quarter), atol=1e-6)
 
 
-def test_resized_positions_still_learn() -> None:
-    layer = LearnedPositions((2, 2), 1, 6)
-    layer.resize((3, 3))
-    layer(torch.ones(1, 10, 6), (3, 3)).sum().backward()
-    assert torch.equal(layer.weight.grad, torch.ones(1, 10, 6))
+def test_the_slowest_wave_of_big_vision_turns_by_a_ten_thousandth_a_patch() -> None:
+    slowest = {
+        kind: embedding(kind).table((1, 2))[0, 1, 3].item()  # sin of column 1 at the last of 4 frequencies
+        for kind in ("sincos_2d", "sincos_2d_big_vision")
+    }
+    assert slowest["sincos_2d_big_vision"] == pytest.approx(1e-4, rel=1e-6)
+    assert slowest["sincos_2d"] == pytest.approx(1e-3, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", SINCOS)
+def test_waves_are_not_learned_and_not_stored(kind: str) -> None:
+    assert embedding(kind).state_dict() == {}
+
+
+# Rotary
+
+
+def random_qkv(T: int, heads: int, head_dim: int, batch: int = 2) -> torch.Tensor:
+    return random_images(batch, T, 3, heads, head_dim)
+
+
+@pytest.mark.parametrize("prefix", READOUTS)
+@law
+@given(grid=SMALL_GRIDS, quarter=st.integers(1, 4), base=st.sampled_from([10.0, 100.0, 1e4]))
+def test_rotation_turns_pairs_of_channels_as_complex_numbers(
+    prefix: int, grid: tuple[int, int], quarter: int, base: float
+) -> None:
+    config = small_config(
+        positions="rotary", rotary_base=base, embed_dim=8 * quarter, num_heads=2, **READOUTS[prefix]
+    )
+    layout = position_embedding(config).layout(grid, CPU)
+    qkv = random_qkv(prefix + grid[0] * grid[1], 2, 4 * quarter)
+    turned = rotate(qkv, layout)
+    for image in range(2):
+        for part in (0, 1):  # queries, keys
+            for head in range(2):
+                expected = by_loops.rotate(qkv[image, :, part, head].numpy(), grid, base, prefix)
+                np.testing.assert_allclose(turned[image, :, part, head].numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("prefix", READOUTS)
+def test_rotation_leaves_values_prefix_and_lengths_alone(prefix: int) -> None:
+    qkv = random_qkv(prefix + 8, 2, 8)
+    turned = rotate(qkv, embedding("rotary", prefix=prefix).layout((2, 4), CPU))  # no patch in the centre
+    assert torch.equal(turned[:, :, 2], qkv[:, :, 2])
+    assert torch.equal(turned[:, :prefix], qkv[:, :prefix])
+    torch.testing.assert_close(turned.norm(dim=-1), qkv.norm(dim=-1))
+    assert (turned - qkv)[:, prefix:, :2].abs().amax((0, 2, 3, 4)).min() > 0.1
+
+
+@law
+@given(grid=SMALL_GRIDS, base=st.sampled_from([10.0, 100.0]))
+def test_rotated_scores_depend_on_the_offset_alone(grid: tuple[int, int], base: float) -> None:
+    layer = position_embedding(small_config(positions="rotary", rotary_base=base, pool="mean"))
+    places = by_loops.places(grid)
+    everywhere = random_qkv(1, 2, 8, batch=1).double().expand(-1, len(places), -1, -1, -1)
+    q, k, _ = rotate(everywhere, layer.layout(grid, CPU)).permute(2, 0, 3, 1, 4)[:, 0, 0]  # (N, hd)
+    scores = q @ k.T
+    by_offset: dict[tuple[int, int], list[float]] = {}
+    for i, (row, column) in enumerate(places):
+        for j, (other_row, other_column) in enumerate(places):
+            by_offset.setdefault((row - other_row, column - other_column), []).append(scores[i, j].item())
+    for alike in by_offset.values():
+        assert max(alike) - min(alike) < 1e-5
+
+
+def test_rows_and_columns_turn_by_the_same_frequencies() -> None:
+    cos, sin = rotary_table((3, 5), 16, 100.0)
+    turned_cos, turned_sin = rotary_table((5, 3), 16, 100.0)
+    transposed = [column * 3 + row for row in range(3) for column in range(5)]
+    axes_exchanged = [4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11]
+    assert torch.equal(turned_cos[transposed][:, axes_exchanged], cos)
+    assert torch.equal(turned_sin[transposed][:, axes_exchanged], sin)
+
+
+@pytest.mark.parametrize("head_dim", [4, 12, 20, 64, 80, 196, 412])
+def test_every_head_width_that_4_divides_has_its_angles(head_dim: int) -> None:
+    cos, sin = rotary_table((2, 3), head_dim, 100.0)
+    assert cos.shape == sin.shape == (6, head_dim)
+
+
+# Relative
+
+
+@pytest.mark.parametrize("prefix", READOUTS)
+@law
+@given(grid=SMALL_GRIDS)
+def test_the_relative_bias_is_that_of_a_double_loop(prefix: int, grid: tuple[int, int]) -> None:
+    layer = embedding("relative", grid, prefix)
+    numbers = None if layer.prefix is None else layer.prefix.detach().numpy()
+    expected = by_loops.relative_bias(layer.offsets.detach().numpy(), numbers, grid, prefix)
+    bias = layer.layout(grid, CPU).biases[grid].detach().numpy()
+    np.testing.assert_array_equal(bias, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("prefix", READOUTS)
+@pytest.mark.parametrize("attention", ["window", "axial"])
+@law
+@given(counts=st.tuples(st.integers(1, 2), st.integers(1, 2)), window=SMALL_GRIDS)
+def test_the_relative_bias_of_a_window_is_that_of_the_grid(
+    attention: str, prefix: int, counts: tuple[int, int], window: tuple[int, int]
+) -> None:
+    grid = (counts[0] * window[0], counts[1] * window[1])
+    layer = embedding("relative", grid, prefix, attention=attention, window=window)
+    everywhere = embedding("relative", grid, prefix).layout(grid, CPU).biases[grid]
+    biases = layer.layout(grid, CPU).biases
+    assert set(biases) == ({window} if attention == "window" else {(1, grid[1]), (grid[0], 1)})
+    for (height, width), inside in biases.items():
+        first = [row * grid[1] + column for row in range(height) for column in range(width)]
+        tokens = torch.tensor([*range(prefix), *(prefix + number for number in first)])
+        assert torch.equal(inside, everywhere[:, tokens][:, :, tokens])
+
+
+def test_scores_with_the_prefix_have_three_numbers_a_head() -> None:
+    layer = embedding("relative", prefix=4)
+    bias, (to_patch, to_prefix, within) = layer.layout((3, 5), CPU).biases[3, 5], layer.prefix.unbind(1)
+    for head in range(2):
+        assert (bias[head, :4, 4:] == to_patch[head]).all()
+        assert (bias[head, 4:, :4] == to_prefix[head]).all()
+        assert (bias[head, :4, :4] == within[head]).all()
+
+
+def test_there_are_no_prefix_scores_without_a_prefix() -> None:
+    assert [name for name, _ in embedding("relative", prefix=0).named_parameters()] == ["offsets"]
+
+
+def test_the_offsets_of_another_grid_are_interpolated() -> None:
+    layer = embedding("relative", (2, 3), resample="huggingface")
+    offsets = resample_grid(layer.offsets[None], (7, 9), "huggingface")[0].detach().numpy()
+    bias = layer.layout((4, 5), CPU).biases[4, 5].detach().numpy()
+    expected = by_loops.relative_bias(offsets, layer.prefix.detach().numpy(), (4, 5), 1)
+    np.testing.assert_allclose(bias, expected, rtol=1e-5, atol=1e-6)
+
+
+# In the model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@law_of_models
+@given(order=st.permutations(range(12)))
+def test_the_order_of_patches_matters_unless_there_are_no_positions(kind: str, order: list[int]) -> None:
+    model = small_model(positions=kind, image_size=(24, 32))
+    images = random_images(1, 3, 24, 32)
+    shuffled = unpatchify(patchify(images, (8, 8))[:, order], (3, 4), (8, 8))
+    in_order, out_of_order = model(torch.cat([images, shuffled]))
+    moved = (out_of_order - in_order).abs().max()
+    matters = kind != "none" and order != sorted(order)
+    assert (moved > 1e-3) == matters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@law_of_models
+@given(old=SMALL_GRIDS, new=SMALL_GRIDS, rule=RULE, prefix=st.sampled_from(list(READOUTS)))
+def test_other_grids_on_the_fly_equal_resizing_for_good(
+    kind: str, old: tuple[int, int], new: tuple[int, int], rule: str, prefix: int
+) -> None:
+    sizes = {"image_size": (8 * old[0], 8 * old[1])}
+    model = small_model(positions=kind, resample=rule, depth=2, **sizes, **READOUTS[prefix])
+    images = random_images(1, 3, 8 * new[0], 8 * new[1])
+    on_the_fly = model(images)
+    names = [name for name, _ in model.named_parameters()]
+    model.resize((8 * new[0], 8 * new[1]))
+    torch.testing.assert_close(model(images), on_the_fly)
+    assert model.positions.grid == model.config.grid == new
+    assert [name for name, _ in model.named_parameters()] == names
+    assert sum(value.numel() for value in model.parameters()) == model.config.num_parameters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_resizing_keeps_the_dtype_of_the_parameters(kind: str, dtype: torch.dtype) -> None:
+    layer = embedding(kind).to(dtype)
+    layer.resize((4, 4))
+    assert {parameter.dtype for parameter in layer.parameters()} <= {dtype}
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+@pytest.mark.parametrize("kind", ["learned", "learned_2d", "relative"])
+def test_resized_positions_learn_if_they_did_before(kind: str, trainable: bool) -> None:
+    layer = embedding(kind).requires_grad_(trainable)
+    layer.resize((4, 4))
+    assert {parameter.requires_grad for parameter in layer.parameters()} == {trainable}
+    assert all(parameter.is_leaf for parameter in layer.parameters())
+    if trainable:
+        told = sum(bias.sum() for bias in layer.layout((4, 4), CPU).biases.values())
+        (layer(torch.ones(1, 17, 16), (4, 4)).sum() + told).backward()
+        assert all(parameter.grad.abs().min() > 0 for parameter in layer.parameters())
+
+
+def test_resizing_to_its_own_grid_keeps_the_very_parameters() -> None:
+    for kind in KINDS:
+        layer = embedding(kind)
+        before = dict(layer.named_parameters())
+        layer.resize((3, 5))
+        assert all(value is before[name] for name, value in layer.named_parameters())
+
+
+def test_selected_patches_keep_their_own_rotation() -> None:
+    layout = embedding("rotary").layout((3, 5), CPU)
+    kept = torch.tensor([[0, 7, 14], [1, 2, 13]])
+    selected = layout.select(kept)
+    assert (selected.grid, selected.num_prefix_tokens) == ((3, 5), 1)
+    for ours, everything in zip(selected.rotation, layout.rotation, strict=True):
+        for image in range(2):
+            assert torch.equal(ours[image], everything[kept[image]])
+
+
+def test_selection_changes_nothing_where_attention_is_told_nothing() -> None:
+    layout = Layout((3, 5), 1)
+    assert layout.select(torch.tensor([[0, 1]])) is layout
+
+
+@law
+@given(prefix=st.sampled_from(list(READOUTS)), rate=st.sampled_from([0.2, 0.5, 0.8]), seed=st.integers(0, 9))
+def test_patches_that_are_kept_in_training_are_turned_as_they_would_be_among_all(
+    prefix: int, rate: float, seed: int
+) -> None:
+    layout = embedding("rotary", prefix=prefix).layout((3, 5), CPU)
+    qkv = random_qkv(prefix + 15, 2, 8, batch=4)
+    torch.manual_seed(seed)
+    kept, selected = PatchDropout(rate).train()(qkv.flatten(2), layout)
+    turned, everything = rotate(kept.unflatten(2, (3, 2, 8)), selected), rotate(qkv, layout)
+    for image in range(4):
+        origin = [int((qkv[image].flatten(1) == token).all(1).nonzero()) for token in kept[image]]
+        torch.testing.assert_close(turned[image], everything[image, origin])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_trains_after_it_predicted_in_inference_mode(kind: str) -> None:
+    model, images = small_model(positions=kind, image_size=(16, 88)), random_images(1, 3, 16, 88)
+    with torch.inference_mode():
+        model(images)
+    model.train()(images).sum().backward()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_runs_after_another_ran_on_the_meta_device(kind: str) -> None:
+    with torch.device("meta"):
+        small_model(positions=kind, image_size=(16, 104))(torch.empty(1, 3, 16, 104))
+    assert small_model(positions=kind, image_size=(16, 104))(random_images(1, 3, 16, 104)).isfinite().all()

@@ -7,17 +7,17 @@ from vitascope.model.trace import Trace
 NAMES = ["patch_embeddings", "embeddings", "block0", "block1", "block2", "features", "pooled", "logits"]
 
 
-@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize(("pool", "pooled"), [("cls", 16), ("mean", 16), ("cls_mean", 32), ("map", 16)])
 @pytest.mark.parametrize("head", ["linear", "mlp", "none"])
-def test_intermediates_come_by_name_in_the_order_of_the_pass(pool: str, head: str) -> None:
+def test_intermediates_come_by_name_in_the_order_of_the_pass(pool: str, pooled: int, head: str) -> None:
     trace = small_model(pool=pool, head=head, image_size=(16, 24)).trace(random_images(2, 3, 16, 24))
-    N, T = 6, 7 if pool == "cls" else 6
+    N, T = 6, 7 if pool in ("cls", "cls_mean") else 6
     assert list(trace.values) == NAMES
     assert [tuple(trace[name].shape) for name in NAMES] == [
         (2, N, 16),
         *[(2, T, 16)] * 5,
-        (2, 16),
-        (2, 16 if head == "none" else 5),
+        (2, pooled),
+        (2, pooled if head == "none" else 5),
     ]
 
 
@@ -53,7 +53,7 @@ def test_attention_of_each_block_is_that_of_its_own_input() -> None:
     inputs = [trace["embeddings"], trace["block0"], trace["block1"]]
     for block, tokens, weights in zip(model.encoder.blocks, inputs, trace.attention, strict=True):
         alone = Trace(attention=True)
-        block(tokens, alone)
+        block(tokens, model.positions.layout((4, 4), images.device), alone)
         torch.testing.assert_close(alone.attention[0], weights)
 
 

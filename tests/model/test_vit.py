@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model import law_of_models, random_images, small_config, small_model
+from tests.model import VARIANTS, law_of_models, random_images, small_config, small_model
 from vitascope.errors import UserError
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.vit import VisionTransformer
@@ -31,7 +31,7 @@ def equations_1_to_4(model: VisionTransformer, image: np.ndarray) -> np.ndarray:
     """The paper's equations for one image (C, H, W), in NumPy: from pixels to logits."""
     w = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     config = model.config
-    (ph, pw), eps, k = config.patch_hw, config.norm_eps, config.num_heads
+    (ph, pw), eps, k = config.patch_hw, config.block.norm_eps, config.num_heads
 
     E = w["patch_embedding.weight"].reshape(config.embed_dim, -1).T
     patches = [
@@ -65,7 +65,7 @@ def equations_1_to_4(model: VisionTransformer, image: np.ndarray) -> np.ndarray:
     [
         {},
         {"image_size": (12, 40), "patch_size": (4, 8), "in_channels": 2, "num_heads": 4, "norm_eps": 1e-2},
-        {"patchify": "linear", "mlp_ratio": 1.5, "depth": 1},
+        {"stem": "linear", "mlp_ratio": 1.5, "depth": 1},
     ],
 )
 def test_the_model_is_equations_1_to_4_of_the_paper(overrides: dict[str, Any]) -> None:
@@ -137,13 +137,21 @@ def test_turning_image_patch_kernels_and_positions_turns_nothing_in_the_output()
 
 @law_of_models
 @given(rows=st.integers(1, 6), columns=st.integers(1, 6), pool=st.sampled_from(["cls", "mean"]))
-def test_other_sizes_on_the_fly_equal_resizing_the_positions_first(
-    rows: int, columns: int, pool: str
-) -> None:
+def test_other_sizes_on_the_fly_equal_resizing_for_good(rows: int, columns: int, pool: str) -> None:
     model, images = small_model(pool=pool), random_images(1, 3, 8 * rows, 8 * columns)
     on_the_fly = model(images)
-    model.positions.resize((rows, columns))
+    model.resize((8 * rows, 8 * columns))
+    assert model.config == small_config(pool=pool, image_size=(8 * rows, 8 * columns))
     torch.testing.assert_close(model(images), on_the_fly)
+
+
+def test_resizing_to_what_patches_do_not_tile_is_refused_and_changes_nothing() -> None:
+    model, images = small_model(), random_images(1, 3, 32, 32)
+    before = model(images)
+    with pytest.raises(UserError, match="image 33x33 is not a multiple of patch 8"):
+        model.resize(33)
+    assert model.config == small_config()
+    assert torch.equal(model(images), before)
 
 
 def test_each_image_is_judged_by_itself() -> None:
@@ -170,18 +178,10 @@ def test_positions_make_the_order_of_patches_matter() -> None:
 
 
 def test_both_ways_to_embed_patches_share_their_weights() -> None:
-    conv, linear = small_model(patchify="conv"), small_model(patchify="linear", seed=5)
+    conv, linear = small_model(stem="conv"), small_model(stem="linear", seed=5)
     linear.load_state_dict(conv.state_dict())
     images = random_images(2, 3, 32, 32)
     torch.testing.assert_close(linear(images), conv(images))
-
-
-@pytest.mark.parametrize("overrides", [{}, {"pool": "mean"}, {"head": "mlp"}, {"head": "none"}])
-def test_a_loss_has_a_gradient_in_every_parameter(overrides: dict[str, Any]) -> None:
-    model = small_model(**overrides).train()
-    model(random_images(2, 3, 32, 32)).square().sum().backward()
-    unused = [name for name, value in model.named_parameters() if value.grad is None or not value.grad.any()]
-    assert unused == []
 
 
 def test_dropout_follows_the_position_embedding_in_training_only() -> None:
@@ -190,14 +190,6 @@ def test_dropout_follows_the_position_embedding_in_training_only() -> None:
     torch.manual_seed(0)
     zeros = (model.train().embeddings(images) == 0).double().mean()
     assert 0.4 < zeros < 0.6
-
-
-def test_mixed_precision_agrees_with_float32_up_to_rounding() -> None:
-    model, images = small_model(), random_images(4, 3, 32, 32)
-    exact = model(images)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = model(images)
-    assert (rounded.float() - exact).abs().max() < 0.05 * exact.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -220,3 +212,189 @@ def test_images_that_do_not_fit_are_refused_with_the_numbers(shape: tuple[int, .
 
 def test_the_grid_is_rows_then_columns() -> None:
     assert VisionTransformer(small_config(patch_size=(4, 8))).grid_of(torch.zeros(1, 3, 8, 40)) == (2, 5)
+
+
+@pytest.mark.parametrize("kind", ["integers", "booleans"])
+def test_raw_pixels_are_refused(kind: str) -> None:
+    dtype = {"integers": torch.uint8, "booleans": torch.bool}[kind]
+    with pytest.raises(UserError, match=rf"images must be normalized floats, not {dtype}"):
+        small_model()(torch.zeros(1, 3, 32, 32, dtype=dtype))
+
+
+def test_windows_that_do_not_tile_an_image_are_refused_with_the_numbers() -> None:
+    model = small_model(attention="window", window=2)
+    with pytest.raises(UserError, match="a grid of 4x5 patches is not a multiple of the window 2x2"):
+        model(random_images(1, 3, 32, 40))
+
+
+# The tokens beside the patches
+
+
+def test_the_sequence_is_class_token_distillation_token_registers_patches() -> None:
+    model = small_model(distillation_token=True, num_registers=2, positions="none")
+    images = random_images(2, 3, 32, 32)
+    tokens = model.embeddings(images)
+    parts = [model.class_token, model.distillation_token, model.registers]
+    expected = torch.cat([*(part.expand(2, -1, -1) for part in parts), model.patch_embedding(images)], dim=1)
+    assert torch.equal(tokens, expected)
+    assert tokens.shape == (2, 1 + 1 + 2 + 16, 16)
+
+
+def test_the_embedding_norm_is_of_the_tokens_with_their_positions() -> None:
+    plain, normed = small_model(), small_model(embedding_norm=True)
+    weights = {name: value for name, value in normed.state_dict().items() if "embedding_norm" not in name}
+    plain.load_state_dict(weights)
+    images = random_images(2, 3, 32, 32)
+    expected = layer_norm(
+        plain.embeddings(images).detach().numpy(),
+        normed.embedding_norm.weight.detach().numpy(),
+        normed.embedding_norm.bias.detach().numpy(),
+        1e-6,
+    )
+    np.testing.assert_allclose(normed.embeddings(images).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+# Every option
+
+
+variants = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+
+
+@variants
+def test_what_is_traced_is_what_the_model_computes(options: dict[str, Any]) -> None:
+    model, images = small_model(**options), random_images(2, 3, 32, 32)
+    for attention in (False, True):
+        trace = model.trace(images, attention=attention)
+        torch.testing.assert_close(trace["logits"], model(images), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(trace["pooled"], model.embed(images), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(trace["features"], model.forward_features(images), rtol=1e-4, atol=1e-5)
+    assert trace["features"].shape == (2, model.config.num_tokens, 16)
+    assert trace["pooled"].shape == (2, 16 * model.config.readout.num_pooled)
+
+
+@variants
+def test_rows_of_attention_sum_to_one_in_every_block(options: dict[str, Any]) -> None:
+    model = small_model(**options)
+    T = model.config.num_tokens
+    trace = model.trace(random_images(2, 3, 32, 32), attention=True)
+    assert len(trace.attention) == 3
+    for weights in trace.attention:
+        assert weights.shape == (2, 2, T, T)
+        assert weights.min() >= 0
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, T))
+
+
+@variants
+def test_a_loss_has_a_gradient_in_every_parameter(options: dict[str, Any]) -> None:
+    model = small_model(**options).train()
+    torch.manual_seed(0)
+    model(random_images(4, 3, 32, 32)).square().sum().backward()
+    unused = [name for name, value in model.named_parameters() if value.grad is None or not value.grad.any()]
+    assert unused == []
+
+
+@variants
+def test_another_image_size_than_its_own_is_taken(options: dict[str, Any]) -> None:
+    model, images = small_model(**options), random_images(2, 3, 48, 32)
+    grid = model.config.grid_of((48, 32))
+    T = model.config.num_prefix_tokens + grid[0] * grid[1]
+    assert grid != model.config.grid
+    assert model.forward_features(images).shape == (2, T, 16)
+    on_the_fly = model(images)
+    assert on_the_fly.isfinite().all()
+    model.resize((48, 32))
+    torch.testing.assert_close(model(images), on_the_fly, rtol=1e-4, atol=1e-5)
+
+
+@variants
+def test_weights_make_the_same_model_again(options: dict[str, Any]) -> None:
+    model, again = small_model(**options), small_model(seed=5, **options)
+    images = random_images(2, 3, 32, 32)
+    assert not torch.equal(again(images), model(images))
+    again.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(again(images), model(images))
+    parameters = {name for name, _ in model.named_parameters()}
+    assert set(model.state_dict()) == parameters  # nothing but parameters is stored
+
+
+@variants
+def test_each_image_is_judged_by_itself_whatever_the_options(options: dict[str, Any]) -> None:
+    model, images = small_model(**options), random_images(3, 3, 32, 32)
+    alone = torch.cat([model(image[None]) for image in images])
+    torch.testing.assert_close(model(images), alone, rtol=1e-4, atol=1e-5)
+
+
+# Precision
+
+
+PRECISE: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rotary": {"positions": "rotary", "num_registers": 2, "qkv_bias": "no_key"},
+    "relative": {"positions": "relative"},
+    "axial, relative": {"attention": "axial", "positions": "relative"},
+    "window, rotary": {"attention": "window", "window": 2, "positions": "rotary"},
+    "sincos, map": {"pool": "map", "positions": "sincos_2d"},
+    "swiglu, layer scale, distillation": {"mlp": "swiglu", "layer_scale": 0.1, "distillation_token": True},
+    "resnet": {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 4},
+}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("options", PRECISE.values(), ids=PRECISE)
+def test_bf16_agrees_with_float32_up_to_rounding(options: dict[str, Any], traced: bool) -> None:
+    images = random_images(4, 3, 32, 32)
+
+    def run(model: VisionTransformer, images: torch.Tensor) -> torch.Tensor:
+        return model.trace(images, attention=True)["logits"] if traced else model(images)
+
+    model = small_model(**options)
+    exact = run(model, images)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = run(model, images)
+    pure = run(model.bfloat16(), images.bfloat16())
+    assert pure.dtype == torch.bfloat16
+    for rounded in (mixed, pure):
+        assert (rounded.float() - exact).abs().max() < 0.03 * exact.abs().max()
+
+
+@pytest.mark.parametrize("options", PRECISE.values(), ids=PRECISE)
+def test_float64_agrees_with_float32_up_to_rounding(options: dict[str, Any]) -> None:
+    model, images = small_model(**options), random_images(4, 3, 32, 32)
+    exact = small_model(**options).double()(images.double())
+    assert exact.dtype == torch.float64
+    torch.testing.assert_close(model(images), exact.float(), rtol=1e-4, atol=1e-4)
+
+
+# Compilation
+
+
+COMPILED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rotary": {"positions": "rotary", "num_registers": 2, "qkv_bias": "no_key"},
+    "axial, relative": {"attention": "axial", "positions": "relative"},
+    "window, sincos, map": {"attention": "window", "window": 2, "positions": "sincos_2d", "pool": "map"},
+}
+
+
+def compiled(model: VisionTransformer, backend: str) -> Any:
+    torch.compiler.reset()
+    return torch.compile(model, fullgraph=True, backend=backend)
+
+
+@pytest.mark.parametrize("options", COMPILED.values(), ids=COMPILED)
+@torch.no_grad()
+def test_the_model_compiles_to_one_graph(options: dict[str, Any]) -> None:
+    model, images = small_model(depth=1, **options), random_images(2, 3, 32, 32)
+    torch.testing.assert_close(compiled(model, "eager")(images), model(images))
+
+
+def test_training_with_dropped_patches_compiles_to_one_graph_with_its_gradients() -> None:
+    options = {"depth": 1, "positions": "rotary", "patch_dropout": 0.5, "drop_path": 0.1}
+    gradients = []
+    for run in (lambda model: compiled(model, "aot_eager"), lambda model: model):
+        model = small_model(**options).train()
+        torch.manual_seed(0)
+        run(model)(random_images(2, 3, 32, 32)).square().sum().backward()
+        gradients.append([value.grad for value in model.parameters()])
+    for ours, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)

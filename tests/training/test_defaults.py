@@ -37,7 +37,7 @@ def test_what_is_named_is_kept(data) -> None:
     )
     config, model = resolve_config(named, open_data(str(data)))
     assert config == named
-    assert (model.embed_dim, model.patch_hw, model.pool) == (384, (32, 32), "mean")
+    assert (model.embed_dim, model.patch_hw, model.readout.pool) == (384, (32, 32), "mean")
     assert model.class_names == ("dark", "light")
 
 
@@ -57,5 +57,30 @@ def test_the_batch_leaves_an_epoch_four_steps_unless_it_is_the_smallest(images: 
 def test_weights_of_another_architecture_are_refused_in_its_words(data, tmp_path) -> None:
     save_pretrained(small_model(), tmp_path / "m")
     config = TrainConfig(data=str(data), weights=str(tmp_path / "m"), model="vit_s16")
-    with pytest.raises(UserError, match=r"embed_dim 16 and 384, depth 3 and 12.*leave out --model"):
+    with pytest.raises(UserError, match=r"depth is 3, not 12; embed_dim is 16, not 384.*leave out --model"):
         resolve_config(config, open_data(str(data)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"distillation_token": True, "num_registers": 2, "positions": "rotary", "mlp": "swiglu"},
+        {"attention": "axial", "pool": "cls_mean", "norm": "post", "positions": "relative"},
+        {"stem": "overlap", "pool": "map", "position_prefix": False, "layer_scale": 0.1},
+    ],
+)
+def test_weights_keep_the_options_that_a_run_has_no_name_for(data, tmp_path, options) -> None:
+    base = small_model(**options).config
+    save_pretrained(small_model(**options), tmp_path / "m")
+    config = TrainConfig(data=str(data), weights=str(tmp_path / "m"), image_size=16, drop_path=0.1)
+    _, model = resolve_config(config, open_data(str(data)))
+    assert model == base.replace(
+        image_size=16, num_classes=2, class_names=("dark", "light"), drop_path=0.1, dropout=0.0
+    )
+
+
+def test_options_of_the_model_reach_it(data) -> None:
+    config = TrainConfig(data=str(data), options=["positions=rotary", "window=[2, 4]", "attention=window"])
+    resolved, model = resolve_config(config, open_data(str(data)))
+    assert resolved.options == config.options
+    assert (model.embedding.positions, model.block.attention, model.window) == ("rotary", "window", (2, 4))

@@ -204,8 +204,8 @@ def test_fine_tuning_starts_from_the_weights_under_a_new_head(finished, tmp_path
     )
     result = loop.train(config)
     said = capsys.readouterr().out
-    assert "positions interpolated to a grid of 4x4" in said
-    assert "a new head for 3 classes" in said
+    assert "positions interpolated from 2x2 to 4x4" in said
+    assert "left out the head for 2 classes; initialized one for 3" in said
     old, new = weights_of(finished.run), weights_of(result.run)
     assert torch.equal(old["encoder.blocks.0.mlp.fc1.weight"], new["encoder.blocks.0.mlp.fc1.weight"])
     assert new["head.weight"].shape == (3, 16)

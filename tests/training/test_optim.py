@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -7,13 +8,28 @@ from tests.model import small_model
 from vitascope.training.optim import adamw, learning_rate, running_average
 from vitascope.training.recipes import TrainConfig
 
+# What is added to tokens or scores, and what is a token itself.
+STATES = ("class_token", "distillation_token", "registers", "pool.query", "positions.")
 
-def test_decay_touches_weight_matrices_only() -> None:
-    model = small_model(head="mlp")
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"head": "mlp"},
+        {"distillation_token": True, "num_registers": 2, "layer_scale": 0.1},
+        {"pool": "map", "positions": "learned_2d", "mlp": "swiglu"},
+        {"positions": "relative", "qkv_bias": "no_key", "norm": "post"},
+        {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 32, "embedding_norm": True},
+    ],
+)
+def test_decay_touches_weight_matrices_only(options: dict[str, Any]) -> None:
+    model = small_model(**options)
     optimizer = adamw(model, TrainConfig(weight_decay=0.1))
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    norms = (torch.nn.LayerNorm, torch.nn.GroupNorm)
+    of_norms = [id(p) for module in model.modules() if isinstance(module, norms) for p in module.parameters()]
     for name, parameter in model.named_parameters():
-        is_weight = name.endswith(".weight") and "norm" not in name and "positions" not in name
+        is_weight = name.endswith(".weight") and not name.startswith(STATES) and id(parameter) not in of_norms
         assert decay[id(parameter)] == (0.1 if is_weight else 0.0), name
     assert len(decay) == len(list(model.parameters()))
 

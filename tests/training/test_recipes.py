@@ -55,8 +55,37 @@ def test_numbers_without_sense_are_refused_by_name(option: str, value: float | s
         TrainConfig(**{option: value})
 
 
+def test_options_of_the_model_are_read_as_values() -> None:
+    config = TrainConfig(options=["positions=rotary", "window=[2, 3]", "num_registers=4", "class_token=true"])
+    assert config.model_options() == {
+        "positions": "rotary",
+        "window": [2, 3],
+        "num_registers": 4,
+        "class_token": True,
+    }
+    assert config.options == ("positions=rotary", "window=[2, 3]", "num_registers=4", "class_token=true")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("positions", "NAME=VALUE"),
+        ("position=rotary", "nearest: positions"),
+        *(
+            (f"{name}=1", "leave it out")
+            for name in ("depth", "pool", "dropout", "num_classes", "image_size")
+        ),
+    ],
+)
+def test_options_of_the_model_that_are_none_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        TrainConfig(options=[text])
+
+
 def test_yaml_brings_every_option_back(tmp_path) -> None:
-    config = TrainConfig.from_recipe("digits", seed=7, lr=1e-5, run="a b/ü")
+    config = TrainConfig.from_recipe(
+        "digits", seed=7, lr=1e-5, run="a b/ü", options=["mlp=swiglu", "window=2"]
+    )
     path = tmp_path / "config.yaml"
     path.write_text(config.to_yaml(), encoding="utf-8")
     assert TrainConfig.from_yaml(path) == config

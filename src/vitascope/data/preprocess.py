@@ -141,11 +141,11 @@ class Preprocess:
     image_size: tuple[int, int]
     """Height and width of the result, pixels."""
     channels: int = 3
-    """3 for RGB, 1 for grey."""
+    """3 for RGB, 1 for grey; a model of any other number takes tensors, no pictures."""
     resize: Literal["crop", "squash"] = "crop"
-    """Keep the proportions and crop the centre, or squash the whole picture into the size."""
+    """Keep the proportions and crop the centre, or squash the picture into the model's proportions."""
     crop_pct: float = 1.0
-    """With `crop`: the share of the resized picture's shorter side that the crop keeps."""
+    """The share of the resized picture that the crop keeps: of its shorter side, or of both with `squash`."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bicubic"
     """Pillow's filter, antialiased."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -161,8 +161,8 @@ class Preprocess:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         check_choice("resize", self.resize, ("crop", "squash"))
         check_choice("interpolation", self.interpolation, _RESAMPLING)
-        if self.channels not in (1, 3):
-            raise UserError(f"pictures have 1 or 3 channels, not {self.channels}")
+        if self.channels < 1:
+            raise UserError(f"channels must be at least 1, not {self.channels}")
         if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:
             raise UserError(f"mean {self.mean} and std {self.std} do not fit {self.channels} channels")
         if not 0 < self.crop_pct <= 1:
@@ -173,7 +173,10 @@ class Preprocess:
 
         Raises:
             ImageError: as `read_image`.
+            UserError: a model that takes no pictures.
         """
+        if self.channels not in (1, 3):
+            raise UserError(f"pictures have 1 or 3 channels, the model has {self.channels}")
         image = read_image(source, exif_orientation=self.exif_orientation)
         image = image.convert("L" if self.channels == 1 else "RGB")
         array = np.array(self.fit(image))  # (H, W) or (H, W, C), a copy that may be written to
@@ -182,7 +185,8 @@ class Preprocess:
     def fit(self, image: Image.Image) -> Image.Image:
         """The part of a picture that the model sees, at the model's size. Crop and resize are one step."""
         height, width = self.image_size
-        box = (0.0, 0.0, float(image.width), float(image.height))
+        left, top = image.width * (1 - self.crop_pct) / 2, image.height * (1 - self.crop_pct) / 2
+        box = (left, top, image.width - left, image.height - top)
         if self.resize == "crop":
             scale = max(width / image.width, height / image.height) / self.crop_pct
             seen_width, seen_height = width / scale, height / scale

@@ -14,7 +14,7 @@ from vitascope.data.preprocess import ImageSource, Preprocess
 from vitascope.errors import UserError
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.model.vit import VisionTransformer
-from vitascope.weights.store import from_pretrained, read_preprocess
+from vitascope.weights.store import load_pretrained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Predictor:
         device: str = "auto",
         batch_size: int = 32,
     ) -> None:
-        if model.config.head == "none":
+        if not model.config.readout.gives_classes:
             raise UserError("this model has no head: it gives features, not classes; use `model.embed`")
         self.preprocess = preprocess
         self.precision = precision
@@ -76,8 +76,8 @@ class Predictor:
         Raises:
             CheckpointError: as `from_pretrained`.
         """
-        model = from_pretrained(ref, revision)
-        return cls(model, read_preprocess(ref), precision=precision, device=device, batch_size=batch_size)
+        loaded = load_pretrained(ref, revision)
+        return cls(loaded.model, loaded.preprocess, precision=precision, device=device, batch_size=batch_size)
 
     def __call__(self, images: Sequence[ImageSource], top_k: int = 5) -> list[list[Prediction]]:
         """The `top_k` most probable classes of each picture, most probable first.

@@ -13,8 +13,9 @@ from vitascope.model.vit import VisionTransformer
 def attention(model: VisionTransformer, images: Tensor, layer: int = -1, head: int | None = None) -> Tensor:
     """How much the image's representation attends to each patch in a layer.
 
-    The row of the class token; with mean pooling, where every patch token speaks for the image, the mean
-    of all rows. The attention of the class token to itself is left out.
+    The mean row of the tokens that pooling reads. Pool "cls" reads the class token, and the distillation
+    token where there is one; "mean" and "map" the patches, each counted alike; "cls_mean" the class token for
+    one half, the patches for the other. Attention to tokens that are not patches is left out.
 
     Args:
         model: any `VisionTransformer`; it is run as in evaluation.
@@ -51,7 +52,15 @@ def attention_weights(model: VisionTransformer, images: Tensor) -> list[Tensor]:
 
 def to_heatmap(model: VisionTransformer, images: Tensor, rows: Tensor) -> Tensor:
     """From relations between tokens (B, T, T) to a map over the patches (B, gh, gw), largest value 1."""
-    prefix = model.config.num_prefix_tokens
-    received = rows[:, 0] if prefix else rows.mean(dim=1)  # (B, T)
-    heat = received[:, prefix:].unflatten(1, model.grid_of(images)).float()  # (B, gh, gw)
+    patches = read_rows(model, rows.float())[:, model.config.num_prefix_tokens :]  # (B, N)
+    heat = patches.unflatten(1, model.grid_of(images))  # (B, gh, gw)
     return heat / heat.amax(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def read_rows(model: VisionTransformer, rows: Tensor) -> Tensor:
+    """The mean row of the tokens that pooling reads, as `attention` says: (B, T, T) -> (B, T)."""
+    readout = model.config.readout
+    if readout.pool == "cls":
+        return rows[:, : readout.num_pooled].mean(dim=1)
+    patches = rows[:, readout.num_prefix_tokens :].mean(dim=1)
+    return (rows[:, 0] + patches) / 2 if readout.pool == "cls_mean" else patches

@@ -14,7 +14,7 @@ def rollout(model: VisionTransformer, images: Tensor) -> Tensor:
     """How much of each patch flows into the image's representation, over all layers.
 
     The product of (A_l + I) / 2 over the layers, A_l the mean of layer l's heads; the identity stands for
-    the residual connection (section 3, "Attention rollout").
+    the residual connection (section 3, "Attention rollout"). Of it, the rows that `attention` takes.
 
     Args:
         model: any `VisionTransformer`; it is run as in evaluation.

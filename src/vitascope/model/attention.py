@@ -16,12 +16,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from vitascope.model.config import ViTConfig
+from vitascope.model.positions import Layout
 from vitascope.model.trace import Trace
 
 
-def attention_weights(q: Tensor, k: Tensor) -> Tensor:
-    """A = softmax(q k^T / sqrt(hd)), equation 6: (B, heads, Q, hd), (B, heads, T, hd) -> (B, heads, Q, T)."""
-    return (q * q.shape[-1] ** -0.5 @ k.mT).softmax(dim=-1)
+def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A = softmax(q k^T / sqrt(hd)), equation 6: (B, heads, Q, hd), (B, heads, T, hd) -> (B, heads, Q, T).
+
+    `bias` (heads, Q, T) adds to the scores: relative positions.
+    """
+    scores = q * q.shape[-1] ** -0.5 @ k.mT
+    return (scores if bias is None else scores + bias.to(scores.dtype)).softmax(dim=-1)
 
 
 class MatmulAttention(torch.autograd.Function):
@@ -73,29 +78,74 @@ def trains_faster_by_matmul(qkv: Tensor) -> bool:
     return B * H * T * T * qkv.element_size() <= _MATMUL_LIMIT.get(qkv.dtype, 0)
 
 
+def rotate(qkv: Tensor, layout: Layout) -> Tensor:
+    """Turn the patches' queries and keys by their angles: (B, T, 3, heads, hd) -> the same shape."""
+    if layout.rotation is None:
+        return qkv
+    cos, sin = (table.unsqueeze(-2).unsqueeze(-2) for table in layout.rotation)  # (N, 1, 1, hd)
+    P = layout.num_prefix_tokens
+    qk, v = qkv[:, P:, :2], qkv[:, P:, 2:]
+    left, right = qk.chunk(2, dim=-1)
+    turned = qk * cos + torch.cat([-right, left], dim=-1) * sin  # in float32 under autocast too
+    return torch.cat([qkv[:, :P], torch.cat([turned.to(v.dtype), v], dim=2)], dim=1)
+
+
+class KeylessLinear(nn.Linear):
+    """U_qkv with biases for queries and values only: one of the keys cancels in the softmax."""
+
+    def __init__(self, embed_dim: int) -> None:
+        super().__init__(embed_dim, 3 * embed_dim, bias=False)
+        self.bias = nn.Parameter(torch.zeros(2 * embed_dim))  # of queries, of values
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, 3D)."""
+        q, v = self.bias.chunk(2)
+        return F.linear(tokens, self.weight, torch.cat([q, torch.zeros_like(q), v]))
+
+
 class SelfAttention(nn.Module):
-    """MSA(z) = [SA_1(z); ...; SA_k(z)] U_msa, equation 8."""
+    """MSA(z) = [SA_1(z); ...; SA_k(z)] U_msa, equation 8: every token attends to every token."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
+        D, bias = config.embed_dim, config.block.qkv_bias
         self.num_heads = config.num_heads
-        self.attention_dropout = config.attention_dropout
-        self.qkv = nn.Linear(config.embed_dim, 3 * config.embed_dim)  # U_qkv of every head, equation 5
-        self.proj = nn.Linear(config.embed_dim, config.embed_dim)  # U_msa
-        self.dropout = nn.Dropout(config.dropout)
+        self.attention_dropout = config.training.attention_dropout
+        # U_qkv of every head, equation 5
+        self.qkv = KeylessLinear(D) if bias == "no_key" else nn.Linear(D, 3 * D, bias=bias == "all")
+        self.proj = nn.Linear(D, D)  # U_msa
+        self.dropout = nn.Dropout(config.training.dropout)
 
-    def forward(self, tokens: Tensor, trace: Trace | None = None, read: slice = slice(None)) -> Tensor:
+    def forward(
+        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = slice(None)
+    ) -> Tensor:
         """Mix tokens (B, T, D) into (B, Q, D), for the queries that `read` selects."""
         rate = self.attention_dropout if self.training else 0.0
         qkv = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, heads, hd)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, T, hd)
-        if (trace is not None and trace.attention is not None) or read != slice(None):
-            weights = attention_weights(q[:, :, read], k)  # (B, heads, Q, T)
-            if trace is not None:
-                trace.keep_attention(weights)
+        qkv = rotate(qkv, layout)
+        if trace is not None and trace.attention is not None:
+            q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
+            weights = self.weights(q, k, layout)[:, :, read]  # (B, heads, Q, T)
+            trace.keep_attention(weights)
             mixed = (F.dropout(weights, rate) @ v).transpose(1, 2).flatten(2)
-        elif rate == 0 and trains_faster_by_matmul(qkv):
-            mixed = MatmulAttention.apply(qkv)  # type: ignore[no-untyped-call]
         else:
-            mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=rate).transpose(1, 2).flatten(2)
+            mixed = self.mix(qkv, layout, read, rate)
         return self.dropout(self.proj(mixed))  # (B, Q, D)
+
+    def weights(self, q: Tensor, k: Tensor, layout: Layout) -> Tensor:
+        """Each query's weights over all tokens, rows that sum to one: (B, heads, T, T)."""
+        return attention_weights(q, k, layout.biases.get(layout.grid))
+
+    def mix(self, qkv: Tensor, layout: Layout, read: slice, rate: float) -> Tensor:
+        """The values under those weights, by the fastest kernel: (B, T, 3, heads, hd) -> (B, Q, D)."""
+        bias = layout.biases.get(layout.grid)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
+        if read != slice(None):
+            weights = attention_weights(q[:, :, read], k, None if bias is None else bias[:, read])
+            return (F.dropout(weights, rate) @ v).transpose(1, 2).flatten(2)
+        if rate == 0 and bias is None and trains_faster_by_matmul(qkv):
+            return MatmulAttention.apply(qkv)  # type: ignore[no-untyped-call]
+        mask = (
+            None if bias is None else bias.to(q.dtype)[None]
+        )  # without a batch the kernel is 3 times slower
+        return F.scaled_dot_product_attention(q, k, v, mask, rate).transpose(1, 2).flatten(2)

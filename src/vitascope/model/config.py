@@ -1,33 +1,26 @@
-"""`ViTConfig`, and the named sizes of the paper. No torch here: `vitascope models` answers at once.
+"""`ViTConfig`: everything that determines a model, grouped as the paper's equations are.
 
-Sizes: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", table 1 (B, L, H); Touvron et al. 2021,
-"Training data-efficient image transformers", table 1 (Ti, S).
+No torch here: the command line answers at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
-from vitascope.errors import UserError, check_choice, nearest
-
-
-def pair(value: int | Iterable[int]) -> tuple[int, int]:
-    """A side as (height, width)."""
-    if isinstance(value, int):
-        return value, value
-    if isinstance(value, Iterable):
-        sides = tuple(value)
-        if len(sides) == 2 and all(isinstance(side, int) for side in sides):
-            return sides[0], sides[1]
-    raise UserError(f"a size is a whole number or (height, width), not {value!r}")
+from vitascope.errors import UserError, nearest
+from vitascope.model import cost, resnet_shapes
+from vitascope.model.options import BlockOptions, EmbeddingOptions, ReadoutOptions, TrainingOptions, pair
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViTConfig:
     """Everything that determines a `VisionTransformer`.
+
+    Options lie in groups, an object for each part of the model. Where options are given by name, in
+    `replace`, `from_dict`, `create_model` and a model folder's `config.json`, the groups are left out:
+    `config.replace(pool="mean", positions="rotary")`.
 
     Raises:
         UserError: where the numbers contradict each other, with the numbers and the nearest that fit.
@@ -41,32 +34,22 @@ class ViTConfig:
     """Colours of the input, C in the paper."""
     num_classes: int = 1000
     """Outputs of the head, K."""
+    class_names: tuple[str, ...] = ()
+    """Name of each output, in order; empty where unknown."""
     embed_dim: int = 768
     """Width of a token, D in the paper."""
     depth: int = 12
     """Number of encoder blocks, L in the paper."""
     num_heads: int = 12
     """Attention heads a block, k in the paper."""
-    mlp_ratio: float = 4.0
-    """Width of the MLP's hidden layer over `embed_dim`."""
-    patchify: Literal["conv", "linear"] = "conv"
-    """How patches are embedded: a strided convolution, or reshape and linear layer. The same function."""
-    pool: Literal["cls", "mean"] = "cls"
-    """What the head reads: the class token, or the mean of the patch tokens (no class token then)."""
-    head: Literal["linear", "mlp", "none"] = "linear"
-    """One linear layer; an MLP with one hidden tanh layer, as in pre-training; or none: features."""
-    norm_eps: float = 1e-6
-    """Epsilon of every LayerNorm."""
-    dropout: float = 0.0
-    """Dropout after the position embedding, the attention's projection and each MLP layer."""
-    attention_dropout: float = 0.0
-    """Dropout on the attention weights."""
-    drop_path: float = 0.0
-    """Stochastic depth: the rate of the last block; it grows linearly from 0 at the first."""
-    init: Literal["paper", "timm"] = "paper"
-    """Initialization: that of the paper's code (vit_jax), or timm's."""
-    class_names: tuple[str, ...] = ()
-    """Name of each output, in order; empty where unknown."""
+    embedding: EmbeddingOptions = dataclasses.field(default_factory=EmbeddingOptions)
+    """Equation 1."""
+    block: BlockOptions = dataclasses.field(default_factory=BlockOptions)
+    """Equations 2 and 3."""
+    readout: ReadoutOptions = dataclasses.field(default_factory=ReadoutOptions)
+    """Equation 4."""
+    training: TrainingOptions = dataclasses.field(default_factory=TrainingOptions)
+    """What matters only in training."""
 
     def __post_init__(self) -> None:
         """Bring sizes to (height, width) and refuse what cannot be built."""
@@ -79,26 +62,56 @@ class ViTConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"{name} must be a whole number, at least 1, not {value!r}")
-        check_choice("patchify", self.patchify, ("conv", "linear"))
-        check_choice("pool", self.pool, ("cls", "mean"))
-        check_choice("head", self.head, ("linear", "mlp", "none"))
-        check_choice("init", self.init, ("paper", "timm"))
-        for name in ("dropout", "attention_dropout", "drop_path"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} is a probability in [0, 1), not {getattr(self, name)}")
-        if not (math.isfinite(self.mlp_ratio) and self.mlp_dim >= 1):
-            raise UserError(f"mlp_ratio {self.mlp_ratio} gives an MLP without a hidden layer")
-        if self.norm_eps < 0:
-            raise UserError(f"norm_eps must not be negative, not {self.norm_eps}")
+        if self.mlp_dim < 1:
+            raise UserError(f"mlp_ratio {self.block.mlp_ratio} gives an MLP without a hidden layer")
         if self.embed_dim % self.num_heads:
             fits = [heads for heads in range(1, self.embed_dim + 1) if self.embed_dim % heads == 0]
             best = min(fits, key=lambda heads: abs(heads - self.num_heads))
             raise UserError(
                 f"num_heads {self.num_heads} does not divide embed_dim {self.embed_dim}; nearest: {best}"
             )
-        check_multiple(self.image_hw, self.patch_hw)
         if self.class_names and len(self.class_names) != self.num_classes:
             raise UserError(f"{len(self.class_names)} class_names for num_classes {self.num_classes}")
+        self._check_combinations()
+        self.grid_of(self.image_hw)
+
+    def _check_combinations(self) -> None:
+        """Refuse options that do not go together."""
+        positions, embedding = self.embedding.positions, self.embedding
+        if positions == "rotary" and self.head_dim % 4:
+            raise UserError(f"rotary positions need a head width that 4 divides, not {self.head_dim}")
+        if positions.startswith("sincos") and self.embed_dim % 4:
+            raise UserError(f"sine-cosine positions need an embed_dim that 4 divides, not {self.embed_dim}")
+        if self.training.patch_dropout and (self.block.attention != "global" or positions == "relative"):
+            raise UserError("patch_dropout breaks up the grid that axial, window and relative attention need")
+        (ph, pw), (sh, sw) = self.patch_hw, self.patch_stride
+        if embedding.stem == "overlap" and not (1 <= sh <= ph and 1 <= sw <= pw):
+            raise UserError(f"stride {sh}x{sw} leaves gaps between patches of {ph}x{pw}")
+        if embedding.stem == "resnet":
+            resnet_shapes.check_shape(self.in_channels, embedding.resnet_layers, embedding.resnet_width)
+            step = resnet_shapes.total_stride(embedding.resnet_layers)
+            if ph % step or pw % step:
+                raise UserError(
+                    f"patch {ph}x{pw} is not a multiple of the stride of a ResNet with "
+                    f"{len(embedding.resnet_layers)} stages, {step}"
+                )
+
+    def grid_of(self, image: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of patches in an image of (height, width).
+
+        Raises:
+            UserError: a size that patches do not tile, or a grid that windows do not; names the nearest.
+        """
+        patch, step = self.patch_hw, self.patch_stride
+        check_tiling(image, patch, step)
+        grid = ((image[0] - patch[0]) // step[0] + 1, (image[1] - patch[1]) // step[1] + 1)
+        window = self.window
+        if self.block.attention == "window" and (grid[0] % window[0] or grid[1] % window[1]):
+            raise UserError(
+                f"a grid of {grid[0]}x{grid[1]} patches is not a multiple of the window "
+                f"{window[0]}x{window[1]}"
+            )
+        return grid
 
     @property
     def image_hw(self) -> tuple[int, int]:
@@ -111,35 +124,54 @@ class ViTConfig:
         return pair(self.patch_size)
 
     @property
+    def patch_stride(self) -> tuple[int, int]:
+        """Pixels from one patch to the next, down and across."""
+        if self.embedding.stem != "overlap":
+            return self.patch_hw
+        if self.embedding.stride is None:
+            return max(1, self.patch_hw[0] // 2), max(1, self.patch_hw[1] // 2)
+        return pair(self.embedding.stride)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Height and width of an attention window, patches."""
+        return pair(self.block.window)
+
+    def windows_of(self, grid: tuple[int, int]) -> list[tuple[int, int]]:
+        """Height and width of the windows that patches of a grid attend within, one pass after another."""
+        if self.block.attention == "axial":
+            return [(1, grid[1]), (grid[0], 1)]  # a row is a window of height 1, a column one of width 1
+        return [self.window if self.block.attention == "window" else grid]
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Patches down and across."""
-        (height, width), (ph, pw) = self.image_hw, self.patch_hw
-        return height // ph, width // pw
+        return self.grid_of(self.image_hw)
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: the class token, or none."""
-        return 1 if self.pool == "cls" else 0
+        """Tokens before the patches: class, distillation, registers."""
+        return self.readout.num_prefix_tokens
 
     @property
     def num_tokens(self) -> int:
-        """Length of the sequence, T: N patches and the class token."""
+        """Length of the sequence, T: the prefix tokens and N patches."""
         return self.grid[0] * self.grid[1] + self.num_prefix_tokens
+
+    @property
+    def head_dim(self) -> int:
+        """Width of an attention head."""
+        return self.embed_dim // self.num_heads
 
     @property
     def mlp_dim(self) -> int:
         """Width of the MLP's hidden layer."""
-        return int(self.embed_dim * self.mlp_ratio)
+        return round(self.embed_dim * self.block.mlp_ratio)
 
     @property
     def num_parameters(self) -> int:
         """Trainable numbers in the model, counted from the shapes (a test counts the model's own)."""
-        D, hidden, K = self.embed_dim, self.mlp_dim, self.num_classes
-        patch = self.in_channels * self.patch_hw[0] * self.patch_hw[1]
-        embedding = patch * D + D + self.num_tokens * D + self.num_prefix_tokens * D
-        block = 2 * (2 * D) + (3 * D * D + 3 * D) + (D * D + D) + (D * hidden + hidden) + (hidden * D + D)
-        head = {"linear": D * K + K, "mlp": D * D + D + D * K + K, "none": 0}[self.head]
-        return embedding + self.depth * block + 2 * D + head
+        return cost.num_parameters(self)
 
     @property
     def flops(self) -> int:
@@ -147,71 +179,67 @@ class ViTConfig:
 
         Matrix products only, every token through every block: the count that papers halve and call "FLOPs".
         """
-        D, T, (gh, gw) = self.embed_dim, self.num_tokens, self.grid
-        patch = self.in_channels * self.patch_hw[0] * self.patch_hw[1]
-        block = T * (4 * D * D + 2 * D * self.mlp_dim) + 2 * T * T * D
-        head = {"linear": D * self.num_classes, "mlp": D * D + D * self.num_classes, "none": 0}[self.head]
-        return 2 * (gh * gw * patch * D + self.depth * block + head)
+        return 2 * cost.multiply_adds(self)
+
+    def replace(self, **options: Any) -> ViTConfig:
+        """A copy with options changed, each by its own name, whatever its group.
+
+        Raises:
+            UserError: an unknown name, naming the nearest; what cannot be built.
+        """
+        top: dict[str, Any] = {}
+        grouped: dict[str, dict[str, Any]] = {}
+        for name, value in options.items():
+            if name not in OPTIONS:
+                raise UserError(f"unknown model option {name!r}{nearest(name, OPTIONS)}")
+            group = OPTIONS[name]
+            (top if group is None else grouped.setdefault(group, {}))[name] = value
+        groups = {
+            group: dataclasses.replace(getattr(self, group), **values) for group, values in grouped.items()
+        }
+        return dataclasses.replace(self, **top, **groups)
+
+    def option(self, name: str) -> Any:
+        """The value of an option by its own name, whatever its group."""
+        group = OPTIONS[name]
+        return getattr(self if group is None else getattr(self, group), name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        values = dataclasses.asdict(self)
+        """Plain values by option, without groups, for JSON."""
+        values = {name: self.option(name) for name in OPTIONS}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ViTConfig:
         """The inverse of `to_dict`; an unknown key raises UserError and names the nearest."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        for name in values:
-            if name not in known:
-                raise UserError(f"unknown model option {name!r}{nearest(name, known)}")
-        return cls(**values)
+        return cls().replace(**values)
 
 
-def check_multiple(image: tuple[int, int], patch: tuple[int, int]) -> None:
-    """Refuse an image size that patches do not tile."""
+_GROUPS = {
+    "embedding": EmbeddingOptions,
+    "block": BlockOptions,
+    "readout": ReadoutOptions,
+    "training": TrainingOptions,
+}
+OPTIONS: dict[str, str | None] = {
+    **{field.name: None for field in dataclasses.fields(ViTConfig) if field.name not in _GROUPS},
+    **{field.name: group for group, options in _GROUPS.items() for field in dataclasses.fields(options)},
+}
+"""Every option's name, and the group that it lies in; None for `ViTConfig` itself."""
+
+
+def check_tiling(image: tuple[int, int], patch: tuple[int, int], step: tuple[int, int]) -> None:
+    """Refuse an image size that patches, a step apart, do not tile."""
     if min(*image, *patch) < 1:
         raise UserError(f"image {image[0]}x{image[1]} and patch {patch[0]}x{patch[1]} must be positive")
-    if image[0] % patch[0] or image[1] % patch[1]:
-        fits = [max(1, round(side / step)) * step for side, step in zip(image, patch, strict=True)]
+    rests = [(side - whole) % move for side, whole, move in zip(image, patch, step, strict=True)]
+    if any(rests) or image[0] < patch[0] or image[1] < patch[1]:
+        fits = [
+            whole + max(0, round((side - whole) / move)) * move
+            for side, whole, move in zip(image, patch, step, strict=True)
+        ]
         size = str(patch[0]) if patch[0] == patch[1] else f"{patch[0]}x{patch[1]}"
-        raise UserError(
-            f"image {image[0]}x{image[1]} is not a multiple of patch {size}; nearest: {fits[0]}x{fits[1]}"
-        )
-
-
-_TI = {"embed_dim": 192, "depth": 12, "num_heads": 3}
-_S = {"embed_dim": 384, "depth": 12, "num_heads": 6}
-_B = {"embed_dim": 768, "depth": 12, "num_heads": 12}
-_L = {"embed_dim": 1024, "depth": 24, "num_heads": 16}
-_H = {"embed_dim": 1280, "depth": 32, "num_heads": 16}
-
-NAMED_SIZES: dict[str, dict[str, int]] = {
-    "vit_ti16": {**_TI, "patch_size": 16},
-    "vit_s16": {**_S, "patch_size": 16},
-    "vit_s32": {**_S, "patch_size": 32},
-    "vit_b8": {**_B, "patch_size": 8},
-    "vit_b16": {**_B, "patch_size": 16},
-    "vit_b32": {**_B, "patch_size": 32},
-    "vit_l16": {**_L, "patch_size": 16},
-    "vit_l32": {**_L, "patch_size": 32},
-    "vit_h14": {**_H, "patch_size": 14},
-}
-
-
-def list_models() -> list[str]:
-    """The names that `create_model` takes, by width and then by patch."""
-    return list(NAMED_SIZES)
-
-
-def named_config(name: str, **overrides: Any) -> ViTConfig:
-    """The configuration of a named size, with any field of `ViTConfig` changed.
-
-    Raises:
-        UserError: an unknown name or field, naming the nearest.
-    """
-    if name not in NAMED_SIZES:
-        raise UserError(
-            f"unknown model {name!r}{nearest(name, NAMED_SIZES)}; `vitascope models` lists all names"
-        )
-    return ViTConfig.from_dict({**NAMED_SIZES[name], **overrides})
+        tiles = f"a multiple of patch {size}"
+        if step != patch:
+            tiles = f"tiled by patches of {size} every {step[0]}x{step[1]} pixels"
+        raise UserError(f"image {image[0]}x{image[1]} is not {tiles}; nearest: {fits[0]}x{fits[1]}")

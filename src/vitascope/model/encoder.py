@@ -1,12 +1,16 @@
-"""The Transformer encoder: MLP, pre-norm block, and the stack of blocks (paper, equations 2 and 3)."""
+"""The Transformer encoder: MLP, block, and the stack of blocks (paper, equations 2 and 3)."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitascope.model.attention import SelfAttention
 from vitascope.model.config import ViTConfig
+from vitascope.model.local_attention import LocalAttention
+from vitascope.model.positions import Layout
 from vitascope.model.trace import Trace
 
 
@@ -25,19 +29,78 @@ class DropPath(nn.Module):
         return branch * (keep / (1 - self.rate)).to(branch.dtype)
 
 
+class PatchDropout(nn.Module):
+    """In training, keep a random share of each image's patches (Li et al. 2022, FLIP, section 3)."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, tokens: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
+        """Tokens (B, T, D) to (B, T', D): the prefix and the kept patches, in their order."""
+        if not self.training or self.rate == 0:
+            return tokens, layout
+        prefix, patches = tokens[:, : layout.num_prefix_tokens], tokens[:, layout.num_prefix_tokens :]
+        B, N, D = patches.shape
+        num_kept = max(1, round(N * (1 - self.rate)))
+        kept = torch.rand(B, N, device=tokens.device).argsort(dim=1)[:, :num_kept].sort(dim=1).values
+        patches = patches.gather(1, kept[:, :, None].expand(-1, -1, D))  # (B, N', D)
+        return torch.cat([prefix, patches], dim=1), layout.select(kept)
+
+
+class QuickGELU(nn.Module):
+    """x sigmoid(1.702 x), the approximation that OpenAI's CLIP was trained with."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape."""
+        return x * torch.sigmoid(1.702 * x)
+
+
 class MLP(nn.Module):
     """Two linear layers with a GELU between, applied to each token by itself."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.fc1 = nn.Linear(config.embed_dim, config.mlp_dim)
-        self.activation = nn.GELU()
+        self.activation = {
+            "gelu": nn.GELU(),
+            "gelu_tanh": nn.GELU(approximate="tanh"),
+            "quick_gelu": QuickGELU(),
+        }[config.block.mlp]
         self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.training.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         return self.dropout(self.fc2(self.dropout(self.activation(self.fc1(tokens)))))
+
+
+class SwiGLU(nn.Module):
+    """A linear layer gated by another's SiLU (Shazeer 2020); one matrix holds both, the gate first."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.embed_dim, 2 * config.mlp_dim)
+        self.fc2 = nn.Linear(config.mlp_dim, config.embed_dim)
+        self.dropout = nn.Dropout(config.training.dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        gate, value = self.fc1(tokens).chunk(2, dim=-1)
+        return self.dropout(self.fc2(self.dropout(F.silu(gate) * value)))
+
+
+class LayerScale(nn.Module):
+    """A learned factor a channel, small at first (Touvron et al. 2021, "Going deeper", section 2)."""
+
+    def __init__(self, embed_dim: int, start: float) -> None:
+        super().__init__()
+        self.start = start
+        self.gamma = nn.Parameter(torch.full((embed_dim,), start))
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        return branch * self.gamma
 
 
 class Block(nn.Module):
@@ -45,16 +108,36 @@ class Block(nn.Module):
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.embed_dim, eps=config.norm_eps)
-        self.attention = SelfAttention(config)
-        self.norm2 = nn.LayerNorm(config.embed_dim, eps=config.norm_eps)
-        self.mlp = MLP(config)
+        D, options = config.embed_dim, config.block
+        attention = SelfAttention if options.attention == "global" else LocalAttention
+        scale = options.layer_scale
+        self.norm1 = nn.LayerNorm(D, eps=options.norm_eps)
+        self.attention = attention(config)
+        self.scale1 = nn.Identity() if scale is None else LayerScale(D, scale)
+        self.norm2 = nn.LayerNorm(D, eps=options.norm_eps)
+        self.mlp = SwiGLU(config) if options.mlp == "swiglu" else MLP(config)
+        self.scale2 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, tokens: Tensor, trace: Trace | None = None, read: slice = slice(None)) -> Tensor:
+    def forward(
+        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = slice(None)
+    ) -> Tensor:
         """(B, T, D) -> (B, Q, D): the tokens that `read` selects, each having looked at all T."""
-        tokens = tokens[:, read] + self.drop_path(self.attention(self.norm1(tokens), trace, read))  # eq. 2
-        return tokens + self.drop_path(self.mlp(self.norm2(tokens)))  # eq. 3
+        mixed = self.scale1(self.attention(self.norm1(tokens), layout, trace, read))
+        tokens = tokens[:, read] + self.drop_path(mixed)  # equation 2
+        return tokens + self.drop_path(self.scale2(self.mlp(self.norm2(tokens))))  # equation 3
+
+
+class PostNormBlock(Block):
+    """The block of the Transformer of 2017: each sum is normalized (Vaswani et al. 2017, section 3.1)."""
+
+    def forward(
+        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = slice(None)
+    ) -> Tensor:
+        """(B, T, D) -> (B, Q, D): the tokens that `read` selects, each having looked at all T."""
+        mixed = self.scale1(self.attention(tokens, layout, trace, read))
+        tokens = self.norm1(tokens[:, read] + self.drop_path(mixed))
+        return self.norm2(tokens + self.drop_path(self.scale2(self.mlp(tokens))))
 
 
 class Encoder(nn.Module):
@@ -63,18 +146,24 @@ class Encoder(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         last = max(1, config.depth - 1)
-        rates = [config.drop_path * index / last for index in range(config.depth)]
-        self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
+        rates = [config.training.drop_path * index / last for index in range(config.depth)]
+        block = {"pre": Block, "post": PostNormBlock}[config.block.norm]
+        self.blocks = nn.ModuleList(block(config, rate) for rate in rates)
+        self.gradient_checkpointing = config.training.gradient_checkpointing
 
-    def forward(self, tokens: Tensor, trace: Trace | None = None, read: slice = slice(None)) -> Tensor:
+    def forward(
+        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = slice(None)
+    ) -> Tensor:
         """z_0 -> z_L: (B, T, D) -> (B, Q, D).
 
         `read` says which tokens of z_L will be read. The last block computes only those: with a class
         token, one instead of T, which saves most of that block and changes no number.
         """
         last = len(self.blocks) - 1
+        recompute = self.gradient_checkpointing and self.training and trace is None
         for index, block in enumerate(self.blocks):
-            tokens = block(tokens, trace, read if index == last else slice(None))
+            arguments = (tokens, layout, trace, read if index == last else slice(None))
+            tokens = checkpoint(block, *arguments, use_reentrant=False) if recompute else block(*arguments)
             if trace is not None:
                 trace.keep(f"block{index}", tokens)
         return tokens

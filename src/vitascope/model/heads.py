@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.model.config import ViTConfig
+from vitascope.model.encoder import MLP, SwiGLU
 
 
 class ClassTokenPool(nn.Module):
-    """y = z_L^0: the class token's state represents the image."""
+    """y = z_L^0: the class token's state represents the image; with a distillation token, both do."""
 
-    read = slice(0, 1)
-    """The tokens of the sequence that pooling reads."""
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.read = slice(0, config.readout.num_pooled)
+        """The tokens of the sequence that pooling reads."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T, D) -> (B, D)."""
-        return tokens[:, 0]
+        """(B, T, D) -> (B, D), or (B, 2D) with a distillation token."""
+        return tokens[:, self.read].flatten(1)
 
 
 class MeanPool(nn.Module):
@@ -24,33 +29,124 @@ class MeanPool(nn.Module):
     read = slice(None)
     """The tokens of the sequence that pooling reads."""
 
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.num_prefix_tokens = config.num_prefix_tokens
+
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T, D) -> (B, D)."""
-        return tokens.mean(dim=1)
+        return tokens[:, self.num_prefix_tokens :].mean(dim=1)
 
 
-class MLPHead(nn.Module):
-    """The pre-training head: one hidden tanh layer (vit_jax calls it `pre_logits`), then the classes."""
+class ClassMeanPool(MeanPool):
+    """The class token beside the mean of the patches, as DINOv2's linear classifiers read them."""
 
-    def __init__(self, embed_dim: int, num_classes: int) -> None:
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T, D) -> (B, 2D)."""
+        return torch.cat([tokens[:, 0], super().forward(tokens)], dim=1)
+
+
+class AttentionPool(MeanPool):
+    """Multi-head attention pooling: one learned query attends to the patches (Zhai et al. 2022, MAP)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        D = config.embed_dim
+        self.num_heads = config.num_heads
+        self.query = nn.Parameter(torch.zeros(1, 1, D))
+        self.q = nn.Linear(D, D)
+        self.kv = nn.Linear(D, 2 * D)
+        self.proj = nn.Linear(D, D)
+        self.norm = nn.LayerNorm(D, eps=config.block.norm_eps)
+        self.mlp = SwiGLU(config) if config.block.mlp == "swiglu" else MLP(config)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T, D) -> (B, D)."""
+        patches = tokens[:, self.num_prefix_tokens :]  # (B, N, D)
+        query = self.query.to(tokens.dtype).expand(len(tokens), -1, -1)
+        q = self.q(query).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, 1, hd)
+        kv = self.kv(patches).unflatten(-1, (2, self.num_heads, -1))  # (B, N, 2, heads, hd)
+        k, v = kv.permute(2, 0, 3, 1, 4)  # (B, heads, N, hd)
+        pooled = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # (B, 1, D)
+        return (pooled + self.mlp(self.norm(pooled)))[:, 0]
+
+
+class PreLogits(nn.Module):
+    """The hidden tanh layer of the pre-training head (`pre_logits` in vit_jax, the pooler in others)."""
+
+    def __init__(self, inputs: int, embed_dim: int) -> None:
         super().__init__()
-        self.pre_logits = nn.Linear(embed_dim, embed_dim)
+        self.pre_logits = nn.Linear(inputs, embed_dim)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """(B, D) -> (B, D), in [-1, 1]."""
+        return self.pre_logits(pooled).tanh()
+
+
+class MLPHead(PreLogits):
+    """The pre-training head: one hidden tanh layer, then the classes."""
+
+    def __init__(self, inputs: int, embed_dim: int, num_classes: int) -> None:
+        super().__init__(inputs, embed_dim)
         self.linear = nn.Linear(embed_dim, num_classes)
 
     def forward(self, pooled: Tensor) -> Tensor:
         """(B, D) -> (B, K)."""
-        return self.linear(self.pre_logits(pooled).tanh())
+        return self.linear(super().forward(pooled))
 
 
-def pooling(config: ViTConfig) -> ClassTokenPool | MeanPool:
-    """The pooling that `config.pool` names."""
-    return ClassTokenPool() if config.pool == "cls" else MeanPool()
+class DistilledHead(nn.Module):
+    """A classifier for the class token and one for the distillation token (Touvron et al. 2021, DeiT)."""
+
+    def __init__(self, embed_dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(embed_dim, num_classes)
+        self.distillation = nn.Linear(embed_dim, num_classes)
+
+    def both(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 2D) -> the logits (B, K) that labels teach, and those that a teacher teaches."""
+        class_token, distillation_token = pooled.chunk(2, dim=1)
+        return self.linear(class_token), self.distillation(distillation_token)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """(B, 2D) -> (B, K): the mean of both (section 4, "Fine-tuning with distillation")."""
+        by_label, by_teacher = self.both(pooled)
+        return (by_label + by_teacher) / 2
+
+
+Pool = ClassTokenPool | MeanPool
+
+
+def pooling(config: ViTConfig) -> Pool:
+    """The pooling that `config.readout.pool` names."""
+    kinds: dict[str, type[Pool]] = {
+        "cls": ClassTokenPool,
+        "mean": MeanPool,
+        "cls_mean": ClassMeanPool,
+        "map": AttentionPool,
+    }
+    return kinds[config.readout.pool](config)
 
 
 def classification_head(config: ViTConfig) -> nn.Module:
-    """The head that `config.head` names."""
-    if config.head == "none":
+    """The head that `config.readout.head` names."""
+    D, K, head = config.embed_dim, config.num_classes, config.readout.head
+    inputs = D * config.readout.num_pooled
+    if head == "none":
         return nn.Identity()
-    if config.head == "mlp":
-        return MLPHead(config.embed_dim, config.num_classes)
-    return nn.Linear(config.embed_dim, config.num_classes)
+    if config.readout.distillation_token:
+        return DistilledHead(D, K)
+    if head == "mlp":
+        return MLPHead(inputs, D, K)
+    if head == "pre_logits":
+        return PreLogits(inputs, D)
+    return nn.Linear(inputs, K)
+
+
+def output_layers(head: nn.Module) -> list[nn.Linear]:
+    """The linear layers of a head that give logits."""
+    if isinstance(head, DistilledHead):
+        return [head.linear, head.distillation]
+    if isinstance(head, MLPHead):
+        return [head.linear]
+    return [head] if isinstance(head, nn.Linear) else []

@@ -9,12 +9,33 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.model.attention import SelfAttention
-from vitascope.model.encoder import MLP
-from vitascope.model.heads import MLPHead
-from vitascope.model.patches import ConvPatches
+from vitascope.model.encoder import MLP, LayerScale, SwiGLU
+from vitascope.model.heads import AttentionPool, PreLogits, output_layers
+from vitascope.model.patches import ConvPatches, HybridPatches
+from vitascope.model.positions import LearnedAxes, LearnedPositions, RelativeBias
 
 if TYPE_CHECKING:
     from vitascope.model.vit import VisionTransformer
+
+
+@torch.no_grad()
+def initialize(model: VisionTransformer) -> None:
+    """Start a model as its configuration says: `init`, then what every model has in common.
+
+    Norms start as PyTorch starts them, a ResNet stem as `model/resnet.py` does.
+    """
+    if next(model.parameters()).is_meta:
+        return  # there is nothing to fill, and trying takes a second
+    {"paper": initialize_paper, "timm": initialize_timm}[model.config.training.init](model)
+    for module in model.modules():
+        if isinstance(module, LayerScale):
+            nn.init.constant_(module.gamma, module.start)
+    if model.registers is not None:
+        nn.init.normal_(model.registers, std=1e-6)
+    if model.distillation_token is not None:  # unlike the class token, or both would learn the same
+        nn.init.trunc_normal_(model.distillation_token, std=0.02)
+    if model.config.readout.head == "zero":
+        zero_output(model)
 
 
 def lecun_normal_(weight: Tensor) -> None:
@@ -24,44 +45,76 @@ def lecun_normal_(weight: Tensor) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
-@torch.no_grad()
+def zero_(bias: Tensor | None) -> None:
+    """Zero a bias where there is one."""
+    if bias is not None:
+        nn.init.zeros_(bias)
+
+
+def zero_output(model: VisionTransformer) -> None:
+    """A head that answers the same for everything: the first steps then do not shake a trained body."""
+    for layer in output_layers(model.head):
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+
+
 def initialize_paper(model: VisionTransformer) -> None:
     """As google-research/vision_transformer starts: Xavier in the blocks, LeCun in the stem, a zero head.
 
-    The zero head makes the first prediction uniform, so that a pre-trained body is not shaken by a random
-    head (paper, section 4.1).
+    The zero head makes the first prediction uniform (paper, section 4.1).
     """
     for module in model.modules():
         if isinstance(module, ConvPatches):
             lecun_normal_(module.weight)
-            nn.init.zeros_(module.bias) if module.bias is not None else None
+            zero_(module.bias)
+        elif isinstance(module, HybridPatches):
+            lecun_normal_(module.projection.weight)
+            zero_(module.projection.bias)
         elif isinstance(module, SelfAttention):
             for part in module.qkv.weight.chunk(3):  # each is its own layer in the paper
                 nn.init.xavier_uniform_(part)
-            nn.init.zeros_(module.qkv.bias)
+            zero_(module.qkv.bias)
             nn.init.xavier_uniform_(module.proj.weight)
             nn.init.zeros_(module.proj.bias)
-        elif isinstance(module, MLP):
+        elif isinstance(module, MLP | SwiGLU):
             for layer in (module.fc1, module.fc2):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.normal_(layer.bias, std=1e-6)
-        elif isinstance(module, MLPHead):
+        elif isinstance(module, AttentionPool):
+            nn.init.xavier_uniform_(module.query[0])
+            for part in (module.q.weight, *module.kv.weight.chunk(2), module.proj.weight):
+                nn.init.xavier_uniform_(part)
+            for layer in (module.q, module.kv, module.proj):
+                nn.init.zeros_(layer.bias)
+        elif isinstance(module, PreLogits):
             lecun_normal_(module.pre_logits.weight)
             nn.init.zeros_(module.pre_logits.bias)
-    output = model.head.linear if isinstance(model.head, MLPHead) else model.head
-    if isinstance(output, nn.Linear):
-        nn.init.zeros_(output.weight)
-        nn.init.zeros_(output.bias)
-    nn.init.normal_(model.positions.weight, std=0.02)
+    zero_output(model)
+    for weight in position_parameters(model):
+        nn.init.normal_(weight, std=0.02)
 
 
-@torch.no_grad()
 def initialize_timm(model: VisionTransformer) -> None:
     """As timm's `vit_*` models start: normals of standard deviation 0.02, cut; PyTorch's default stem."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02)
-            nn.init.zeros_(module.bias)
-    nn.init.trunc_normal_(model.positions.weight, std=0.02)
+            zero_(module.bias)
+        elif isinstance(module, AttentionPool):
+            nn.init.trunc_normal_(module.query, std=module.query.shape[-1] ** -0.5)
+    for weight in position_parameters(model):
+        nn.init.trunc_normal_(weight, std=0.02)
     if model.class_token is not None:
         nn.init.normal_(model.class_token, std=1e-6)
+
+
+def position_parameters(model: VisionTransformer) -> list[Tensor]:
+    """What is learned about places."""
+    positions = model.positions
+    if isinstance(positions, LearnedPositions):
+        return [positions.weight]
+    if isinstance(positions, LearnedAxes):
+        return [positions.rows, positions.columns]
+    if isinstance(positions, RelativeBias):
+        return [positions.offsets] if positions.prefix is None else [positions.offsets, positions.prefix]
+    return []

@@ -1,4 +1,4 @@
-"""From an image to patch embeddings, x_p E (paper, section 3.1 and equation 1), in two equal ways."""
+"""The stems: from an image to patch embeddings, x_p E (paper, section 3.1 and equation 1)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.model.config import ViTConfig
+from vitascope.model.resnet import ResNetFeatures
 
 
 def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
@@ -30,10 +31,19 @@ def unpatchify(patches: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -
 
 
 class ConvPatches(nn.Conv2d):
-    """Patch embedding as a convolution whose stride is its kernel: (B, C, H, W) -> (B, N, D)."""
+    """Patch embedding as a convolution: (B, C, H, W) -> (B, N, D).
+
+    Its stride is its kernel; with the stem "overlap" it is less, and neighbouring patches share pixels.
+    """
 
     def __init__(self, config: ViTConfig) -> None:
-        super().__init__(config.in_channels, config.embed_dim, config.patch_hw, stride=config.patch_hw)
+        super().__init__(
+            config.in_channels,
+            config.embed_dim,
+            config.patch_hw,
+            stride=config.patch_stride,
+            bias=config.embedding.patch_bias,
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Embed each patch."""
@@ -49,6 +59,35 @@ class LinearPatches(ConvPatches):
         return F.linear(patches, self.weight.flatten(1), self.bias)  # (B, N, D)
 
 
-def patch_embedding(config: ViTConfig) -> ConvPatches:
-    """The embedding that `config.patchify` names."""
-    return {"conv": ConvPatches, "linear": LinearPatches}[config.patchify](config)
+class HybridPatches(nn.Module):
+    """Patches of a ResNet's feature map (paper, section 3.1, "Hybrid Architecture").
+
+    (B, C, H, W) -> (B, N, D). `patch_size` counts pixels: R26+S/32 has a ResNet of stride 32, so each place
+    of its map is a patch.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        options = config.embedding
+        self.resnet = ResNetFeatures(
+            config.in_channels, options.resnet_layers, options.resnet_width, options.resnet_dialect
+        )
+        patch = (config.patch_hw[0] // self.resnet.stride, config.patch_hw[1] // self.resnet.stride)
+        self.projection = nn.Conv2d(
+            self.resnet.channels, config.embed_dim, patch, stride=patch, bias=options.patch_bias
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed each patch."""
+        return self.projection(self.resnet(images)).flatten(2).transpose(1, 2)  # (B, N, D)
+
+
+def patch_embedding(config: ViTConfig) -> ConvPatches | HybridPatches:
+    """The embedding that `config.embedding.stem` names."""
+    stems: dict[str, type[ConvPatches | HybridPatches]] = {
+        "conv": ConvPatches,
+        "linear": LinearPatches,
+        "overlap": ConvPatches,
+        "resnet": HybridPatches,
+    }
+    return stems[config.embedding.stem](config)

@@ -2,83 +2,105 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor, nn
 
 from vitascope.errors import UserError
-from vitascope.model.config import ViTConfig, check_multiple
-from vitascope.model.encoder import Encoder
+from vitascope.model.config import ViTConfig
+from vitascope.model.encoder import Encoder, PatchDropout
 from vitascope.model.heads import classification_head, pooling
-from vitascope.model.initialization import initialize_paper, initialize_timm
+from vitascope.model.initialization import initialize
 from vitascope.model.patches import patch_embedding
-from vitascope.model.positions import LearnedPositions
+from vitascope.model.positions import position_embedding
 from vitascope.model.trace import Trace
 
 
 class VisionTransformer(nn.Module):
     """Images (B, C, H, W), normalized floats, to logits (B, K).
 
-    B images, C colours, N patches, T = N + 1 tokens with the class token (N without), D = `embed_dim`,
-    K classes. Any H and W that are multiples of the patch are taken: positions are interpolated.
+    B images, C colours, N patches, T = N + 1 tokens with the class token (N without, more with registers),
+    D = `embed_dim`, K classes. Any H and W that patches tile are taken: positions are interpolated.
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
+        D, eps, readout = config.embed_dim, config.block.norm_eps, config.readout
+
+        def tokens(count: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.zeros(1, count, D)) if count else None
+
+        def norm(wanted: bool) -> nn.Module:
+            return nn.LayerNorm(D, eps=eps) if wanted else nn.Identity()
+
         self.patch_embedding = patch_embedding(config)  # E
-        has_token = config.num_prefix_tokens == 1
-        self.class_token = nn.Parameter(torch.zeros(1, 1, config.embed_dim)) if has_token else None  # x_class
-        self.positions = LearnedPositions(config.grid, config.num_prefix_tokens, config.embed_dim)  # E_pos
-        self.dropout = nn.Dropout(config.dropout)
+        self.class_token = tokens(readout.has_class_token)  # x_class
+        self.distillation_token = tokens(readout.distillation_token)
+        self.registers = tokens(readout.num_registers)
+        self.positions = position_embedding(config)  # E_pos
+        self.dropout = nn.Dropout(config.training.dropout)
+        self.patch_dropout = PatchDropout(config.training.patch_dropout)
+        self.embedding_norm = norm(config.embedding.embedding_norm)
         self.encoder = Encoder(config)
-        self.norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps)
+        pre_norm = config.block.norm == "pre"  # a post-norm encoder ends in a norm of its own
+        self.norm = norm(pre_norm and readout.pool_norm == "before")
         self.pool = pooling(config)
+        self.pool_norm = norm(pre_norm and readout.pool_norm == "after")
         self.head = classification_head(config)
-        {"paper": initialize_paper, "timm": initialize_timm}[config.init](self)
+        initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K) of images (B, C, H, W); with `head="none"`, the pooled features (B, D)."""
         return self.head(self.embed(images))
 
     def embed(self, images: Tensor) -> Tensor:
-        """The pooled representation y of equation 4: (B, C, H, W) -> (B, D)."""
-        z0 = self.embeddings(images)  # (B, T, D)
-        zL = self.encoder(z0, read=self.pool.read)  # (B, 1, D) with a class token
-        return self.pool(self.norm(zL))
+        """The pooled representation y of equation 4: (B, C, H, W) -> (B, D).
+
+        (B, 2D) where two are set side by side: class and distillation token, or class token and mean.
+        """
+        zL = self.encode(images, read=self.pool.read)  # (B, 1, D) with a class token
+        return self.pool_norm(self.pool(self.norm(zL)))
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Every token after the final norm: (B, C, H, W) -> (B, T, D)."""
-        return self.norm(self.encoder(self.embeddings(images)))
+        """Every token after the final norm: (B, C, H, W) -> (B, T, D).
+
+        With `pool_norm="after"` the final norm is of the pooled vector, and these are without one.
+        """
+        return self.norm(self.encode(images))
 
     def trace(self, images: Tensor, attention: bool = False) -> Trace:
         """The forward pass with every intermediate kept, and the attention weights if asked for."""
         trace = Trace(attention=attention)
-        features = self.norm(self.encoder(self.embeddings(images, trace), trace))
-        pooled = self.pool(features)
+        features = self.norm(self.encode(images, trace))
+        pooled = self.pool_norm(self.pool(features))
         trace.keep("features", features)
         trace.keep("pooled", pooled)
         trace.keep("logits", self.head(pooled))
         return trace
 
+    def encode(self, images: Tensor, trace: Trace | None = None, read: slice = slice(None)) -> Tensor:
+        """z_L, equations 1 to 3: (B, C, H, W) -> (B, T, D), or only the tokens that `read` selects."""
+        layout = self.positions.layout(self.grid_of(images), images.device)
+        z0, layout = self.patch_dropout(self.embeddings(images, trace), layout)
+        return self.encoder(z0, layout, trace, read)
+
     def embeddings(self, images: Tensor, trace: Trace | None = None) -> Tensor:
         """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1: (B, C, H, W) -> (B, T, D)."""
         grid = self.grid_of(images)
-        tokens = self.patch_embedding(images)  # (B, N, D)
+        patches = self.patch_embedding(images)  # (B, N, D)
         if trace is not None:
-            trace.keep("patch_embeddings", tokens)
-        if self.class_token is not None:
-            class_token = self.class_token.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
-            tokens = torch.cat([class_token, tokens], dim=1)  # (B, T, D)
-        tokens = self.dropout(self.positions(tokens, grid))
+            trace.keep("patch_embeddings", patches)
+        prefix = [self.class_token, self.distillation_token, self.registers]
+        tokens = [part.to(patches.dtype).expand(len(images), -1, -1) for part in prefix if part is not None]
+        z0 = self.positions(torch.cat([*tokens, patches], dim=1), grid)  # (B, T, D)
+        z0 = self.embedding_norm(self.dropout(z0))
         if trace is not None:
-            trace.keep("embeddings", tokens)
-        return tokens
+            trace.keep("embeddings", z0)
+        return z0
 
     def resize(self, image_size: int | tuple[int, int]) -> None:
         """Make another image size the model's own: positions are interpolated, for good."""
-        self.config = dataclasses.replace(self.config, image_size=image_size)
+        self.config = self.config.replace(image_size=image_size)
         self.positions.resize(self.config.grid)
 
     def grid_of(self, images: Tensor) -> tuple[int, int]:
@@ -96,5 +118,4 @@ class VisionTransformer(nn.Module):
             raise UserError(
                 f"images must be (batch, {self.config.in_channels}, height, width), not {tuple(images.shape)}"
             )
-        check_multiple((images.shape[2], images.shape[3]), self.config.patch_hw)
-        return images.shape[2] // self.config.patch_hw[0], images.shape[3] // self.config.patch_hw[1]
+        return self.config.grid_of((images.shape[2], images.shape[3]))

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from vitascope.data.datasets import ImageSet
 from vitascope.data.preprocess import Preprocess
 from vitascope.explain import plots, rollout
+from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.records import read_metrics
 
@@ -57,10 +58,12 @@ def draw_figures(
     figures["predictions"] = plots.draw_predictions(pictures, title=f"{images.name} predictions", **said)
     figures["attention"] = plots.draw_predictions(seen, title="The same under attention rollout", **said)
 
-    prefix = model.config.num_prefix_tokens
-    positions = model.positions.weight[0, prefix:].detach().float().cpu().numpy()  # (N, D)
-    figures["positions"] = plots.draw_position_similarity(positions, model.positions.grid)
-    if model.config.in_channels in (1, 3):
+    grid = model.config.grid
+    table = model.positions.table(grid)  # (1, T, D)
+    if table is not None:
+        positions = table[0, -grid[0] * grid[1] :].detach().float().cpu().numpy()  # (N, D)
+        figures["positions"] = plots.draw_position_similarity(positions, grid)
+    if model.config.in_channels in (1, 3) and isinstance(model.patch_embedding, ConvPatches):
         filters = model.patch_embedding.weight.detach().float().cpu().numpy()  # (D, C, ph, pw)
         figures["filters"] = plots.draw_patch_filters(filters)
     return {

@@ -8,9 +8,12 @@ from typing import Any
 
 from vitascope.data.datasets import Splits, median_size
 from vitascope.errors import UserError
-from vitascope.model.config import ViTConfig, named_config
+from vitascope.model.config import ViTConfig
+from vitascope.model.resnet_shapes import total_stride
+from vitascope.model.sizes import named_config
 from vitascope.training.recipes import TrainConfig
-from vitascope.weights.store import from_pretrained
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.store import adapted, pretrained_config
 
 DEFAULT_MODEL = "vit_ti16"
 SMALL_IMAGE = 96
@@ -19,39 +22,35 @@ SMALL_IMAGE = 96
 
 def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, ViTConfig]:
     """Fill in what the data decide: the image size, the patch, the head; and the model that follows."""
-    base = from_pretrained(config.weights).config if config.weights is not None else None
+    base = pretrained_config(config.weights) if config.weights is not None else None
     name = config.model if config.model is not None or base is not None else DEFAULT_MODEL
-    image_size, patch_size = config.image_size, config.patch_size
-    if base is None:
-        side = image_size or min(median_size(splits.train))
-        if side <= SMALL_IMAGE:
-            patch_size = patch_size or max(1, side // 8)
-            image_size = image_size or max(1, round(side / patch_size)) * patch_size
-        image_size = image_size or 224
     chosen: dict[str, Any] = {
-        "image_size": image_size,
-        "patch_size": patch_size,
-        "embed_dim": config.embed_dim,
-        "depth": config.depth,
-        "num_heads": config.num_heads,
-        "pool": config.pool,
+        name: getattr(config, name)
+        for name in ("image_size", "patch_size", "embed_dim", "depth", "num_heads", "pool")
+        if getattr(config, name) is not None
     }
-    options = {key: value for key, value in chosen.items() if value is not None}
+    options = chosen | config.model_options()
+    if base is None:
+        assert name is not None
+        options = default_sizes(config, name, min(median_size(splits.train))) | options
+        options["in_channels"] = splits.channels
     options |= {
         "class_names": splits.train.class_names,
         "num_classes": len(splits.train.class_names),
         "dropout": config.dropout,
         "drop_path": config.drop_path,
     }
-    if name is not None:
-        named_config(name)  # an unknown name is refused before anything else
-        channels = base.in_channels if base is not None else splits.channels
-        model_config = named_config(name, in_channels=channels, **options)
-        if base is not None:
-            check_same_body(base, model_config, f"{config.weights} and {name}")
+    if base is not None:
+        try:
+            model_config = adapted(base, name, str(config.weights), options)
+        except CheckpointError as error:
+            advice = "; leave out --model to take that of the weights" if name is not None else ""
+            raise UserError(f"{error}{advice}") from error
     else:
-        assert base is not None
-        model_config = dataclasses.replace(base, **options)
+        assert name is not None
+        if not named_config(name).readout.gives_classes:
+            options.setdefault("head", "linear")
+        model_config = named_config(name, **options)
     resolved = dataclasses.replace(
         config,
         model=name,
@@ -62,18 +61,15 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Vi
     return resolved, model_config
 
 
-def check_same_body(weights: ViTConfig, model: ViTConfig, which: str) -> None:
-    """Refuse weights for another architecture in the words of the configuration, not of its tensors."""
-    names = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "pool")
-    differing = [
-        f"{name} {getattr(weights, name)} and {getattr(model, name)}"
-        for name in names
-        if getattr(weights, name) != getattr(model, name)
-    ]
-    if differing:
-        raise UserError(
-            f"{which} do not fit: {', '.join(differing)}; leave out --model to take that of the weights"
-        )
+def default_sizes(config: TrainConfig, model: str, side: int) -> dict[str, int]:
+    """Image and patch size where they are left open: small images keep their size, with 8 patches a side."""
+    side = config.image_size or side
+    if side > SMALL_IMAGE:
+        return {"image_size": config.image_size or 224}
+    stem = {**named_config(model).to_dict(), **config.model_options()}
+    smallest = total_stride(stem["resnet_layers"]) if stem["stem"] == "resnet" else 1
+    patch = config.patch_size or max(smallest, side // 8)
+    return {"patch_size": patch, "image_size": config.image_size or max(1, round(side / patch)) * patch}
 
 
 def default_batch_size(images: int) -> int:

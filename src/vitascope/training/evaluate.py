@@ -18,7 +18,7 @@ from vitascope.data.loading import Loader
 from vitascope.errors import UserError
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.training.run import CONFIG, open_run
-from vitascope.weights.store import from_pretrained, read_preprocess
+from vitascope.weights.store import load_pretrained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,10 +122,15 @@ def evaluate_pretrained(
     Raises:
         UserError: no model or data there, classes that the model does not know, or no way to tell the data.
     """
-    model = from_pretrained(ref)
+    loaded = load_pretrained(ref)
+    model = loaded.model
+    if not model.config.readout.gives_classes:
+        raise UserError(
+            f"{ref} has no head: it gives features, not classes, so nothing can be right or wrong"
+        )
     where = resolve_device(device)
     images = _own_images(Path(ref)) if data is None else open_for_evaluation(data, model.config.class_names)
-    loader = Loader(images, read_preprocess(ref), batch_size, device=where)
+    loader = Loader(images, loaded.preprocess, batch_size, device=where)
     dtype = resolve_precision(precision, model.config, where, batch_size, training=False)
     return evaluate(model.to(where), loader, precision=dtype)
 

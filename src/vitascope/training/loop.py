@@ -35,10 +35,10 @@ from vitascope.training.optim import adamw, learning_rate, running_average
 from vitascope.training.progress import Progress
 from vitascope.training.recipes import TrainConfig
 from vitascope.training.run import Recorder, create_run, open_run
+from vitascope.weights.own import default_preprocess
 from vitascope.weights.store import (
-    default_preprocess,
     from_pretrained,
-    read_preprocess,
+    load_pretrained,
     save_pretrained,
     transfer,
 )
@@ -136,9 +136,10 @@ class Trainer:
             model = VisionTransformer(model_config)
         self.preprocess = default_preprocess(model_config)
         if self.config.weights is not None:
-            notes = transfer(from_pretrained(self.config.weights), model, self.config.weights)
-            print(f"weights of {self.config.weights}" + "".join(f"; {note}" for note in notes))
-            self.preprocess = read_preprocess(self.config.weights).at_size(model_config.image_hw)
+            loaded = load_pretrained(self.config.weights)
+            notes = transfer(loaded.model, model, self.config.weights)
+            print(f"weights of {self.config.weights}: {'; '.join(notes)}")
+            self.preprocess = loaded.preprocess.at_size(model_config.image_hw)
         return model
 
     def _loader(self, images: ImageSet, seed: int | None = None) -> Loader:

@@ -10,14 +10,16 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vitascope.training.recipes import TrainConfig
 
+# Parameters that are tokens or places, not matrices that multiply.
+_STATES = ("class_token", "distillation_token", "registers", "positions.", "pool.query")
+
 
 def adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019): decay on weight matrices only."""
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        is_matrix = parameter.ndim > 1 and not name.endswith(("class_token", "positions.weight"))
-        (decayed if is_matrix else others).append(parameter)
+        (decayed if parameter.ndim > 1 and not name.startswith(_STATES) else others).append(parameter)
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0},

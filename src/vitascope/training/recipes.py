@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,14 +12,19 @@ import tyro
 import yaml
 
 from vitascope.errors import UserError, check_choice, nearest
+from vitascope.model.config import OPTIONS
 
 # What may be None is chosen for the user, and its help text says how: "default: None" would say nothing.
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 MaybeText = Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")]
 MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 MaybePool = Annotated[
-    Literal["cls", "mean"] | None, tyro.conf.arg(metavar="{cls,mean}", help_behavior_hint="")
+    Literal["cls", "mean", "cls_mean", "map"] | None,
+    tyro.conf.arg(metavar="{cls,mean,cls_mean,map}", help_behavior_hint=""),
 ]
+
+
+ModelOptions = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", help_behavior_hint="")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +42,7 @@ class TrainConfig:
     run: MaybeText = None
     """Folder of the run; a new one. Default: runs/<name of the data>."""
     weights: MaybeText = None
-    """A trained model to start from: a run folder or a model folder."""
+    """A trained model to start from: a run folder, a model folder or file, or a hub id."""
 
     model: MaybeText = None
     """Named size; `vitascope models` lists them. Default: vit_ti16, or that of --weights."""
@@ -51,11 +57,16 @@ class TrainConfig:
     num_heads: MaybeInt = None
     """Attention heads a block. Default: the model's."""
     pool: MaybePool = None
-    """What the head reads: the class token or the mean of all patches. Default: the model's."""
+    """What the head reads: the class token, the mean of all patches, both side by side, or what one learned
+    query attends to. Default: the model's."""
     dropout: float = 0.0
     """Dropout in the embedding, the projections and the MLPs."""
     drop_path: float = 0.0
     """Stochastic depth of the last block."""
+
+    options: ModelOptions = ()
+    """Any other option of the model, as NAME=VALUE: `--options positions=rotary attention=axial`;
+    docs/options.md lists them."""
 
     epochs: int = 100
     """Passes over the training images."""
@@ -100,6 +111,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse numbers that make no sense."""
+        object.__setattr__(self, "options", tuple(self.options))
+        self.model_options()
         for name in ("epochs", "batch_size", "image_size", "patch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -123,6 +136,30 @@ class TrainConfig:
             raise UserError(f"flip is a probability, not {self.flip}")
         check_choice("keep", self.keep, ("best", "last"))
         check_choice("precision", self.precision, ("auto", "fp32", "bf16"))
+
+    def model_options(self) -> dict[str, Any]:
+        """`options` as values by name.
+
+        Raises:
+            UserError: one that is not NAME=VALUE, is unknown, or has a field of its own here.
+        """
+        values = {}
+        own = {field.name for field in dataclasses.fields(self)} | {"num_classes", "class_names"}
+        for text in self.options:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise UserError(f"an option of the model is NAME=VALUE, not {text!r}")
+            if name in own:
+                raise UserError(f"options: {name} is decided by training itself; leave it out of the options")
+            if name not in OPTIONS:
+                raise UserError(f"unknown model option {name!r}{nearest(name, set(OPTIONS) - own)}")
+            try:
+                values[name] = json.loads(value)
+            except ValueError:
+                values[name] = value  # a name
+        if values.get("head") in ("none", "pre_logits"):
+            raise UserError(f"options: a classifier needs a head that gives classes, not {values['head']!r}")
+        return values
 
     @classmethod
     def from_recipe(cls, recipe: str | None = None, **options: Any) -> TrainConfig:
@@ -169,7 +206,8 @@ class TrainConfig:
 
     def to_yaml(self) -> str:
         """All options with their values, in the order of this class."""
-        return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False, allow_unicode=True)
+        values = dataclasses.asdict(self) | {"options": list(self.options)}
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 RECIPES: dict[str, dict[str, Any]] = {}

@@ -1,0 +1,93 @@
+"""Attention that costs less than T^2: in windows, or along rows and then columns.
+
+Patches attend to the patches of their window and to the prefix tokens; the prefix tokens (class token,
+registers) attend to everything, so that every patch is two steps from every other. Axial attention is
+windows of one row, then, on what those give, windows of one column (Ho et al. 2019, "Axial Attention in
+Multidimensional Transformers"; paper, appendix D.6): O(HW (H + W)) instead of O(H^2 W^2). Queries, keys and
+values are those of global attention, so that any checkpoint fits and the two steps are one linear map of the
+values, which a trace shows exactly.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitascope.model.attention import SelfAttention
+from vitascope.model.config import ViTConfig
+from vitascope.model.positions import Grid, Layout
+
+
+def split_windows(patches: Tensor, grid: Grid, window: Grid) -> Tensor:
+    """Patches row by row, to windows row by row: (B, heads, N, hd) -> (B, G, heads, n, hd)."""
+    B, H, _, hd = patches.shape
+    (gh, gw), (wh, ww) = grid, window
+    tiles = patches.reshape(B, H, gh // wh, wh, gw // ww, ww, hd)
+    return tiles.permute(0, 2, 4, 1, 3, 5, 6).reshape(B, (gh // wh) * (gw // ww), H, wh * ww, hd)
+
+
+def join_windows(windows: Tensor, grid: Grid, window: Grid) -> Tensor:
+    """The inverse of `split_windows`: (B, G, heads, n, hd) -> (B, heads, N, hd)."""
+    B, _, H, _, hd = windows.shape
+    (gh, gw), (wh, ww) = grid, window
+    tiles = windows.reshape(B, gh // wh, gw // ww, H, wh, ww, hd)
+    return tiles.permute(0, 3, 1, 4, 2, 5, 6).reshape(B, H, gh * gw, hd)
+
+
+def with_prefix(tokens: Tensor, P: int, windows: Tensor) -> Tensor:
+    """The prefix of (B, heads, T, hd) before the patches of every window: (B, G, heads, P + n, hd)."""
+    if not P:
+        return windows
+    prefix = tokens[:, None, :, :P].expand(-1, windows.shape[1], -1, -1, -1)
+    return torch.cat([prefix, windows], dim=3)
+
+
+def attend_in_windows(
+    q: Tensor, k: Tensor, v: Tensor, window: Grid, layout: Layout, rate: float = 0.0
+) -> Tensor:
+    """Each patch over its window and the prefix, the prefix over everything: (B, heads, T, width of v)."""
+    P, grid = layout.num_prefix_tokens, layout.grid
+    bias = layout.biases.get(window)
+    bias = None if bias is None else bias.to(q.dtype)[None]  # (1, heads, P + n, P + n)
+    queries = split_windows(q[:, :, P:], grid, window)  # (B, G, heads, n, hd)
+    keys, values = (with_prefix(part, P, split_windows(part[:, :, P:], grid, window)) for part in (k, v))
+    mask = None if bias is None else bias[:, :, P:]
+    # One batch of windows: the fused kernels take four dimensions.
+    mixed = F.scaled_dot_product_attention(
+        queries.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), mask, rate
+    )
+    patches = join_windows(mixed.unflatten(0, queries.shape[:2]), grid, window)
+    if not P:
+        return patches
+    if bias is not None:  # a prefix token scores every patch alike
+        within, to_patch = bias[:, :, :P, :P], bias[:, :, :P, P : P + 1]
+        bias = torch.cat([within, to_patch.expand(-1, -1, -1, k.shape[2] - P)], dim=3)
+    prefix = F.scaled_dot_product_attention(q[:, :, :P], k, v, bias, rate)
+    return torch.cat([prefix, patches], dim=2)
+
+
+class LocalAttention(SelfAttention):
+    """Attention in one set of windows after another: `ViTConfig.windows_of` says which.
+
+    One set is Swin's, without the shift (Liu et al. 2021, section 3.2); rows and then columns are axial.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        self.windows_of = config.windows_of
+
+    def weights(self, q: Tensor, k: Tensor, layout: Layout) -> Tensor:
+        """The map from values to their mix, (B, heads, T, T): what the steps make of the identity."""
+        T = q.shape[2]
+        weights = torch.eye(T, dtype=q.dtype, device=q.device).expand(*q.shape[:2], T, T)
+        for window in self.windows_of(layout.grid):
+            weights = attend_in_windows(q, k, weights, window, layout)
+        return weights
+
+    def mix(self, qkv: Tensor, layout: Layout, read: slice, rate: float) -> Tensor:
+        """The values, mixed step by step: (B, T, 3, heads, hd) -> (B, Q, D)."""
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
+        for window in self.windows_of(layout.grid):
+            v = attend_in_windows(q, k, v, window, layout, rate)
+        return v[:, :, read].transpose(1, 2).flatten(2)

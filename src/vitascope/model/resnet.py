@@ -1,0 +1,248 @@
+"""The ResNet of the hybrid ViTs: their stem, a CNN to compare with, a teacher to distil from.
+
+He et al. 2016, "Deep Residual Learning for Image Recognition", with the two changes of Kolesnikov et al.
+2020, "Big Transfer" (BiT), section 3.1: GroupNorm for BatchNorm, and standardized weights (Qiao et al. 2019,
+"Weight Standardization"). Nothing depends on the other images of a batch. Unlike BiT's own, and like
+vit_jax/models_resnet.py and the root in vit_jax/models_vit.py, units are not pre-activated: relu comes after
+the sum. All padding is TensorFlow's "SAME".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitascope.errors import check_choice
+from vitascope.model import resnet_shapes as shapes
+
+DialectName = Literal["jax", "timm"]
+
+
+def divide_by_std(weight: Tensor) -> Tensor:
+    """(w - mean) / (std + 1e-5) for each filter of (O, I, kh, kw), as vit_jax does it.
+
+    The norm's own gradient is 0 where a filter is constant; that of a square root would be infinite. It
+    is also four times as fast as `torch.var_mean` on a CPU.
+    """
+    filters = (1, 2, 3)
+    centered = weight - weight.mean(filters, keepdim=True)
+    norm = torch.linalg.vector_norm(centered, dim=filters, keepdim=True)  # (O, 1, 1, 1)
+    return centered * (norm / weight[0].numel() ** 0.5 + 1e-5).reciprocal()
+
+
+def divide_by_root_of_variance(weight: Tensor) -> Tensor:
+    """(w - mean) / sqrt(var + 1e-8) for each filter of (O, I, kh, kw), as timm's hybrids do it."""
+    return F.layer_norm(weight, weight.shape[1:], eps=1e-8)  # the same equation, in one kernel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """The numerics in which published implementations of this network differ."""
+
+    norm_eps: float
+    """Epsilon of every GroupNorm."""
+    standardize: Callable[[Tensor], Tensor]
+    """Filters (O, I, kh, kw) -> the same, each with mean 0 and (population) variance 1."""
+
+
+JAX = Dialect(norm_eps=1e-6, standardize=divide_by_std)
+"""google-research/vision_transformer, where the weights were trained; flax's GroupNorm has this epsilon."""
+TIMM = Dialect(norm_eps=1e-5, standardize=divide_by_root_of_variance)
+"""timm's `vision_transformer_hybrid._resnetv2`, which runs those weights with epsilons of its own."""
+DIALECTS: dict[str, Dialect] = {"jax": JAX, "timm": TIMM}
+
+
+def same_padding(size: int, kernel: int, stride: int) -> int:
+    """Pixels to add along a side, for windows `stride` apart to give ceil(size / stride) outputs."""
+    return max(0, (-(-size // stride) - 1) * stride + kernel - size)
+
+
+def pad_odd_pixel(images: Tensor, kernel: int, stride: int) -> tuple[Tensor, tuple[int, int]]:
+    """TensorFlow's "SAME" padding, which depends on the image's size, in two parts.
+
+    An odd number of pixels leaves one more at the bottom and the right. Only that one is added to images
+    (B, C, H, W) here; the padding that is returned, equal on both sides, convolution and pool add without
+    a copy.
+    """
+    rows, columns = (same_padding(size, kernel, stride) for size in images.shape[-2:])
+    if rows % 2 or columns % 2:
+        images = F.pad(images, (0, columns % 2, 0, rows % 2))
+    return images, (rows // 2, columns // 2)
+
+
+def max_pool(maps: Tensor) -> Tensor:
+    """3x3, stride 2, "SAME": (B, C, H, W), not negative, -> (B, C, ceil(H / 2), ceil(W / 2)).
+
+    The odd pixel is a zero, where vit_jax and timm have minus infinity: after a relu no maximum is below
+    zero, so it is the same. (The rest of the padding is minus infinity here too.)
+    """
+    maps, padding = pad_odd_pixel(maps, kernel=3, stride=2)
+    return F.max_pool2d(maps, 3, stride=2, padding=padding)
+
+
+class StandardizedConv(nn.Conv2d):
+    """A square convolution without bias, of standardized filters: (B, I, H, W) -> (B, O, H/stride, W/stride).
+
+    Sides are rounded up. Filters are standardized in fp32 at least, also where weights or autocast are
+    bf16: an error in a mean or a deviation is the whole filter's, and does not average out.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, dialect: Dialect = JAX
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel, stride=stride, bias=False)
+        self.dialect = dialect
+
+    def reset_parameters(self) -> None:
+        """He initialization, by fan-in.
+
+        The scale of a filter hardly changes an output, but sets how far a step turns it: fan-in gives every
+        filter of the network the same expected norm, and so the same pace.
+        """
+        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Convolve with the standardized filters."""
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        weight = self.dialect.standardize(weight).to(self.weight.dtype)
+        images, padding = pad_odd_pixel(images, self.kernel_size[0], self.stride[0])
+        return F.conv2d(images, weight, stride=self.stride, padding=padding)
+
+
+class GroupNorm(nn.GroupNorm):
+    """The norm of (B, channels, H, W): 32 groups, or as many as channels where those are fewer.
+
+    Called without `torch.nn.functional`, which refuses one image of 1x1: a 32x32 image at stride 32.
+    """
+
+    def __init__(self, channels: int, dialect: Dialect) -> None:
+        super().__init__(shapes.norm_groups(channels), channels, eps=dialect.norm_eps)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Normalize each group of each image."""
+        return torch.group_norm(maps, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class ConvNorm(nn.Module):
+    """Convolution and GroupNorm: (B, I, H, W) -> (B, O, H/stride, W/stride)."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int, stride: int, dialect: Dialect
+    ) -> None:
+        super().__init__()
+        self.conv = StandardizedConv(in_channels, out_channels, kernel, stride, dialect)
+        self.norm = GroupNorm(out_channels, dialect)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Convolve, then normalize; no activation."""
+        return self.norm(self.conv(images))
+
+
+class Bottleneck(nn.Module):
+    """y = relu(x + F(x)), F of 1x1, 3x3 and 1x1 convolutions (He et al. 2016, equation 1 and figure 5).
+
+    (B, I, H, W) -> (B, 4C, H/stride, W/stride), sides rounded up. The stride is that of the 3x3 convolution
+    ("ResNet v1.5"). The last norm starts at zero, as `gn3` does in vit_jax: each unit then starts as its
+    shortcut, however deep the network (Goyal et al. 2017, section 5.1).
+    """
+
+    def __init__(self, unit: shapes.Unit, dialect: Dialect = JAX) -> None:
+        super().__init__()
+        C = unit.channels
+        self.conv1 = StandardizedConv(unit.in_channels, C, 1, dialect=dialect)
+        self.norm1 = GroupNorm(C, dialect)
+        self.conv2 = StandardizedConv(C, C, 3, unit.stride, dialect)
+        self.norm2 = GroupNorm(C, dialect)
+        self.conv3 = StandardizedConv(C, unit.out_channels, 1, dialect=dialect)
+        self.norm3 = GroupNorm(unit.out_channels, dialect)
+        self.shortcut: nn.Module = nn.Identity()
+        if unit.has_projection:
+            self.shortcut = ConvNorm(unit.in_channels, unit.out_channels, 1, unit.stride, dialect)
+        nn.init.zeros_(self.norm3.weight)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Add what the three convolutions find to the shortcut."""
+        residual = F.relu(self.norm1(self.conv1(maps)))  # (B, C, H, W)
+        residual = F.relu(self.norm2(self.conv2(residual)))  # (B, C, H/stride, W/stride)
+        residual = self.norm3(self.conv3(residual))  # (B, 4C, H/stride, W/stride)
+        return F.relu(self.shortcut(maps) + residual)
+
+
+class ResNetFeatures(nn.Module):
+    """Root and stages: images (B, C, H, W) -> feature maps (B, channels, H/stride, W/stride), never negative.
+
+    Sides are rounded up, so any size is taken. `layers` has the number of units in each stage; without one,
+    only the root is left, a 7x7 convolution and a pool, of stride 4 (so R+ViT-Ti/16, whose patches are 8x8,
+    has a token for every 32 pixels, whatever its name says; timm builds the same).
+
+    Raises:
+        UserError: an unknown dialect, or numbers of which no network can be built.
+    """
+
+    def __init__(
+        self, in_channels: int, layers: Sequence[int], width: int = 64, dialect: DialectName = "jax"
+    ) -> None:
+        super().__init__()
+        shapes.check_shape(in_channels, layers, width)
+        check_choice("dialect", dialect, DIALECTS)
+        numerics = DIALECTS[dialect]
+        self.layers, self.width = tuple(layers), width
+        self.root = ConvNorm(in_channels, width, 7, 2, numerics)
+        self.stages = nn.Sequential(
+            *(
+                nn.Sequential(*(Bottleneck(unit, numerics) for unit in units))
+                for units in shapes.stages(layers, width)
+            )
+        )
+
+    @property
+    def channels(self) -> int:
+        """Channels of the feature maps."""
+        return shapes.out_channels(self.layers, self.width)
+
+    @property
+    def stride(self) -> int:
+        """Pixels from one feature to the next."""
+        return shapes.total_stride(self.layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Feature maps of images (B, C, H, W), normalized floats."""
+        maps = max_pool(F.relu(self.root(images)))  # (B, width, H/4, W/4)
+        return self.stages(maps)
+
+
+class ResNet(nn.Module):
+    """A classifier: features, their mean over the image, one linear layer. (B, C, H, W) -> logits (B, K).
+
+    The head starts at zero, as in vit_jax: the first prediction is uniform.
+
+    Raises:
+        UserError: as `ResNetFeatures`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        layers: Sequence[int],
+        width: int = 64,
+        dialect: DialectName = "jax",
+    ) -> None:
+        super().__init__()
+        self.features = ResNetFeatures(in_channels, layers, width, dialect)
+        self.head = nn.Linear(self.features.channels, num_classes)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, K) of images (B, C, H, W)."""
+        return self.head(self.embed(images))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The mean of the features over the image: (B, C, H, W) -> (B, channels)."""
+        return self.features(images).mean(dim=(2, 3))

@@ -1,0 +1,120 @@
+"""The named models: the shapes of the papers. No torch here: `vitascope models` answers at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from vitascope.errors import UserError, nearest
+from vitascope.model.config import ViTConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedSize:
+    """A published shape."""
+
+    options: dict[str, Any]
+    """What differs from `ViTConfig()`."""
+    source: str
+    """Where it was published."""
+
+
+_TI = {"embed_dim": 192, "depth": 12, "num_heads": 3}
+_S = {"embed_dim": 384, "depth": 12, "num_heads": 6}
+_B = {"embed_dim": 768, "depth": 12, "num_heads": 12}
+_L = {"embed_dim": 1024, "depth": 24, "num_heads": 16}
+_H = {"embed_dim": 1280, "depth": 32, "num_heads": 16}
+
+_VIT = "Dosovitskiy et al. 2021, table 1"
+_AUGREG = "Steiner et al. 2022"
+_DEIT = "Touvron et al. 2021, table 1"
+_DINOV2 = "Oquab et al. 2024"
+_REGISTERS = "Darcet et al. 2024"
+_DINOV3 = "Siméoni et al. 2025"
+
+_DISTILLED = {"distillation_token": True}
+_R26 = {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "patch_size": 32}
+_R50 = {"stem": "resnet", "resnet_layers": (3, 4, 6, 3), "patch_size": 32}
+_R50_S16 = {"stem": "resnet", "resnet_layers": (3, 4, 9), "patch_size": 16}
+_DINOV2_OPTIONS = {
+    "image_size": 518,
+    "patch_size": 14,
+    "layer_scale": 1e-5,
+    "resample": "dinov2",
+    "head": "none",
+}
+_REG = {"num_registers": 4, "position_prefix": False, "resample": "timm"}
+_DINOV2_G = {"embed_dim": 1536, "depth": 40, "num_heads": 24, "mlp": "swiglu", "mlp_ratio": 8 / 3}
+_DINOV3_OPTIONS = {
+    "patch_size": 16,
+    "positions": "rotary",
+    "num_registers": 4,
+    "norm_eps": 1e-5,
+    "qkv_bias": "no_key",
+    "layer_scale": 1e-5,
+    "head": "none",
+}
+
+NAMED_SIZES: dict[str, NamedSize] = {
+    "vit_ti16": NamedSize({**_TI, "patch_size": 16}, _AUGREG),
+    "vit_s16": NamedSize({**_S, "patch_size": 16}, _AUGREG),
+    "vit_s32": NamedSize({**_S, "patch_size": 32}, _AUGREG),
+    "vit_b8": NamedSize({**_B, "patch_size": 8}, _AUGREG),
+    "vit_b16": NamedSize({**_B, "patch_size": 16}, _VIT),
+    "vit_b32": NamedSize({**_B, "patch_size": 32}, _VIT),
+    "vit_l16": NamedSize({**_L, "patch_size": 16}, _VIT),
+    "vit_l32": NamedSize({**_L, "patch_size": 32}, _VIT),
+    "vit_h14": NamedSize({**_H, "patch_size": 14}, _VIT),
+    "vit_r26_s32": NamedSize({**_S, **_R26}, _AUGREG),
+    "vit_r50_b16": NamedSize({**_B, **_R50_S16}, _VIT),
+    "vit_r50_l32": NamedSize({**_L, **_R50}, _AUGREG),
+    "deit_ti16": NamedSize(_TI, _DEIT),
+    "deit_s16": NamedSize(_S, _DEIT),
+    "deit_b16": NamedSize(_B, _DEIT),
+    "deit_ti16_distilled": NamedSize({**_TI, **_DISTILLED}, _DEIT),
+    "deit_s16_distilled": NamedSize({**_S, **_DISTILLED}, _DEIT),
+    "deit_b16_distilled": NamedSize({**_B, **_DISTILLED}, _DEIT),
+    "dinov2_s14": NamedSize({**_S, **_DINOV2_OPTIONS}, _DINOV2),
+    "dinov2_b14": NamedSize({**_B, **_DINOV2_OPTIONS}, _DINOV2),
+    "dinov2_l14": NamedSize({**_L, **_DINOV2_OPTIONS}, _DINOV2),
+    "dinov2_g14": NamedSize({**_DINOV2_G, **_DINOV2_OPTIONS}, _DINOV2),
+    "dinov2_s14_reg": NamedSize({**_S, **_DINOV2_OPTIONS, **_REG}, _REGISTERS),
+    "dinov2_b14_reg": NamedSize({**_B, **_DINOV2_OPTIONS, **_REG}, _REGISTERS),
+    "dinov2_l14_reg": NamedSize({**_L, **_DINOV2_OPTIONS, **_REG}, _REGISTERS),
+    "dinov2_g14_reg": NamedSize({**_DINOV2_G, **_DINOV2_OPTIONS, **_REG}, _REGISTERS),
+    "dinov3_s16": NamedSize({**_S, **_DINOV3_OPTIONS}, _DINOV3),
+    "dinov3_s16_plus": NamedSize({**_S, **_DINOV3_OPTIONS, "mlp": "swiglu"}, _DINOV3),
+    "dinov3_b16": NamedSize({**_B, **_DINOV3_OPTIONS}, _DINOV3),
+    "dinov3_l16": NamedSize({**_L, **_DINOV3_OPTIONS}, _DINOV3),
+    "dinov3_h16_plus": NamedSize({**_H, **_DINOV3_OPTIONS, "num_heads": 20, "mlp": "swiglu"}, _DINOV3),
+    "dinov3_7b16": NamedSize(
+        {
+            **_DINOV3_OPTIONS,
+            "embed_dim": 4096,
+            "depth": 40,
+            "num_heads": 32,
+            "mlp": "swiglu",
+            "mlp_ratio": 2.0,
+            "qkv_bias": "none",
+        },
+        _DINOV3,
+    ),
+}
+
+
+def list_models() -> list[str]:
+    """The names that `create_model` takes, by family and width."""
+    return list(NAMED_SIZES)
+
+
+def named_config(name: str, **overrides: Any) -> ViTConfig:
+    """The configuration of a named size, with any option changed.
+
+    Raises:
+        UserError: an unknown name or option, naming the nearest.
+    """
+    if name not in NAMED_SIZES:
+        raise UserError(
+            f"unknown model {name!r}{nearest(name, NAMED_SIZES)}; `vitascope models` lists all names"
+        )
+    return ViTConfig.from_dict({**NAMED_SIZES[name].options, **overrides})

@@ -1,0 +1,147 @@
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.model import (
+    VARIANTS,
+    by_loops,
+    count_parameters,
+    law,
+    named_on_meta,
+    on_meta,
+    small_config,
+    valid_configs,
+)
+from vitascope.model.config import ViTConfig
+from vitascope.model.cost import attended_pairs
+from vitascope.model.sizes import list_models, named_config
+
+# Millions of parameters at 224 px with 1000 classes, as published and as timm and torchvision count them.
+PUBLISHED_MILLIONS = {
+    "vit_ti16": 5.72,
+    "vit_s16": 22.05,
+    "vit_s32": 22.88,
+    "vit_b8": 86.58,
+    "vit_b16": 86.57,
+    "vit_b32": 88.22,
+    "vit_l16": 304.33,
+    "vit_l32": 306.54,
+    "vit_h14": 632.05,
+    "vit_r26_s32": 36.43,
+    "vit_r50_l32": 328.99,
+    "deit_ti16": 5.72,
+    "deit_s16": 22.05,
+    "deit_b16": 86.57,
+    "deit_s16_distilled": 22.44,
+}
+
+# torchvision's, to the last one.
+PUBLISHED_EXACTLY = {"vit_b16": 86_567_656, "vit_b32": 88_224_232, "vit_l16": 304_326_632}
+
+
+def counted_multiply_adds(config: ViTConfig) -> float:
+    """Those of the matrix products and convolutions that one image's trace runs: all tokens, all blocks."""
+    model = on_meta(config).eval()
+    images = torch.empty(1, config.in_channels, *config.image_hw, device="meta")
+    # What the counter knows of fused kernels varies; the reference kernel is made of products that it knows.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model.trace(images)
+    return counter.get_total_flops() / 2
+
+
+@law
+@given(valid_configs())
+def test_num_parameters_is_the_count_of_the_built_model(config: ViTConfig) -> None:
+    assert config.num_parameters == count_parameters(on_meta(config))
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_num_parameters_of_every_option_is_the_count_of_the_built_model(options: dict[str, Any]) -> None:
+    config = small_config(**options)
+    assert config.num_parameters == count_parameters(on_meta(config))
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_num_parameters_of_every_named_size_is_the_count_of_the_built_model(name: str) -> None:
+    assert named_config(name).num_parameters == count_parameters(named_on_meta(name))
+
+
+@law
+@given(valid_configs())
+def test_flops_are_those_of_the_matrix_products_that_run(config: ViTConfig) -> None:
+    assert config.flops == 2 * counted_multiply_adds(config)
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_flops_of_every_option_are_those_of_the_matrix_products_that_run(options: dict[str, Any]) -> None:
+    config = small_config(image_size=(32, 48), **options)
+    assert config.flops == 2 * counted_multiply_adds(config)
+
+
+@law
+@given(
+    counts=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    window=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    registers=st.integers(0, 2),
+    attention=st.sampled_from(["global", "window"]),
+)
+def test_attended_pairs_are_those_that_the_mask_lets_through(
+    counts: tuple[int, int], window: tuple[int, int], registers: int, attention: str
+) -> None:
+    grid = (counts[0] * window[0], counts[1] * window[1])
+    sizes = {"image_size": (8 * grid[0], 8 * grid[1]), "attention": attention, "window": window}
+    config = small_config(pool="mean", num_registers=registers, **sizes)
+    mask = by_loops.may_attend(grid, window if attention == "window" else grid, registers)
+    assert attended_pairs(config) == mask.sum()
+
+
+def test_local_attention_grows_slower_than_the_square_of_the_patches() -> None:
+    def growth(attention: str) -> float:
+        small, large = (
+            attended_pairs(small_config(image_size=side, attention=attention, window=2, pool="mean"))
+            for side in (32, 64)  # 4 times as many patches
+        )
+        return math.log(large / small, 4)
+
+    assert growth("global") == pytest.approx(2)
+    assert growth("axial") == pytest.approx(1.5)
+    assert growth("window") == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", PUBLISHED_MILLIONS)
+def test_named_sizes_have_the_published_number_of_parameters(name: str) -> None:
+    assert round(named_config(name).num_parameters / 1e6, 2) == PUBLISHED_MILLIONS[name]
+
+
+@pytest.mark.parametrize("name", PUBLISHED_EXACTLY)
+def test_named_sizes_have_torchvisions_number_of_parameters_exactly(name: str) -> None:
+    assert named_config(name).num_parameters == PUBLISHED_EXACTLY[name]
+
+
+def test_the_base_model_has_the_published_multiply_adds() -> None:
+    assert round(named_config("vit_b16").flops / 2e9, 1) == 17.6
+
+
+def test_the_largest_dinov3_has_the_published_number_of_parameters() -> None:
+    assert round(named_config("dinov3_7b16").num_parameters / 1e9, 3) == 6.716
+
+
+def test_a_swiglu_of_two_thirds_the_width_costs_what_the_mlp_does() -> None:
+    plain, gated = small_config(embed_dim=48), small_config(embed_dim=48, mlp="swiglu", mlp_ratio=8 / 3)
+    assert gated.flops == plain.flops
+
+
+def test_the_cost_is_known_without_importing_torch() -> None:
+    code = (
+        "import sys; from vitascope.model.sizes import named_config; config = named_config('vit_r50_l32'); "
+        "config.num_parameters, config.flops; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

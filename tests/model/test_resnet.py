@@ -1,0 +1,421 @@
+"""The ResNet, against float64 NumPy that follows vit_jax line by line; its counts, against PyTorch's."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.model import law, random_images, randomize
+from vitascope.errors import UserError
+from vitascope.model.resnet import (
+    DIALECTS,
+    JAX,
+    Bottleneck,
+    Dialect,
+    ResNet,
+    ResNetFeatures,
+    StandardizedConv,
+    max_pool,
+    same_padding,
+)
+from vitascope.model.resnet_shapes import (
+    RESNETS,
+    Unit,
+    feature_hw,
+    multiply_adds,
+    norm_groups,
+    num_parameters,
+    out_channels,
+    total_stride,
+)
+
+Array = np.ndarray
+SIDE = st.integers(1, 12)
+dialects = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+
+
+def pad(images: Array, kernel: int, stride: int, value: float) -> Array:
+    """As TensorFlow documents "SAME": by the remainder of the side, the odd pixel at the end."""
+    widths = [(0, 0), (0, 0)]
+    for side in images.shape[2:]:
+        total = max(kernel - (side % stride or stride), 0)
+        widths.append((total // 2, total - total // 2))
+    return np.pad(images, widths, constant_values=value)
+
+
+def windows(images: Array, kernel: int, stride: int, value: float) -> Array:
+    """(B, C, H, W) -> (B, C, ceil(H/stride), ceil(W/stride), kernel, kernel)."""
+    padded = pad(images, kernel, stride, value)
+    views = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), axis=(2, 3))
+    return views[:, :, ::stride, ::stride]
+
+
+def standardize(weight: Array, dialect: Dialect) -> Array:
+    flat = weight.reshape(len(weight), -1)
+    centered = flat - flat.mean(1, keepdims=True)
+    variance = (centered**2).mean(1, keepdims=True)
+    scale = np.sqrt(variance) + 1e-5 if dialect is JAX else np.sqrt(variance + 1e-8)
+    return (centered / scale).reshape(weight.shape)
+
+
+def convolve(images: Array, weight: Array, stride: int, dialect: Dialect) -> Array:
+    return np.einsum(
+        "bchwij,ocij->bohw",
+        windows(images, weight.shape[-1], stride, 0.0),
+        standardize(weight, dialect),
+        optimize=True,
+    )
+
+
+def normalize(maps: Array, scale: Array, shift: Array, dialect: Dialect) -> Array:
+    B, C, H, W = maps.shape
+    grouped = maps.reshape(B, min(32, C), -1)
+    centered = grouped - grouped.mean(-1, keepdims=True)
+    eps = 1e-6 if dialect is JAX else 1e-5
+    normal = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + eps)
+    return normal.reshape(B, C, H, W) * scale[:, None, None] + shift[:, None, None]
+
+
+class NumpyResNet:
+    """vit_jax's forward pass, from our parameters by name."""
+
+    def __init__(
+        self, weights: Mapping[str, torch.Tensor], layers: tuple[int, ...], dialect: Dialect
+    ) -> None:
+        self.weights = {name: value.numpy() for name, value in weights.items()}
+        self.layers, self.dialect = layers, dialect
+
+    def conv_norm(self, maps: Array, conv: str, norm: str, stride: int = 1) -> Array:
+        maps = convolve(maps, self.weights[f"{conv}.weight"], stride, self.dialect)
+        return normalize(maps, self.weights[f"{norm}.weight"], self.weights[f"{norm}.bias"], self.dialect)
+
+    def unit(self, maps: Array, name: str, stride: int) -> Array:
+        shortcut = maps
+        if f"{name}.shortcut.conv.weight" in self.weights:
+            shortcut = self.conv_norm(maps, f"{name}.shortcut.conv", f"{name}.shortcut.norm", stride)
+        maps = np.maximum(self.conv_norm(maps, f"{name}.conv1", f"{name}.norm1"), 0)
+        maps = np.maximum(self.conv_norm(maps, f"{name}.conv2", f"{name}.norm2", stride), 0)
+        return np.maximum(shortcut + self.conv_norm(maps, f"{name}.conv3", f"{name}.norm3"), 0)
+
+    def __call__(self, images: Array) -> Array:
+        maps = np.maximum(self.conv_norm(images, "root.conv", "root.norm", 2), 0)
+        maps = windows(maps, 3, 2, -np.inf).max((-2, -1))
+        for s, units in enumerate(self.layers):
+            for u in range(units):
+                maps = self.unit(maps, f"stages.{s}.{u}", 2 if s > 0 and u == 0 else 1)
+        return maps
+
+
+@law
+@given(size=st.integers(1, 500), kernel=st.integers(1, 9), stride=st.integers(1, 4))
+def test_same_padding_is_tensorflows(size: int, kernel: int, stride: int) -> None:
+    total = same_padding(size, kernel, stride)
+    assert total == max(kernel - (size % stride or stride), 0)
+    assert (size + total - kernel) // stride + 1 == -(-size // stride) or kernel < stride
+
+
+@dialects
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2), (7, 2)])
+@law
+@given(C=st.integers(1, 4), H=SIDE, W=SIDE, seed=st.integers(0, 9))
+def test_the_convolution_equals_numpy_for_any_image_size(
+    dialect: Dialect, kernel: int, stride: int, C: int, H: int, W: int, seed: int
+) -> None:
+    conv = randomize(StandardizedConv(C, 5, kernel, stride, dialect).double(), seed)
+    images = random_images(2, C, H, W, seed=seed).double()
+    expected = convolve(images.numpy(), conv.weight.detach().numpy(), stride, dialect)
+    assert expected.shape == (2, 5, -(-H // stride), -(-W // stride))
+    np.testing.assert_allclose(conv(images).detach(), expected, rtol=1e-9, atol=1e-9)
+
+
+@law
+@given(B=st.integers(1, 3), C=st.integers(1, 3), H=SIDE, W=SIDE, share=st.sampled_from([0.0, 0.5, 1.0]))
+def test_the_pool_equals_one_padded_with_minus_infinity(B: int, C: int, H: int, W: int, share: float) -> None:
+    maps = random_images(B, C, H, W).abs() * (torch.rand(B, C, H, W) < share)
+    np.testing.assert_array_equal(max_pool(maps), windows(maps.numpy(), 3, 2, -np.inf).max((-2, -1)))
+
+
+@dialects
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-5])
+def test_filters_are_standardized_with_the_epsilon_of_the_dialect(dialect: Dialect, scale: float) -> None:
+    weight = scale * (random_images(6, 3, 5, 5).double() + 2)
+    np.testing.assert_allclose(dialect.standardize(weight), standardize(weight.numpy(), dialect), rtol=1e-12)
+
+
+@dialects
+def test_standardized_filters_have_mean_zero_and_variance_one(dialect: Dialect) -> None:
+    variance, mean = torch.var_mean(
+        dialect.standardize(random_images(64, 32, 3, 3) + 2), (1, 2, 3), correction=0
+    )
+    torch.testing.assert_close(mean, torch.zeros(64), rtol=0, atol=1e-5)
+    torch.testing.assert_close(variance, torch.ones(64), rtol=0, atol=1e-4)
+
+
+@dialects
+def test_the_gradient_goes_through_the_standardization(dialect: Dialect) -> None:
+    conv = randomize(StandardizedConv(2, 3, 3, 2, dialect).double())
+    images = random_images(2, 2, 4, 5).double().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda images, weight: torch.func.functional_call(conv, {"weight": weight}, (images,)),
+        (images, conv.weight),
+    )
+
+
+@dialects
+def test_a_constant_filter_gives_zero_and_a_finite_gradient(dialect: Dialect) -> None:
+    conv = StandardizedConv(4, 2, 1, dialect=dialect)
+    nn.init.constant_(conv.weight, 0.5)
+    output = conv(random_images(1, 4, 3, 3))
+    output.sum().backward()
+    assert (output == 0).all()
+    assert conv.weight.grad is not None
+    assert conv.weight.grad.isfinite().all()
+
+
+@dialects
+@pytest.mark.parametrize("layers", [(), (1,), (2, 1), (1, 2, 1), (1, 1, 1, 1)])
+@pytest.mark.parametrize("size", [(32, 32), (37, 50)])
+def test_features_equal_numpy(dialect: Dialect, layers: tuple[int, ...], size: tuple[int, int]) -> None:
+    name = "jax" if dialect is JAX else "timm"
+    model = randomize(ResNetFeatures(3, layers, width=8, dialect=name).double())
+    images = random_images(2, 3, *size).double()
+    expected = NumpyResNet(model.state_dict(), layers, dialect)(images.numpy())
+    actual = model(images).detach()
+    assert actual.shape == (2, model.channels, *feature_hw(size, layers))
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_norm_of_more_than_32_channels_has_32_groups() -> None:
+    model = randomize(ResNetFeatures(1, (1,), width=64).double())
+    images = random_images(1, 1, 16, 16).double()
+    expected = NumpyResNet(model.state_dict(), (1,), JAX)(images.numpy())
+    np.testing.assert_allclose(model(images).detach(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_one_small_image_that_is_one_feature_is_taken() -> None:
+    model, images = randomize(ResNetFeatures(3, (1, 1, 1, 1), width=8)), random_images(3, 3, 32, 32)
+    assert model(images[:1]).shape == (1, 256, 1, 1)
+    torch.testing.assert_close(model(images[:1]), model(images)[:1], rtol=1e-4, atol=1e-4)
+
+
+def test_the_dialects_are_two_functions_of_the_same_weights() -> None:
+    jax, timm = (randomize(ResNetFeatures(3, (1, 1), 8, name)) for name in ("jax", "timm"))
+    assert jax.state_dict().keys() == timm.state_dict().keys()
+    images = random_images(2, 3, 32, 32)
+    difference = (jax(images) - timm(images)).abs().max()
+    assert 1e-6 < difference < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "stride"),
+    [("r", 64, 4), ("r26", 2048, 32), ("r50", 2048, 32), ("r50_s16", 1024, 16)],
+)
+def test_named_networks_have_the_published_channels_and_stride(name: str, channels: int, stride: int) -> None:
+    with torch.device("meta"):
+        model = ResNetFeatures(3, RESNETS[name])
+        images = torch.empty(2, 3, 224, 224)
+    assert (model.channels, model.stride) == (channels, stride)
+    assert (out_channels(RESNETS[name]), total_stride(RESNETS[name])) == (channels, stride)
+    assert model(images).shape == (2, channels, 224 // stride, 224 // stride)
+    assert 3 * sum(RESNETS[name]) + 2 == {"r": 2, "r26": 26, "r50": 50, "r50_s16": 50}[name]
+
+
+@law
+@given(H=st.integers(1, 90), W=st.integers(1, 90), layers=st.sampled_from([(), (1,), (1, 1, 1, 1)]))
+def test_any_image_size_gives_its_sides_over_the_stride_rounded_up(
+    H: int, W: int, layers: tuple[int, ...]
+) -> None:
+    with torch.device("meta"):
+        maps = ResNetFeatures(3, layers, width=4)(torch.empty(1, 3, H, W))
+    stride = total_stride(layers)
+    assert maps.shape[2:] == feature_hw((H, W), layers) == (-(-H // stride), -(-W // stride))
+
+
+def test_parameters_have_the_names_of_the_checkpoint_tables() -> None:
+    model = ResNet(3, 5, (1, 2), width=8)
+    unit = [f"{part}{i}" for i in (1, 2, 3) for part in ("conv", "norm")]
+    layers = ["root.conv", "root.norm"]
+    for name, parts in (
+        ("stages.0.0", [*unit, "shortcut.conv", "shortcut.norm"]),
+        ("stages.1.0", [*unit, "shortcut.conv", "shortcut.norm"]),
+        ("stages.1.1", unit),
+    ):
+        layers += [f"{name}.{part}" for part in parts]
+    expected = {f"features.{layer}.weight" for layer in layers}
+    expected |= {f"features.{layer}.bias" for layer in layers if "norm" in layer}
+    assert set(model.state_dict()) == {*expected, "head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize("width", [4, 64])
+@pytest.mark.parametrize("layers", [*RESNETS.values(), (1,), (2, 3)])
+@pytest.mark.parametrize("image_hw", [(224, 224), (97, 130)])
+def test_counts_equal_the_built_network(
+    layers: tuple[int, ...], width: int, image_hw: tuple[int, int]
+) -> None:
+    with torch.device("meta"):
+        model = ResNetFeatures(2, layers, width)
+        images = torch.empty(1, 2, *image_hw)
+    assert num_parameters(2, layers, width) == sum(value.numel() for value in model.parameters())
+    with FlopCounterMode(display=False) as counter:
+        model(images)
+    assert multiply_adds(image_hw, 2, layers, width) == counter.get_total_flops() / 2
+
+
+def test_the_r50_has_the_size_of_every_other_resnet_50() -> None:
+    """torchvision documents 25,557,032 parameters and 4.09 G multiply-adds, head (2048 x 1000) included."""
+    assert num_parameters(3, RESNETS["r50"]) == 25_557_032 - 2049 * 1000
+    assert multiply_adds((224, 224), 3, RESNETS["r50"]) + 2048 * 1000 == pytest.approx(4.09e9, rel=1e-3)
+
+
+def test_shapes_are_known_without_torch() -> None:
+    code = "import sys, vitascope.model.resnet_shapes; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_unit_starts_as_its_shortcut(stride: int) -> None:
+    unit = Bottleneck(Unit(8, 4, stride))
+    maps = random_images(2, 8, 6, 6)
+    assert torch.equal(unit(maps), unit.shortcut(maps).relu())
+
+
+def test_only_a_unit_that_changes_the_shape_has_a_projection() -> None:
+    assert isinstance(Bottleneck(Unit(16, 4, 1)).shortcut, nn.Identity)
+    for unit in (Unit(16, 4, 2), Unit(8, 4, 1)):
+        assert not isinstance(Bottleneck(unit).shortcut, nn.Identity)
+
+
+def test_filters_start_as_he_normal_and_norms_as_the_identity() -> None:
+    torch.manual_seed(0)
+    model = ResNetFeatures(3, (2, 1))
+    for name, value in model.named_parameters():
+        if "conv" in name:
+            assert value.var().item() == pytest.approx(2 / value[0].numel(), rel=0.1), name
+        else:
+            starts_at_one = name.endswith("weight") and "norm3" not in name
+            assert (value == float(starts_at_one)).all(), name
+
+
+def test_the_first_prediction_is_uniform() -> None:
+    assert (ResNet(3, 5, (1,), width=4)(random_images(2, 3, 16, 16)) == 0).all()
+
+
+def test_logits_read_the_mean_of_the_features() -> None:
+    model = randomize(ResNet(3, 5, (1, 1), width=4))
+    images = random_images(2, 3, 37, 32)
+    pooled = model.features(images).flatten(2).mean(-1)
+    torch.testing.assert_close(model.embed(images), pooled)
+    torch.testing.assert_close(model(images), pooled @ model.head.weight.T + model.head.bias)
+
+
+def test_an_image_is_classified_alike_alone_and_in_a_batch() -> None:
+    model, images = randomize(ResNet(3, 5, (1, 1), width=8).train()), random_images(4, 3, 32, 32)
+    alone = torch.cat([model(images[index : index + 1]) for index in range(4)])
+    torch.testing.assert_close(model(images), alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.eval()(images), alone, rtol=1e-4, atol=1e-5)
+
+
+def two_classes(images: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noise with stripes: across or down."""
+    labels = torch.arange(images) % 2
+    stripes = torch.sin(torch.arange(16) * 1.5).expand(16, 16)
+    pattern = torch.where(labels[:, None, None].bool(), stripes, stripes.T)
+    return pattern[:, None] + 0.3 * random_images(images, 1, 16, 16), labels
+
+
+@pytest.mark.parametrize("dialect", list(DIALECTS))
+def test_a_resnet_learns_two_patterns(dialect: str) -> None:
+    torch.manual_seed(0)
+    model = ResNet(1, 2, (1, 1), width=8, dialect=dialect)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    images, labels = two_classes(32)
+    losses = []
+    for _ in range(25):
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(np.log(2), rel=1e-5)
+    assert losses[-1] < 0.1 * losses[0]
+    assert all(value.grad is not None and value.grad.abs().sum() > 0 for value in model.parameters())
+
+
+@dialects
+def test_bf16_autocast_stays_close_to_fp32_and_trains(dialect: Dialect) -> None:
+    model = randomize(ResNet(3, 5, (1, 1), width=8, dialect="jax" if dialect is JAX else "timm"))
+    images = random_images(4, 3, 32, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(images)
+        logits.float().square().sum().backward()
+    assert logits.dtype == torch.bfloat16
+    torch.testing.assert_close(logits.float(), model(images), rtol=0.05, atol=0.1)
+    for name, value in model.named_parameters():
+        assert value.grad is not None, name
+        assert value.grad.dtype == torch.float32
+        assert value.grad.isfinite().all(), name
+
+
+@dialects
+def test_weights_in_bf16_are_standardized_in_fp32(dialect: Dialect) -> None:
+    conv = randomize(StandardizedConv(8, 4, 3, dialect=dialect)).bfloat16()
+    images = random_images(2, 8, 5, 5).bfloat16()
+    weight = dialect.standardize(conv.weight.float()).bfloat16()
+    assert torch.equal(conv(images), nn.functional.conv2d(images, weight, padding=1))
+
+
+def test_export_keeps_the_outputs_for_another_batch_size() -> None:
+    model = randomize(ResNetFeatures(3, (1, 1), width=4)).eval()
+    dynamic = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(model, (random_images(2, 3, 30, 37),), dynamic_shapes=dynamic)
+    images = random_images(5, 3, 30, 37)
+    torch.testing.assert_close(program.module()(images), model(images))
+
+
+def test_a_compiled_resnet_is_one_graph() -> None:
+    model, images = randomize(ResNetFeatures(3, (1, 1), width=4)), random_images(2, 3, 30, 37)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(images), model(images))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": 48}, r"48 channels are not 32 equal groups; .* multiple of 32"),
+        ({"width": 12}, r"48 channels are not 32 equal groups"),
+        ({"width": 0}, r"width must be at least 1, not 0"),
+        ({"in_channels": 0}, r"in_channels must be at least 1, not 0"),
+        ({"layers": (2, 0)}, r"at least 1 unit, not layers \(2, 0\)"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_the_numbers(options: dict[str, int], message: str) -> None:
+    sizes = {"in_channels": 3, "layers": (1, 1), "width": 64} | options
+    for build in (ResNetFeatures, num_parameters):
+        with pytest.raises(UserError, match=message):
+            build(**sizes)
+    with pytest.raises(UserError, match=message):
+        multiply_adds((32, 32), **sizes)
+
+
+def test_widths_that_the_message_names_can_be_built() -> None:
+    for width in (1, 2, 4, 8, 16, 32, 64, 96):
+        with torch.device("meta"):
+            ResNetFeatures(3, (1, 1, 1, 1), width)
+    assert [norm_groups(channels) for channels in (1, 16, 32, 64, 96)] == [1, 16, 32, 32, 32]
+
+
+def test_an_image_without_pixels_has_no_count() -> None:
+    with pytest.raises(UserError, match="image 0x32 must be positive"):
+        multiply_adds((0, 32), 3, (1,))
+
+
+def test_an_unknown_dialect_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"unknown dialect 'tim'; nearest: timm; it is one of jax, timm"):
+        ResNetFeatures(3, (1,), dialect="tim")

@@ -1,0 +1,114 @@
+import re
+
+import pytest
+
+from tests.model import named_on_meta
+from vitascope.errors import UserError
+from vitascope.model.config import OPTIONS
+from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
+
+PROMISED = [
+    "vit_ti16",
+    "vit_s16",
+    "vit_s32",
+    "vit_b8",
+    "vit_b16",
+    "vit_b32",
+    "vit_l16",
+    "vit_l32",
+    "vit_h14",
+    "vit_r26_s32",
+    "vit_r50_l32",
+    "deit_ti16_distilled",
+    "deit_s16_distilled",
+    "deit_b16_distilled",
+]
+
+
+def test_the_promised_names_exist() -> None:
+    assert set(PROMISED) <= set(list_models())
+
+
+def test_names_are_listed_in_the_order_of_the_table() -> None:
+    assert list_models() == list(NAMED_SIZES)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_named_size_can_be_built(name: str) -> None:
+    model = named_on_meta(name)
+    assert len(model.encoder.blocks) == model.config.depth
+    assert all(parameter.device.type == "meta" for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_named_size_says_where_it_was_published_and_sets_options_that_exist(name: str) -> None:
+    size = NAMED_SIZES[name]
+    assert size.source
+    assert set(size.options) <= set(OPTIONS)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_the_patch_in_a_name_is_that_of_the_model(name: str) -> None:
+    patch = int(re.search(r"_(?:r\d+_)?\d*[a-z]+(\d+)", name)[1])  # 32 in vit_r26_s32, 16 in dinov3_7b16
+    assert named_config(name).patch_hw == (patch, patch)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_images_are_224_wide_with_1000_classes_or_those_of_dinov2_without(name: str) -> None:
+    config = named_config(name)
+    assert config.image_hw == ((518, 518) if name.startswith("dinov2") else (224, 224))
+    assert config.num_classes == 1000
+    assert (config.readout.head == "none") == name.startswith("dinov")
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_heads_of_named_sizes_are_64_wide_but_for_the_largest(name: str) -> None:
+    config = named_config(name)
+    wider = {"vit_h14": 80, "dinov3_7b16": 128}
+    assert config.embed_dim / config.num_heads == wider.get(name, 64)
+
+
+@pytest.mark.parametrize("name", [name for name in list_models() if name.endswith("_distilled")])
+def test_distilled_sizes_are_the_plain_ones_with_one_more_token_and_head(name: str) -> None:
+    config = named_config(name)
+    assert config.replace(distillation_token=False) == named_config(name.removesuffix("_distilled"))
+    assert config.num_tokens == 1 + 1 + 14 * 14
+
+
+@pytest.mark.parametrize("name", [name for name in list_models() if name.endswith("_reg")])
+def test_dinov2_with_registers_has_four_that_have_no_position(name: str) -> None:
+    config = named_config(name)
+    assert config.readout.num_registers == 4
+    assert not config.embedding.position_prefix
+
+
+def test_hybrids_have_a_token_for_every_stride_of_their_resnet() -> None:
+    for name, grid in (("vit_r26_s32", (7, 7)), ("vit_r50_l32", (7, 7)), ("vit_r50_b16", (14, 14))):
+        projection = named_on_meta(name).patch_embedding.projection
+        assert named_config(name).grid == grid
+        assert projection.kernel_size == (1, 1)
+
+
+def test_named_config_takes_any_option_as_override() -> None:
+    config = named_config("vit_s16", image_size=(64, 96), num_classes=3, depth=2, pool="mean", mlp="swiglu")
+    assert (config.grid, config.num_classes, config.depth, config.embed_dim) == ((4, 6), 3, 2, 384)
+    assert (config.readout.pool, config.block.mlp) == ("mean", "swiglu")
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("vit_b61", "vit_b16"), ("deit_s16_distiled", "deit_s16_distilled"), ("dino_v3_7b16", "dinov3_7b16")],
+)
+def test_an_unknown_model_is_refused_with_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(UserError, match=f"unknown model '{name}'; nearest: {nearest}; `vitascope models`"):
+        named_config(name)
+
+
+def test_a_name_like_no_other_is_refused_without_a_nearest() -> None:
+    with pytest.raises(UserError, match="unknown model 'qqq'; `vitascope models` lists all names"):
+        named_config("qqq")
+
+
+def test_an_unknown_override_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="unknown model option 'embed_dims'; nearest: embed_dim"):
+        named_config("vit_b16", embed_dims=3)
