@@ -1,69 +1,216 @@
+"""torchvision's checkpoints against torchvision itself, both ways."""
+
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tests.model import random_images, randomize
-from tests.peers.names import TORCHVISION, copy_weights, relative_error, translate
-from vitascope.model.config import ViTConfig, named_config
+from tests.model import random_images, randomize, small_config, small_model
+from tests.peers.names import relative_error
+from vitascope.data.preprocess import Preprocess
+from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
+from vitascope.weights.files import CheckpointError, read_tensors
+from vitascope.weights.mapping import Source, changes, from_family, to_family
+from vitascope.weights.torchvision import Torchvision
 
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")
 
-CONFIGS = {
-    "plain": ViTConfig(image_size=64, num_classes=7, embed_dim=48, depth=3, num_heads=4),
-    "representation": ViTConfig(image_size=64, num_classes=7, embed_dim=48, depth=3, num_heads=4, head="mlp"),
-    "patch 4 at 32": ViTConfig(image_size=32, patch_size=4, embed_dim=48, depth=2, num_heads=3, mlp_ratio=2),
-    "tiny 16 at 224": named_config("vit_ti16"),
+FAMILY = Torchvision()
+SMALL = {
+    "image_size": 64,
+    "patch_size": 16,
+    "num_layers": 2,
+    "num_heads": 2,
+    "hidden_dim": 128,
+    "mlp_dim": 192,
 }
+PEERS: dict[str, dict[str, Any]] = {
+    "plain": SMALL | {"num_classes": 7},
+    "representation": SMALL | {"num_classes": 7, "representation_size": 128},
+    "patch 4 at 32": SMALL | {"image_size": 32, "patch_size": 4, "num_heads": 1, "hidden_dim": 64},
+    "width of h_14": SMALL
+    | {"image_size": 28, "patch_size": 14, "num_layers": 1, "num_heads": 16, "hidden_dim": 1280},
+}
+PUBLISHED = [
+    weights
+    for name in ("b_16", "b_32", "l_16", "l_32", "h_14")
+    for weights in torchvision.models.get_model_weights(f"vit_{name}")
+]
 
 
-def torchvision_model(config: ViTConfig) -> nn.Module:
-    """torchvision's model of our configuration, every parameter random."""
-    peer = torchvision.models.vision_transformer.VisionTransformer(
-        image_size=config.image_hw[0],
-        patch_size=config.patch_hw[0],
-        num_layers=config.depth,
-        num_heads=config.num_heads,
-        hidden_dim=config.embed_dim,
-        mlp_dim=config.mlp_dim,
-        num_classes=config.num_classes,
-        representation_size=config.embed_dim if config.head == "mlp" else None,
-    )
-    return randomize(peer).eval()
+def peer(**arguments: Any) -> nn.Module:
+    """torchvision's model, every parameter random."""
+    return randomize(torchvision.models.VisionTransformer(**arguments)).eval()
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def opened(path: Path) -> Source:
+    source = Source(name=str(path), file=path.name, tensors=read_tensors(path))
+    assert FAMILY.recognizes(source)
+    return FAMILY.arriving(source)
+
+
+def loaded(source: Source) -> VisionTransformer:
+    config = FAMILY.read_config(source)
+    state = from_family(FAMILY, source, config)
+    model = VisionTransformer(config)
+    model.load_state_dict(state)
+    return model.eval()
+
+
+def saved(model: nn.Module, folder: Path) -> Source:
+    torch.save(model.state_dict(), folder / "theirs.pth")
+    return opened(folder / "theirs.pth")
+
+
+def plain_preprocess(model: VisionTransformer) -> Preprocess:
+    return FAMILY.read_preprocess(Source(name="", tensors={}), model.config)
+
+
+def attention(model: nn.Module, images: Tensor) -> list[Tensor]:
+    """What each layer of torchvision's attends with."""
+    seen: list[Tensor] = []
+    for layer in model.encoder.layers:
+        layer.ln_1.register_forward_hook(lambda module, args, output: seen.append(output))
+    model(images)
+    layers = zip(model.encoder.layers, seen, strict=True)
+    return [
+        layer.self_attention(x, x, x, need_weights=True, average_attn_weights=False)[1] for layer, x in layers
+    ]
+
+
+@pytest.mark.parametrize("arguments", PEERS.values(), ids=PEERS)
 @torch.no_grad()
-def test_outputs_tokens_and_attention_equal_torchvision(config: ViTConfig) -> None:
-    peer, images = torchvision_model(config), random_images(2, 3, *config.image_hw)
-    ours = copy_weights(peer, TORCHVISION, VisionTransformer(config))
-
-    blocks, normalized, features = [], [], []
-    for layer in peer.encoder.layers:
-        layer.ln_1.register_forward_hook(lambda module, args, output: normalized.append(output))
-        layer.register_forward_hook(lambda module, args, output: blocks.append(output))
-    peer.encoder.register_forward_hook(lambda module, args, output: features.append(output))
-    logits = peer(images)
-
+def test_outputs_and_attention_equal_torchvision_both_ways(arguments: dict[str, Any], tmp_path: Path) -> None:
+    theirs, images = peer(**arguments), random_images(2, 3, *[arguments["image_size"]] * 2)
+    ours = loaded(saved(theirs, tmp_path))
+    logits, trace = theirs(images), ours.trace(images, attention=True)
     assert relative_error(ours(images), logits) < 1e-5
-    assert relative_error(ours.forward_features(images), features[0]) < 1e-5
-    trace = ours.trace(images, attention=True)
-    for index, layer in enumerate(peer.encoder.layers):
-        x = normalized[index]
-        _, weights = layer.self_attention(x, x, x, need_weights=True, average_attn_weights=False)
-        assert relative_error(trace.attention[index], weights) < 1e-5
-        assert relative_error(trace[f"block{index}"], blocks[index]) < 1e-5
+    for found, expected in zip(trace.attention or [], attention(theirs, images), strict=True):
+        assert relative_error(found, expected) < 1e-5
+
+    [file] = to_family(FAMILY, ours, plain_preprocess(ours), tmp_path / "written")
+    again = torchvision.models.VisionTransformer(**arguments).eval()
+    again.load_state_dict(torch.load(file, weights_only=True), strict=True)
+    assert relative_error(again(images), logits) < 1e-5
+    for name, tensor in loaded(opened(file)).state_dict().items():
+        assert torch.equal(tensor, ours.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("name", ["b_16", "b_32", "l_16", "l_32", "h_14"])
-def test_named_sizes_are_torchvisions(name: str) -> None:
+@torch.no_grad()
+def test_old_names_of_the_mlp_are_read_as_torchvision_reads_them(tmp_path: Path) -> None:
+    theirs, images = peer(**PEERS["plain"]), random_images(2, 3, 64, 64)
+    old = {
+        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
+        for name, tensor in theirs.state_dict().items()
+    }
+    torch.save(old, tmp_path / "old.pth")
+    again = torchvision.models.VisionTransformer(**PEERS["plain"]).eval()
+    again.load_state_dict(torch.load(tmp_path / "old.pth"))
+    assert relative_error(loaded(opened(tmp_path / "old.pth"))(images), again(images)) < 1e-5
+
+
+@pytest.mark.parametrize("weights", PUBLISHED, ids=str)
+def test_published_files_are_read_as_the_models_and_preprocessing_that_torchvision_says(weights: Any) -> None:
+    name, size = str(weights).split("_Weights")[0].lower(), weights.meta["min_size"][0]
     with torch.device("meta"):
-        model = VisionTransformer(named_config(f"vit_{name.replace('_', '')}"))
-        peer = torchvision.models.get_model(f"vit_{name}", weights=None)
-    expected = {key: value.shape for key, value in translate(peer.state_dict(), TORCHVISION, model).items()}
-    assert {key: value.shape for key, value in model.state_dict().items()} == expected
-    assert model.config.num_parameters == sum(value.numel() for value in peer.parameters())
-    assert model.encoder.blocks[0].attention.num_heads == peer.encoder.layers[0].self_attention.num_heads
+        model = torchvision.models.get_model(name, weights=None, image_size=size)
+    file = weights.url.rsplit("/")[-1]
+    source = FAMILY.arriving(Source(name=f"torchvision/{name}", file=file, tensors=model.state_dict()))
+    config = FAMILY.read_config(source)
+    ours = "vit_" + name.removeprefix("vit_").replace("_", "")
+    assert config == named_config(ours, image_size=size, resample="torchvision")
+    assert config.num_heads == model.encoder.layers[0].self_attention.num_heads
+    assert config.block.norm_eps == model.encoder.ln.eps
+
+    said, found = weights.transforms(), FAMILY.read_preprocess(source, config)
+    assert [size, size] == [*found.image_size] == said.crop_size * 2
+    assert round(size / found.crop_pct) == said.resize_size[0]
+    assert found.interpolation == said.interpolation.value
+    assert (found.mean, found.std, found.resize) == (tuple(said.mean), tuple(said.std), "crop")
+
+
+def test_a_file_of_another_name_has_the_plain_preprocessing() -> None:
+    config = small_config(image_size=320, patch_size=16)
+    found = FAMILY.read_preprocess(Source(name="mine/vit_l_16-mine.pth", tensors={}), config)
+    assert (found.image_size, found.crop_pct, found.interpolation) == ((320, 320), 224 / 256, "bilinear")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pool": "mean"},
+        {"num_registers": 2},
+        {"layer_scale": 0.1},
+        {"mlp": "gelu_tanh"},
+        {"mlp": "swiglu"},
+        {"qkv_bias": "none"},
+        {"patch_bias": False},
+        {"positions": "rotary"},
+        {"position_prefix": False},
+        {"head": "none"},
+        {"distillation_token": True},
+        {"norm": "post"},
+        {"attention": "axial"},
+        {"stem": "overlap"},
+        {"embedding_norm": True},
+        {"image_size": (32, 64)},
+        {"patch_size": (8, 16)},
+        {"in_channels": 1},
+        {"num_heads": 4},
+    ],
+    ids=str,
+)
+def test_what_torchvision_has_not_is_refused_by_name(options: dict[str, Any], tmp_path: Path) -> None:
+    model = small_model(**{"embed_dim": 64, "num_heads": 1, **options})
+    with pytest.raises(CheckpointError, match=f"torchvision has no model with .*{next(iter(options))}"):
+        to_family(FAMILY, model, plain_preprocess(small_model()), tmp_path / "written")
+    assert not (tmp_path / "written").exists()
+
+
+def test_other_epsilons_and_rules_of_resampling_are_settled_and_told() -> None:
+    config = small_config(norm_eps=1e-5, resample="jax", embed_dim=64, num_heads=1)
+    told = " ".join(changes(FAMILY, config))
+    assert "norm_eps 1e-05 becomes 1e-06" in told
+    assert "resample 'jax' becomes 'torchvision'" in told
+    assert not changes(FAMILY, FAMILY.settled(config))
+
+
+def test_keys_that_are_missing_left_over_or_misshapen_are_listed(tmp_path: Path) -> None:
+    source = saved(peer(**PEERS["plain"]), tmp_path)
+    del source.tensors["encoder.layers.encoder_layer_1.ln_2.bias"]
+    source.tensors["encoder.more"] = torch.zeros(3)
+    source.tensors["encoder.ln.weight"] = torch.zeros(5)
+    with pytest.raises(CheckpointError) as caught:
+        loaded(source)
+    assert "missing encoder.layers.encoder_layer_1.ln_2.bias" in str(caught.value)
+    assert "extra encoder.more (3,)" in str(caught.value)
+    assert re.search(r"encoder\.ln\.weight[^;]*\(5,\)[^;]*norm\.weight \(128,\)", str(caught.value))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (128, 0), (1, 1, 5)], ids=str)
+def test_whatever_is_misshapen_is_refused_in_a_line_of_ours(shape: tuple[int, ...]) -> None:
+    state = peer(**PEERS["representation"]).state_dict()
+    for name in state:
+        source = Source(name="altered.pth", tensors={**state, name: torch.zeros(shape)})
+        with pytest.raises(CheckpointError, match=r"^altered\.pth: "):
+            loaded(FAMILY.arriving(source))
+
+
+def test_models_that_are_none_of_ours_are_refused_with_the_reason(tmp_path: Path) -> None:
+    stem = torchvision.models.vision_transformer.ConvStemConfig(8, 3, 16)
+    source = saved(peer(**PEERS["plain"], conv_stem_configs=[stem]), tmp_path)
+    with pytest.raises(CheckpointError, match="conv_stem_configs"):
+        FAMILY.read_config(source)
+    source = saved(peer(**PEERS["representation"] | {"representation_size": 32}), tmp_path)
+    with pytest.raises(CheckpointError, match=r"heads\.pre_logits\.weight[^;]*\(32, 128\)"):
+        loaded(source)
+    source.tensors["encoder.pos_embedding"] = torch.zeros(1, 1 + 15, 128)
+    with pytest.raises(CheckpointError, match=r"16 positions.*no square.*config=ViTConfig"):
+        FAMILY.read_config(source)
 
 
 @pytest.mark.parametrize("name", ["b_16", "b_32", "l_16", "l_32"])
@@ -75,16 +222,16 @@ def test_parameters_and_operations_are_those_that_torchvision_publishes(name: st
     assert round(config.flops / 2e9, 3) == pytest.approx(published["_ops"], abs=0.001)
 
 
-def test_gradients_equal_torchvision() -> None:
-    config = CONFIGS["representation"]
-    peer = torchvision_model(config).double()
-    ours = copy_weights(peer, TORCHVISION, VisionTransformer(config).double())
+def test_gradients_equal_torchvision(tmp_path: Path) -> None:
+    theirs = peer(**PEERS["representation"])
+    ours = loaded(saved(theirs, tmp_path)).double()
     gradients = []
-    for model in (ours, peer):
+    for model in (ours, theirs.double()):
         images = random_images(2, 3, 64, 64).double().requires_grad_()
         nn.functional.cross_entropy(model(images), torch.tensor([3, 5])).backward()
         gradients.append((images.grad, {name: value.grad for name, value in model.named_parameters()}))
     (our_images, our_weights), (their_images, their_weights) = gradients
     assert relative_error(our_images, their_images) < 1e-10
-    for name, gradient in translate(their_weights, TORCHVISION, ours).items():
+    expected = from_family(FAMILY, Source(name="gradients", tensors=their_weights), ours.config)
+    for name, gradient in expected.items():
         assert relative_error(our_weights[name], gradient) < 1e-10, name

@@ -1,31 +1,133 @@
-"""The model folder: `config.json`, `model.safetensors`, `preprocessor_config.json`; saved and loaded whole.
-
-`config.json` holds the architecture and the class names, so that a folder needs nothing beside it.
-"""
+"""Models in and out: any checkpoint of any family, loaded whole; saved whole; taken over for a new task."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
-from vitascope.errors import UserError, check_choice, nearest
-from vitascope.model.config import ViTConfig, named_config
+from vitascope.errors import check_choice
+from vitascope.model.config import ViTConfig
+from vitascope.model.sizes import NAMED_SIZES, named_config
 from vitascope.model.vit import VisionTransformer
+from vitascope.weights.deit import Deit
+from vitascope.weights.dinov2 import Dinov2
+from vitascope.weights.dinov3 import Dinov3
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.huggingface import HuggingFace
+from vitascope.weights.jax import Jax
+from vitascope.weights.mapping import Family, Source, from_family, refuse, to_family
+from vitascope.weights.own import Vitascope, default_preprocess
+from vitascope.weights.sources import open_source
+from vitascope.weights.timm import Timm
+from vitascope.weights.torchvision import Torchvision
 
-CONFIG, WEIGHTS, PREPROCESSOR = "config.json", "model.safetensors", "preprocessor_config.json"
-FORMATS = ("vitascope",)
+log = logging.getLogger(__name__)
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (Vitascope(), Timm(), HuggingFace(), Torchvision(), Jax(), Dinov3(), Dinov2(), Deit())
+}
+"""By name, in the order in which they are asked whether a checkpoint is theirs."""
 
 
-class CheckpointError(UserError):
-    """A checkpoint that is not there, broken, or does not fit."""
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A checkpoint, loaded."""
+
+    model: VisionTransformer
+    """In evaluation mode, on the CPU, in float32."""
+    preprocess: Preprocess
+    """The preprocessing that it was trained with."""
+    family: str
+    """Whose it was."""
+
+
+def from_pretrained(
+    ref: str | os.PathLike[str],
+    revision: str | None = None,
+    *,
+    family: str | None = None,
+    config: ViTConfig | None = None,
+) -> VisionTransformer:
+    """The model behind a MODEL argument, in evaluation mode, on the CPU, in float32.
+
+    Args:
+        ref: a run folder, a model folder of any family, a weights file, a hub id, or torchvision's name
+            (`torchvision/vit_b_16`). `timm:FILE` and the like name the family of a file that does not tell.
+        revision: branch, tag or commit of a hub id; `owner/name@revision` says the same.
+        family: one of `FAMILIES`; None finds it from the keys and the configuration.
+        config: the architecture, where the checkpoint cannot tell it; None reads it.
+
+    Raises:
+        CheckpointError: nothing there, a broken file, an unknown family, or missing, extra and misshapen
+            keys (listed).
+    """
+    return load_pretrained(ref, revision, family=family, config=config).model
+
+
+def load_pretrained(
+    ref: str | os.PathLike[str],
+    revision: str | None = None,
+    *,
+    family: str | None = None,
+    config: ViTConfig | None = None,
+) -> Loaded:
+    """`from_pretrained` with the preprocessing beside it; the same arguments and errors."""
+    source, kind = identify(ref, revision, family)
+    config = config or kind.read_config(source)
+    state = from_family(kind, source, config)
+    with torch.device("meta"):
+        model = VisionTransformer(config)
+    model.load_state_dict(state, strict=True, assign=True)
+    return Loaded(model.eval().float(), kind.read_preprocess(source, config), kind.name)
+
+
+def read_preprocess(ref: str | os.PathLike[str]) -> Preprocess:
+    """The preprocessing of a MODEL argument."""
+    return load_pretrained(ref).preprocess
+
+
+def pretrained_config(ref: str | os.PathLike[str]) -> ViTConfig:
+    """The architecture behind a MODEL argument, without building it; errors as `from_pretrained`."""
+    source, family = identify(ref)
+    return family.read_config(source)
+
+
+def identify(
+    ref: str | os.PathLike[str], revision: str | None = None, family: str | None = None
+) -> tuple[Source, Family]:
+    """A checkpoint, and whose it is.
+
+    Raises:
+        CheckpointError: as `from_pretrained`.
+    """
+    prefix, _, rest = os.fspath(ref).partition(":")
+    if family is None and prefix in FAMILIES and not Path(ref).exists():
+        family, ref = prefix, rest
+    source = open_source(ref, revision)
+    if family is not None:
+        check_choice("family", family, FAMILIES)
+        kind = FAMILIES[family]
+        return kind.arriving(source), kind
+    for kind in FAMILIES.values():
+        if kind.recognizes(source):
+            return kind.arriving(source), kind
+    if model_type := source.config.get("model_type"):
+        raise CheckpointError(f"{ref}: its model_type is {model_type!r}: no ViT that vitascope knows")
+    if "blocks.0.attn.qkv.weight" in source.tensors:
+        raise CheckpointError(
+            f"{ref}: timm's names without timm's config.json, so its preprocessing is unknown; say whose it "
+            f"is: timm:{ref} (mean and std of 0.5) or deit:{ref} (ImageNet's)"
+        )
+    some = ", ".join(sorted(source.tensors)[:3])
+    raise CheckpointError(f"{ref}: not a ViT of a known family; its first tensors are {some}")
 
 
 def save_pretrained(
@@ -35,146 +137,105 @@ def save_pretrained(
     preprocess: Preprocess | None = None,
     format: str = "vitascope",
 ) -> Path:
-    """Write a model folder: parameters in their own dtype, the configuration, and the preprocessing.
+    """Write a model folder, in our own format or as another library itself loads it.
 
-    Without `preprocess`, a plain one of the model's size is written: centre crop, mean and std of 0.5.
-    Each file is written aside, flushed to the disk and renamed; `config.json`, last, makes the folder whole.
+    Parameters keep their dtype. Without `preprocess`, a plain one of the model's size is written: centre
+    crop, mean and std of 0.5.
 
     Raises:
-        UserError: an unknown format; weights that cannot be written.
+        UserError: an unknown format; a model that the other library does not have; weights that cannot be
+            written.
     """
-    check_choice("format", format, FORMATS)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    check_choice("format", format, FAMILIES)
     preprocess = preprocess or default_preprocess(model.config)
-    aside = folder / f".{WEIGHTS}"
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    try:
-        save_file(state, aside, metadata={"format": "pt"})
-    except SafetensorError as error:  # how safetensors reports a full disk
-        raise CheckpointError(f"{folder / WEIGHTS}: cannot be written: {error}") from error
-    settle(aside, folder / WEIGHTS)
-    write_json(folder / PREPROCESSOR, preprocess.to_dict())
-    write_json(folder / CONFIG, {"model_type": "vitascope", **model.config.to_dict()})
-    return folder
-
-
-def from_pretrained(ref: str | os.PathLike[str], revision: str | None = None) -> VisionTransformer:
-    """The model behind a MODEL argument, in evaluation mode, on the CPU, in float32.
-
-    Args:
-        ref: a run folder (its `model/`), a model folder, or the `model.safetensors` in one.
-        revision: of a hub id; a local folder has none.
-
-    Raises:
-        CheckpointError: nothing there, a broken file, or missing, extra and misshapen keys (listed).
-    """
-    folder = model_folder(ref)
-    if revision is not None:
-        raise CheckpointError(f"{ref} is a local folder; revision {revision!r} has no meaning for it")
-    config = read_config(folder)
-    with torch.device("meta"):
-        model = VisionTransformer(config)
-    fit_state(model, read_weights(folder / WEIGHTS), str(ref))
-    return model.eval().float()
+    to_family(FAMILIES[format], model, preprocess, Path(folder))
+    return Path(folder)
 
 
 def create_model(
     name: str, *, weights: str | os.PathLike[str] | None = None, **overrides: Any
 ) -> VisionTransformer:
-    """A named size, with any field of `ViTConfig` changed: `create_model("vit_b16", num_classes=10)`.
+    """A named model, with any option of `ViTConfig` changed: `create_model("vit_b16", num_classes=10)`.
 
     Args:
         name: one of `list_models()`.
-        weights: a MODEL argument whose body is taken over: positions are interpolated to the new size, and
-            the head too is taken where its classes are the same, or unnamed and as many; None initializes
-            at random.
-        **overrides: fields of `ViTConfig`.
+        weights: a MODEL argument to start from. What the name does not say follows the weights (the epsilon
+            of norms, say); positions are interpolated to another `image_size`, and the head is taken over
+            where its classes are the same, or unnamed and as many. One logged line tells what was loaded,
+            left out and initialized. None initializes at random.
+        **overrides: options of `ViTConfig`.
 
     Raises:
-        UserError: an unknown name or field, naming the nearest; a checkpoint that does not fit.
+        UserError: an unknown name or option, naming the nearest; a checkpoint that does not fit.
     """
-    model = VisionTransformer(named_config(name, **overrides))
-    if weights is not None:
-        transfer(from_pretrained(weights), model, str(weights))
+    if weights is None:
+        return VisionTransformer(named_config(name, **overrides))
+    named_config(name, **overrides)  # an unknown name is refused before anything is fetched
+    source = from_pretrained(weights)
+    model = VisionTransformer(adapted(source.config, name, str(weights), overrides))
+    log.warning("%s: %s", weights, "; ".join(transfer(source, model, str(weights))))
     return model
 
 
+# What decides the shape of a body; what a name always says of it; what it leaves to the weights or the task.
+_SHAPE = {"in_channels", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio"}
+_SAID = _SHAPE | {"stem", "positions", "distillation_token", "num_registers"}
+_LEFT_OPEN = {"image_size", "head", "layer_scale", "resample", "position_prefix"}
+
+
+def adapted(source: ViTConfig, name: str | None, weights: str, overrides: dict[str, Any]) -> ViTConfig:
+    """The configuration of trained weights for a new task: theirs, with options changed.
+
+    A head that is no linear layer gives way to one where a number of classes is asked for (paper, section
+    3.2: the whole pre-training head is removed).
+
+    Raises:
+        CheckpointError: the weights are of another shape than the name or the options say.
+    """
+    expected = source.replace(**overrides) if name is None else named_config(name, **overrides)
+    said = _SHAPE if name is None else _SAID | NAMED_SIZES[name].options.keys() - _LEFT_OPEN
+    differing = [
+        f"{option} is {source.option(option)!r}, not {expected.option(option)!r}"
+        for option in sorted(said)
+        if source.option(option) != expected.option(option)
+    ]
+    refuse(differing, f"{weights} has another body" if name is None else f"{weights} is no such {name}")
+    options = dict(overrides)
+    if options.get("num_classes", source.num_classes) != source.num_classes:
+        options.setdefault("class_names", ())
+    if "num_classes" in options and source.readout.head not in ("linear", "zero"):
+        options.setdefault("head", "linear")
+    return source.replace(**options)
+
+
 def transfer(source: VisionTransformer, target: VisionTransformer, name: str) -> list[str]:
-    """Start a model from a trained one; returns in words what was not simply copied.
+    """Start a model from a trained one; returns in words what was loaded, left out and initialized.
 
     Raises:
         CheckpointError: the bodies differ; every difference is listed.
     """
     notes = []
     if source.config.grid != target.config.grid:
+        (h, w), (new_h, new_w) = source.config.grid, target.config.grid
+        if any(True for _ in source.positions.parameters()):
+            notes.append(f"positions interpolated from {h}x{w} to {new_h}x{new_w}")
         source.resize(target.config.image_hw)
-        notes.append(f"positions interpolated to a grid of {target.config.grid[0]}x{target.config.grid[1]}")
-    state = source.state_dict()
-    head = {key: value for key, value in target.state_dict().items() if key.startswith("head.")}
-    same_shapes = {k: v.shape for k, v in head.items()} == {
-        k: v.shape for k, v in state.items() if k.startswith("head.")
-    }
+    state, wanted = source.state_dict(), target.state_dict()
+    heads = [{k: v for k, v in values.items() if k.startswith("head.")} for values in (state, wanted)]
+    same_shapes = {k: v.shape for k, v in heads[0].items()} == {k: v.shape for k, v in heads[1].items()}
     names = (source.config.class_names, target.config.class_names)
-    if not same_shapes or (all(names) and names[0] != names[1]):
-        state = {key: value for key, value in state.items() if not key.startswith("head.")} | head
-        notes.append(f"a new head for {target.config.num_classes} classes")
-    fit_state(target, state, name)
-    return notes
-
-
-def model_folder(ref: str | os.PathLike[str]) -> Path:
-    """The folder that holds a MODEL argument's three files."""
-    path = Path(ref).expanduser()
-    if path.name == WEIGHTS and path.is_file():
-        return path.parent
-    if not path.exists():
-        siblings = [str(other) for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise CheckpointError(
-            f"{ref}: no such model{nearest(str(path), siblings)}; give a run or model folder"
-        )
-    for folder in (path / "model", path):
-        if (folder / CONFIG).is_file():
-            return folder
-    if (path / "config.yaml").is_file():
-        raise CheckpointError(
-            f"{ref}: this run has no finished model; finish it with `vitascope train --resume {ref}`"
-        )
-    raise CheckpointError(f"{ref}: not a model: expected a run folder, or {CONFIG} and {WEIGHTS} in a folder")
-
-
-def read_config(folder: Path) -> ViTConfig:
-    """The architecture in a model folder."""
-    values = read_json(folder / CONFIG)
-    if values.pop("model_type", None) != "vitascope":
-        raise CheckpointError(f"{folder / CONFIG}: not a vitascope model (its model_type is another)")
-    return ViTConfig.from_dict(values)
-
-
-def read_preprocess(ref: str | os.PathLike[str]) -> Preprocess:
-    """The preprocessing of a MODEL argument."""
-    return Preprocess.from_dict(read_json(model_folder(ref) / PREPROCESSOR))
-
-
-def default_preprocess(config: ViTConfig) -> Preprocess:
-    """Centre crop at the model's size, pixels to [-1, 1], as the original ViT code scales them."""
-    half = (0.5,) * config.in_channels
-    return Preprocess(image_size=config.image_hw, channels=config.in_channels, mean=half, std=half)
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file") from error
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: broken or not a safetensors file: {error}") from error
+    body = {key: value for key, value in state.items() if not key.startswith("head.")}
+    if same_shapes and not (all(names) and names[0] != names[1]):
+        fit_state(target, state, name)
+        return [f"all {len(state)} tensors loaded", *notes]
+    fit_state(target, body | heads[1], name)
+    left_out = f"left out the head for {source.config.num_classes} classes" if heads[0] else "it has no head"
+    made = f"initialized one for {target.config.num_classes}" if heads[1] else "made none"
+    return [f"{len(body)} tensors of the body loaded", *notes, left_out, made]
 
 
 def fit_state(model: VisionTransformer, state: dict[str, Tensor], name: str) -> None:
-    """Load a state whole, or refuse it with every missing, extra and misshapen key; replaces parameters.
+    """Load a state of ours whole, or refuse it with every missing, extra and misshapen key.
 
     Raises:
         CheckpointError: with the list.
@@ -188,34 +249,5 @@ def fit_state(model: VisionTransformer, state: dict[str, Tensor], name: str) -> 
         for key, shape in expected.items()
         if key in found and found[key] != shape
     ]
-    if faults:
-        listed = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
-        raise CheckpointError(f"{name} does not fit the model: {listed}")
-    model.load_state_dict(state, strict=True, assign=any(p.is_meta for p in model.parameters()))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: not a JSON object")
-    return values
-
-
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Write a JSON object so that the file is whole or is the old one."""
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    settle(aside, path)
-
-
-def settle(aside: Path, path: Path) -> None:
-    """Flush a file that was written aside to the disk, and give it its name."""
-    with open(aside, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    refuse(faults, f"{name} does not fit the model")
+    model.load_state_dict(state, strict=True)

@@ -1,0 +1,296 @@
+"""Tensors and settings out of checkpoint files that nobody vouches for: read whole, or refused in one line.
+
+Nothing in a file is executed, and what reading one may cost is bounded by its size and the limits below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import pickletools
+import re
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from torch import Tensor
+
+from vitascope.errors import UserError
+
+MAX_TENSORS = 20_000  # the largest ViTs have about a thousand
+MAX_HEADER_BYTES = 16 << 20  # of each part that is parsed: 20,000 tensors need 3 MB of it
+MAX_UNPACKED_BYTES = 1 << 30  # an .npz may always unpack to this much,
+MAX_UNPACKED_RATIO = 20  # and beyond it to so many times its size: trained weights hardly compress
+MAX_SHARED_RATIO = 4  # a pickle's tensors may share storage; together they take at most so much of the file
+
+# Where training scripts put the state: DeiT in "model" (its "model_ema" after it), DINO in "teacher".
+WRAPPERS = ("model", "state_dict", "model_state_dict", "module", "teacher", "model_ema")
+PREFIXES = ("module.", "_orig_mod.", "backbone.")  # of DataParallel, torch.compile, DINO
+
+# What a state dict and the plain settings beside it are pickled with (and dtypes). torch admits more, among
+# them _codecs.encode and Tensor.to, with which a few bytes unpack to gigabytes.
+PICKLE_GLOBAL = re.compile(
+    r"collections\.(OrderedDict|Counter)|argparse\.Namespace|(builtins|__builtin__)\.set|torch\.(Size|device)"
+    r"|torch(\.cuda|\.storage)?\.\w+Storage|torch\.nn\.parameter\.Parameter"
+    r"|torch\._utils\._rebuild_(tensor|tensor_v2|tensor_v3|parameter)"
+)
+ZIP_MAGIC = b"PK\x03\x04"
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is not there, broken, or does not fit."""
+
+
+def refusal(place: object, reason: object) -> CheckpointError:
+    """One printable line: where, and why, whatever a hostile file puts into the reason."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(reason)).split())
+    return CheckpointError(f"{place}: {line[:400]}")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint by its name, in its own dtype and shape, on the CPU.
+
+    Read are safetensors, PyTorch's pickles (`.pth`, `.pt`, `.bin`, zip or legacy, mapped into memory where
+    the format allows it), NumPy's `.npz` (names keep their "/"; bfloat16, which NumPy stores as `|V2`, is
+    restored), and the `.index.json` of a sharded checkpoint. The content decides where it is unmistakable.
+
+    A state under one of `WRAPPERS` is unwrapped, the first of them that is there: of DeiT's `model` and
+    `model_ema`, `model`. Of a `teacher` with a `backbone.`, only that is kept. A prefix of `PREFIXES` that
+    all names share is removed. What is beside the state, and what is no tensor in it, is left out.
+
+    Raises:
+        CheckpointError: one line, for a file that is not there, is broken, has no tensors, exceeds the
+            limits above, or would run code.
+    """
+    path = Path(path)
+    tensors = _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
+    if not tensors:
+        raise refusal(path, "no tensors in it")
+    return _strip_prefixes(tensors)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, of at most `MAX_HEADER_BYTES`.
+
+    Raises:
+        CheckpointError: one line, for a file that is not there or is not a JSON object.
+    """
+    _first_bytes(path)
+    if (size := path.stat().st_size) > MAX_HEADER_BYTES:
+        raise refusal(path, f"{size} bytes of JSON; the limit is {MAX_HEADER_BYTES}")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise refusal(path, f"not readable as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise refusal(path, "not a JSON object")
+    return values
+
+
+def shard_files(index: Path) -> dict[str, str]:
+    """The `weight_map` of a sharded checkpoint: tensor name to the name of the file beside the index.
+
+    Raises:
+        CheckpointError: no such map, or a name that leads out of the index's folder.
+    """
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise refusal(index, "no weight_map in it; not the index of a sharded checkpoint")
+    _check_count(index, len(shards))
+    for shard in shards.values():
+        if not isinstance(shard, str) or not re.fullmatch(r"\w[\w.-]*", shard):
+            raise refusal(index, f"shard {shard!r} is not the name of a file beside the index")
+    return shards
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    where = shard_files(index)
+    shards = {shard: _read_file(index.parent / shard) for shard in sorted(set(where.values()))}
+    missing = [name for name, shard in where.items() if name not in shards[shard]]
+    if missing:
+        raise refusal(index, f"{len(missing)} tensors are not in the shards it names, such as {missing[0]!r}")
+    return {name: shards[shard][name] for name, shard in where.items()}
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    head = _first_bytes(path)
+    if path.suffix == ".safetensors" or head[8:9] == b"{":
+        return _read_safetensors(path)
+    if path.suffix == ".npz":
+        return _read_npz(path)
+    if path.suffix in (".pth", ".pt", ".bin") or head.startswith((ZIP_MAGIC, b"\x80")):
+        return _read_pickle(path, zipped=head.startswith(ZIP_MAGIC))
+    raise refusal(path, "not a checkpoint; known are .safetensors, .pth, .pt, .bin, .npz and .index.json")
+
+
+def _first_bytes(path: Path) -> bytes:
+    """The start of a file that can be one of ours; refused is what is plainly something else."""
+    try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+            raise refusal(path, f"a {'folder' if path.is_dir() else 'pipe or device'}, not a file")
+        with open(path, "rb") as file:
+            head = file.read(64)
+    except FileNotFoundError as error:
+        raise refusal(path, "no such file") from error
+    except OSError as error:
+        raise refusal(path, f"cannot be read: {error.strerror}") from error
+    if not head:
+        raise refusal(path, "an empty file; fetch it again")
+    if head.startswith(b"version https://git-lfs"):
+        raise refusal(path, "a git-LFS pointer, not the weights: run git lfs pull")
+    if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        raise refusal(path, "a web page, not the weights: download the file itself")
+    return head
+
+
+@contextmanager
+def _refusing(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever a broken or hostile file makes a reader raise (nearly anything) into one line of ours."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        # torch wraps the cause in advice to load the file unsafely; only the cause is wanted.
+        cause = str(error).rsplit("WeightsUnpickler error:", 1)[-1] or type(error).__name__
+        raise refusal(path, f"{what}: {cause}") from error
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    with _refusing(path, "broken, truncated or not a safetensors file"):
+        _check_header(path)
+        with safe_open(path, framework="pt") as file:  # checks dtypes, shapes and offsets before any use
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+
+
+def _check_header(path: Path) -> None:
+    """Refuse a safetensors header that is too large to parse, lists too much, or more than the file holds."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > size - 8:
+            raise refusal(path, f"truncated or not safetensors: a header of {length} bytes in {size} bytes")
+        if length > MAX_HEADER_BYTES:
+            raise refusal(path, f"a safetensors header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
+        entries = json.loads(file.read(length))
+    entries.pop("__metadata__", None)
+    _check_count(path, len(entries))
+    end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    if end > size:
+        raise refusal(path, f"truncated: {size} bytes of the {end} that its header lists; fetch it again")
+
+
+def _check_count(path: Path, tensors: int) -> None:
+    if tensors > MAX_TENSORS:
+        raise refusal(path, f"{tensors} tensors; the limit is {MAX_TENSORS}")
+
+
+class _BoundedFile(io.FileIO):
+    """A file for `zipfile`, which reads an archive's directory, whatever size that claims, at once."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > MAX_HEADER_BYTES:
+            raise ValueError(f"a part of {size} bytes; the limit is {MAX_HEADER_BYTES}")
+        return super().read(size) or b""
+
+
+def _read_npz(path: Path) -> dict[str, Tensor]:
+    tensors = {}
+    with _refusing(path, "broken, truncated or not an .npz file"):
+        with _BoundedFile(path) as file, zipfile.ZipFile(file) as archive:
+            _check_count(path, len(archive.infolist()))
+            unpacked = sum(member.file_size for member in archive.infolist())
+        size = path.stat().st_size
+        if unpacked > max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * size):
+            raise refusal(path, f"{size} bytes that unpack to {unpacked}; no weights compress so well")
+        with np.load(path, allow_pickle=False) as arrays:
+            for name in arrays.files:
+                with _refusing(path, f"array {name!r}"):
+                    tensors[name] = _from_numpy(arrays[name])
+    return tensors
+
+
+def _from_numpy(array: NDArray[Any]) -> Tensor:
+    if array.dtype == np.dtype("V2"):  # how NumPy writes bfloat16, which it does not know
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    native = array.dtype.newbyteorder("=")  # torch takes no other byte order
+    return torch.from_numpy(np.asarray(array, dtype=native))
+
+
+def _read_pickle(path: Path, zipped: bool) -> dict[str, Tensor]:
+    version = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if version is None or (int(version[1]), int(version[2])) < (2, 10):  # weights_only could be bypassed
+        raise refusal(path, f"torch {torch.__version__} cannot read pickles safely; install torch >= 2.10")
+    with _refusing(path, "broken, truncated or not a PyTorch file"):
+        (_check_zip if zipped else _check_legacy)(path)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # DeiT's `args`, beside its `model`
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    state = _unwrap(loaded)
+    _check_count(path, len(state))
+    size, total = path.stat().st_size, sum(tensor.nbytes for tensor in state.values())
+    if total > MAX_SHARED_RATIO * size:  # such as one number, expanded to a terabyte
+        raise refusal(path, f"{size} bytes with {total} of tensors; the limit is {MAX_SHARED_RATIO} times")
+    return state
+
+
+def _check_zip(path: Path) -> None:
+    with _BoundedFile(path) as file, zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise refusal(path, "a compressed zip archive, which torch.save does not write: unpack it first")
+        pickles = [member for member in members if member.filename.endswith("/data.pkl")]
+        if not pickles or any(member.filename.endswith("/constants.pkl") for member in members):
+            raise refusal(path, "a zip archive, but not a state dict (TorchScript?): save model.state_dict()")
+        for member in pickles:
+            _check_opcodes(path, io.BytesIO(archive.read(member)))
+
+
+def _check_legacy(path: Path) -> None:
+    with open(path, "rb") as file:
+        stream = io.BytesIO(file.read(MAX_HEADER_BYTES))
+    for _ in range(5):  # magic number, protocol, machine, the object, the names of its storages
+        _check_opcodes(path, stream)
+
+
+def _check_opcodes(path: Path, stream: io.BytesIO) -> None:
+    """Refuse a pickle that names anything but `PICKLE_GLOBAL` and dtypes; runs none of it."""
+    texts = ["", ""]
+    for opcode, argument, _ in pickletools.genops(stream):
+        if opcode.name in ("GLOBAL", "INST"):
+            name = str(argument).replace(" ", ".")
+        elif opcode.name == "STACK_GLOBAL":  # takes the two texts before it
+            name = ".".join(texts)
+        else:
+            texts = [texts[1], argument] if isinstance(argument, str) else texts
+            continue
+        dtype = vars(torch).get(name.removeprefix("torch."))
+        if not PICKLE_GLOBAL.fullmatch(name) and not isinstance(dtype, torch.dtype):
+            raise refusal(path, f"its pickle calls for {name}, which no state dict needs; it was not run")
+
+
+def _unwrap(loaded: object, depth: int = 2) -> dict[str, Tensor]:
+    """The state dict in a loaded file: its own tensors, or those under the first wrapper that has any."""
+    if not isinstance(loaded, dict):
+        return {}
+    for wrapper in WRAPPERS if depth else ():
+        if state := _unwrap(loaded.get(wrapper), depth - 1):
+            if wrapper != "teacher":
+                return state
+            state = _strip_prefixes(state)
+            return {name: v for name, v in state.items() if name.startswith("backbone.")} or state
+    return {name: v.detach() for name, v in loaded.items() if isinstance(name, str) and isinstance(v, Tensor)}
+
+
+def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    for _ in PREFIXES:  # DistributedDataParallel around torch.compile has two of them
+        for prefix in PREFIXES:
+            if all(name.startswith(prefix) for name in state):
+                state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    return state

@@ -1,0 +1,300 @@
+"""Checkpoints from the Hugging Face hub and from torchvision's server, each kept in its own library's cache.
+
+What is asked for is what is returned, or one line says why not: another revision never takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import http.client
+import json
+import logging
+import re
+import shutil
+import urllib.error
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from vitascope.errors import nearest
+from vitascope.weights.files import CheckpointError, refusal, shard_files
+
+log = logging.getLogger(__name__)
+
+HUB_URL = "https://huggingface.co"
+MAX_ID = 96  # characters: the hub's rule, which not every version of its client knows
+SETTINGS = ("config.json", "preprocessor_config.json")
+INDEX = ".index.json"  # of a checkpoint in several files
+WEIGHTS = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
+FILE_ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".npz", ".json")
+TORCHVISION_URL = "https://download.pytorch.org/models/"
+TORCHVISION_FILES = {  # the first of a model is its default; eight digits of each name begin its SHA-256
+    "vit_b_16.IMAGENET1K_V1": "vit_b_16-c867db91.pth",
+    "vit_b_16.IMAGENET1K_SWAG_E2E_V1": "vit_b_16_swag-9ac1b537.pth",
+    "vit_b_16.IMAGENET1K_SWAG_LINEAR_V1": "vit_b_16_lc_swag-4e70ced5.pth",
+    "vit_b_32.IMAGENET1K_V1": "vit_b_32-d86f8d99.pth",
+    "vit_l_16.IMAGENET1K_V1": "vit_l_16-852ce7e3.pth",
+    "vit_l_16.IMAGENET1K_SWAG_E2E_V1": "vit_l_16_swag-4f3808c9.pth",
+    "vit_l_16.IMAGENET1K_SWAG_LINEAR_V1": "vit_l_16_lc_swag-4d563306.pth",
+    "vit_l_32.IMAGENET1K_V1": "vit_l_32-c7638314.pth",
+    "vit_h_14.IMAGENET1K_SWAG_E2E_V1": "vit_h_14_swag-80465313.pth",
+    "vit_h_14.IMAGENET1K_SWAG_LINEAR_V1": "vit_h_14_lc_swag-c1eb923e.pth",
+}
+
+
+def is_hub_id(ref: str) -> bool:
+    """Whether a MODEL argument is `owner/name` on the hub, by the hub's own rule for names.
+
+    After `hf-hub:` or `hf_hub:` the owner may be missing. No hub id is an existing local path, what ends like
+    a weights file, or `torchvision/...`.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    name = _hub_name(ref)
+    owned = name.count("/") == 1 or name != ref
+    if not owned or len(name) > MAX_ID or name.endswith(FILE_ENDINGS) or name.startswith("torchvision/"):
+        return False
+    with contextlib.suppress(HFValidationError):
+        validate_repo_id(name)
+        return not Path(ref).exists()
+    return False
+
+
+def fetch_hub(repo_id: str, revision: str | None = None) -> Path:
+    """A local folder with a model's settings and one form of its weights, from the hub or its cache.
+
+    Fetched are `SETTINGS` and the first of: `WEIGHTS`, a single `.pth`, a single `.npz`; the folder is the
+    commit's snapshot in the hub's own cache, which HF_HOME places and HF_HUB_OFFLINE makes the only source.
+    When the hub cannot be reached, that revision as it was last fetched whole is used, and a warning logged.
+
+    Args:
+        repo_id: `owner/name`, with or without `hf-hub:` before it.
+        revision: branch, tag or commit; None is `main`.
+
+    Raises:
+        CheckpointError: one line, that starts with the id and names what the cache has instead: no such
+            model or revision, a gated one, no network, no weights of a known form, a full disk.
+    """
+    from huggingface_hub import HfApi, constants
+
+    repo_id, revision = _hub_name(repo_id), revision or constants.DEFAULT_REVISION
+    with _explaining(repo_id, revision):
+        try:
+            info = HfApi().model_info(repo_id, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        except _transport_errors() as error:
+            if not _unreachable(error) or (folder := _cached(repo_id, revision)) is None:
+                raise
+            if not constants.HF_HUB_OFFLINE:
+                log.warning("%s: no hub (%s); using %s", repo_id, type(error).__name__, folder)
+            return folder
+    commit = str(info.sha)
+    with _explaining(repo_id, commit[:7]):
+        return _download(repo_id, revision, commit, [file.rfilename for file in info.siblings or []])
+
+
+def weights_name(place: object, names: Iterable[str]) -> str | None:
+    """Of the file names in a folder, the one to read the weights from, as `fetch_hub` chooses it.
+
+    Raises:
+        CheckpointError: it starts with `place`: several `.pth` or `.npz` files, and none of `WEIGHTS`.
+    """
+    names = sorted(name for name in names if "/" not in name)
+    for found in (
+        *([name] for name in WEIGHTS if name in names),
+        [name for name in names if name.endswith(".pth")],
+        [name for name in names if name.endswith(".npz")],
+    ):
+        if len(found) > 1:
+            raise refusal(
+                place, f"several weights: {', '.join(found)}; give the path of one, downloaded if need be"
+            )
+        if found:
+            return found[0]
+    return None
+
+
+def _hub_name(ref: str) -> str:
+    return re.sub("^hf[-_]hub:", "", ref)  # as timm writes it
+
+
+def _download(repo_id: str, revision: str, commit: str, names: list[str]) -> Path:
+    """The snapshot of a commit, fetched in an order that leaves it without weights until it is whole."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    weights = weights_name(repo_id, names)
+    if weights is None:
+        has = f"it has {', '.join(sorted(names)[:8])}" if names else "it is empty"
+        raise refusal(repo_id, f"no weights in a form that is read ({', '.join(WEIGHTS)}, .pth, .npz); {has}")
+    for name in SETTINGS:
+        with contextlib.suppress(RemoteEntryNotFoundError):  # the cache notes that there is none
+            hf_hub_download(repo_id, name, revision=commit)
+    path = Path(hf_hub_download(repo_id, weights, revision=commit))
+    if weights.endswith(INDEX):
+        for shard in sorted(set(shard_files(path).values())):
+            hf_hub_download(repo_id, shard, revision=commit)
+    with contextlib.suppress(RemoteEntryNotFoundError):  # only now does the cache's branch name this commit
+        hf_hub_download(repo_id, SETTINGS[0], revision=revision)
+    return path.parent
+
+
+def _cached(repo_id: str, revision: str) -> Path | None:
+    """The whole snapshot of a branch, a tag or a commit in the cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    reference = _cache_folder(repo_id) / "refs" / revision
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    found = [folder for folder in _snapshots(repo_id) if folder.name.startswith(commit)]
+    if len(found) != 1 or len(commit) < 7:
+        return None
+    for name in SETTINGS:
+        if try_to_load_from_cache(repo_id, name, revision=found[0].name) is None:
+            log.warning("%s: going on without %s, which was never asked for on the hub", repo_id, name)
+    return found[0]
+
+
+def _cache_folder(repo_id: str) -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{repo_id.replace('/', '--')}"
+
+
+def _snapshots(repo_id: str) -> list[Path]:
+    """The cached commits of a model whose weights are whole."""
+    folders = sorted((_cache_folder(repo_id) / "snapshots").glob("*"))
+    return [folder for folder in folders if _has_weights(folder)]
+
+
+def _has_weights(folder: Path) -> bool:
+    with contextlib.suppress(OSError, CheckpointError):
+        weights = weights_name(folder, (path.name for path in folder.iterdir() if path.is_file()))
+        shards = shard_files(folder / weights) if weights and weights.endswith(INDEX) else {}
+        return weights is not None and all((folder / shard).is_file() for shard in shards.values())
+    return False
+
+
+def _instead(repo_id: str) -> str:
+    """What the cache could offer, as the end of a message."""
+    refs = [path for path in (_cache_folder(repo_id) / "refs").rglob("*") if path.is_file()]
+    names = {path.read_text().strip(): f" ({path.name})" for path in refs}
+    if commits := [folder.name for folder in _snapshots(repo_id)]:
+        return "; in the cache: revision " + ", ".join(c[:7] + names.get(c, "") for c in commits)
+    others = [path.name[8:].replace("--", "/") for path in _cache_folder(repo_id).parent.glob("models--*")]
+    similar = difflib.get_close_matches(repo_id, [name for name in others if _snapshots(name)], cutoff=0.6)
+    return f"; cached models: {', '.join(similar)}" if similar else ""
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """What the hub's client raises: exceptions of its transport, whichever library that is, and its own."""
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    return (HTTPError, OSError, ValueError, RuntimeError)  # the last: of hf_xet
+
+
+def _status(error: Exception) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def _unreachable(error: Exception) -> bool:
+    """No answer from the hub, or none of its own: its servers are down, or busy."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    if isinstance(error, HfHubHTTPError):
+        return (_status(error) or 500) >= 500 or _status(error) in (408, 429)
+    no_answer = (_transport_errors()[0], LocalEntryNotFoundError, ConnectionError, TimeoutError)
+    return isinstance(error, (*no_answer, json.JSONDecodeError))  # the last: a proxy's page
+
+
+@contextlib.contextmanager
+def _explaining(repo_id: str, revision: str) -> Iterator[None]:
+    """Turn what the hub's client raises into one line with the way out."""
+    from huggingface_hub import constants
+
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except _transport_errors() as error:
+        reason = _disk_reason(error, Path(constants.HF_HUB_CACHE), "HF_HOME")
+        raise refusal(repo_id, reason or _hub_reason(error, repo_id, revision)) from error
+
+
+def _hub_reason(error: Exception, repo_id: str, revision: str) -> str:
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        reason = f"gated; accept its licence at {HUB_URL}/{repo_id}, then log in with `hf auth login`"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        reason = "no such model on the hub, nor a local path; a private one looks the same: `hf auth login`"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        reason = f"no revision {revision!r}; its branches and tags are at {HUB_URL}/{repo_id}/tree/main"
+    elif _status(error) == 401:
+        reason = "the hub does not accept your token (401); log in with `hf auth login`, or unset HF_TOKEN"
+    elif constants.HF_HUB_OFFLINE:
+        reason = f"revision {revision!r} is not whole in the cache, and HF_HUB_OFFLINE is set"
+    elif _unreachable(error):
+        answer = f"the hub answers {_status(error)}" if _status(error) else "the hub cannot be reached"
+        reason = f"{answer}, and revision {revision!r} is not whole in the cache; try again"
+    else:
+        reason = f"cannot be fetched: {error}"
+    return reason + _instead(repo_id)
+
+
+def _disk_reason(error: Exception, folder: Path, variable: str) -> str | None:
+    """Why a cache cannot be written, if that is what failed."""
+    code = error.errno if isinstance(error, OSError) else None
+    if code in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+        free = shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0
+        return f"the disk is full: {free:.0f} MB free at {folder}; free some, or set {variable}"
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        return f"cannot write to {folder} ({errno.errorcode[code]}); set {variable} to a folder of yours"
+    return None
+
+
+def torchvision_file(ref: str) -> str | None:
+    """The file of a torchvision ViT, a value of `TORCHVISION_FILES`; None for what names none of them.
+
+    Understood are `torchvision/vit_b_16` (its default weights), `torchvision/vit_b_16.IMAGENET1K_V1` and
+    torchvision's own `ViT_B_16_Weights.IMAGENET1K_V1`; an existing local path comes before them.
+
+    Raises:
+        CheckpointError: `torchvision/...` or `ViT_..._Weights...` with a name that torchvision has not.
+    """
+    asked = re.fullmatch(r"(?:torchvision/(\w+)|(ViT_\w+)_Weights)(?:\.(\w+))?", ref)
+    if asked is None or Path(ref).exists():
+        return None
+    model, weights = (asked[1] or asked[2]).lower(), asked[3]
+    default = next((name for name in TORCHVISION_FILES if name.startswith(f"{model}.")), f"{model}.")
+    name = default if weights in (None, "DEFAULT") else f"{model}.{weights}"
+    if name not in TORCHVISION_FILES:
+        raise refusal(ref, f"torchvision has no such ViT{nearest(name, TORCHVISION_FILES)}")
+    return TORCHVISION_FILES[name]
+
+
+def fetch_torchvision(name: str) -> Path:
+    """A file of `TORCHVISION_FILES` in torch hub's cache; fetched when it is not there, and checked.
+
+    It is written aside and gets its name when its SHA-256 begins as the name says.
+
+    Raises:
+        CheckpointError: one line: no network, no such file, other content, a full disk.
+    """
+    import torch
+
+    folder = Path(torch.hub.get_dir()) / "checkpoints"
+    path, url = folder / name, TORCHVISION_URL + name
+    if path.is_file():
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(path), hash_prefix=name.rsplit("-")[-1].split(".")[0])
+    except urllib.error.HTTPError as error:
+        raise refusal(url, f"the server answers {error.code} {error.reason}") from error
+    except RuntimeError as error:
+        raise refusal(url, f"cut off or changed on its way ({error}); try again") from error
+    except (OSError, http.client.HTTPException) as error:
+        offline = f"no network ({getattr(error, 'reason', error)}), and not in {folder}"
+        raise refusal(url, _disk_reason(error, folder, "TORCH_HOME") or offline) from error
+    return path

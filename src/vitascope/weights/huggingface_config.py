@@ -1,0 +1,235 @@
+"""Hugging Face's `config.json`, read and written.
+
+Facts: transformers 5.23.0, `models/{vit,deit,dinov2,dinov2_with_registers,dinov3_vit}/configuration_*.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitascope.model.config import ViTConfig
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.huggingface_processor import sides
+from vitascope.weights.mapping import Source
+
+# What a configuration means by saying nothing.
+_SIZE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+_INPUT = {"image_size": 224, "patch_size": 16, "num_channels": 3}
+_VIT = {**_SIZE, **_INPUT, "hidden_act": "gelu", "layer_norm_eps": 1e-12, "qkv_bias": True}
+_DINOV2 = {**_VIT, "layer_norm_eps": 1e-6, "layerscale_value": 1.0, "mlp_ratio": 4, "use_swiglu_ffn": False}
+_SMALL = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "num_register_tokens": 0}
+_BIASES = {"query_bias": True, "key_bias": False, "value_bias": True}
+_DINOV3 = {**_VIT, **_SMALL, **_BIASES, "layer_norm_eps": 1e-5, "layerscale_value": 1.0, "rope_theta": 100.0}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "vit": _VIT,
+    "deit": _VIT,
+    "dinov2": {**_DINOV2, "patch_size": 14},
+    "dinov2_with_registers": {**_DINOV2, "num_register_tokens": 4},
+    "dinov3_vit": {**_DINOV3, "use_gated_mlp": False},
+}
+MODEL_TYPES = tuple(_DEFAULTS)
+DINOV2_TYPES = ("dinov2", "dinov2_with_registers")
+_CLASSES = dict(zip(MODEL_TYPES, ("ViT", "DeiT", "Dinov2", "Dinov2WithRegisters", "DINOv3ViT"), strict=True))
+
+_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate")
+_ACTIVATIONS = {"gelu": "gelu", "gelu_python": "gelu", "quick_gelu": "quick_gelu"}
+_ACTIVATIONS |= dict.fromkeys(_TANH, "gelu_tanh")  # one function, in five ways to compute it
+_QKV_BIAS = {(True, True, True): "all", (True, False, True): "no_key", (False, False, False): "none"}
+
+
+def model_type(config: ViTConfig) -> str:
+    """Which of its models has what a configuration asks for."""
+    readout = config.readout
+    if config.embedding.positions == "rotary":
+        return "dinov3_vit"
+    if readout.distillation_token:
+        return "deit"
+    scaled = config.block.layer_scale is not None or config.block.mlp == "swiglu"
+    dinov2 = scaled or readout.pool == "cls_mean"
+    if readout.num_registers == 1 and config.embedding.position_prefix and not dinov2:
+        return "deit"  # its distillation token, where no head reads it
+    if readout.num_registers:
+        return "dinov2_with_registers"
+    return "dinov2" if dinov2 else "vit"
+
+
+def rule(kind: str) -> str:
+    """By which rule a model interpolates positions: with registers, antialiased as timm does."""
+    return "timm" if kind in ("dinov2_with_registers", "dinov3_vit") else "huggingface"
+
+
+def runs_at_its_size(config: ViTConfig) -> bool:
+    """Whether DINOv2 leaves its positions alone: of an oblong image it takes them for a square grid's."""
+    (height, width), (rows, columns) = config.image_hw, config.grid
+    return height == width or rows == columns
+
+
+def read_options(source: Source) -> dict[str, Any]:
+    """Our options, from `config.json` and from the head that is there.
+
+    Raises:
+        CheckpointError: no such file, another kind of model, or numbers that none of ours has.
+    """
+    kind = source.config.get("model_type")
+    if kind not in MODEL_TYPES:
+        raise CheckpointError(
+            f"{source.name}: no config.json with a model_type of {', '.join(MODEL_TYPES)}, and no shape "
+            "tells the number of heads; give the architecture: from_pretrained(..., config=ViTConfig(...))"
+        )
+    values = {**_DEFAULTS[kind], **source.config}
+    embed_dim, hidden = _widths(source, values)
+    options: dict[str, Any] = {
+        "image_size": sides(values["image_size"], source.name),
+        "patch_size": sides(values["patch_size"], source.name),
+        "in_channels": values["num_channels"],
+        "embed_dim": embed_dim,
+        "depth": values["num_hidden_layers"],
+        "num_heads": values["num_attention_heads"],
+        "norm_eps": _number(source, values, "layer_norm_eps"),
+        "qkv_bias": _qkv_bias(source, values),
+        "mlp": _activation(source, values),
+        "mlp_ratio": hidden / embed_dim,
+        "layer_scale": _number(source, values, "layerscale_value") if "layerscale_value" in values else None,
+        "num_registers": values.get("num_register_tokens", 0),
+        "resample": rule(kind),
+    }
+    if kind == "dinov3_vit":
+        options |= {"positions": "rotary", "rotary_base": _number(source, values, "rope_theta")}
+    elif source.has("embeddings.position_embeddings"):  # without the prefix, see `HuggingFace.arriving`
+        (height, width), (ph, pw) = options["image_size"], options["patch_size"]
+        length = source.shape("embeddings.position_embeddings")[1]
+        options["position_prefix"] = length != (height // ph) * (width // pw)
+    return options | _readout(source, values, kind)
+
+
+def _readout(source: Source, values: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Head, pooling and what goes with them."""
+    options: dict[str, Any] = {"num_registers": 1} if kind == "deit" else {}
+    if source.has("cls_classifier.weight"):
+        options = {"distillation_token": True}
+    head = "cls_classifier.weight" if options.get("distillation_token") else "classifier.weight"
+    if source.has(head):
+        count = source.shape(head)[0]
+        options |= {"head": "linear", "num_classes": count, "class_names": _class_names(source, count)}
+        both = source.shape(head)[1] == 2 * _number(source, values, "hidden_size")
+        return options | ({"pool": "cls_mean"} if both else {})
+    if not source.has("pooler.dense.weight"):
+        return options | {"head": "none"}
+    if values.get("pooler_act", "tanh") != "tanh":
+        raise CheckpointError(f"{source.name}: pooler_act {values['pooler_act']!r}; vitascope has only tanh")
+    return options | {"head": "pre_logits"}
+
+
+def _class_names(source: Source, count: int) -> tuple[str, ...]:
+    """`id2label`, where it has a name for each class; LABEL_0 and so on are none."""
+    told = source.config.get("id2label")
+    names = [told.get(str(index)) for index in range(count)] if isinstance(told, Mapping) else []
+    nameless = all(name == f"LABEL_{index}" for index, name in enumerate(names))
+    return () if nameless or None in names else tuple(map(str, names))
+
+
+def _widths(source: Source, values: Mapping[str, Any]) -> tuple[int, int]:
+    """Of a token, and of the MLP's hidden layer."""
+    width = _number(source, values, "hidden_size", least=1)
+    if "mlp_ratio" not in _DEFAULTS[values["model_type"]]:
+        return int(width), int(_number(source, values, "intermediate_size"))
+    return int(width), _hidden(int(width), _number(source, values, "mlp_ratio"), values["use_swiglu_ffn"])
+
+
+def _hidden(width: int, ratio: float, gated: bool) -> int:
+    """Width of DINOv2's hidden layer; a gated one has two thirds, rounded up to eights."""
+    hidden = int(width * ratio)
+    return (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden
+
+
+def whole_ratio(config: ViTConfig) -> int | None:
+    """The `mlp_ratio`, a whole number, that gives DINOv2 a hidden layer as wide as ours."""
+    gated = config.block.mlp == "swiglu"
+    candidates = range(1, int(2 * config.block.mlp_ratio) + 2)
+    fits = (ratio for ratio in candidates if _hidden(config.embed_dim, ratio, gated) == config.mlp_dim)
+    return next(fits, None)
+
+
+def _number(source: Source, values: Mapping[str, Any], name: str, least: float = 0) -> float:
+    value = values[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+        raise CheckpointError(f"{source.name}: config.json says {name} {value!r}")
+    return value
+
+
+def _qkv_bias(source: Source, values: Mapping[str, Any]) -> str:
+    if "query_bias" not in values:
+        return "all" if values["qkv_bias"] else "none"
+    told = (bool(values["query_bias"]), bool(values["key_bias"]), bool(values["value_bias"]))
+    if told not in _QKV_BIAS:
+        raise CheckpointError(
+            f"{source.name}: query_bias, key_bias and value_bias {told}; vitascope has all, none or no key's"
+        )
+    return _QKV_BIAS[told]
+
+
+def _activation(source: Source, values: Mapping[str, Any]) -> str:
+    if values.get("use_swiglu_ffn"):  # DINOv2's, whose gate is SiLU whatever hidden_act says
+        return "swiglu"
+    told, gated = str(values["hidden_act"]), values.get("use_gated_mlp")
+    known = {"silu": "swiglu", "swish": "swiglu"} if gated else _ACTIVATIONS
+    if told not in known:
+        mlp = "a gated MLP" if gated else "an MLP"
+        raise CheckpointError(f"{source.name}: hidden_act {told!r} of {mlp} is none of {', '.join(known)}")
+    return known[told]
+
+
+def written_config(config: ViTConfig) -> dict[str, Any]:
+    """The `config.json` of a model."""
+    kind, block, swiglu = model_type(config), config.block, config.block.mlp == "swiglu"
+    values: dict[str, Any] = {
+        "architectures": [_CLASSES[kind] + _class_suffix(config)],
+        "model_type": kind,
+        "hidden_size": config.embed_dim,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.num_heads,
+        "hidden_act": {"swiglu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}.get(block.mlp, block.mlp),
+        "layer_norm_eps": float(block.norm_eps),
+        "image_size": _one_or_two(config.image_hw),
+        "patch_size": _one_or_two(config.patch_hw),
+        "num_channels": config.in_channels,
+        **_labels(config),
+    }
+    if kind in DINOV2_TYPES:
+        values |= {"mlp_ratio": whole_ratio(config), "use_swiglu_ffn": swiglu}
+    else:
+        values["intermediate_size"] = config.mlp_dim
+    if kind == "dinov3_vit":
+        biases = {ours: theirs for theirs, ours in _QKV_BIAS.items()}[block.qkv_bias]
+        values |= dict(zip(_BIASES, biases, strict=True))
+        values |= {"rope_theta": float(config.embedding.rotary_base), "use_gated_mlp": swiglu}
+    else:
+        values["qkv_bias"] = block.qkv_bias == "all"
+    if kind not in ("vit", "deit"):
+        values["layerscale_value"] = 1.0 if block.layer_scale is None else float(block.layer_scale)
+    if kind in ("dinov2_with_registers", "dinov3_vit"):
+        values["num_register_tokens"] = config.readout.num_registers
+    return values
+
+
+def _one_or_two(size: tuple[int, int]) -> int | list[int]:
+    """A square by its side: their ViT divides by it."""
+    return size[0] if size[0] == size[1] else list(size)
+
+
+def _class_suffix(config: ViTConfig) -> str:
+    if config.readout.head not in ("linear", "zero"):
+        return "Model"
+    return "ForImageClassification" + ("WithTeacher" if config.readout.distillation_token else "")
+
+
+def _labels(config: ViTConfig) -> dict[str, Any]:
+    """Class names; a model without a head has no classes, and the classifier's class gives its features."""
+    if config.readout.head not in ("linear", "zero"):
+        return {"id2label": {}, "label2id": {}}
+    names = config.class_names or tuple(f"LABEL_{index}" for index in range(config.num_classes))
+    return {
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+    }

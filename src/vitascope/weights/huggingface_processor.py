@@ -1,0 +1,192 @@
+"""Hugging Face's `preprocessor_config.json`, read and written.
+
+Facts: transformers 5.23.0, `image_processing_pil_{vit,deit,bit}.py`, `image_processing_dinov3_vit.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from vitascope.data.preprocess import Preprocess
+from vitascope.model.config import ViTConfig
+from vitascope.weights.files import CheckpointError
+
+_HALF = (0.5, 0.5, 0.5)
+_IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
+_CLIP = {
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+}
+_STEPS = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+_SQUASH = {**_STEPS, "size": 224, "resample": 2, "image_mean": _HALF, "image_std": _HALF}
+_CROP = {**_SQUASH, "resample": 3, "do_center_crop": True, "crop_size": 224}
+# What its classes do where the file says nothing.
+_PROCESSORS: dict[str, dict[str, Any]] = {
+    "ViT": _SQUASH,
+    "DeiT": {**_CROP, "size": 256},
+    "Bit": {**_CROP, **_CLIP, "size": {"shortest_edge": 224}},
+    "DINOv3ViT": {**_SQUASH, **_IMAGENET},
+}
+_OF_MODEL = {
+    "vit": "ViT",
+    "deit": "DeiT",
+    "dinov2": "Bit",
+    "dinov2_with_registers": "Bit",
+    "dinov3_vit": "DINOv3ViT",
+}
+_Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+_RESAMPLE: dict[int, _Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+
+def published(model_type: str, config: ViTConfig) -> Preprocess:
+    """What a model's authors evaluated with, for folders that do not say it."""
+    processor = _OF_MODEL[model_type]
+    imagenet = processor != "ViT" and config.in_channels == 3
+    return Preprocess(
+        image_size=config.image_hw,
+        channels=config.in_channels,
+        resize="squash" if processor in ("ViT", "DINOv3ViT") else "crop",
+        crop_pct=0.875 if processor in ("DeiT", "Bit") else 1.0,
+        interpolation="bicubic" if processor in ("DeiT", "Bit") else "bilinear",
+        mean=_IMAGENET["image_mean"] if imagenet else (0.5,) * config.in_channels,
+        std=_IMAGENET["image_std"] if imagenet else (0.5,) * config.in_channels,
+    )
+
+
+def read_processor(name: str, told: Mapping[str, Any], model_type: str, config: ViTConfig) -> Preprocess:
+    """What a `preprocessor_config.json` does to a picture.
+
+    Args:
+        name: of the checkpoint, for messages.
+        told: the file's content.
+        model_type: of the model; its processor where the file names none.
+        config: of the model, for its size and its channels.
+
+    Raises:
+        CheckpointError: an unknown processor, or steps that `Preprocess` has not.
+    """
+    given = {key: value for key, value in told.items() if value is not None}
+    kind = given.get("image_processor_type") or given.get("feature_extractor_type") or _OF_MODEL[model_type]
+    kind = re.sub("(ImageProcessor|FeatureExtractor).*", "", str(kind))
+    if kind not in _PROCESSORS:
+        raise CheckpointError(f"{name}: {kind}ImageProcessor is none of {', '.join(_PROCESSORS)}")
+    values = {**_PROCESSORS[kind], **given}
+    if values["resample"] not in list(_RESAMPLE):
+        raise CheckpointError(f"{name}: resample {values['resample']!r} is none of {_RESAMPLE}")
+    mean, std = _statistics(name, values, config)
+    if kind == "Bit" and isinstance(values["size"], int):
+        values["size"] = {"shortest_edge": values["size"]}
+    size, resize, crop_pct = _geometry(name, values, config)
+    return Preprocess(
+        image_size=size,
+        channels=config.in_channels,
+        resize=resize,
+        crop_pct=crop_pct,
+        interpolation=_RESAMPLE[values["resample"]],
+        mean=mean,
+        std=std,
+    )
+
+
+def _geometry(
+    name: str, values: Mapping[str, Any], config: ViTConfig
+) -> tuple[tuple[int, int], Literal["crop", "squash"], float]:
+    """Size of the result, how it comes about, and the share that a crop keeps."""
+    crop = sides(values.get("crop_size"), name) if values.get("do_center_crop") else None
+    if not values["do_resize"]:
+        if crop is not None:
+            raise CheckpointError(f"{name}: a processor that crops but does not resize")
+        return config.image_hw, "squash", 1.0  # whatever has the right size stays as it is
+    size = values["size"]
+    keeps_proportions = isinstance(size, Mapping) and "shortest_edge" in size
+    if keeps_proportions:
+        size = size["shortest_edge"]
+        crop = crop or sides(size, name)
+    whole = sides(size, name)
+    if crop is None:
+        return whole, "squash", 1.0
+    if crop[0] != crop[1] or whole[0] != whole[1] or crop[0] > whole[0]:
+        raise CheckpointError(
+            f"{name}: a crop of {crop[0]}x{crop[1]} out of {whole[0]}x{whole[1]} is no square inside a square"
+        )
+    return crop, "crop" if keeps_proportions else "squash", crop[0] / whole[0]
+
+
+def sides(value: Any, name: str) -> tuple[int, int]:
+    """A size as they write it, one side, two, or named ones, as (height, width).
+
+    Raises:
+        CheckpointError: none of those.
+    """
+    if isinstance(value, Mapping):
+        value = (value.get("height"), value.get("width"))
+    both = (value, value) if isinstance(value, int) else value
+    whole = isinstance(both, list | tuple) and all(isinstance(side, int) and side > 0 for side in both)
+    if not (whole and len(both) == 2):
+        raise CheckpointError(f"{name}: {value!r} is no size")
+    return both[0], both[1]
+
+
+def _statistics(
+    name: str, values: Mapping[str, Any], config: ViTConfig
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of pixels in [0, 1]; theirs are of pixels in [0, 255] times a factor."""
+    scale = 255 * values["rescale_factor"] if values["do_rescale"] else 255.0
+    if not (isinstance(scale, int | float) and scale > 0):
+        raise CheckpointError(f"{name}: rescale_factor {values['rescale_factor']!r} of a processor")
+    normalizes = values["do_normalize"]
+    mean = _per_channel(name, values["image_mean"] if normalizes else (0.0,), config)
+    std = _per_channel(name, values["image_std"] if normalizes else (1.0,), config)
+    return tuple(value / scale for value in mean), tuple(value / scale for value in std)
+
+
+def _per_channel(name: str, values: Any, config: ViTConfig) -> tuple[float, ...]:
+    """Mean or std with a number for each channel; equal ones fit any number of channels."""
+    numbers = tuple(values) if isinstance(values, list | tuple) else (values,)
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise CheckpointError(f"{name}: mean or std {values!r} are no numbers")
+    if len(set(numbers)) == 1:
+        return (numbers[0],) * config.in_channels
+    if len(numbers) != config.in_channels:
+        raise CheckpointError(
+            f"{name}: mean or std {list(numbers)} does not fit a model of {config.in_channels} channels; "
+            "mend preprocessor_config.json"
+        )
+    return numbers
+
+
+def written_processor(preprocess: Preprocess) -> dict[str, Any]:
+    """A `preprocessor_config.json` that does the same, as ViT's processor, DeiT's or BiT's.
+
+    Raises:
+        CheckpointError: a crop that is not square, which no processor of theirs has for every picture.
+    """
+    (height, width), channels = preprocess.image_size, preprocess.channels
+    values: dict[str, Any] = {
+        **_STEPS,
+        "resample": {ours: theirs for theirs, ours in _RESAMPLE.items()}[preprocess.interpolation],
+        "image_mean": list(preprocess.mean),
+        "image_std": list(preprocess.std),
+        "do_convert_rgb": channels == 3,
+    }
+    if preprocess.resize == "squash":
+        size = {"height": height, "width": width}
+        if preprocess.crop_pct == 1:
+            return {"image_processor_type": "ViTImageProcessor", "size": size, **values}
+        whole = {side: round(length / preprocess.crop_pct) for side, length in size.items()}
+        cropped = {"size": whole, "do_center_crop": True, "crop_size": size}
+        return {"image_processor_type": "DeiTImageProcessor", **cropped, **values}
+    if height != width:
+        raise CheckpointError(
+            f"huggingface has no preprocessing that crops to {height}x{width}; "
+            'only a square, or the whole picture: Preprocess(resize="squash")'
+        )
+    return {
+        "image_processor_type": "BitImageProcessor",
+        "size": {"shortest_edge": round(height / preprocess.crop_pct)},
+        "do_center_crop": True,
+        "crop_size": {"height": height, "width": width},
+        **values,
+    }

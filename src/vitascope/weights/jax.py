@@ -1,0 +1,289 @@
+"""The original `.npz` files: google-research's vision_transformer ("vit_jax", AugReg), and big_vision's.
+
+Facts: vit_jax/models_vit.py, models_resnet.py, checkpoint.py, input_pipeline.py; big_vision/models/vit.py,
+configs/vit_s16_i1k.py, configs/transfer.py, configs/proj/image_text. Both run jax.nn.gelu's tanh
+approximation, and a LayerNorm epsilon of 1e-6.
+
+Neither says in its file what it evaluates on. vit_jax squashes the picture into the model's size; big_vision
+resizes the shorter side to 256 and crops 224 (448 and 384), but squashes for two-tower models such as
+SigLIP. Both are bilinear, to [-1, 1]. Their `tf.image.resize` has no antialiasing, and ours has.
+
+A file is written under the names that vit_jax's `checkpoint.load` and big_vision's `models/vit.py` both
+read; what only big_vision has (attention pooling, positions of the patches alone) under big_vision's. There
+is nothing else in it: class names and preprocessing stay behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitascope.data.preprocess import Preprocess
+from vitascope.model.config import ViTConfig
+from vitascope.weights import jax_layout
+from vitascope.weights.files import MAX_TENSORS, CheckpointError
+from vitascope.weights.jax_layout import BLOCK, POSITIONS
+from vitascope.weights.mapping import Family, Source, State, Table
+from vitascope.weights.writing import settle
+
+_PREFIXES = ("params/img/", "opt/target/", "params/", "")
+_SCANNED = "Transformer/encoderblock/"
+_IN_BLOCK = re.compile(r"(Transformer/encoderblock_\d+/)(\w+)(/.+)")
+# The modules of a block: numbered by their place in it, and as flax does it today, each kind for itself.
+_RENUMBERED = {
+    "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
+    "LayerNorm_2": "LayerNorm_1",
+    "MlpBlock_3": "MlpBlock_0",
+}
+_FIRST_NUMBERS = {today: first for first, today in _RENUMBERED.items()}
+# The first ViT-G had its attention pooling among the model's own modules.
+_POOL_INLINED = re.compile(r"probe|(MlpBlock|MultiHeadDotProductAttention|LayerNorm)_0/.+")
+_GROUP_NORM = re.compile(r"(.+/)?gn(\d|_root|_proj)/(scale|bias)")
+
+
+class Jax(Family):
+    """vit_jax's VisionTransformer with its hybrids, and big_vision's."""
+
+    name = "jax"
+    holds = {  # noqa: RUF012 - a constant
+        "stem": ("conv", "linear", "resnet"),
+        "resnet_layers": (),
+        "resnet_width": (),
+        "positions": ("learned", "sincos_2d_big_vision"),
+        "position_prefix": (),
+        "mlp": ("gelu_tanh",),
+        "mlp_ratio": (),
+        "class_token": (),
+        "pool": ("cls", "mean", "map"),
+        "head": ("linear", "zero", "mlp", "pre_logits", "none"),
+    }
+
+    def settled(self, config: ViTConfig) -> ViTConfig:
+        """Their models have an epsilon of 1e-6, one rule of interpolation, and ResNets of their own."""
+        config = config.replace(norm_eps=1e-6, resample="jax")
+        return config.replace(resnet_dialect="jax") if config.embedding.stem == "resnet" else config
+
+    def objections(self, config: ViTConfig) -> list[str]:
+        """What the two do not combine, and what they would take for something else."""
+        embedding, pool, (gh, gw) = config.embedding, config.readout.pool, config.grid
+        reasons = []
+        if config.readout.has_class_token != (pool == "cls"):
+            reasons.append(f"class_token True with pool {pool!r}")
+        if embedding.positions == "learned" and gh != gw:
+            reasons.append(f"a grid of {gh}x{gw} patches, which is not square")
+        if embedding.stem == "resnet" and embedding.resnet_width % 32:
+            reasons.append(f"resnet_width {embedding.resnet_width}, not a multiple of 32 groups")
+        if embedding.stem == "resnet" and _is_big_vision(config):
+            reasons.append("stem 'resnet' with attention pooling or positions of the patches alone")
+        return reasons
+
+    def recognizes(self, source: Source) -> bool:
+        """No other library calls its tensors so."""
+        prefix = _prefix(source)
+        return source.has(prefix + "embedding/kernel") and source.has_any(prefix + "Transformer/")
+
+    def arriving(self, source: Source) -> Source:
+        """The image model alone, its blocks apart, under vit_jax's names; `config` says how to resize.
+
+        Left out is what a prefix tells to be another thing: an optimizer, a step, SigLIP's text model.
+        """
+        prefix = _prefix(source)
+        tensors = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in source.tensors.items()
+            if name.startswith(prefix)
+        }
+        squash = prefix == "params/img/" or POSITIONS in tensors
+        if not source.has_any(prefix + BLOCK.format(i=0)):
+            tensors = dict(_unstacked(tensors))
+        tensors = _renamed(tensors, _first_name)
+        for name, tensor in tensors.items():
+            if _GROUP_NORM.fullmatch(name) and tensor.shape[:-1] == (1, 1, 1):
+                tensors[name] = tensor.flatten()
+        settings = {**source.config, "resize": "squash" if squash else "crop"}
+        return dataclasses.replace(source, tensors=tensors, config=settings)
+
+    def leaving(self, state: State, config: ViTConfig) -> State:
+        """big_vision's names, where only big_vision has such a model."""
+        return _renamed(state, _todays_name) if _is_big_vision(config) else state
+
+    def table(self, config: ViTConfig) -> Table:
+        """Names and layouts."""
+        return jax_layout.table(config)
+
+    def read_config(self, source: Source) -> ViTConfig:
+        """From the shapes.
+
+        Without positions they are big_vision's fixed ones, and the image size, which nothing tells, 224 or
+        what patches tile just below. (A vit_jax model with `add_position_embedding=False` would look the
+        same; none is published.)
+        """
+        block = BLOCK.format(i=0)
+        D, heads, _ = _shape(source, block + "MultiHeadDotProductAttention_1/query/kernel", 3)
+        hidden = _shape(source, block + "MlpBlock_3/Dense_0/kernel", 2)[1]
+        pool = "map" if source.has_any("MAPHead_0/") else "cls" if source.has("cls") else "mean"
+        options: dict[str, Any] = {
+            "embed_dim": D,
+            "depth": source.count(BLOCK + "LayerNorm_0/scale"),
+            "num_heads": heads,
+            "mlp_ratio": hidden / D,
+            "mlp": "gelu_tanh",
+            "norm_eps": 1e-6,
+            "resample": "jax",
+            "pool": pool,
+            **_stem_options(source),
+            **_head_options(source),
+        }
+        return ViTConfig.from_dict(options | _place_options(source, options["patch_size"]))
+
+    def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
+        """As the code around such files evaluates them."""
+        half = (0.5,) * config.in_channels
+        options: dict[str, Any] = {"resize": "squash"}
+        if source.config.get("resize") != "squash":
+            share = 384 / 448 if config.image_hw == (384, 384) else 224 / 256
+            options = {"resize": "crop", "crop_pct": share}
+        return Preprocess(
+            image_size=config.image_hw,
+            channels=config.in_channels,
+            interpolation="bilinear",
+            mean=half,
+            std=half,
+            **options,
+        )
+
+    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
+        """`model.npz`: the arrays by their names."""
+        return [_write_npz(folder / "model.npz", state)]
+
+
+def _is_big_vision(config: ViTConfig) -> bool:
+    """Whether vit_jax has no such model: it learns positions, for every token, and pools by no attention."""
+    covered = config.embedding.position_prefix or not config.readout.has_class_token
+    return config.readout.pool == "map" or config.embedding.positions != "learned" or not covered
+
+
+def _prefix(source: Source) -> str:
+    """Where the image model lies in a training checkpoint or a two-tower model."""
+    return next((prefix for prefix in _PREFIXES if source.has(prefix + "embedding/kernel")), "")
+
+
+def _unstacked(tensors: State) -> Iterable[tuple[str, Tensor]]:
+    """The tensors, with blocks that ran as a loop ("scan") taken from their common first axis."""
+    for name, tensor in tensors.items():
+        if name.startswith(_SCANNED) and tensor.ndim and len(tensor) <= MAX_TENSORS:
+            for index, part in enumerate(tensor):
+                yield BLOCK.format(i=index) + name.removeprefix(_SCANNED), part
+        else:
+            yield name, tensor
+
+
+def _renamed(tensors: State, rename: Callable[[str], str]) -> State:
+    """Tensors under other names; where the other name is taken, the own stays, and is refused as extra."""
+    renamed: State = {}
+    for name, tensor in tensors.items():
+        other = rename(name)
+        renamed[name if other in tensors or other in renamed else other] = tensor
+    return renamed
+
+
+def _first_name(name: str) -> str:
+    """vit_jax's name of a tensor of any age."""
+    if name in ("pos_embedding", "Transformer/pos_embedding"):
+        return POSITIONS
+    if _POOL_INLINED.fullmatch(name):
+        return f"MAPHead_0/{name}"
+    found = _IN_BLOCK.fullmatch(name)
+    return f"{found[1]}{_FIRST_NUMBERS.get(found[2], found[2])}{found[3]}" if found else name
+
+
+def _todays_name(name: str) -> str:
+    """big_vision's name of a tensor of vit_jax's."""
+    if name == POSITIONS:
+        return "pos_embedding"
+    found = _IN_BLOCK.fullmatch(name)
+    return f"{found[1]}{_RENUMBERED.get(found[2], found[2])}{found[3]}" if found else name
+
+
+def _shape(source: Source, key: str, ndim: int) -> tuple[int, ...]:
+    """The shape of a tensor of so many dimensions.
+
+    Raises:
+        CheckpointError: it has others, or is empty; big_vision's NaFlex models have other kernels, say.
+    """
+    shape = source.shape(key)
+    if len(shape) != ndim or 0 in shape:
+        raise CheckpointError(f"{source.name}: {key} {shape} has not the {ndim} dimensions of a plain ViT's")
+    return shape
+
+
+def _stem_options(source: Source) -> dict[str, Any]:
+    """Patch size, channels, and the ResNet before the patches where there is one."""
+    ph, pw, channels, _ = _shape(source, "embedding/kernel", 4)
+    if not source.has("conv_root/kernel"):
+        return {"patch_size": (ph, pw), "in_channels": channels}
+    stages = source.count("block{i}/unit1/conv1/kernel")
+    layers = [source.count(f"block{stage + 1}/unit{{i}}/conv1/kernel") for stage in range(stages)]
+    step = 4 * 2 ** max(0, stages - 1)
+    _, _, channels, width = _shape(source, "conv_root/kernel", 4)
+    return {
+        "stem": "resnet",
+        "resnet_layers": tuple(layers),
+        "resnet_width": width,
+        "resnet_dialect": "jax",
+        "in_channels": channels,
+        "patch_size": (ph * step, pw * step),
+    }
+
+
+def _head_options(source: Source) -> dict[str, Any]:
+    hidden = source.has("pre_logits/kernel")
+    if not source.has("head/kernel"):
+        return {"head": "pre_logits" if hidden else "none"}
+    return {"head": "mlp" if hidden else "linear", "num_classes": _shape(source, "head/kernel", 2)[1]}
+
+
+def _place_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
+    """The image size that the positions were made for, and whether they cover a class token.
+
+    Raises:
+        CheckpointError: they are no square grid.
+    """
+    if not source.has(POSITIONS):
+        size = max(1, 224 // patch[0]) * patch[0], max(1, 224 // patch[1]) * patch[1]
+        return {"positions": "sincos_2d_big_vision", "image_size": size}
+    length = _shape(source, POSITIONS, 3)[1]
+    for prefix in (1, 0) if source.has("cls") else (0,):
+        side = math.isqrt(length - prefix)
+        if side and side * side == length - prefix:
+            return {"image_size": (side * patch[0], side * patch[1]), "position_prefix": bool(prefix)}
+    raise CheckpointError(
+        f"{source.name}: {length} positions are no square grid; "
+        "give the architecture: from_pretrained(..., config=ViTConfig(image_size=(height, width), ...))"
+    )
+
+
+def _write_npz(path: Path, state: State) -> Path:
+    """Write arrays, each in its own dtype; bfloat16, which NumPy has not, as float32.
+
+    Raises:
+        CheckpointError: they cannot be written, for want of space say.
+    """
+    arrays: dict[str, Any] = {
+        name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        for name, tensor in state.items()
+    }
+    aside = path.with_name(f".{path.name}")
+    try:
+        np.savez(aside, **arrays)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written: {error}") from error
+    return settle(aside, path)

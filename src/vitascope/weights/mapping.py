@@ -1,0 +1,279 @@
+"""The engine of checkpoint families: one table of names a family, applied both ways, strict both ways.
+
+A table says where a family keeps each of our tensors. Its keys are our names, its values theirs; `{i}` stands
+for a number and `*` for whatever is left (`weight`, `bias`). A value that is not a plain name says how the
+tensor is laid out there. Read with `from_family`, written with `to_family`: whatever is missing, left over or
+of another shape is listed and refused.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from vitascope.data.preprocess import Preprocess
+from vitascope.model.config import OPTIONS, ViTConfig
+from vitascope.model.vit import VisionTransformer
+from vitascope.weights.files import CheckpointError
+
+State = dict[str, Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """How a family stores one of our tensors: under which names, and how to get from the one to the other."""
+
+    names: tuple[str, ...]
+    """Theirs, with the key's placeholders."""
+    join: Callable[[Sequence[Tensor]], Tensor] = lambda parts: parts[0]
+    """Theirs to ours."""
+    split: Callable[[Tensor], Sequence[Tensor]] = lambda tensor: [tensor]
+    """Ours to theirs: the inverse, bitwise."""
+
+
+def stacked(*names: str) -> Stored:
+    """Our one tensor is theirs one after another along the first axis, in equal parts."""
+    return Stored(names, lambda parts: torch.cat(tuple(parts)), lambda tensor: tensor.chunk(len(names)))
+
+
+def reshaped(name: str, theirs: Callable[[Tensor], Tensor], ours: Callable[[Tensor], Tensor]) -> Stored:
+    """Our tensor is theirs in another layout."""
+    return Stored((name,), lambda parts: ours(parts[0]), lambda tensor: [theirs(tensor)])
+
+
+Table = Mapping[str, str | Stored]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """A checkpoint as it was found."""
+
+    name: str
+    """What the user called it, for messages."""
+    tensors: State
+    """By their names."""
+    file: str = ""
+    """The weights file's own name."""
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """`config.json`, where there is one."""
+    preprocessor: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """`preprocessor_config.json`, where there is one."""
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """The shape of a tensor.
+
+        Raises:
+            CheckpointError: it is missing.
+        """
+        if key not in self.tensors:
+            raise CheckpointError(f"{self.name}: missing {key}")
+        return tuple(self.tensors[key].shape)
+
+    def has(self, key: str) -> bool:
+        """Whether there is such a tensor."""
+        return key in self.tensors
+
+    def has_any(self, prefix: str) -> bool:
+        """Whether any tensor's name starts so."""
+        return any(name.startswith(prefix) for name in self.tensors)
+
+    def count(self, pattern: str) -> int:
+        """How many different numbers stand at the `{i}` of a pattern: the depth, say."""
+        matches = (_regex(pattern).match(key) for key in self.tensors)
+        return len({match["i"] for match in matches if match})
+
+
+class Family(abc.ABC):
+    """One library's checkpoints: how to tell them, read them and write them."""
+
+    name: ClassVar[str]
+    """What `--to` and `family=` call it."""
+    holds: ClassVar[Mapping[str, tuple[Any, ...]]]
+    """For each option that may differ from `ViTConfig()`, the values that this family's models can have."""
+    ignored: ClassVar[tuple[str, ...]] = ()
+    """Patterns of their tensors that a classifier does not need."""
+
+    @abc.abstractmethod
+    def recognizes(self, source: Source) -> bool:
+        """Whether a checkpoint is one of this family's, from its keys and its configuration."""
+
+    @abc.abstractmethod
+    def read_config(self, source: Source) -> ViTConfig:
+        """The architecture, from their configuration and the shapes.
+
+        Raises:
+            CheckpointError: a model that is none of ours, or numbers that cannot be known.
+        """
+
+    @abc.abstractmethod
+    def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
+        """The preprocessing that the weights were trained with."""
+
+    @abc.abstractmethod
+    def table(self, config: ViTConfig) -> Table:
+        """Where each of our tensors is kept; the first key that matches counts."""
+
+    @abc.abstractmethod
+    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
+        """Write what the other library itself loads; `state` has their names. Returns the files."""
+
+    def settled(self, config: ViTConfig) -> ViTConfig:
+        """What the other library will run: `config`, but for small things that no file of theirs can say,
+        such as the epsilon of a norm. A conversion tells the change."""
+        return config
+
+    def objections(self, config: ViTConfig) -> list[str]:
+        """What stands against holding a model although each of its options alone could be held."""
+        return []
+
+    def arriving(self, source: Source) -> Source:
+        """What is no matter of names, before reading: old spellings, and layouts of whole models."""
+        return source
+
+    def leaving(self, state: State, config: ViTConfig) -> State:
+        """What is no matter of names, before writing."""
+        return state
+
+
+def from_family(family: Family, source: Source, config: ViTConfig) -> State:
+    """A state of ours from a checkpoint of a family's (that has been through `arriving`).
+
+    Raises:
+        CheckpointError: listing, by their names, all that is missing, left over or misshapen.
+    """
+    state: State = {}
+    used: set[str] = set()
+    faults = []
+    for ours, shape, stored in rows(family, config):
+        used |= set(stored.names)
+        missing = [name for name in stored.names if not source.has(name)]
+        if missing:
+            faults += [f"missing {name}" for name in missing]
+            continue
+        tensor = joined(stored, source)
+        if tensor is None or tuple(tensor.shape) != shape:
+            found = ", ".join(f"{name} is {source.shape(name)}" for name in stored.names)
+            faults.append(f"{found}, the model's {ours} {shape}")
+        else:
+            state[ours] = tensor
+    ignored = [_regex(pattern) for pattern in family.ignored]
+    for name in sorted(source.tensors.keys() - used):
+        if not any(pattern.match(name) for pattern in ignored):
+            faults.append(f"extra {name} {source.shape(name)}")
+    refuse(faults, f"{source.name}: not a whole {family.name} checkpoint of this architecture")
+    return state
+
+
+def joined(stored: Stored, source: Source) -> Tensor | None:
+    """Our tensor, made of theirs; None where their shapes do not even fit each other."""
+    try:
+        return stored.join([source.tensors[name] for name in stored.names])
+    except (RuntimeError, IndexError, ValueError):  # what reshape, cat and permute raise
+        return None
+
+
+def to_family(family: Family, model: VisionTransformer, preprocess: Preprocess, folder: Path) -> list[Path]:
+    """Write a model as a family's library itself loads it; returns the files.
+
+    Raises:
+        CheckpointError: the family has no such model; says which options it lacks.
+    """
+    config = family.settled(model.config)
+    check_holds(family, config)
+    ours = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    state: State = {}
+    for name, _, stored in rows(family, config):
+        parts = stored.split(ours[name])
+        state |= {theirs: part.contiguous() for theirs, part in zip(stored.names, parts, strict=True)}
+    folder.mkdir(parents=True, exist_ok=True)
+    return family.write(config, family.leaving(state, config), preprocess, folder)
+
+
+# Options that mean something only where another has a certain value.
+_MATTERS_WITH = {
+    "stride": ("stem", "overlap"),
+    "resnet_layers": ("stem", "resnet"),
+    "resnet_width": ("stem", "resnet"),
+    "resnet_dialect": ("stem", "resnet"),
+    "position_prefix": ("positions", "learned"),
+    "rotary_base": ("positions", "rotary"),
+    "rotary_rounded": ("positions", "rotary"),
+    "window": ("attention", "window"),
+}
+
+
+def check_holds(family: Family, config: ViTConfig) -> None:
+    """Refuse a model that a family's library cannot run exactly.
+
+    Raises:
+        CheckpointError: with every option that stands against it.
+    """
+    default = ViTConfig()
+    reasons = []
+    for option, group in OPTIONS.items():
+        if group in (None, "training") or option == "resample":
+            continue
+        needs, value = _MATTERS_WITH.get(option, (None, None))
+        if needs is not None and config.option(needs) != value:
+            continue
+        value = config.option(option)
+        allowed = family.holds.get(option, (default.option(option),))
+        if allowed and value not in allowed:
+            reasons.append(f"{option} {value!r}")
+    reasons += family.objections(config)
+    if reasons:
+        raise CheckpointError(f"{family.name} has no model with {', '.join(reasons)}")
+
+
+def changes(family: Family, config: ViTConfig) -> list[str]:
+    """What the other library will run otherwise, in words."""
+    settled = family.settled(config)
+    return [
+        f"{option} {config.option(option)!r} becomes {settled.option(option)!r}: {family.name} has no other"
+        for option in OPTIONS
+        if config.option(option) != settled.option(option)
+    ]
+
+
+def rows(family: Family, config: ViTConfig) -> Iterable[tuple[str, tuple[int, ...], Stored]]:
+    """Each of our tensors: its name, its shape, and how the family stores it."""
+    with torch.device("meta"):
+        expected = VisionTransformer(config).state_dict()
+    table = [
+        (_regex(ours), stored if isinstance(stored, Stored) else Stored((stored,)))
+        for ours, stored in family.table(config).items()
+    ]
+    for name, tensor in expected.items():
+        for pattern, stored in table:
+            match = pattern.match(name)
+            if match:
+                theirs = tuple(_filled(template, match) for template in stored.names)
+                yield name, tuple(tensor.shape), dataclasses.replace(stored, names=theirs)
+                break
+        else:
+            raise CheckpointError(f"{family.name} has no place for {name}")
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    """`{name}` stands for a number, `*` for the rest."""
+    escaped = re.escape(pattern).replace(r"\*", "(?P<rest>.*)")
+    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", escaped) + r"\Z")
+
+
+def _filled(template: str, match: re.Match[str]) -> str:
+    """A name of theirs, with what the placeholders of ours stood for."""
+    return template.replace("*", match.groupdict().get("rest") or "").format(**match.groupdict())
+
+
+def refuse(faults: Sequence[str], what: str) -> None:
+    """Raise CheckpointError with a list of faults, if there are any."""
+    if faults:
+        listed = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
+        raise CheckpointError(f"{what}: {listed}")

@@ -1,0 +1,87 @@
+"""What a MODEL argument means: a folder, a file, a hub id or one of torchvision's names, found and opened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from vitascope.errors import nearest
+from vitascope.weights.files import CheckpointError, read_json, read_tensors
+from vitascope.weights.hub import fetch_hub, fetch_torchvision, is_hub_id, torchvision_file, weights_name
+from vitascope.weights.mapping import Source
+
+CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
+
+
+def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Source:
+    """The checkpoint behind a MODEL argument.
+
+    Args:
+        ref: a run folder (its `model/`), a model folder of any family, a weights file, a hub id (also
+            `owner/name@revision`), or torchvision's `torchvision/vit_b_16`.
+        revision: branch, tag or commit of a hub id; nothing else has one.
+
+    Raises:
+        CheckpointError: nothing there, several weights in one folder, a broken file, no network.
+    """
+    path = locate(os.fspath(ref), revision)
+    names = [child.name for child in (path if path.is_dir() else path.parent).iterdir()]
+    if path.is_dir():
+        file = weights_name(ref, names)
+        if file is None:
+            raise CheckpointError(
+                f"{ref}: not a model: expected a run folder, or {CONFIG} and model.safetensors in a folder"
+            )
+        path = path / file
+    settings = {}
+    if belongs(path.name, names):
+        for key, name in (("config", CONFIG), ("preprocessor", PREPROCESSOR)):
+            settings[key] = read_json(path.with_name(name)) if name in names else {}
+    return Source(name=str(ref), file=path.name, tensors=read_tensors(path), **settings)
+
+
+def belongs(file: str, names: list[str]) -> bool:
+    """Whether the settings in a folder are those of a weights file in it, and not of another there."""
+    try:
+        return weights_name(file, names) == file
+    except CheckpointError:  # several, and so none
+        return False
+
+
+def locate(ref: str, revision: str | None = None) -> Path:
+    """The folder or file of a MODEL argument, downloaded where it has to be.
+
+    Raises:
+        CheckpointError: nothing there, or a revision of what has none.
+    """
+    path = Path(ref).expanduser()
+    if path.exists():
+        if revision is not None:
+            raise CheckpointError(f"{ref} is a local path; revision {revision!r} has no meaning for it")
+        return path if path.is_file() else model_folder(path)
+    if (file := torchvision_file(ref)) is not None:
+        return fetch_torchvision(file)
+    siblings = [str(other) for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    mistyped = nearest(str(path), siblings)
+    name, _, wanted = ref.partition("@")
+    if is_hub_id(name) and not mistyped:
+        return fetch_hub(name, revision or wanted or None)
+    raise CheckpointError(
+        f"{ref}: no such model{mistyped}; give a run folder, a model folder or file, a hub id (owner/name), "
+        "or a name like torchvision/vit_b_16"
+    )
+
+
+def model_folder(path: Path) -> Path:
+    """Where a run folder or a model folder holds its model.
+
+    Raises:
+        CheckpointError: a run that has not finished.
+    """
+    if (path / "model" / CONFIG).is_file():
+        return path / "model"
+    if (path / "config.yaml").is_file() and not (path / CONFIG).is_file():
+        raise CheckpointError(
+            f"{path}: this run has no finished model; finish it with `vitascope train --resume {path}`"
+        )
+    return path

@@ -1,0 +1,279 @@
+"""timm's `vit_*`, `deit_*` and `flexivit_*`: folders that `timm.models.save_for_hf` writes, and the hub's.
+
+Facts: timm 1.0.31, `models/vision_transformer.py`, `vision_transformer_hybrid.py`, `deit.py`, `_hub.py`,
+`data/config.py`. A folder is written so that
+
+    timm.create_model("local-dir:FOLDER", pretrained=True)
+
+loads it. What neither tensors nor `model_args` tell (heads, activation, epsilon) is decided in timm by the
+architecture's name: it is read from the name here too, and a name with an unknown word in it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from vitascope.data.preprocess import Preprocess
+from vitascope.errors import UserError
+from vitascope.model.config import ViTConfig
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.mapping import Family, Source, State, Table
+from vitascope.weights.timm_body import BODY, GIVE_CONFIG, body_options, heads, place_options
+from vitascope.weights.timm_settings import ARCHITECTURES, POOLS, only_one_of, settings
+from vitascope.weights.writing import write_json, write_safetensors
+
+ATTENTION_POOL: Table = {"pool.query": "attn_pool.latent", "pool.*": "attn_pool.*"}
+_UNIT = "patch_embed.backbone.stages.{s}.blocks.{u}."
+HYBRID: Table = {
+    "patch_embedding.projection.*": "patch_embed.proj.*",
+    "patch_embedding.resnet.root.*": "patch_embed.backbone.stem.*",
+    "patch_embedding.resnet.stages.{s}.{u}.shortcut.*": _UNIT + "downsample.*",
+    "patch_embedding.resnet.stages.{s}.{u}.*": _UNIT + "*",
+}
+ROOT_ONLY: Table = {
+    "patch_embedding.projection.*": "patch_embed.proj.*",
+    "patch_embedding.resnet.root.*": "patch_embed.backbone.*",
+}
+
+# The words of the names whose models are plain ViTs. A word that is not here may mean anything, with the same
+# tensors: `rpn` normalizes after each branch, `pe` has rotary positions. The last line's have stood behind a
+# dot since 2023.
+_PLAIN = re.compile(
+    r"(test_vit2?|vit|deit3?|flexivit|eva_large)(_("
+    r"tiny|wee|little|xsmall|small|medium|mediumd|betwixt|base|large|huge|giant|giantopt|gigantic|"
+    r"so150m|so150m2|so400m|plus|36x1|patch\d+|\d+|reg\d+|gap|map|clip|quickgelu|siglip|"
+    r"dinov2|tipsv2|miil|distilled|r|r26|r50|s16|s32|p8|"
+    r"in21k|in21ft1k|sam|dino|laion2b))*"
+)
+# Arguments that are read here, that tensors show, or that change no output.
+_ARGUMENTS = re.compile(
+    "img_size|patch_size|in_chans|num_classes|global_pool|embed_dim|depth|num_heads|mlp_ratio|qkv_bias|"
+    "qk_norm|scale_attn_norm|scale_mlp_norm|proj_bias|init_values|class_token|pos_embed|no_embed_class|"
+    "reg_tokens|pre_norm|final_norm|fc_norm|act_layer|dynamic_img_size|strict_img_size|"
+    "weight_init|fix_init|.*_rate"
+)
+_ACTIVATIONS = {
+    "gelu": {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"},
+    "swiglu": {"silu": "swiglu", "swish": "swiglu"},
+}
+# SigLIP's later models were trained with JAX's default GELU, the tanh approximation.
+_GELU_TANH = re.compile(r".*(patch32_siglip|(so400m|giantopt)_patch16_siglip|large_patch16_siglip\D*512)")
+# What timm takes where a `pretrained_cfg` is silent, and what its ViTs have, for a file without any.
+_UNSAID: dict[str, Any] = {
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "crop_pct": 0.875,
+    "interpolation": "bicubic",
+    "crop_mode": "center",
+}
+_VIT: dict[str, Any] = _UNSAID | {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "crop_pct": 0.9}
+_CROPS: dict[str, Literal["crop", "squash"]] = {"center": "crop", "squash": "squash"}
+
+
+class Timm(Family):
+    """timm's VisionTransformer, its hybrids and its distilled DeiT."""
+
+    name = "timm"
+    holds = {  # noqa: RUF012 - a constant
+        "stem": ("conv", "linear", "resnet"),
+        "resnet_layers": tuple(ARCHITECTURES),
+        "resnet_width": (64,),
+        "resnet_dialect": ("timm",),
+        "patch_bias": (),
+        "positions": ("learned", "none"),
+        "position_prefix": (),
+        "embedding_norm": (),
+        "norm_eps": (1e-6, 1e-5),
+        "qkv_bias": ("all", "none"),
+        "mlp": ("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
+        "mlp_ratio": (),
+        "layer_scale": (),
+        "class_token": (),
+        "distillation_token": (),
+        "num_registers": (),
+        "pool": ("cls", "mean", "map"),
+        "pool_norm": (),
+        "head": ("linear", "zero", "none"),
+    }
+    ignored = ("mask_token",)
+
+    def settled(self, config: ViTConfig) -> ViTConfig:
+        """Norms have an epsilon of 1e-6, or CLIP's 1e-5 in a plain ViT; a ResNet has epsilons of its own; and
+        positions are interpolated by its rule."""
+        fixed: dict[str, Any] = {}
+        if config.block.norm_eps != 1e-6 and (config.block.norm_eps != 1e-5 or only_one_of(config)):
+            fixed["norm_eps"] = 1e-6
+        if config.embedding.stem == "resnet":
+            fixed["resnet_dialect"] = "timm"
+        if config.embedding.positions == "learned":
+            fixed["resample"] = "timm"
+        return config.replace(**fixed)
+
+    def objections(self, config: ViTConfig) -> list[str]:
+        """What its constructors tie together."""
+        embedding, readout, special = config.embedding, config.readout, only_one_of(config)
+        one_bias = embedding.patch_bias != embedding.embedding_norm
+        reasons = {
+            "patch_bias and embedding_norm both on or both off": not one_bias,
+            " and ".join(special): len(special) > 1,
+            'pool "map" and mlp "swiglu"': readout.pool == "map" and config.block.mlp == "swiglu",
+        }
+        if readout.distillation_token:
+            reasons |= {
+                'positions "none" and distillation_token': embedding.positions == "none",
+                "position_prefix False and distillation_token": not embedding.position_prefix,
+                "num_registers and distillation_token": readout.num_registers > 0,
+                # timm then gives the mean of both tokens
+                'head "none" and distillation_token': readout.head == "none",
+            }
+        return [what for what, found in reasons.items() if found]
+
+    def recognizes(self, source: Source) -> bool:
+        """Its `config.json` names an architecture."""
+        return "architecture" in source.config
+
+    def table(self, config: ViTConfig) -> Table:
+        """The names, for what the configuration has."""
+        if config.embedding.stem != "resnet":
+            return {**ATTENTION_POOL, **BODY}
+        return {**(HYBRID if config.embedding.resnet_layers else ROOT_ONLY), **ATTENTION_POOL, **BODY}
+
+    def read_config(self, source: Source) -> ViTConfig:
+        """From the shapes, the architecture's name and `model_args`."""
+        name, args = _architecture(source), _arguments(source)
+        options = body_options(source)
+        options |= {
+            "num_heads": args.get("num_heads") or heads(name, options["embed_dim"], source.name),
+            "mlp": _activation(source, name, options["mlp"], args.get("act_layer")),
+            "norm_eps": 1e-5 if "_clip_" in name else 1e-6,
+            "pool": _pool(source, args),
+            "pool_norm": "after" if source.has("fc_norm.weight") else "before",
+            "class_names": _class_names(source, options.get("num_classes", 0)),
+        }
+        options |= place_options(source, options, args.get("img_size") or _input_hw(source))
+        try:
+            return ViTConfig.from_dict(options)
+        except UserError as error:
+            raise CheckpointError(f"{source.name}: {error}") from error
+
+    def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
+        """From `pretrained_cfg`."""
+        said = {key: value for key, value in _pretrained(source).items() if value}
+        told = (_UNSAID if source.config else _VIT) | said
+        if told["crop_mode"] not in list(_CROPS):
+            raise CheckpointError(
+                f"{source.name}: crop_mode {told['crop_mode']!r} is none of {', '.join(_CROPS)}"
+            )
+        is_resizable = _section(source, "model_args").get("dynamic_img_size")
+        return Preprocess(
+            image_size=(_input_hw(source) if is_resizable else None) or config.image_hw,
+            channels=config.in_channels,
+            resize=_CROPS[told["crop_mode"]],
+            crop_pct=told["crop_pct"],
+            interpolation=told["interpolation"],
+            mean=_per_channel(source, told["mean"], config.in_channels),
+            std=_per_channel(source, told["std"], config.in_channels),
+        )
+
+    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
+        """A folder for `timm.create_model("local-dir:FOLDER", pretrained=True)`, or the hub."""
+        weights = write_safetensors(folder / "model.safetensors", state)
+        return [weights, write_json(folder / "config.json", settings(config, preprocess))]
+
+
+def _architecture(source: Source) -> str:
+    """The architecture's name without its tag; the empty string where there are no settings at all.
+
+    Raises:
+        CheckpointError: no plain ViT, or too little told.
+    """
+    if source.config:
+        name = str(source.config.get("architecture")).partition(".")[0]
+        if not _PLAIN.fullmatch(name):
+            raise CheckpointError(
+                f"{source.name}: {name} is no plain ViT that vitascope knows; if it is one, {GIVE_CONFIG}"
+            )
+        return name
+    if source.has("norm_pre.weight") or source.has("attn_pool.latent"):
+        raise CheckpointError(
+            f"{source.name}: the activation of CLIP and SigLIP is unknown without config.json; {GIVE_CONFIG}"
+        )
+    return ""
+
+
+def _arguments(source: Source) -> Mapping[str, Any]:
+    """`model_args`: what timm's constructor gets beside the architecture's own arguments.
+
+    Raises:
+        CheckpointError: one that changes what no tensor shows.
+    """
+    args = _section(source, "model_args")
+    for name, value in args.items():
+        if value not in (None, False) and not _ARGUMENTS.fullmatch(name):
+            raise CheckpointError(f"{source.name}: vitascope has no model with timm's {name} {value!r}")
+    if "embed_dim" in args and "num_heads" not in args:  # then they are as many as at the name's own width
+        raise CheckpointError(f"{source.name}: model_args has an embed_dim without num_heads; {GIVE_CONFIG}")
+    return args
+
+
+def _section(source: Source, name: str) -> Mapping[str, Any]:
+    """A part of `config.json`, or nothing."""
+    section = source.config.get(name) or {}
+    if not isinstance(section, Mapping):
+        raise CheckpointError(f"{source.name}: {name} in its config.json is {section!r}, no object")
+    return section
+
+
+def _pretrained(source: Source) -> Mapping[str, Any]:
+    """`pretrained_cfg`, which older files have at the top."""
+    return _section(source, "pretrained_cfg") or source.config
+
+
+def _input_hw(source: Source) -> tuple[int, int] | None:
+    """Height and width of the pictures, where they are told."""
+    size = _pretrained(source).get("input_size")
+    return (size[1], size[2]) if isinstance(size, list | tuple) and len(size) == 3 else None
+
+
+def _activation(source: Source, name: str, found: str, told: Any) -> str:
+    """The activation: told, or by the name; `found` is what the shapes say, "gelu" or "swiglu"."""
+    if told is not None:
+        if told not in list(_ACTIVATIONS[found]):
+            raise CheckpointError(
+                f"{source.name}: vitascope has no {found} MLP with timm's act_layer {told!r}"
+            )
+        return _ACTIVATIONS[found][told]
+    if found == "swiglu":
+        return found
+    if "quickgelu" in name:
+        return "quick_gelu"
+    return "gelu_tanh" if _GELU_TANH.match(name) else "gelu"
+
+
+def _pool(source: Source, args: Mapping[str, Any]) -> str:
+    """The pooling: told, or by the tensors that only one kind has."""
+    told = args.get("global_pool", source.config.get("global_pool"))
+    if told is None:
+        reads_class_token = source.has("cls_token") and not source.has("fc_norm.weight")
+        told = "map" if source.has("attn_pool.latent") else "token" if reads_class_token else "avg"
+    if told not in list(POOLS):
+        raise CheckpointError(f"{source.name}: global_pool {told!r} is none of {', '.join(POOLS)}")
+    return POOLS[told]
+
+
+def _class_names(source: Source, count: int) -> tuple[str, ...]:
+    """`label_names`, where there is one for each class."""
+    names = source.config.get("label_names") or _pretrained(source).get("label_names") or ()
+    if isinstance(names, Mapping):
+        names = [names[str(index)] for index in range(len(names)) if str(index) in names]
+    return tuple(map(str, names)) if isinstance(names, list | tuple) and len(names) == count else ()
+
+
+def _per_channel(source: Source, values: Any, channels: int) -> tuple[float, ...]:
+    """Mean or std for the model's channels; of another number of them, timm takes the mean."""
+    if not isinstance(values, list | tuple) or not all(isinstance(value, int | float) for value in values):
+        raise CheckpointError(f"{source.name}: mean or std is {values!r}, no list of numbers")
+    return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels

@@ -1,0 +1,148 @@
+"""A body under timm's names, which DeiT's and DINOv2's own files share: timm took theirs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vitascope.model.resnet_shapes import total_stride
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.mapping import Source, Table
+
+BODY: Table = {
+    "patch_embedding.weight": "patch_embed.proj.weight",
+    "patch_embedding.bias": "patch_embed.proj.bias",
+    "class_token": "cls_token",
+    "distillation_token": "dist_token",
+    "registers": "reg_token",
+    "positions.weight": "pos_embed",
+    "embedding_norm.*": "norm_pre.*",
+    "encoder.blocks.{i}.norm1.*": "blocks.{i}.norm1.*",
+    "encoder.blocks.{i}.attention.qkv.*": "blocks.{i}.attn.qkv.*",
+    "encoder.blocks.{i}.attention.proj.*": "blocks.{i}.attn.proj.*",
+    "encoder.blocks.{i}.scale1.gamma": "blocks.{i}.ls1.gamma",
+    "encoder.blocks.{i}.norm2.*": "blocks.{i}.norm2.*",
+    "encoder.blocks.{i}.mlp.fc1.*": "blocks.{i}.mlp.fc1.*",
+    "encoder.blocks.{i}.mlp.fc2.*": "blocks.{i}.mlp.fc2.*",
+    "encoder.blocks.{i}.scale2.gamma": "blocks.{i}.ls2.gamma",
+    "norm.*": "norm.*",
+    "pool_norm.*": "fc_norm.*",
+    "head.linear.*": "head.*",
+    "head.distillation.*": "head_dist.*",
+    "head.*": "head.*",
+}
+GIVE_CONFIG = "give the architecture: from_pretrained(..., config=ViTConfig(...))"
+"""The way out where a checkpoint does not tell enough."""
+
+# Heads whose width is not 64: by a part of the architecture's name, and by the width of a token.
+_HEADS_BY_NAME = {"base_patch16_gap_224": 16, "giantopt": 16, "test_vit": 2}
+_HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+
+
+def body_options(source: Source) -> dict[str, Any]:
+    """What the shapes of a body with timm's names say about its options."""
+    D, channels, ph, pw = _shape(source, "patch_embed.proj.weight", 4)
+    options: dict[str, Any] = {"embed_dim": D, "patch_size": (ph, pw), "in_channels": channels}
+    if source.has_any("patch_embed.backbone."):
+        options |= _resnet_options(source, (ph, pw))
+    wide, hidden = (
+        _shape(source, "blocks.0.mlp.fc1.weight", 2)[0],
+        _shape(source, "blocks.0.mlp.fc2.weight", 2)[1],
+    )
+    options |= {
+        "depth": source.count("blocks.{i}.norm1.weight"),
+        "patch_bias": source.has("patch_embed.proj.bias"),
+        "embedding_norm": source.has("norm_pre.weight"),
+        "qkv_bias": "all" if source.has("blocks.0.attn.qkv.bias") else "none",
+        "mlp": "swiglu" if wide == 2 * hidden else "gelu",
+        "mlp_ratio": hidden / D,
+        "layer_scale": 1e-5 if source.has("blocks.0.ls1.gamma") else None,
+        "class_token": source.has("cls_token"),
+        "distillation_token": source.has("dist_token"),
+        "num_registers": _shape(source, "reg_token", 3)[1] if source.has("reg_token") else 0,
+        "positions": "learned" if source.has("pos_embed") else "none",
+        "head": "linear" if source.has("head.weight") else "none",
+    }
+    if options["head"] == "linear":
+        options["num_classes"] = _shape(source, "head.weight", 2)[0]
+    return options
+
+
+def _shape(source: Source, key: str, ndim: int) -> tuple[int, ...]:
+    """The shape of a tensor that should have so many dimensions, each of some length."""
+    shape = source.shape(key)
+    if len(shape) != ndim or not all(shape):
+        raise CheckpointError(
+            f"{source.name}: {key} {shape} should have {ndim} dimensions, none of them empty"
+        )
+    return shape
+
+
+def _resnet_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
+    """What they say of a ResNet stem, given the patch on its feature map."""
+    stages = source.count("patch_embed.backbone.stages.{i}.*")
+    layers = tuple(
+        source.count(f"patch_embed.backbone.stages.{stage}.blocks.{{i}}.conv1.weight")
+        for stage in range(stages)
+    )
+    root = "patch_embed.backbone.stem.conv.weight" if layers else "patch_embed.backbone.conv.weight"
+    width, channels = _shape(source, root, 4)[:2]
+    step = total_stride(layers)
+    return {
+        "stem": "resnet",
+        "resnet_layers": layers,
+        "resnet_width": width,
+        "resnet_dialect": "timm",
+        "in_channels": channels,
+        "patch_size": (patch[0] * step, patch[1] * step),
+    }
+
+
+def heads(name: str, embed_dim: int, what: str) -> int:
+    """Attention heads, which no shape tells: 64 channels each, but for the published exceptions.
+
+    Raises:
+        CheckpointError: a width that no published model has.
+    """
+    for part, count in _HEADS_BY_NAME.items():
+        if part in name:
+            return count
+    if embed_dim in _HEADS_BY_WIDTH:
+        return _HEADS_BY_WIDTH[embed_dim]
+    if embed_dim % 64:
+        raise CheckpointError(
+            f"{what}: the number of heads cannot be told from a width of {embed_dim}; {GIVE_CONFIG}"
+        )
+    return embed_dim // 64
+
+
+def place_options(source: Source, options: dict[str, Any], wanted: Any) -> dict[str, Any]:
+    """The image size that the position embedding was made for, and whether it covers the prefix.
+
+    Args:
+        source: with `pos_embed` (1, N, D) or (1, P + N, D), or without.
+        options: what the shapes said so far.
+        wanted: what the configuration says, if anything: a side, or (height, width).
+
+    Raises:
+        CheckpointError: the length fits neither that nor a square.
+    """
+    ph, pw = options["patch_size"]
+    prefix = options["class_token"] + options["distillation_token"] + options["num_registers"]
+    sides = tuple(wanted) if isinstance(wanted, list | tuple) else (wanted, wanted)
+    is_told = len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides)
+    candidates = [sides] if is_told else []
+    if not source.has("pos_embed"):  # the images of the paper, or what patches tile just below
+        return {"image_size": (*candidates, (max(1, 224 // ph) * ph, max(1, 224 // pw) * pw))[0]}
+    length = _shape(source, "pos_embed", 3)[1]
+    covers_prefix = {length: False, length - prefix: True}  # by the number of patches
+    if ph == pw:
+        candidates += [(math.isqrt(patches) * ph,) * 2 for patches in covers_prefix if patches > 0]
+    for image in candidates:
+        patches = (image[0] // ph) * (image[1] // pw)
+        if patches in covers_prefix:
+            return {"image_size": image, "position_prefix": covers_prefix[patches]}
+    raise CheckpointError(
+        f"{source.name}: {length} positions are no square grid, and no image size that fits is told; "
+        f"{GIVE_CONFIG}"
+    )

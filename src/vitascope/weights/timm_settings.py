@@ -1,0 +1,107 @@
+"""timm's `config.json`: the architecture and the arguments with which timm builds a model of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitascope.data.preprocess import Preprocess
+from vitascope.model.config import ViTConfig
+from vitascope.model.resnet_shapes import total_stride
+
+POOLS = {"token": "cls", "avg": "mean", "map": "map"}
+"""timm's `global_pool`, and what we call it."""
+ARCHITECTURES = {
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (): "vit_tiny_r_s16_p8_224",
+}
+"""The hybrids by the layers of their ResNet."""
+
+
+def only_one_of(config: ViTConfig) -> list[str]:
+    """What a model has of those things that timm has in one constructor each, with an epsilon of 1e-6."""
+    special = {
+        'stem "resnet"': config.embedding.stem == "resnet",
+        'mlp "swiglu"': config.block.mlp == "swiglu",
+        "distillation_token": config.readout.distillation_token,
+    }
+    return [name for name, found in special.items() if found]
+
+
+def settings(config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
+    """All of `config.json`."""
+    args, pretrained = _arguments(config), _pretrained(config, preprocess)
+    if not pretrained["fixed_input_size"]:
+        args["dynamic_img_size"] = True
+    values = {
+        "architecture": _architecture(config),
+        "num_classes": pretrained["num_classes"],
+        "num_features": config.embed_dim,
+        "global_pool": args["global_pool"],
+        "model_args": args,
+        "pretrained_cfg": pretrained,
+    }
+    return values | ({"label_names": list(config.class_names)} if config.class_names else {})
+
+
+def _architecture(config: ViTConfig) -> str:
+    """timm's function whose fixed choices (norm, class of the MLP, stem, heads) are this model's."""
+    if config.readout.distillation_token:
+        return "deit_base_distilled_patch16_224"
+    if config.embedding.stem == "resnet":
+        return ARCHITECTURES[config.embedding.resnet_layers]
+    if config.block.mlp == "swiglu":
+        return "vit_giant_patch14_dinov2"
+    return "vit_base_patch16_clip_224" if config.block.norm_eps == 1e-5 else "vit_base_patch16_224"
+
+
+def _arguments(config: ViTConfig) -> dict[str, Any]:
+    """`model_args`: what makes that function build this model."""
+    (ph, pw), layers, scale = config.patch_hw, config.embedding.resnet_layers, config.block.layer_scale
+    step = total_stride(layers) if config.embedding.stem == "resnet" else 1
+    args: dict[str, Any] = {
+        "img_size": list(config.image_hw),
+        "patch_size": [ph // step, pw // step],  # on a ResNet's feature map
+        "in_chans": config.in_channels,
+        "embed_dim": config.embed_dim,
+        "depth": config.depth,
+        "num_heads": config.num_heads,
+        "mlp_ratio": _mlp_ratio(config),
+        "qkv_bias": config.block.qkv_bias == "all",
+        # Not None, which timm takes for its function's own choice; 0 is none, so a start at 0 needs another.
+        "init_values": 0.0 if scale is None else scale or 1e-5,
+        "global_pool": {ours: theirs for theirs, ours in POOLS.items()}[config.readout.pool],
+        "fc_norm": config.readout.pool_norm == "after",
+        "class_token": config.readout.has_class_token,
+        "no_embed_class": not config.embedding.position_prefix,
+        "reg_tokens": config.readout.num_registers,
+        "pre_norm": config.embedding.embedding_norm,
+        "pos_embed": "learn" if config.embedding.positions == "learned" else "none",
+    }
+    return args | ({} if config.block.mlp == "swiglu" else {"act_layer": config.block.mlp})
+
+
+def _mlp_ratio(config: ViTConfig) -> float:
+    """The ratio of which timm makes our hidden width; its SwiGLU counts gate and value."""
+    hidden, D = config.mlp_dim * (2 if config.block.mlp == "swiglu" else 1), config.embed_dim
+    return hidden / D if int(D * (hidden / D)) == hidden else (hidden + 0.5) / D  # timm cuts where we round
+
+
+def _pretrained(config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
+    """`pretrained_cfg`: what timm needs to load the weights, and to prepare pictures as we do."""
+    stem = {True: "backbone.stem.conv", False: "backbone.conv"}[bool(config.embedding.resnet_layers)]
+    return {
+        "input_size": [config.in_channels, *preprocess.image_size],
+        # At another size than the model's own, positions are interpolated in each forward pass.
+        "fixed_input_size": preprocess.image_size == config.image_hw,
+        "interpolation": preprocess.interpolation,
+        # Squashed, ours is the whole picture; timm would crop it afterwards.
+        "crop_pct": 1.0 if preprocess.resize == "squash" else preprocess.crop_pct,
+        "crop_mode": "squash" if preprocess.resize == "squash" else "center",
+        "mean": list(preprocess.mean),
+        "std": list(preprocess.std),
+        "num_classes": config.num_classes if config.readout.head != "none" else 0,
+        "first_conv": "patch_embed." + (stem if config.embedding.stem == "resnet" else "proj"),
+        "classifier": ["head", "head_dist"] if config.readout.distillation_token else "head",
+    }

@@ -1,0 +1,131 @@
+"""torchvision's `vit_*`: the `.pth` files of its server, and the state of any of its VisionTransformers.
+
+Facts: torchvision 0.28, `models/vision_transformer.py`. A file is written so that
+
+    model = torchvision.models.VisionTransformer(
+        image_size, patch_size, num_layers, num_heads, hidden_dim, mlp_dim, num_classes=num_classes
+    )  # and representation_size=hidden_dim for a head "mlp"
+    model.load_state_dict(torch.load("model.pth"))
+
+loads it. There is nothing else in it: class names and preprocessing stay behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from vitascope.data.preprocess import Preprocess
+from vitascope.model.config import ViTConfig
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.mapping import Family, Source, State, Table
+from vitascope.weights.pth import imagenet, not_square, shape_of, square_side, untold, write_pth
+from vitascope.weights.timm_body import heads
+
+_LAYER = "encoder.layers.encoder_layer_{i}."
+TABLE: Table = {
+    "patch_embedding.*": "conv_proj.*",
+    "class_token": "class_token",
+    "positions.weight": "encoder.pos_embedding",
+    "encoder.blocks.{i}.norm1.*": _LAYER + "ln_1.*",
+    "encoder.blocks.{i}.attention.qkv.*": _LAYER + "self_attention.in_proj_*",
+    "encoder.blocks.{i}.attention.proj.*": _LAYER + "self_attention.out_proj.*",
+    "encoder.blocks.{i}.norm2.*": _LAYER + "ln_2.*",
+    "encoder.blocks.{i}.mlp.fc1.*": _LAYER + "mlp.0.*",
+    "encoder.blocks.{i}.mlp.fc2.*": _LAYER + "mlp.3.*",
+    "norm.*": "encoder.ln.*",
+    "head.pre_logits.*": "heads.pre_logits.*",
+    "head.linear.*": "heads.head.*",
+    "head.*": "heads.head.*",
+}
+
+# The MLP's names before torchvision 0.14, which its own loading still takes.
+_OLD_MLP = re.compile(r"(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_([12])\.(weight|bias)")
+
+# How the published weights were evaluated, by their file: the share of the resized picture that the crop
+# keeps, and the filter. All others: 224 of 256 pixels, bilinear.
+_PLAIN = (224 / 256, "bilinear")
+_WHOLE = (1.0, "bicubic")
+_PUBLISHED = {
+    "vit_l_16-852ce7e3": (224 / 242, "bilinear"),
+    "vit_b_16_swag-9ac1b537": _WHOLE,
+    "vit_b_16_lc_swag-4e70ced5": _WHOLE,
+    "vit_l_16_swag-4f3808c9": _WHOLE,
+    "vit_l_16_lc_swag-4d563306": _WHOLE,
+    "vit_h_14_swag-80465313": _WHOLE,
+    "vit_h_14_lc_swag-c1eb923e": _WHOLE,
+}
+
+
+class Torchvision(Family):
+    """torchvision's VisionTransformer, in its first and its SWAG weights."""
+
+    name = "torchvision"
+    holds = {  # noqa: RUF012 - a constant
+        "stem": ("conv", "linear"),
+        "mlp_ratio": (),
+        "class_token": (None, True),
+        "head": ("linear", "zero", "mlp"),
+    }
+
+    def settled(self, config: ViTConfig) -> ViTConfig:
+        """Its models have an epsilon of 1e-6, and one rule of interpolation."""
+        return config.replace(norm_eps=1e-6, resample="torchvision")
+
+    def objections(self, config: ViTConfig) -> list[str]:
+        """Its constructor takes one number each for image and patch, and pictures of three channels."""
+        reasons = not_square(config, "image_size", "patch_size")
+        if config.in_channels != 3:
+            reasons.append(f"in_channels {config.in_channels}")
+        return reasons or untold(config)
+
+    def recognizes(self, source: Source) -> bool:
+        """No other library calls its tensors so."""
+        return source.has("encoder.pos_embedding") and source.has_any("encoder.layers.encoder_layer_0.")
+
+    def arriving(self, source: Source) -> Source:
+        """The MLP by its present names."""
+
+        def renamed(name: str) -> str:
+            old = _OLD_MLP.fullmatch(name)
+            return f"{old[1]}.{3 * (int(old[2]) - 1)}.{old[3]}" if old else name
+
+        return dataclasses.replace(source, tensors={renamed(k): v for k, v in source.tensors.items()})
+
+    def table(self, config: ViTConfig) -> Table:
+        """The same names for every model."""
+        return TABLE
+
+    def read_config(self, source: Source) -> ViTConfig:
+        """From the shapes."""
+        if source.has_any("conv_proj.conv_"):
+            raise CheckpointError(
+                f"{source.name}: a stem of several convolutions (conv_stem_configs), which vitascope has not"
+            )
+        D, channels, ph, pw = shape_of(source, "conv_proj.weight", 4)
+        side = square_side(source, "encoder.pos_embedding", prefix=1)
+        hidden = shape_of(source, _LAYER.format(i=0) + "mlp.0.weight", 2)[0]
+        options = {
+            "image_size": (side * ph, side * pw),
+            "patch_size": (ph, pw),
+            "in_channels": channels,
+            "num_classes": shape_of(source, "heads.head.weight", 2)[0],
+            "embed_dim": D,
+            "depth": source.count(_LAYER + "ln_1.weight"),
+            "num_heads": heads("", D, source.name),
+            "resample": "torchvision",
+            "mlp_ratio": hidden / D,
+            "head": "mlp" if source.has("heads.pre_logits.weight") else "linear",
+        }
+        return ViTConfig.from_dict(options)
+
+    def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
+        """That of the published file of this name; of another, that of the plain weights."""
+        file = f"{source.name} {source.file}"
+        crop_pct, interpolation = next((how for stem, how in _PUBLISHED.items() if stem in file), _PLAIN)
+        return imagenet(config, crop_pct=crop_pct, interpolation=interpolation)
+
+    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
+        """`model.pth`: the state itself."""
+        return [write_pth(folder / "model.pth", state)]

@@ -1,0 +1,44 @@
+"""Writing files so that each is whole or is the old one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitascope.weights.files import CheckpointError
+
+
+def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> Path:
+    """Write tensors, which must be contiguous and on the CPU.
+
+    Raises:
+        CheckpointError: they cannot be written, for want of space say.
+    """
+    aside = path.with_name(f".{path.name}")
+    try:
+        save_file(dict(state), aside, metadata={"format": "pt"})
+    except SafetensorError as error:  # how safetensors reports a full disk
+        raise CheckpointError(f"{path}: cannot be written: {error}") from error
+    return settle(aside, path)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> Path:
+    """Write a JSON object."""
+    aside = path.with_name(f".{path.name}")
+    aside.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    return settle(aside, path)
+
+
+def settle(aside: Path, path: Path) -> Path:
+    """Flush a file that was written aside to the disk, and give it its name."""
+    with open(aside, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+    return path

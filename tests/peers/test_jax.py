@@ -1,0 +1,647 @@
+"""The original JAX checkpoints: arrays as vit_jax and big_vision name and lay them out, both ways.
+
+Ours is compared with the paper's equations in NumPy (`numpy_vit`), with timm's own reading of such files, and
+with flax itself where that is installed.
+"""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.model import VARIANTS, random_images, randomize, small_config, small_model
+from tests.peers import numpy_vit
+from vitascope.data.preprocess import Preprocess
+from vitascope.model.config import ViTConfig
+from vitascope.model.vit import VisionTransformer
+from vitascope.weights.files import CheckpointError, read_tensors
+from vitascope.weights.jax import Jax
+from vitascope.weights.mapping import Source, changes, check_holds, from_family, to_family
+
+JAX = Jax()
+Arrays = dict[str, NDArray[Any]]
+
+
+class Draw:
+    """Random arrays under their names, float32."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix, self.arrays = prefix, {}  # type: tuple[str, Arrays]
+        self.random = np.random.default_rng(0)
+
+    def add(self, name: str, *shape: int, spread: float = 0.5, middle: float = 0.0) -> None:
+        self.arrays[self.prefix + name] = self.random.normal(middle, spread, shape).astype(np.float32)
+
+    def kernel(self, name: str, *shape: int, outputs: tuple[int, ...] | None = None) -> None:
+        """A kernel and its bias, of the shape's last axis if `outputs` says no other."""
+        outputs = shape[-1:] if outputs is None else outputs
+        spread = float((np.prod(outputs) / np.prod(shape)) ** 0.5)
+        self.add(f"{name}/kernel", *shape, spread=spread)
+        self.add(f"{name}/bias", *outputs, spread=0.3)
+
+    def norm(self, name: str, *shape: int) -> None:
+        self.add(f"{name}/scale", *shape, spread=0.3, middle=1.0)
+        self.add(f"{name}/bias", *shape, spread=0.3)
+
+    def mlp(self, name: str, width: int, hidden: int) -> None:
+        self.kernel(f"{name}/Dense_0", width, hidden)
+        self.kernel(f"{name}/Dense_1", hidden, width)
+
+    def attention(self, name: str, width: int, heads: int) -> None:
+        split = (heads, width // heads)
+        for part in ("query", "key", "value"):
+            self.kernel(f"{name}/{part}", width, *split, outputs=split)
+        self.kernel(f"{name}/out", *split, width)
+
+    def resnet(self, channels: int, layers: tuple[int, ...]) -> int:
+        """The stem of a hybrid; returns its channels. Published norms are (1, 1, 1, C)."""
+        inputs = 32
+        convolutions = {"conv_root": (7, 7, channels, inputs)}
+        for stage, units in enumerate(layers, 1):
+            C = 32 * 2 ** (stage - 1)
+            for unit in range(1, units + 1):
+                name = f"block{stage}/unit{unit}/conv"
+                convolutions |= {f"{name}_proj": (1, 1, inputs, 4 * C)} if unit == 1 else {}
+                convolutions |= {f"{name}1": (1, 1, inputs, C), f"{name}2": (3, 3, C, C)}
+                convolutions |= {f"{name}3": (1, 1, C, 4 * C)}
+                inputs = 4 * C
+        for name, shape in convolutions.items():
+            self.add(f"{name}/kernel", *shape)
+            self.norm(name.replace("conv", "gn"), 1, 1, 1, shape[-1])
+        return inputs
+
+
+def scanned(arrays: Arrays, prefix: str, depth: int) -> Arrays:
+    """The blocks' arrays, one on the other."""
+    first = f"{prefix}Transformer/encoderblock_0/"
+    parts = [name.removeprefix(first) for name in arrays if name.startswith(first)]
+    stacks = {
+        f"{prefix}Transformer/encoderblock/{part}": np.stack(
+            [arrays[f"{prefix}Transformer/encoderblock_{index}/{part}"] for index in range(depth)]
+        )
+        for part in parts
+    }
+    return {name: array for name, array in arrays.items() if "encoderblock_" not in name} | stacks
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A checkpoint of random arrays: how it is laid out, and of what model it is."""
+
+    prefix: str = ""
+    names: str = "first"  # "first" (numbered by place), "today" or "scanned"
+    place: str | None = "Transformer/posembed_input/pos_embedding"
+    covers_class_token: bool = True
+    pool: str = "cls"  # "cls", "mean", "map" or "map inlined"
+    pre_logits: bool = False
+    classes: int | None = 5
+    resnet: tuple[int, ...] | None = None
+    channels: int = 3
+    patch: tuple[int, int] = (8, 8)
+    side: int = 4
+    width: int = 32
+    heads: int = 4
+    hidden: int = 56
+    depth: int = 2
+    image: tuple[int, int] | None = None  # else the one that the positions tell
+
+    def arrays(self) -> Arrays:
+        if self.names == "scanned":
+            return scanned(dataclasses.replace(self, names="today").arrays(), self.prefix, self.depth)
+        D, today = self.width, self.names == "today"
+        draw = Draw(self.prefix)
+        inputs = self.channels if self.resnet is None else draw.resnet(self.channels, self.resnet)
+        draw.kernel("embedding", *self.patch, inputs, D)
+        if self.pool == "cls":
+            draw.add("cls", 1, 1, D)
+        if self.place:
+            prefix = self.pool == "cls" and self.covers_class_token
+            draw.add(self.place, 1, prefix + self.side**2, D)
+        for index in range(self.depth):
+            block = f"Transformer/encoderblock_{index}"
+            draw.norm(f"{block}/LayerNorm_0", D)
+            draw.attention(f"{block}/MultiHeadDotProductAttention_{0 if today else 1}", D, self.heads)
+            draw.norm(f"{block}/LayerNorm_{1 if today else 2}", D)
+            draw.mlp(f"{block}/MlpBlock_{0 if today else 3}", D, self.hidden)
+        draw.norm("Transformer/encoder_norm", D)
+        if self.pool.startswith("map"):
+            place = "" if "inlined" in self.pool else "MAPHead_0/"
+            draw.add(f"{place}probe", 1, 1, D)
+            draw.attention(f"{place}MultiHeadDotProductAttention_0", D, self.heads)
+            draw.norm(f"{place}LayerNorm_0", D)
+            draw.mlp(f"{place}MlpBlock_0", D, self.hidden)
+        if self.pre_logits:
+            draw.kernel("pre_logits", D, D)
+        if self.classes:
+            draw.kernel("head", D, self.classes)
+        return draw.arrays
+
+    def image_size(self) -> tuple[int, int]:
+        step = 1 if self.resnet is None else 4 * 2 ** max(0, len(self.resnet) - 1)
+        return self.image or (self.side * step * self.patch[0], self.side * step * self.patch[1])
+
+    def as_written(self) -> "Layout":
+        """The layout that we write the same model in."""
+        only_big_vision = (
+            self.pool.startswith("map")
+            or self.place is None
+            or (self.pool == "cls" and not self.covers_class_token)
+        )
+        names, place = "first", "Transformer/posembed_input/pos_embedding"
+        if only_big_vision:
+            names, place = "today", "pos_embedding"
+        return dataclasses.replace(
+            self,
+            prefix="",
+            names=names,
+            place=self.place and place,
+            pool="map" if self.pool.startswith("map") else self.pool,
+        )
+
+
+BIG_VISION: dict[str, Any] = {"names": "today", "place": "pos_embedding"}
+LAYOUTS = {
+    "vit_jax": Layout(),
+    "vit_jax, opt/target": Layout(prefix="opt/target/"),
+    "vit_jax, pre_logits": Layout(pre_logits=True, depth=3),
+    "vit_jax, pre_logits without head": Layout(pre_logits=True, classes=None),
+    "vit_jax, no head": Layout(classes=None),
+    "vit_jax, mean": Layout(pool="mean"),
+    "vit_jax, one channel": Layout(channels=1),
+    "vit_jax, patches not square": Layout(patch=(8, 4), side=3),
+    "flax's names of today": Layout(names="today"),
+    "params, scanned": Layout(prefix="params/", names="scanned", depth=3),
+    "big_vision, positions in the encoder": Layout(
+        names="today", place="Transformer/pos_embedding", pool="mean"
+    ),
+    "big_vision, mean": Layout(**BIG_VISION, pool="mean", prefix="params/"),
+    "big_vision, class token without position": Layout(**BIG_VISION, covers_class_token=False),
+    "big_vision, class token with position": Layout(**BIG_VISION),
+    "big_vision, map": Layout(**BIG_VISION, pool="map", hidden=53),
+    "big_vision, map inlined": Layout(**BIG_VISION, pool="map inlined"),
+    "siglip": Layout(**BIG_VISION, pool="map", prefix="params/img/", classes=None),
+    "siglip, scanned": Layout(
+        names="scanned", place="pos_embedding", pool="map", prefix="params/img/", classes=None
+    ),
+    "i1k-s16": Layout(
+        names="today", place=None, pool="mean", pre_logits=True, patch=(32, 32), image=(224, 224)
+    ),
+    "big_vision, fixed positions, class token": Layout(
+        names="today", place=None, patch=(30, 56), image=(210, 224)
+    ),
+    "hybrid, root alone": Layout(resnet=(), patch=(4, 4)),
+    "hybrid, stride 4": Layout(resnet=(1,), patch=(2, 2), prefix="opt/target/"),
+    "hybrid, stride 8": Layout(resnet=(1, 1), patch=(1, 1), pre_logits=True),
+    "hybrid, stride 16": Layout(resnet=(1, 1, 2), patch=(1, 1), side=5, names="today"),
+    "hybrid, mean": Layout(resnet=(2, 1), patch=(1, 1), pool="mean"),
+}
+
+
+def save(arrays: Arrays, folder: Path) -> Path:
+    np.savez(folder / "theirs.npz", **arrays)  # type: ignore[arg-type]
+    return folder / "theirs.npz"
+
+
+def opened(path: Path) -> Source:
+    source = Source(name=str(path), tensors=read_tensors(path))
+    assert JAX.recognizes(source)
+    return JAX.arriving(source)
+
+
+def loaded(path: Path, config: ViTConfig | None = None) -> VisionTransformer:
+    source = opened(path)
+    model = VisionTransformer(config or JAX.read_config(source))
+    model.load_state_dict(from_family(JAX, source, model.config), assign=True)
+    assert all(parameter.is_contiguous() for parameter in model.parameters())
+    return model.eval()
+
+
+def written(model: VisionTransformer, folder: Path) -> Path:
+    preprocess = Preprocess(image_size=model.config.image_hw)
+    [file] = to_family(JAX, model, preprocess, folder)
+    return file
+
+
+def source_of(layout: Layout, change: Arrays | None = None, without: str = "") -> Source:
+    arrays = {**layout.arrays(), **(change or {})}
+    arrays.pop(without, None)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return JAX.arriving(Source(name="theirs.npz", tensors=tensors))
+
+
+def relative_error(ours: torch.Tensor, theirs: NDArray[np.float64]) -> float:
+    assert ours.shape == theirs.shape
+    return float(np.abs(ours.double().numpy() - theirs).max() / np.abs(theirs).max())
+
+
+def channels_last(images: torch.Tensor) -> NDArray[np.float64]:
+    return images.double().permute(0, 2, 3, 1).numpy()
+
+
+def in_numpy(arrays: Arrays, images: torch.Tensor, prefix: str = "") -> numpy_vit.Answer:
+    inside = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return numpy_vit.forward(inside, channels_last(images))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@torch.no_grad()
+def test_logits_and_attention_equal_the_equations_and_so_do_those_of_what_is_written(
+    layout: Layout, tmp_path: Path
+) -> None:
+    arrays = layout.arrays()
+    model = loaded(save(arrays, tmp_path))
+    config = model.config
+    assert config.image_hw == layout.image_size()
+    images = random_images(2, layout.channels, *layout.image_size())
+    theirs = in_numpy(arrays, images, layout.prefix)
+    trace = model.trace(images, attention=True)
+    assert relative_error(model(images), theirs.logits) < 1e-5
+    assert trace.attention is not None
+    for ours, weights in zip(trace.attention, theirs.attention, strict=True):
+        assert relative_error(ours, weights) < 1e-5
+    file = written(model, tmp_path)
+    back = dict(np.load(file))
+    assert relative_error(model.double()(images.double()), theirs.logits) < 1e-6
+    assert relative_error(torch.from_numpy(in_numpy(back, images).logits), theirs.logits) < 1e-12
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_what_is_written_has_their_names_their_shapes_and_the_same_bits(
+    layout: Layout, tmp_path: Path
+) -> None:
+    model = loaded(save(layout.arrays(), tmp_path))
+    file = written(model, tmp_path)
+    assert file.name == "model.npz"
+    expected, back = layout.as_written().arrays(), dict(np.load(file))
+    assert back.keys() == expected.keys()
+    for name, array in expected.items():
+        if "gn" in name:
+            array = array.flatten()  # as flax has it today
+        assert back[name].dtype == np.float32
+        assert np.array_equal(back[name], array), name
+    again = loaded(file)
+    assert again.config == model.config
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], parameter), name
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "vit_jax": {"pool": "cls", "head": "linear", "position_prefix": True, "num_classes": 5, "embed_dim": 32},
+    "vit_jax, pre_logits": {"head": "mlp", "depth": 3, "num_heads": 4, "mlp_ratio": 56 / 32},
+    "vit_jax, pre_logits without head": {"head": "pre_logits"},
+    "vit_jax, no head": {"head": "none"},
+    "vit_jax, mean": {"pool": "mean", "pool_norm": "before", "class_token": None},
+    "vit_jax, one channel": {"in_channels": 1},
+    "vit_jax, patches not square": {"patch_size": (8, 4), "image_size": (24, 12)},
+    "big_vision, class token without position": {"pool": "cls", "position_prefix": False},
+    "big_vision, class token with position": {"position_prefix": True},
+    "siglip": {"pool": "map", "head": "none", "class_token": None},
+    "i1k-s16": {"positions": "sincos_2d_big_vision", "pool": "mean", "head": "mlp"},
+    "hybrid, stride 16": {
+        "stem": "resnet",
+        "resnet_layers": (1, 1, 2),
+        "resnet_width": 32,
+        "resnet_dialect": "jax",
+        "patch_size": (16, 16),
+        "image_size": (80, 80),
+    },
+    "hybrid, root alone": {"resnet_layers": (), "patch_size": (16, 16)},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_are_read_from_names_and_shapes(name: str) -> None:
+    config = JAX.read_config(source_of(LAYOUTS[name]))
+    always = {"mlp": "gelu_tanh", "norm_eps": 1e-6, "resample": "jax"}
+    for option, value in (always | OPTIONS[name]).items():
+        assert config.option(option) == value, option
+
+
+def test_bfloat16_is_read_as_numpy_stores_it(tmp_path: Path) -> None:
+    halves = {name: torch.from_numpy(array).bfloat16() for name, array in LAYOUTS["siglip"].arrays().items()}
+    stored = {name: tensor.view(torch.int16).numpy().view("V2") for name, tensor in halves.items()}
+    model = loaded(save(stored, tmp_path))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    images = random_images(2, 3, 32, 32)
+    theirs = in_numpy(
+        {name: tensor.float().numpy() for name, tensor in halves.items()}, images, "params/img/"
+    )
+    with torch.no_grad():
+        assert relative_error(model.float()(images), theirs.logits) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [(torch.bfloat16, "float32"), (torch.float16, "float16"), (torch.float64, "float64")],
+)
+def test_other_precisions_are_written_without_loss(dtype: torch.dtype, stored: str, tmp_path: Path) -> None:
+    model = small_model(mlp="gelu_tanh").to(dtype)
+    file = written(model, tmp_path)
+    assert {str(array.dtype) for array in np.load(file).values()} == {stored}
+    again = loaded(file).state_dict()
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(again[name].double(), parameter.double()), name
+
+
+def test_what_lies_beside_the_image_model_is_left_out(tmp_path: Path) -> None:
+    layout = LAYOUTS["siglip"]
+    text = {
+        "params/txt/Encoder_0/encoderblock_0/LayerNorm_0/scale": np.ones(3, np.float32),
+        "params/t": np.ones((), np.float32),
+        "params/b": np.ones((), np.float32),
+        "opt/0/mu/img/embedding/kernel": np.ones((8, 8, 3, 32), np.float32),
+    }
+    assert loaded(save(layout.arrays() | text, tmp_path)).config.readout.pool == "map"
+    layout = LAYOUTS["vit_jax, opt/target"]
+    optimizer = {
+        "opt/state/step": np.ones((), np.float32),
+        "opt/state/param_states/embedding/kernel/momentum": np.ones(3, np.float32),
+        "step": np.ones((), np.float32),
+    }
+    assert loaded(save(layout.arrays() | optimizer, tmp_path)).config.readout.pool == "cls"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vit_jax", {"resize": "squash"}),
+        ("vit_jax, opt/target", {"resize": "squash"}),
+        ("hybrid, mean", {"resize": "squash"}),
+        ("siglip", {"resize": "squash"}),
+        ("big_vision, mean", {"resize": "crop", "crop_pct": 224 / 256}),
+        ("big_vision, positions in the encoder", {"resize": "crop", "crop_pct": 224 / 256}),
+        ("i1k-s16", {"resize": "crop", "crop_pct": 224 / 256}),
+    ],
+)
+def test_preprocessing_is_that_of_the_code_around(name: str, expected: dict[str, Any]) -> None:
+    layout = LAYOUTS[name]
+    source = source_of(layout)
+    preprocess = JAX.read_preprocess(source, JAX.read_config(source))
+    half = (0.5, 0.5, 0.5)
+    always = {"image_size": layout.image_size(), "interpolation": "bilinear", "mean": half, "std": half}
+    for option, value in (always | expected).items():
+        assert getattr(preprocess, option) == value, option
+
+
+def test_big_vision_crops_384_of_448_and_grey_models_have_one_statistic() -> None:
+    source = source_of(Layout(**BIG_VISION, pool="mean", patch=(16, 16), side=24, channels=1))
+    preprocess = JAX.read_preprocess(source, JAX.read_config(source))
+    assert (preprocess.image_size, preprocess.crop_pct) == ((384, 384), 384 / 448)
+    assert (preprocess.channels, preprocess.mean, preprocess.std) == (1, (0.5,), (0.5,))
+
+
+TIMM_LAYOUTS: dict[str, dict[str, Any]] = {
+    "vit_jax": {},
+    "vit_jax, mean": {"global_pool": "avg", "class_token": False, "fc_norm": False},
+    "vit_jax, patches not square": {},
+    "big_vision, class token without position": {"no_embed_class": True},
+    "big_vision, map": {"global_pool": "map", "class_token": False},
+}
+
+
+@pytest.mark.parametrize("name", TIMM_LAYOUTS)
+@torch.no_grad()
+def test_timm_reads_what_is_written_and_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
+    layout = LAYOUTS[name]
+    model = loaded(save(layout.arrays(), tmp_path))
+    peer = timm.models.vision_transformer.VisionTransformer(
+        img_size=layout.image_size(),
+        patch_size=layout.patch,
+        num_classes=layout.classes,
+        embed_dim=layout.width,
+        depth=layout.depth,
+        num_heads=layout.heads,
+        mlp_ratio=layout.hidden / layout.width,
+        act_layer="gelu_tanh",
+        **TIMM_LAYOUTS[name],
+    )
+    randomize(peer, seed=3).eval().load_pretrained(str(written(model, tmp_path)))
+    images = random_images(2, 3, *layout.image_size())
+    assert relative_error(model(images), peer(images).double().numpy()) < 1e-5
+
+
+@torch.no_grad()
+def test_timm_reads_a_hybrid_that_is_written(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
+    body = {"embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5, "mlp": "gelu_tanh"}
+    stem = {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "resnet_dialect": "timm", "patch_size": 32}
+    model = randomize(VisionTransformer(ViTConfig.from_dict({**body, **stem, "image_size": 64}))).eval()
+    peer = timm.create_model(
+        "vit_small_r26_s32_224",
+        img_size=64,
+        embed_dim=32,
+        depth=2,
+        num_heads=4,
+        num_classes=5,
+        act_layer="gelu_tanh",
+    )
+    assert (
+        changes(JAX, model.config)
+        == [
+            "resample 'timm' becomes 'jax': jax has no other",
+            "resnet_dialect 'timm' becomes 'jax': jax has no other",
+        ]
+        or len(changes(JAX, model.config)) == 2
+    )
+    randomize(peer, seed=3).eval().load_pretrained(str(written(model, tmp_path)))
+    images = random_images(2, 3, 64, 64).double()
+    assert relative_error(model.double()(images), peer.double()(images).numpy()) < 1e-6
+
+
+FLAX_MODELS: dict[str, dict[str, Any]] = {
+    "class token": {},
+    "class token, pre_logits": {"pre_logits": True},
+    "mean": {"pool": "mean"},
+    "hybrid": {"resnet": (2, 1), "patch": 1},
+    "big_vision, class token": {"kind": "big_vision"},
+    "big_vision, mean, fixed positions": {
+        "kind": "big_vision",
+        "pool": "mean",
+        "learned": False,
+        "patch": 32,
+    },
+    "big_vision, map, scanned": {"kind": "big_vision", "pool": "map", "scan": True},
+}
+
+
+@pytest.mark.parametrize("name", FLAX_MODELS)
+@torch.no_grad()
+def test_flax_gives_the_same_logits_before_and_after(name: str, tmp_path: Path) -> None:
+    flax = pytest.importorskip("flax", reason="flax is not installed")
+    import jax
+
+    from tests.peers.flax_vit import ViT
+
+    options = FLAX_MODELS[name]
+    peer = ViT(**options)
+    side = 224 if not options.get("learned", True) else 32
+    images = random_images(2, 3, side, side)
+    pixels = np.ascontiguousarray(images.permute(0, 2, 3, 1).numpy())
+    tree = jax.jit(peer.init)(jax.random.key(0), pixels)["params"]
+    apply = jax.jit(peer.apply)
+    random = np.random.default_rng(0)
+    flat = {
+        name: np.asarray(array) + random.normal(0, 0.1, array.shape).astype(np.float32)
+        for name, array in flax.traverse_util.flatten_dict(tree, sep="/").items()
+    }
+
+    def answer(arrays: Arrays) -> NDArray[np.float64]:
+        nested = flax.traverse_util.unflatten_dict(arrays, sep="/")
+        return np.asarray(apply({"params": nested}, pixels), dtype=np.float64)
+
+    theirs = answer(flat)
+    model = loaded(save(flat, tmp_path))
+    assert relative_error(model(images), theirs) < 1e-5
+    back = dict(np.load(written(model, tmp_path)))
+    if options.get("scan"):
+        return  # written with its blocks apart, which another model of theirs reads
+    if options.get("kind") != "big_vision":
+        numbers = {"Attention_1": "Attention_0", "LayerNorm_2": "LayerNorm_1", "MlpBlock_3": "MlpBlock_0"}
+        for first, today in numbers.items():  # as flax's `convert_pre_linen`, which vit_jax calls
+            back = {re.sub(rf"(encoderblock_\d+/\w*){first}", rf"\1{today}", k): v for k, v in back.items()}
+    assert back.keys() == flat.keys()
+    assert np.array_equal(answer(back), theirs)
+
+
+# What neither library has, of the variants that all of our tests know.
+HELD = {
+    "plain",
+    "linear stem",
+    "tanh gelu",
+    "mean",
+    "zero head",
+    "mlp head",
+    "pre_logits",
+    "no head",
+    "timm's initialization",
+    "dropout",
+    "patch dropout",
+    "gradient checkpointing",
+    "sincos 2d of big_vision, map",
+    "map",
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_kind_of_model_is_written_whole_or_refused(name: str, tmp_path: Path) -> None:
+    model = small_model(**{"mlp": "gelu_tanh", **VARIANTS[name]})
+    if name not in HELD:
+        with pytest.raises(CheckpointError, match="jax has no model with"):
+            written(model, tmp_path)
+        return
+    images = random_images(2, 3, *model.config.image_hw)
+    with torch.no_grad():
+        again = loaded(written(model, tmp_path))(images)
+        assert relative_error(again, model(images).double().numpy()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"mlp": "gelu"}, "mlp 'gelu'"),
+        ({"num_registers": 2}, "num_registers 2"),
+        ({"layer_scale": 0.1}, "layer_scale 0.1"),
+        ({"positions": "rotary"}, "positions 'rotary'"),
+        ({"pool": "mean", "class_token": True}, "class_token True with pool 'mean'"),
+        ({"pool": "map", "class_token": True}, "class_token True with pool 'map'"),
+        ({"image_size": (32, 64)}, "a grid of 4x8 patches, which is not square"),
+        ({"stem": "resnet", "resnet_layers": (1,), "resnet_width": 4}, "resnet_width 4"),
+        (
+            {"stem": "resnet", "resnet_layers": (1,), "resnet_width": 32, "pool": "map"},
+            "stem 'resnet' with attention pooling",
+        ),
+    ],
+)
+def test_a_model_that_they_do_not_have_is_refused_by_its_options(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(f"jax has no model with {told}")):
+        check_holds(JAX, small_config(**{"mlp": "gelu_tanh", **options}))
+
+
+def test_an_epsilon_of_another_library_becomes_theirs_and_is_told() -> None:
+    config = small_config(mlp="gelu_tanh", norm_eps=1e-5, resample="jax")
+    assert changes(JAX, config) == ["norm_eps 1e-05 becomes 1e-06: jax has no other"]
+
+
+def faults_of(source: Source, config: ViTConfig | None = None) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        from_family(JAX, source, config or JAX.read_config(source))
+    return str(caught.value)
+
+
+QUERY = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel"
+
+
+def test_missing_extra_and_misshapen_arrays_are_listed_by_their_names() -> None:
+    source = source_of(
+        Layout(),
+        change={
+            "head/scale": np.ones(5, np.float32),
+            QUERY: np.ones((32, 2, 16), np.float32),  # other heads, as many numbers
+            "Transformer/encoder_norm/scale": np.ones(31, np.float32),
+        },
+        without="Transformer/encoderblock_0/LayerNorm_2/bias",
+    )
+    faults = faults_of(source)
+    for fault in (
+        "missing Transformer/encoderblock_0/LayerNorm_2/bias",
+        "extra head/scale (5,)",
+        f"{QUERY} is (32, 2, 16)",
+        "Transformer/encoder_norm/scale is (31,)",
+    ):
+        assert fault in faults
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ("pos_embedding", "extra pos_embedding"),
+        ("Transformer/encoderblock_0/MlpBlock_0/Dense_0/bias", "extra Transformer/encoderblock_0/MlpBlock_0"),
+        ("Transformer/encoderblock/LayerNorm_0/scale", "extra Transformer/encoderblock/LayerNorm_0/scale"),
+        ("MAPHead_0/probe", "missing MAPHead_0/MultiHeadDotProductAttention_0/query/kernel"),
+    ],
+)
+def test_the_same_part_twice_is_refused(extra: str, told: str) -> None:
+    assert told in faults_of(source_of(Layout(), change={extra: np.ones((2, 32), np.float32)}))
+
+
+def test_positions_that_are_no_square_need_an_architecture(tmp_path: Path) -> None:
+    arrays = Layout().arrays()
+    place = "Transformer/posembed_input/pos_embedding"
+    arrays[place] = np.random.default_rng(1).normal(0, 0.5, (1, 1 + 2 * 3, 32)).astype(np.float32)
+    path = save(arrays, tmp_path)
+    with pytest.raises(CheckpointError, match=r"7 positions are no square grid.*config=ViTConfig"):
+        JAX.read_config(opened(path))
+    config = JAX.read_config(source_of(Layout())).replace(image_size=(16, 24))
+    images = random_images(2, 3, 16, 24)
+    with torch.no_grad():
+        assert relative_error(loaded(path, config)(images), in_numpy(arrays, images).logits) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("embedding/kernel", (192, 32)),  # big_vision's NaFlex
+        ("embedding/kernel", (8, 8, 3, 0)),
+        ("Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel", (32, 32)),
+        ("Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel", (56,)),
+        ("Transformer/posembed_input/pos_embedding", (16, 32)),
+        ("head/kernel", ()),
+    ],
+)
+def test_other_shapes_than_a_vits_are_refused_by_name(name: str, shape: tuple[int, ...]) -> None:
+    source = source_of(Layout(), change={name: np.ones(shape, np.float32)})
+    with pytest.raises(CheckpointError, match=re.escape(f"{name} {shape}")):
+        JAX.read_config(source)
+
+
+def test_other_checkpoints_are_not_taken_for_these() -> None:
+    mixer = {"stem/kernel": torch.ones(1), "MixerBlock_0/LayerNorm_0/scale": torch.ones(1)}
+    assert not JAX.recognizes(Source(name="mixer.npz", tensors=mixer))
+    ours = {"patch_embedding.weight": torch.ones(1)}
+    assert not JAX.recognizes(Source(name="ours", tensors=ours))

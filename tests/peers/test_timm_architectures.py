@@ -1,0 +1,343 @@
+"""Every architecture of timm: read as it is, or refused; never read as something else. No weights here."""
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from vitascope.model.config import OPTIONS, ViTConfig
+from vitascope.model.sizes import named_config
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.mapping import Source, from_family
+from vitascope.weights.timm import Timm
+
+timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
+
+TIMM = Timm()
+PLAIN_VITS = ("vision_transformer", "vision_transformer_hybrid", "deit")
+LIKE_VITS = ("eva", "vision_transformer_relpos", "beit", "naflexvit")
+"""timm's modules: of ViTs, and of models whose tensors have a ViT's names, or most of them."""
+
+
+def architectures(*modules: str) -> list[str]:
+    return [name for module in modules for name in timm.list_models(module=module)]
+
+
+def build(name: str, **options: Any) -> nn.Module:
+    """timm's model, without numbers and so within milliseconds."""
+    with torch.device("meta"):
+        return timm.create_model(name, **options)
+
+
+def source_of(name: str, peer: nn.Module, **config: Any) -> Source:
+    """As the hub has it: without `model_args`, since nothing differs from the name."""
+    told = {
+        "architecture": name,
+        "num_classes": peer.num_classes,
+        "global_pool": peer.global_pool,
+        "pretrained_cfg": peer.pretrained_cfg,
+    }
+    told |= config
+    told = {key: value for key, value in told.items() if value is not None}
+    return Source(name=name, tensors=dict(peer.state_dict()), config=told)
+
+
+def read(source: Source) -> ViTConfig | None:
+    """The architecture, if it and each of the tensors are accepted."""
+    try:
+        config = TIMM.read_config(source)
+        from_family(TIMM, source, config)
+    except CheckpointError:
+        return None
+    return config
+
+
+# The layers that plain ViTs are made of; a model with another is none of ours.
+LAYERS = re.compile(
+    "VisionTransformer|VisionTransformerDistilled|PatchEmbed|HybridEmbed|Block|Attention|Mlp|GluMlp|LayerNorm|"
+    "LayerScale|AttentionPoolLatent|Conv2d|Linear|Identity|Dropout|Sequential|ModuleList|"
+    "GELU|GELUTanh|QuickGELU|SiLU|"
+    "ResNetV2|ResNetStage|Bottleneck|DownsampleConv|StdConv2dSame|GroupNormAct|ReLU|MaxPool2dSame|"
+    "ClassifierHead|SelectAdaptivePool2d"
+)
+
+
+def is_plain(peer: nn.Module) -> bool:
+    """Whether timm's model is one that vitascope has, from what it is made of."""
+    if not all(LAYERS.fullmatch(type(module).__name__) for module in peer.modules()):
+        return False
+    sides = zip(peer.patch_embed.img_size, pixels_a_patch(peer), strict=True)
+    inner = [norm for block in peer.blocks for norm in (block.attn.norm, block.attn.q_norm, block.mlp.norm)]
+    return (
+        all(side % step == 0 for side, step in sides)
+        and all(isinstance(norm, nn.Identity) for norm in inner)
+        and [type(norm) for norm in (peer.norm, peer.fc_norm)].count(nn.Identity) == 1
+        and not peer.pool_include_prefix
+    )
+
+
+def pixels_a_patch(peer: nn.Module) -> tuple[int, int]:
+    ph, pw = peer.patch_embed.proj.kernel_size
+    rh, rw = getattr(peer.patch_embed, "feature_ratio", (1, 1))
+    return ph * rh, pw * rw
+
+
+ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu", "SiLU": "swiglu"}
+POOLS = {"token": "cls", "avg": "mean", "map": "map"}
+
+
+def facts(peer: nn.Module) -> dict[str, Any]:
+    """Our options, as timm's layers have them."""
+    block, backbone = peer.blocks[-1], getattr(peer.patch_embed, "backbone", None)
+    return {
+        "image_size": tuple(peer.patch_embed.img_size),
+        "patch_size": pixels_a_patch(peer),
+        "in_channels": peer.in_chans,
+        "num_classes": peer.num_classes or ViTConfig().num_classes,
+        "embed_dim": peer.embed_dim,
+        "depth": len(peer.blocks),
+        "num_heads": block.attn.num_heads,
+        "stem": "conv" if backbone is None else "resnet",
+        "resnet_layers": tuple(len(stage.blocks) for stage in getattr(backbone, "stages", ())),
+        "patch_bias": peer.patch_embed.proj.bias is not None,
+        "positions": "none" if peer.pos_embed is None else "learned",
+        "position_prefix": not peer.no_embed_class,
+        "embedding_norm": isinstance(peer.norm_pre, nn.LayerNorm),
+        "norm_eps": block.norm1.eps,
+        "qkv_bias": "none" if block.attn.qkv.bias is None else "all",
+        "mlp": ACTIVATIONS[type(block.mlp.act).__name__],
+        "mlp_dim": block.mlp.fc2.in_features,
+        "layer_scale": hasattr(block.ls1, "gamma"),
+        "class_token": peer.cls_token is not None,
+        "distillation_token": hasattr(peer, "dist_token"),
+        "num_registers": peer.num_reg_tokens,
+        "pool": POOLS[peer.global_pool],
+        "pool_norm": "before" if isinstance(peer.norm, nn.LayerNorm) else "after",
+        "head": "linear" if isinstance(peer.head, nn.Linear) else "none",
+    }
+
+
+def differences(config: ViTConfig, peer: nn.Module) -> dict[str, Any]:
+    """Option by option, what we have and what timm has, where that is not the same."""
+    ours = {name: config.option(name) for name in OPTIONS} | {
+        "mlp_dim": config.mlp_dim,
+        "class_token": config.readout.has_class_token,
+        "layer_scale": config.block.layer_scale is not None,
+        "resnet_layers": config.embedding.resnet_layers if config.embedding.stem == "resnet" else (),
+    }
+    return {name: (ours[name], value) for name, value in facts(peer).items() if ours[name] != value}
+
+
+def test_every_vit_of_timm_is_read_as_it_is_or_refused() -> None:
+    wrong: dict[str, Any] = {}
+    num_read = 0
+    for name in architectures(*PLAIN_VITS):
+        peer = build(name, depth=2, weight_init="skip")
+        config = read(source_of(name, peer))
+        if (config is not None) != is_plain(peer):
+            wrong[name] = "read" if config else "refused"
+        elif config is not None:
+            num_read += 1
+            if found := differences(config, peer):
+                wrong[name] = found
+            if read(source_of(name, peer, global_pool=None)) != config:  # as some old files have it
+                wrong[name] = "its pooling where none is told"
+    assert wrong == {}
+    assert num_read >= 151  # of 193 in timm 1.0.31
+
+
+def test_models_with_the_tensors_of_vits_are_refused() -> None:
+    """Rotary and relative positions, and more: some have a ViT's tensors exactly."""
+    shallow = {
+        name: {} if re.search("naflex|sapiens2", name) else {"depth": 2} for name in architectures(*LIKE_VITS)
+    }
+    assert [name for name, options in shallow.items() if read(source_of(name, build(name, **options)))] == []
+
+
+def test_every_other_architecture_of_timm_is_refused_by_its_name() -> None:
+    others = set(timm.list_models()) - set(architectures(*PLAIN_VITS))
+    assert len(others) > 1000
+    for name in others:
+        with pytest.raises(CheckpointError, match=f"x: {name} is no plain ViT.*config=ViTConfig"):
+            TIMM.read_config(Source(name="x", tensors={}, config={"architecture": name}))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("vit_base_patch16_224_in21k", "vit_base_patch16_224"),
+        ("vit_base_patch16_224_miil_in21k", "vit_base_patch16_224_miil"),
+        ("vit_base_patch32_224_sam", "vit_base_patch32_224"),
+        ("vit_small_patch8_224_dino", "vit_small_patch8_224"),
+        ("vit_large_patch14_224_clip_laion2b", "vit_large_patch14_clip_224"),
+        ("vit_small_r26_s32_224_in21k", "vit_small_r26_s32_224"),
+        ("deit3_huge_patch14_224_in21ft1k", "deit3_huge_patch14_224"),
+        ("vit_base_patch16_clip_quickgelu_224.openai", "vit_base_patch16_clip_quickgelu_224"),
+    ],
+)
+def test_old_names_and_tags_mean_the_same_architecture(old: str, new: str) -> None:
+    peer = build(new, depth=2)
+    config = read(source_of(old, peer))
+    assert config is not None
+    assert differences(config, peer) == {}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("vit_ti16", "vit_tiny_patch16_224"),
+        ("vit_s16", "vit_small_patch16_224"),
+        ("vit_s32", "vit_small_patch32_224"),
+        ("vit_b8", "vit_base_patch8_224"),
+        ("vit_b16", "vit_base_patch16_224"),
+        ("vit_b32", "vit_base_patch32_224"),
+        ("vit_l16", "vit_large_patch16_224"),
+        ("vit_l32", "vit_large_patch32_224"),
+        ("vit_h14", "vit_huge_patch14_224"),
+        ("vit_r26_s32", "vit_small_r26_s32_224"),
+        ("vit_r50_b16", "vit_base_r50_s16_224"),
+        ("vit_r50_l32", "vit_large_r50_s32_224"),
+        ("deit_ti16", "deit_tiny_patch16_224"),
+        ("deit_s16", "deit_small_patch16_224"),
+        ("deit_b16", "deit_base_patch16_224"),
+        ("deit_ti16_distilled", "deit_tiny_distilled_patch16_224"),
+        ("deit_s16_distilled", "deit_small_distilled_patch16_224"),
+        ("deit_b16_distilled", "deit_base_distilled_patch16_224"),
+        ("dinov2_s14", "vit_small_patch14_dinov2"),
+        ("dinov2_b14", "vit_base_patch14_dinov2"),
+        ("dinov2_l14", "vit_large_patch14_dinov2"),
+        ("dinov2_g14", "vit_giant_patch14_dinov2"),
+        ("dinov2_s14_reg", "vit_small_patch14_reg4_dinov2"),
+        ("dinov2_b14_reg", "vit_base_patch14_reg4_dinov2"),
+        ("dinov2_l14_reg", "vit_large_patch14_reg4_dinov2"),
+        ("dinov2_g14_reg", "vit_giant_patch14_reg4_dinov2"),
+    ],
+)
+def test_named_sizes_are_timms(ours: str, theirs: str) -> None:
+    config = named_config(ours)
+    num_classes = 0 if config.readout.head == "none" else config.num_classes
+    peer = build(theirs, num_classes=num_classes, weight_init="skip")
+    assert differences(config, peer) == {}
+    told = read(source_of(theirs, peer))
+    assert told is not None
+    assert differences(told, peer) == {}
+
+
+# What neither tensors nor names tell
+
+
+def with_arguments(name: str, **args: Any) -> Source:
+    """What timm saves of a model that was created with arguments."""
+    peer = build(name, depth=2, **args)
+    return source_of(name, peer, global_pool=None, model_args=args)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("vit_base_patch16_224", {"num_heads": 6}),
+        ("vit_base_patch16_224", {"embed_dim": 96, "num_heads": 2}),
+        ("vit_base_patch16_224", {"act_layer": "gelu_tanh"}),
+        ("vit_base_patch16_224", {"act_layer": "quick_gelu", "drop_path_rate": 0.1}),
+        ("vit_base_patch16_224", {"pre_norm": True, "qk_norm": False, "pool_include_prefix": False}),
+        ("vit_base_patch16_clip_quickgelu_224", {"act_layer": "gelu"}),
+        ("vit_base_patch16_clip_224", {"pre_norm": False}),
+        ("vit_base_patch16_siglip_224", {"global_pool": "avg"}),
+        ("vit_base_patch16_224", {"global_pool": "avg", "fc_norm": False}),
+        ("vit_base_patch16_224", {"img_size": (32, 64), "patch_size": (16, 8), "no_embed_class": True}),
+        ("vit_base_patch16_224", {"img_size": 64, "in_chans": 1}),
+        ("vit_giant_patch14_dinov2", {"act_layer": "swish"}),
+        ("vit_base_patch16_224", {"init_values": 0.1, "dynamic_img_size": True}),
+    ],
+)
+def test_arguments_come_before_the_name(name: str, args: dict[str, Any]) -> None:
+    config = read(with_arguments(name, **args))
+    assert config is not None
+    assert differences(config, build(name, depth=2, **args)) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "reason"),
+    [
+        ("vit_base_patch16_224", {"act_layer": "relu"}, "gelu MLP with timm's act_layer 'relu'"),
+        ("vit_base_patch16_224", {"act_layer": "silu"}, "gelu MLP with timm's act_layer 'silu'"),
+        ("vit_giant_patch14_dinov2", {"act_layer": "gelu"}, "swiglu MLP with timm's act_layer 'gelu'"),
+        ("vit_base_patch16_224", {"global_pool": ""}, "global_pool '' is none of token, avg, map"),
+        (
+            "vit_base_patch16_224",
+            {"global_pool": "avgmax"},
+            "global_pool 'avgmax' is none of token, avg, map",
+        ),
+        ("vit_base_patch16_224", {"global_pool": "prr"}, "global_pool 'prr' is none of token, avg, map"),
+        ("vit_base_patch16_224", {"embed_dim": 384}, "embed_dim without num_heads.*config=ViTConfig"),
+        (
+            "vit_base_patch16_224",
+            {"global_pool": "avg", "pool_include_prefix": True},
+            "no model with timm's pool_include_prefix True",
+        ),
+        (
+            "vit_base_patch16_224",
+            {"norm_layer": "layernorm2d"},
+            "no model with timm's norm_layer 'layernorm2d'",
+        ),
+        ("vit_base_patch16_224", {"qk_norm": True}, r"extra blocks\.0\.attn\.k_norm\.bias"),
+        ("vit_base_patch16_224", {"scale_mlp_norm": True}, r"extra blocks\.0\.mlp\.norm\.bias"),
+        ("vit_base_patch16_224", {"proj_bias": False}, r"missing blocks\.0\.attn\.proj\.bias"),
+        ("vit_base_patch16_224", {"final_norm": False}, r"missing norm\.weight"),
+        ("vit_base_patch16_siglip_224", {"fc_norm": True}, 'pool_norm "after" goes with one pooled token'),
+        ("vit_base_patch16_224", {"img_size": 72}, "image 72x72 is not a multiple of patch 16"),
+    ],
+)
+def test_arguments_of_models_that_are_not_ours_are_refused(
+    name: str, args: dict[str, Any], reason: str
+) -> None:
+    source = with_arguments(name, **args)
+    with pytest.raises(CheckpointError, match=reason):
+        from_family(TIMM, source, TIMM.read_config(source))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("vit_base_patch16_clip_224", {}, "activation of CLIP and SigLIP is unknown"),
+        ("vit_base_patch16_siglip_224", {}, "activation of CLIP and SigLIP is unknown"),
+        (
+            "vit_base_patch16_224",
+            {"embed_dim": 96, "num_heads": 3},
+            "heads cannot be told from a width of 96",
+        ),
+        ("vit_base_patch16_224", {"img_size": (32, 96)}, "13 positions are no square grid"),
+        ("vit_base_patch16_224", {"patch_size": (8, 16), "img_size": (32, 64)}, "no square grid"),
+    ],
+)
+def test_what_a_file_without_settings_leaves_open_is_asked_for(
+    name: str, options: dict[str, Any], reason: str
+) -> None:
+    source = dataclasses.replace(source_of(name, build(name, depth=2, **options)), config={})
+    with pytest.raises(CheckpointError, match=f"{reason}.*config=ViTConfig"):
+        TIMM.read_config(source)
+
+
+@pytest.mark.parametrize(
+    ("key", "shape"),
+    [
+        ("patch_embed.proj.weight", (192, 768)),
+        ("patch_embed.proj.weight", (0, 3, 16, 16)),
+        ("patch_embed.proj.weight", None),
+        ("blocks.0.mlp.fc1.weight", (768,)),
+        ("blocks.0.mlp.fc2.weight", ()),
+        ("pos_embed", (197, 192)),
+        ("pos_embed", (1, 3, 192)),
+        ("head.weight", (1000,)),
+    ],
+)
+def test_tensors_of_impossible_shapes_are_refused_by_name(key: str, shape: tuple[int, ...] | None) -> None:
+    source = source_of("vit_tiny_patch16_224", build("vit_tiny_patch16_224", depth=2))
+    tensors = {name: tensor for name, tensor in source.tensors.items() if name != key}
+    if shape is not None:
+        tensors[key] = torch.empty(shape, device="meta")
+    with pytest.raises(CheckpointError, match=key.replace("pos_embed", "pos_embed|positions")):
+        TIMM.read_config(dataclasses.replace(source, tensors=tensors))

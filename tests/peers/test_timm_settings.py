@@ -1,0 +1,248 @@
+"""timm's `config.json`: how pictures are prepared, what classes are called, and what timm makes of ours."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.model import law, random_images, small_config, small_model
+from tests.peers.names import relative_error
+from tests.peers.timm_models import (
+    SMALL,
+    TIMM,
+    assert_same_state,
+    in_timm,
+    loaded,
+    opened,
+    peer_model,
+    saved,
+)
+from vitascope.data.preprocess import Preprocess
+from vitascope.errors import UserError
+from vitascope.model.config import ViTConfig
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.mapping import Source, to_family
+from vitascope.weights.own import default_preprocess
+from vitascope.weights.timm_settings import settings
+
+timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
+
+
+@pytest.mark.parametrize(
+    "preprocess",
+    [
+        Preprocess(image_size=(32, 32), crop_pct=0.875, interpolation="bilinear"),
+        Preprocess(image_size=(32, 32), resize="squash", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)),
+        Preprocess(image_size=(48, 64), crop_pct=1.0),
+        Preprocess(image_size=(32, 32), channels=1, mean=(0.25,), std=(0.75,), interpolation="lanczos"),
+    ],
+)
+def test_timm_prepares_pictures_as_we_do(preprocess: Preprocess, tmp_path: Path) -> None:
+    ours = small_model(in_channels=preprocess.channels)
+    to_family(TIMM, ours, preprocess, tmp_path)
+    peer = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    assert timm.data.resolve_data_config(model=peer) == {
+        "input_size": (preprocess.channels, *preprocess.image_size),
+        "interpolation": preprocess.interpolation,
+        "mean": list(preprocess.mean),
+        "std": list(preprocess.std),
+        "crop_pct": preprocess.crop_pct,
+        "crop_mode": "squash" if preprocess.resize == "squash" else "center",
+    }
+    assert TIMM.read_preprocess(opened(tmp_path), ours.config) == preprocess
+    assert TIMM.read_preprocess(saved(peer, tmp_path / "again"), ours.config) == preprocess
+
+
+def agrees(preprocess: Preprocess, data_config: dict[str, Any]) -> bool:
+    said = {
+        "input_size": (preprocess.channels, *preprocess.image_size),
+        "mean": preprocess.mean,
+        "std": preprocess.std,
+        "crop_pct": preprocess.crop_pct,
+        "interpolation": preprocess.interpolation,
+        "crop_mode": {"crop": "center", "squash": "squash"}[preprocess.resize],
+    }
+    return said == {
+        name: tuple(value) if isinstance(value, list | tuple) else value
+        for name, value in data_config.items()
+    }
+
+
+def published() -> dict[str, dict[str, Any]]:
+    """The `pretrained_cfg` of every tag of timm's plain ViTs."""
+    names = [
+        name
+        for module in ("vision_transformer", "vision_transformer_hybrid", "deit")
+        for name in timm.list_models(module=module, pretrained=True, include_tags=True)
+    ]
+    return {name: timm.get_pretrained_cfg(name).to_dict() for name in names}
+
+
+def test_the_preprocessing_of_every_published_checkpoint_is_read() -> None:
+    wrong = []
+    for name, told in published().items():
+        config = ViTConfig(image_size=told["input_size"][1:], patch_size=told["input_size"][1:])
+        source = Source(name=name, tensors={}, config={"architecture": name, "pretrained_cfg": told})
+        if not agrees(
+            TIMM.read_preprocess(source, config), timm.data.resolve_data_config(pretrained_cfg=told)
+        ):
+            wrong.append(name)
+    assert wrong == []
+
+
+@law
+@given(st.sets(st.sampled_from(["mean", "std", "crop_pct", "crop_mode", "interpolation"])), st.booleans())
+def test_what_a_checkpoint_does_not_say_is_what_timm_assumes(unsaid: set[str], is_old: bool) -> None:
+    told = timm.get_pretrained_cfg("vit_large_patch14_clip_336.openai_ft_in12k_in1k").to_dict()
+    told = {name: value for name, value in told.items() if name not in unsaid}
+    config = {"architecture": "vit_large_patch14_clip_336"}
+    config |= told if is_old else {"pretrained_cfg": told}  # old files have all in one place
+    read = TIMM.read_preprocess(
+        Source(name="", tensors={}, config=config), ViTConfig(image_size=336, patch_size=14)
+    )
+    assert agrees(read, timm.data.resolve_data_config(pretrained_cfg=told))
+
+
+def test_statistics_of_another_number_of_channels_are_timms(tmp_path: Path) -> None:
+    peer = timm.create_model("vit_base_patch16_clip_224", in_chans=1, **SMALL)
+    source = saved(peer, tmp_path)
+    expected = source.config["pretrained_cfg"]
+    untouched = dataclasses.replace(
+        source,
+        config={
+            **source.config,
+            "pretrained_cfg": timm.get_pretrained_cfg("vit_base_patch16_clip_224").to_dict(),
+        },
+    )
+    for found in (source, untouched):
+        preprocess = TIMM.read_preprocess(found, TIMM.read_config(found))
+        assert preprocess.mean == pytest.approx(expected["mean"])
+        assert preprocess.std == pytest.approx(expected["std"])
+
+
+def test_a_file_without_settings_has_the_preprocessing_of_the_paper(tmp_path: Path) -> None:
+    source = dataclasses.replace(saved(peer_model("ViT"), tmp_path), config={})
+    config = TIMM.read_config(source)
+    assert config == TIMM.read_config(opened(tmp_path))
+    expected = timm.get_pretrained_cfg("vit_tiny_patch16_224").to_dict() | {"input_size": (3, 64, 64)}
+    assert agrees(
+        TIMM.read_preprocess(source, config), timm.data.resolve_data_config(pretrained_cfg=expected)
+    )
+
+
+def test_a_crop_that_adds_borders_is_refused() -> None:
+    source = Source(name="x", tensors={}, config={"pretrained_cfg": {"crop_mode": "border"}})
+    with pytest.raises(CheckpointError, match="x: crop_mode 'border' is none of center, squash"):
+        TIMM.read_preprocess(source, small_config())
+
+
+NAMES = ("cat", "dog", "bird", "fish", "worm")
+
+
+@pytest.mark.parametrize(
+    "names", [list(NAMES), dict(enumerate(NAMES)), {i: NAMES[i] for i in (2, 4, 0, 1, 3)}]
+)
+def test_class_names_are_read_and_written(names: Any, tmp_path: Path) -> None:
+    source = saved(peer_model("ViT"), tmp_path / "theirs", model_config={"label_names": names})
+    ours = loaded(source)
+    assert ours.config.class_names == NAMES
+    peer = in_timm(ours, tmp_path / "ours")
+    assert peer.pretrained_cfg["label_names"] == list(NAMES)
+    assert TIMM.read_config(saved(peer, tmp_path / "again")).class_names == NAMES
+
+
+@pytest.mark.parametrize("names", [["cat", "dog"], {0: "cat", 1: "dog", 2: "bird", 3: "fish", 5: "worm"}])
+def test_names_of_other_classes_are_left_out(names: Any, tmp_path: Path) -> None:
+    source = saved(peer_model("ViT"), tmp_path, model_config={"label_names": names})
+    assert TIMM.read_config(source).class_names == ()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"distillation_token": True}, {"stem": "resnet", "resnet_layers": ()}]
+)
+def test_a_model_that_sees_pictures_at_another_size_does_so_in_timm(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    ours = small_model(resnet_dialect="timm", **options)
+    preprocess = Preprocess(image_size=(48, 24))
+    to_family(TIMM, ours, preprocess, tmp_path)
+    peer = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    data_config = timm.data.resolve_data_config(model=peer)
+    assert agrees(preprocess, data_config)
+    images = random_images(2, *data_config["input_size"]).double()
+    with torch.no_grad():
+        assert relative_error(peer.double()(images), ours.double()(images)) < 1e-6  # positions are float32
+    again = opened(tmp_path)
+    assert TIMM.read_config(again).image_hw == ours.config.image_hw
+    assert TIMM.read_preprocess(again, ours.config) == preprocess
+
+
+@law
+@given(st.integers(1, 5000), st.integers(1, 20000), st.sampled_from(["gelu", "swiglu"]))
+def test_timm_makes_our_width_of_the_ratio(embed_dim: int, mlp_dim: int, mlp: str) -> None:
+    """`int(dim * mlp_ratio)`, as timm's Block has it; of it, SwiGLU has half for the gate."""
+    config = ViTConfig.from_dict(
+        {"embed_dim": embed_dim, "num_heads": 1, "mlp": mlp, "mlp_ratio": mlp_dim / embed_dim}
+    )
+    ratio = settings(config, default_preprocess(config))["model_args"]["mlp_ratio"]
+    assert int(embed_dim * ratio) == mlp_dim * (2 if mlp == "swiglu" else 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"distillation_token": True},
+        {"stem": "resnet", "resnet_layers": ()},
+        {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "image_size": 32, "patch_size": 32},
+    ],
+)
+def test_timm_adapts_our_folders_to_other_channels_and_classes(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    ours = small_model(resnet_dialect="timm", **options)
+    before = in_timm(ours, tmp_path).state_dict()
+    peer = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, in_chans=1, num_classes=7)
+    after = peer.state_dict()
+    [first] = [name for name in after if after[name].shape[1:2] == (1,) and after[name].ndim == 4]
+    assert torch.allclose(after.pop(first), before[first].sum(dim=1, keepdim=True), atol=1e-6)
+    heads = {name: after.pop(name) for name in list(after) if name.startswith("head")}
+    assert {len(tensor) for tensor in heads.values()} == {7}
+    assert_same_state(after, {name: before[name] for name in after})
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 300) | st.floats(-1, 2) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+PLACES = [
+    ("architecture",),
+    ("global_pool",),
+    ("label_names",),
+    *(("model_args", name) for name in ("", "num_heads", "img_size", "act_layer", "global_pool", "depth")),
+    *(("pretrained_cfg", name) for name in ("", "input_size", "mean", "std", "crop_mode", "interpolation")),
+]
+
+
+@pytest.fixture(scope="module")
+def a_source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return saved(peer_model("ViT"), tmp_path_factory.mktemp("timm"))
+
+
+@law
+@given(st.sampled_from(PLACES), JUNK)
+def test_settings_that_make_no_sense_are_refused_in_words(
+    a_source: Source, place: tuple[str, ...], junk: Any
+) -> None:
+    config = dict(a_source.config)
+    config[place[0]] = {**config[place[0]], place[1]: junk} if place[1:] and place[1] else junk
+    source = dataclasses.replace(a_source, config=config)
+    try:
+        TIMM.read_preprocess(source, TIMM.read_config(source))
+    except UserError as error:
+        assert str(error)  # noqa: PT017 - most junk is refused, some happens to make sense

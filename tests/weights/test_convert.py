@@ -1,0 +1,80 @@
+"""Conversions prove themselves: the files that were written answer as the source does."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.model import small_model
+from vitascope.errors import UserError
+from vitascope.weights.convert import compare, convert
+from vitascope.weights.store import from_pretrained, load_pretrained, save_pretrained
+
+BODY = {"embed_dim": 128, "num_heads": 2}
+
+
+def test_a_conversion_is_bitwise_where_nothing_changes(tmp_path: Path) -> None:
+    save_pretrained(small_model(**BODY), tmp_path / "ours")
+    done = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
+    assert done.source_family == "vitascope"
+    assert done.changes == []
+    assert done.parity.first is None
+    assert done.parity.logits == 0
+    assert done.parity.scale > 0
+    assert all(file.is_file() for file in done.files)
+    assert load_pretrained(tmp_path / "theirs").family == "timm"
+
+
+def test_what_the_other_library_decides_is_told_and_measured(tmp_path: Path) -> None:
+    save_pretrained(small_model(norm_eps=1e-2, **BODY), tmp_path / "ours")
+    done = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
+    assert len(done.changes) == 1
+    assert "norm_eps 0.01 becomes 1e-06" in done.changes[0]
+    assert done.parity.first == "block0"  # the embeddings have no norm
+    assert done.parity.logits > 0
+    assert done.parity.first_difference > 0
+
+
+def test_parity_is_measured_on_the_pictures_that_are_given(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0)
+    for number in range(3):
+        pixels = noise.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    save_pretrained(small_model(**BODY), tmp_path / "ours")
+    pictures = sorted(tmp_path.glob("*.png"))
+    assert convert(tmp_path / "ours", tmp_path / "v", images=pictures).parity.images == 3
+    with pytest.raises(UserError, match=r"gone\.png"):
+        convert(tmp_path / "ours", tmp_path / "w", images=[tmp_path / "gone.png"])
+
+
+def test_the_first_difference_is_found() -> None:
+    model, other = small_model(), small_model()
+    with torch.no_grad():
+        other.encoder.blocks[1].mlp.fc2.bias += 0.25
+    parity = compare(model, other, torch.randn(2, 3, *model.config.image_hw))
+    assert parity.first == "block1"
+    assert parity.first_difference == pytest.approx(0.25, rel=1e-4)
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    save_pretrained(small_model(**BODY), tmp_path / "ours")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    for taken in (tmp_path / "full", tmp_path / "full" / "notes.txt"):
+        with pytest.raises(UserError, match="not an empty folder"):
+            convert(tmp_path / "ours", taken)
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
+    (tmp_path / "empty").mkdir()
+    convert(tmp_path / "ours", tmp_path / "empty")
+    assert from_pretrained(tmp_path / "empty").config == small_model(**BODY).config
+
+
+def test_what_the_other_library_has_not_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    save_pretrained(small_model(attention="axial", positions="rotary"), tmp_path / "ours")
+    with pytest.raises(UserError, match="timm has no model with positions 'rotary', attention 'axial'"):
+        convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
+    assert not (tmp_path / "theirs").exists()
+    with pytest.raises(UserError, match="nearest: timm"):
+        convert(tmp_path / "ours", tmp_path / "theirs", to="tim")

@@ -1,0 +1,432 @@
+"""Checkpoint files of every kind: read exactly, or refused in one line, in bounded time and memory."""
+
+import argparse
+import codecs
+import contextlib
+import io
+import json
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitascope.weights.files import CheckpointError, read_json, read_tensors
+
+TENSORS = {
+    "blocks.0.weight": torch.arange(6.0).reshape(2, 3) / 7,
+    "half": torch.tensor([0.1, -2.0, 3e4]).half(),
+    "brain": torch.tensor([0.1, -2.0, 3e30]).bfloat16(),
+    "double": torch.tensor([[1e-300]], dtype=torch.float64),
+    "index": torch.tensor([[-1, 2**40]]),
+    "mask": torch.tensor([True, False]),
+    "scalar": torch.tensor(3.5),
+    "empty": torch.zeros(0, 4),
+}
+
+
+def save_legacy(state: object, path: Path) -> None:
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    """As JAX code saves it: bfloat16 becomes two untyped bytes."""
+    bfloat16 = tensor.dtype == torch.bfloat16
+    return tensor.view(torch.int16).numpy().view("V2") if bfloat16 else tensor.numpy()
+
+
+def save_npz(state: dict[str, Tensor], path: Path) -> None:
+    np.savez(path, **{name: to_numpy(tensor) for name, tensor in state.items()})
+
+
+FORMATS: dict[str, Callable[[dict[str, Tensor], Path], None]] = {
+    "model.safetensors": save_file,
+    "model.pth": torch.save,
+    "model.pt": save_legacy,
+    "pytorch_model.bin": torch.save,
+    "checkpoint.pth.tar": torch.save,  # of timm, MoCo: known by its content
+    "really_safetensors.bin": save_file,
+    "model.npz": save_npz,
+}
+
+
+def safetensors_bytes(header: object, data: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(found) == set(expected)
+    for name, tensor in found.items():
+        assert type(tensor) is Tensor
+        assert not tensor.requires_grad
+        assert tensor.dtype == expected[name].dtype, name
+        assert torch.equal(tensor, expected[name]), name
+
+
+def refused(path: Path) -> str:
+    """The reason, after the path, of a refusal that is one printable line."""
+    with pytest.raises(CheckpointError) as caught:
+        read_tensors(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert message.isprintable()
+    return message.removeprefix(f"{path}: ")
+
+
+# --- what is saved is what is read
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.filterwarnings("error")
+def test_every_format_gives_back_names_dtypes_and_values(tmp_path: Path, name: str) -> None:
+    FORMATS[name](TENSORS, tmp_path / name)
+    assert_same(read_tensors(tmp_path / name), TENSORS)
+
+
+@pytest.mark.parametrize("save", [torch.save, save_legacy])
+def test_shared_strided_and_trained_tensors_of_a_pickle_are_read(tmp_path: Path, save: Callable) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    state = {"a": base, "tied": base, "turned": base.T, "part": base[1:, ::2], "p": torch.nn.Parameter(base)}
+    save(OrderedDict(state), tmp_path / "model.pth")
+    assert_same(read_tensors(tmp_path / "model.pth"), {name: t.detach() for name, t in state.items()})
+
+
+def test_npz_names_keep_slashes_and_arrays_may_be_column_major_or_big_endian(tmp_path: Path) -> None:
+    kernel = np.arange(6, dtype=np.float32).reshape(2, 3)
+    names = {"params/head/kernel": np.asfortranarray(kernel), "opt/target/cls": kernel.astype(">f4")}
+    np.savez_compressed(tmp_path / "vit.npz", **names)
+    assert_same(read_tensors(tmp_path / "vit.npz"), dict.fromkeys(names, torch.from_numpy(kernel)))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_sharded_checkpoint_is_read_whole(tmp_path: Path, name: str) -> None:
+    shards = {
+        f"1-of-2.{name}": dict(list(TENSORS.items())[:3]),
+        f"2-of-2.{name}": dict(list(TENSORS.items())[3:]),
+    }
+    for shard, state in shards.items():
+        FORMATS[name](state, tmp_path / shard)
+    index = tmp_path / f"{name}.index.json"
+    index.write_text(json.dumps({"weight_map": {key: s for s, state in shards.items() for key in state}}))
+    assert_same(read_tensors(index), TENSORS)
+
+
+def test_prefixes_of_shards_are_judged_together(tmp_path: Path) -> None:
+    torch.save({"module.a": torch.ones(1)}, tmp_path / "1.bin")
+    torch.save({"b": torch.ones(2)}, tmp_path / "2.bin")
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"module.a": "1.bin", "b": "2.bin"}}))
+    assert set(read_tensors(index)) == {"module.a", "b"}
+
+
+ONE, TWO = {"w": torch.ones(1)}, {"w": torch.full((1,), 2.0)}
+
+
+@pytest.mark.parametrize(
+    "loaded",
+    [
+        ONE,
+        {"model": ONE, "model_ema": TWO, "optimizer": {"state": {0: torch.ones(9)}}, "epoch": 300},
+        {"args": argparse.Namespace(lr=0.1, layers={1, 2}, nested=argparse.Namespace()), "model": ONE},
+        {"state_dict": ONE, "rng": torch.ones(5), "scheduler": {"model": 3}},
+        {"model": {"state_dict": {"module.w": torch.ones(1), "step": 7}}},
+        {"module": {"_orig_mod.module.w": torch.ones(1)}},
+        {"model_ema": ONE, "model": None},
+        {"student": TWO, "teacher": {"module.backbone.w": torch.ones(1), "module.head.w": torch.ones(2)}},
+        {"teacher": {"backbone.w": torch.ones(1), "dino_head.w": torch.ones(2)}},
+    ],
+)
+def test_the_state_is_found_in_what_training_scripts_save(tmp_path: Path, loaded: object) -> None:
+    torch.save(loaded, tmp_path / "checkpoint.pth")
+    assert_same(read_tensors(tmp_path / "checkpoint.pth"), ONE)
+
+
+def test_a_prefix_that_only_some_names_have_is_kept(tmp_path: Path) -> None:
+    state = {"backbone.w": torch.ones(1), "head.w": torch.ones(1)}
+    torch.save({"model": state}, tmp_path / "model.pth")
+    assert_same(read_tensors(tmp_path / "model.pth"), state)
+
+
+def test_reading_leaves_no_trace_among_the_globals_that_torch_admits(tmp_path: Path) -> None:
+    before = torch.serialization.get_safe_globals()
+    torch.save({"model": ONE, "args": argparse.Namespace()}, tmp_path / "model.pth")
+    read_tensors(tmp_path / "model.pth")
+    assert torch.serialization.get_safe_globals() == before
+
+
+# --- what is not a checkpoint
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("model.safetensors", b"", "an empty file"),
+        (
+            "model.safetensors",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "run git lfs pull",
+        ),
+        ("model.pth", b"\n<!DOCTYPE html><html>Not found</html>", "a web page"),
+        ("vit.npz", b"<?xml version='1.0'?><Error>AccessDenied</Error>", "a web page"),
+        ("model.safetensors", b"\1\2", "truncated or not safetensors"),
+        ("model.safetensors", safetensors_bytes({}), "no tensors"),
+        ("model.safetensors", safetensors_bytes([1, 2]), "broken, truncated or not a safetensors file"),
+        ("model.pth", b"not a pickle", "broken, truncated or not a PyTorch file"),
+        ("model.pth", pickle.dumps({"w": 1}), "broken, truncated or not a PyTorch file"),
+        ("vit.npz", b"not a zip", "broken, truncated or not an .npz file"),
+        ("model.h5", b"\x89HDF", "known are .safetensors"),
+        ("model.safetensors.index.json", b"{}", "no weight_map"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "gone.safetensors"}}', "no such file"),
+    ],
+)
+def test_what_is_not_a_checkpoint_is_named(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    if "gone" in str(content):
+        with pytest.raises(CheckpointError, match=r"gone\.safetensors: no such file"):
+            read_tensors(tmp_path / name)
+    else:
+        assert reason in refused(tmp_path / name)
+
+
+def test_folders_and_missing_files_are_named(tmp_path: Path) -> None:
+    assert "a folder" in refused(tmp_path)
+    assert "no such file" in refused(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("loaded", [{"epoch": 3, "model": {"lr": 0.1}}, [torch.ones(1)], torch.ones(1)])
+def test_a_pickle_without_a_state_is_refused(tmp_path: Path, loaded: object) -> None:
+    torch.save(loaded, tmp_path / "model.pth")
+    assert "no tensors" in refused(tmp_path / "model.pth")
+
+
+@pytest.mark.parametrize(
+    "shard", ["../1.bin", "/etc/passwd", "a/1.bin", "..", "", "C:\\1.bin", 3, "x.index.json"]
+)
+def test_shards_outside_the_folder_are_refused(tmp_path: Path, shard: object) -> None:
+    torch.save(ONE, tmp_path / "1.bin")
+    index = tmp_path / "x.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": shard}}))
+    refused(index)
+
+
+def test_a_tensor_that_its_shard_lacks_is_named(tmp_path: Path) -> None:
+    torch.save(ONE, tmp_path / "1.bin")
+    index = tmp_path / "x.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": "1.bin", "gone": "1.bin"}}))
+    assert "'gone'" in refused(index)
+
+
+# --- hostile files
+
+
+class Calls:
+    """Pickles as a call."""
+
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self.call
+
+
+@pytest.mark.parametrize("save", ["zip", "legacy", "protocol 4", "no torch file"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(
+    tmp_path: Path, save: str, wrapped: bool
+) -> None:
+    evil: object = Calls(open, str(tmp_path / "evil"), "w")
+    evil = {"args": evil, "model": ONE} if wrapped else evil
+    path = tmp_path / "model.pth"
+    if save == "no torch file":
+        path.write_bytes(pickle.dumps(evil))
+    elif save == "legacy":
+        save_legacy(evil, path)
+    else:
+        torch.save(evil, path, pickle_protocol=4 if save == "protocol 4" else 2)
+    assert "io.open" in refused(path)
+    assert not (tmp_path / "evil").exists()
+    if save != "no torch file":
+        torch.load(path, weights_only=False)  # the file would do it, were it trusted
+        assert (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("save", [torch.save, save_legacy])
+def test_what_torch_would_admit_but_no_state_needs_is_refused(tmp_path: Path, save: Callable) -> None:
+    save({"model": ONE, "args": Calls(codecs.encode, "aa", "hex")}, tmp_path / "model.pth")
+    assert "_codecs.encode" in refused(tmp_path / "model.pth")
+
+
+def test_torch_itself_is_asked_for_weights_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check before it would hide its absence."""
+    asked, load = [], torch.load
+    monkeypatch.setattr(
+        torch, "load", lambda *args, **options: asked.append(options) or load(*args, **options)
+    )
+    torch.save(ONE, tmp_path / "model.pth")
+    read_tensors(tmp_path / "model.pth")
+    assert asked == [{"map_location": "cpu", "weights_only": True, "mmap": True}]
+
+
+def test_pickles_are_refused_before_torch_reads_them_safely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(ONE, tmp_path / "model.pth")
+    save_file(ONE, tmp_path / "model.safetensors")
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
+    assert "install torch >= 2.10" in refused(tmp_path / "model.pth")
+    assert_same(read_tensors(tmp_path / "model.safetensors"), ONE)
+
+
+def npz_member(dtype: str, shape: str, data: bytes = b"", declared: int | None = None) -> bytes:
+    """An .npz of one array, whose header and archive may claim more than is there."""
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + data)
+    content = file.getvalue()
+    if declared is not None:
+        place = content.index(b"PK\1\2") + 24  # the uncompressed size in the archive's directory
+        content = content[:place] + struct.pack("<I", declared) + content[place + 4 :]
+    return content
+
+
+def torch_bytes(state: object, zipped: bool = True) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file, _use_new_zipfile_serialization=zipped)
+    return file.getvalue()
+
+
+def deflated(archive: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return file.getvalue()
+
+
+def entry(start: int, end: int, shape: list[int], dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+def object_array() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, a=np.array([{}], dtype=object))
+    return file.getvalue()
+
+
+def hostile_files() -> Iterator[tuple[str, bytes, str]]:
+    """A file name, the content, and a part of the reason it is refused for."""
+    for length in (2**63 - 1, 2**64 - 1, 200 << 20):
+        yield "model.safetensors", struct.pack("<Q", length) + b"{}", f"header of {length} bytes"
+    yield "model.safetensors", struct.pack("<Q", 101 << 20) + b" " * (102 << 20), "the limit is 16777216"
+    many = {f"blocks.{i}": entry(0, 0, [0]) for i in range(100_000)}
+    yield "model.safetensors", safetensors_bytes(many), "100000 tensors; the limit is 20000"
+    deep = b"[" * (10 << 20)
+    yield "model.safetensors", struct.pack("<Q", len(deep)) + deep, "broken, truncated or not"
+    for broken in (
+        {"a": entry(0, 8, [2]), "b": entry(4, 12, [2])},
+        {"a": entry(8, 4, [2])},
+        {"a": entry(-4, 4, [2])},
+        {"a": entry(0, 8, [-2])},
+        {"a": entry(0, 8, [2**62, 4])},
+        {"a": entry(0, 8, [2], "F33")},
+        {"a": entry(0, 8, [3])},
+        {"a": {"shape": [2]}},
+    ):
+        yield "model.safetensors", safetensors_bytes(broken, b"\0" * 12), "broken, truncated or not"
+    yield "model.safetensors", safetensors_bytes({"a": entry(0, 2**40, [2**38])}), "truncated: "
+    yield "vit.npz", object_array(), "Object arrays cannot be loaded"
+    yield "vit.npz", npz_member("<f4", "(8,)", bytes(32), declared=2**32 - 2), "that unpack to 4294967294"
+    yield "vit.npz", npz_member("<f4", f"({2**36},)"), "array 'a'"
+    yield "vit.npz", npz_member("<U4", "(2,)", bytes(32)), "array 'a'"
+    yield "vit.npz", npz_member("<f4", "(2,)", bytes(8))[:-30], "broken, truncated or not"
+    state = {"w": torch.zeros(200_000)}
+    yield "model.pth", torch_bytes(state)[:-100_000], "broken, truncated or not"
+    yield "model.pth", torch_bytes(state, zipped=False)[:-100_000], "broken, truncated or not"
+    yield "model.pth", deflated(torch_bytes(state)), "a compressed zip archive"
+    for zipped in (True, False):
+        yield (
+            "model.pth",
+            torch_bytes({"w": torch.zeros(1).expand(2**40)}, zipped),
+            "bytes with 4398046511104",
+        )
+        yield "model.pth", torch_bytes({"lr": "a" * (17 << 20)} | ONE, zipped), "bytes"
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from vitascope.weights.files import CheckpointError, read_tensors
+
+in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (in_use + (640 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_CPU, (40, 40))
+for path in sys.argv[1:]:
+    try:
+        print(path, "was read:", len(read_tensors(Path(path))))
+    except CheckpointError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory by Linux's means")
+def test_hostile_files_are_refused_within_limits_of_memory_and_time(tmp_path: Path) -> None:
+    """All in one process, whose address space may grow by 640 MiB and which may compute for 40 s."""
+    reasons = {}
+    for number, (name, content, reason) in enumerate(hostile_files()):
+        path = tmp_path / f"{number}.{name}"
+        path.write_bytes(content)
+        reasons[path] = reason
+    command = [sys.executable, "-c", LIMITED, *map(str, reasons)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for line, (path, reason) in zip(done.stdout.splitlines(), reasons.items(), strict=True):
+        assert line.startswith(f"{path}: "), line
+        assert reason in line.removeprefix(str(path)), line
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(list(FORMATS)), data=st.data())
+def test_a_damaged_file_is_read_or_refused(tmp_path: Path, name: str, data: st.DataObject) -> None:
+    FORMATS[name](TENSORS, tmp_path / name)
+    content = bytearray((tmp_path / name).read_bytes())
+    for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
+        content[place] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(content)) | st.just(len(content)))
+    (tmp_path / name).write_bytes(content[:cut])
+    with contextlib.suppress(CheckpointError):  # any other exception is a fault
+        for tensor in read_tensors(tmp_path / name).values():
+            tensor.clone()  # touches what is mapped
+
+
+# --- JSON
+
+
+def test_a_json_object_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a": [1, "\\u00e9"]}')
+    assert read_json(tmp_path / "config.json") == {"a": [1, "é"]}
+
+
+LONG = b'{"a": "' + b"x" * (17 << 20) + b'"}'
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff\xfe", b"[" * 200_000, LONG])
+def test_what_is_not_a_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        read_json(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).isprintable()

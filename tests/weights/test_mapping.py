@@ -1,0 +1,323 @@
+"""The engine of families, on a library that does not exist."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.model import law, law_of_models, randomize, small_config, small_model, valid_configs
+from vitascope.data.preprocess import Preprocess
+from vitascope.model.config import OPTIONS, ViTConfig
+from vitascope.model.vit import VisionTransformer
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.mapping import (
+    Family,
+    Source,
+    State,
+    Table,
+    changes,
+    check_holds,
+    from_family,
+    refuse,
+    reshaped,
+    rows,
+    stacked,
+    to_family,
+)
+
+PREPROCESS = Preprocess(image_size=(32, 32))
+TABLE: Table = {
+    "class_token": "wte",
+    "patch_embedding.weight": reshaped(
+        "patches",
+        theirs=lambda ours: ours.permute(2, 3, 1, 0),
+        ours=lambda theirs: theirs.permute(3, 2, 0, 1),
+    ),
+    "patch_embedding.resnet.stages.{stage}.{unit}.*": "unit[{unit}]of[{stage}].*",
+    "encoder.blocks.{i}.attention.qkv.weight": stacked("q[{i}]", "k[{i}]", "v[{i}]"),
+    "encoder.blocks.{i}.*": "layer[{i}].*",
+    "*": "rest.*",
+}
+
+
+class Toy(Family):
+    """Every model, patches in another layout, queries, keys and values apart, numbers in brackets."""
+
+    name = "toy"
+    holds = dict.fromkeys(OPTIONS, ())
+    ignored = ("mask.*", "layer[{i}].age")
+
+    def __init__(self, table: Table = TABLE) -> None:
+        self.names = table
+        self.written: list[tuple[ViTConfig, State, Preprocess]] = []
+
+    def recognizes(self, source: Source) -> bool:
+        return source.has("wte")
+
+    def table(self, config: ViTConfig) -> Table:
+        return self.names
+
+    def read_config(self, source: Source) -> ViTConfig:
+        raise NotImplementedError
+
+    def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
+        raise NotImplementedError
+
+    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
+        assert folder.is_dir()
+        self.written.append((config, state, preprocess))
+        return [folder / "toy.bin"]
+
+
+class Picky(Toy):
+    """Few models: what is not in `holds` must be as in `ViTConfig()`."""
+
+    name = "picky"
+    holds = {  # noqa: RUF012 - a constant
+        "norm_eps": (1e-6, 1e-5),
+        "mlp": ("gelu", "swiglu"),
+        "layer_scale": (),
+        "num_registers": (),
+        "positions": ("learned", "rotary"),
+    }
+
+    def settled(self, config: ViTConfig) -> ViTConfig:
+        return config if config.block.norm_eps in (1e-6, 1e-5) else config.replace(norm_eps=1e-6)
+
+    def objections(self, config: ViTConfig) -> list[str]:
+        return ["registers of odd number"] if config.readout.num_registers % 2 else []
+
+    def leaving(self, state: State, config: ViTConfig) -> State:
+        return {**state, "age": torch.zeros(config.depth)}
+
+
+def written(family: Toy, model: VisionTransformer, folder: Path) -> State:
+    """The tensors that a model becomes."""
+    assert to_family(family, model, PREPROCESS, folder) == [folder / "toy.bin"]
+    return family.written[-1][1]
+
+
+def source_of(tensors: State) -> Source:
+    return Source(name="there", tensors=tensors)
+
+
+@law_of_models
+@given(valid_configs())
+def test_what_is_written_is_read_bitwise(tmp_path_factory: pytest.TempPathFactory, config: ViTConfig) -> None:
+    model, family = randomize(VisionTransformer(config)), Toy()
+    theirs = written(family, model, tmp_path_factory.mktemp("toy"))
+    assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in theirs.values())
+    ours = from_family(family, source_of(theirs), config)
+    assert list(ours) == list(model.state_dict())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(ours[name], tensor), name
+
+
+def test_each_tensor_has_the_name_and_the_layout_of_the_table(tmp_path: Path) -> None:
+    model = small_model(stem="linear", depth=2)
+    theirs = written(Toy(), model, tmp_path / "new" / "folder")
+    ours = model.state_dict()
+    assert torch.equal(theirs["wte"], ours["class_token"])
+    assert theirs["patches"].shape == (8, 8, 3, 16)
+    assert theirs["patches"][5, 6, 2, 11] == ours["patch_embedding.weight"][11, 2, 5, 6]
+    for part, name in enumerate("qkv"):
+        rows_of = slice(16 * part, 16 * (part + 1))
+        assert torch.equal(theirs[f"{name}[1]"], ours["encoder.blocks.1.attention.qkv.weight"][rows_of])
+    assert torch.equal(theirs["layer[0].mlp.fc2.bias"], ours["encoder.blocks.0.mlp.fc2.bias"])
+    assert torch.equal(theirs["rest.head.weight"], ours["head.weight"])
+    assert not any(name.startswith(("encoder", "layer[0].attention.qkv.weight")) for name in theirs)
+
+
+def test_every_placeholder_is_filled_by_its_own_number(tmp_path: Path) -> None:
+    model = small_model(stem="resnet", resnet_layers=(1, 2), resnet_width=4)
+    theirs = written(Toy(), model, tmp_path)
+    expected = model.state_dict()["patch_embedding.resnet.stages.1.0.conv2.weight"]
+    assert torch.equal(theirs["unit[0]of[1].conv2.weight"], expected)
+    assert "unit[1]of[0].conv2.weight" not in theirs
+
+
+def test_the_first_key_that_matches_counts() -> None:
+    table = {"encoder.blocks.1.norm1.*": "mine.*", "encoder.blocks.{i}.*": "layer[{i}].*", "*": "rest.*"}
+    names = {ours: stored.names for ours, _, stored in rows(Toy(table), small_config())}
+    assert names["encoder.blocks.1.norm1.bias"] == ("mine.bias",)
+    assert names["encoder.blocks.2.norm1.bias"] == ("layer[2].norm1.bias",)
+    backwards = Toy(dict(reversed(table.items())))
+    names = {ours: stored.names for ours, _, stored in rows(backwards, small_config())}
+    assert names["encoder.blocks.1.norm1.bias"] == ("rest.encoder.blocks.1.norm1.bias",)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits"),
+    [
+        ("head.*", {"head.weight", "head.bias"}),
+        ("head.weight", {"head.weight"}),
+        ("he.d.weight", set()),  # a point is a point
+        ("head", set()),
+        ("ead.weight", set()),
+        ("encoder.blocks.{i}.norm1.bias", {f"encoder.blocks.{i}.norm1.bias" for i in (0, 1, 2)}),
+        ("encoder.{i}.norm1.bias", set()),
+    ],
+)
+def test_a_key_matches_whole_names_and_numbers_only(pattern: str, fits: set[str]) -> None:
+    family = Toy({pattern: "here.*", "*": "rest.*"})
+    found = {ours for ours, _, stored in rows(family, small_config()) if stored.names[0].startswith("here")}
+    assert found == fits
+
+
+def test_a_tensor_without_a_place_is_refused() -> None:
+    table = {key: value for key, value in TABLE.items() if key != "*"}
+    with pytest.raises(CheckpointError, match=r"toy has no place for patch_embedding\.bias"):
+        list(rows(Toy(table), small_config()))
+
+
+# Reading is strict
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> State:
+    return written(Toy(), small_model(), tmp_path_factory.mktemp("toy"))
+
+
+@law
+@given(data=st.data())
+def test_missing_extra_and_misshapen_tensors_are_all_listed(data: st.DataObject, whole: State) -> None:
+    names = data.draw(st.permutations(sorted(whole)))
+    lost, spoilt, kept = names[:2], names[2:4], names[4:]
+    added = data.draw(st.sets(st.sampled_from(["layer[3].norm1.bias", "q[7]", "age", "rest.head"])))
+    tensors = {name: whole[name] for name in kept}
+    tensors |= {name: torch.zeros(3, 5, 7) for name in (*spoilt, *added)}
+    with pytest.raises(CheckpointError) as error:
+        from_family(Toy(), source_of(tensors), small_config())
+    message = str(error.value)
+    assert message.startswith("there: not a whole toy checkpoint of this architecture: ")
+    for name in lost:
+        assert f"missing {name}" in message
+    for name in added:
+        assert f"extra {name} (3, 5, 7)" in message
+    for name in spoilt:  # of a part of a tensor, the others may be missing: then those are what is wrong
+        parts_lost = name[0] in "qkv" and name[1] == "[" and any(name[1:] == other[1:] for other in lost)
+        assert parts_lost or f"{name} is (3, 5, 7)" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "listed"),
+    [
+        ("rest.head.bias", (4,), r"rest\.head\.bias is \(4,\), the model's head\.bias \(5,\)"),
+        ("rest.head.weight", (16, 5), r"rest\.head\.weight is \(16, 5\)"),  # as many numbers
+        ("patches", (3, 16, 8, 8), r"patches is \(3, 16, 8, 8\)"),  # as many, and it can be permuted
+        ("patches", (16, 192), r"patches is \(16, 192\)"),  # it cannot
+        ("q[1]", (16, 17), r"q\[1\] is \(16, 17\), k\[1\] is \(16, 16\), v\[1\] is \(16, 16\)"),  # nor joined
+        ("v[1]", (15, 16), r"v\[1\] is \(15, 16\)"),
+    ],
+)
+def test_a_misshapen_tensor_is_told_with_both_shapes(
+    name: str, shape: tuple[int, ...], listed: str, whole: State
+) -> None:
+    with pytest.raises(CheckpointError, match=listed):
+        from_family(Toy(), source_of({**whole, name: torch.zeros(shape)}), small_config())
+
+
+def test_what_a_classifier_does_not_need_is_ignored(whole: State) -> None:
+    more = {"mask.token": torch.zeros(1), "layer[12].age": torch.zeros(1)}
+    assert (
+        from_family(Toy(), source_of(whole | more), small_config()).keys()
+        == small_model().state_dict().keys()
+    )
+    for name in ("mask", "layer[x].age", "layer[12].ages", "a.mask.token"):
+        with pytest.raises(CheckpointError, match="extra"):
+            from_family(Toy(), source_of({**whole, name: torch.zeros(1)}), small_config())
+
+
+def test_a_long_list_of_faults_is_cut(whole: State) -> None:
+    with pytest.raises(CheckpointError, match=r"missing wte; .*; and \d+ more$") as error:
+        from_family(Toy(), source_of({}), small_config())
+    assert str(error.value).count("missing") == 8
+    assert int(str(error.value).split()[-2]) == len(whole) - 8
+    refuse([], "nothing wrong")
+
+
+def test_a_source_tells_what_it_holds(whole: State) -> None:
+    source = source_of(whole)
+    assert source.shape("wte") == (1, 1, 16)
+    with pytest.raises(CheckpointError, match=r"there: missing wpe"):
+        source.shape("wpe")
+    assert source.has("wte")
+    assert not source.has("wt")
+    assert source.has_any("wt")
+    assert not source.has_any("te")
+    assert source.count("layer[{i}].norm1.bias") == 3
+    assert source.count("layer[{i}].*") == 3
+    assert source.count("layers[{i}].*") == 0
+
+
+# Writing is strict
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mlp": "swiglu", "layer_scale": 0.25, "num_registers": 2, "norm_eps": 1e-5},
+        {
+            "resample": "jax",
+            "dropout": 0.5,
+            "init": "timm",
+            "class_names": tuple("abcde"),
+        },  # no other answers
+        {"resnet_layers": (9,), "rotary_base": 7.0, "window": 3},  # of parts that the model has not
+    ],
+)
+def test_a_model_that_is_held_is_written(options: dict[str, Any], tmp_path: Path) -> None:
+    family = Picky()
+    model = small_model(**options)
+    theirs = written(family, model, tmp_path)
+    assert family.written == [(model.config, theirs, PREPROCESS)]
+    assert theirs["age"].shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"norm": "post"}, "norm 'post'"),  # not named in `holds`: only its default
+        ({"mlp": "gelu_tanh"}, "mlp 'gelu_tanh'"),
+        ({"positions": "rotary", "rotary_base": 7.0}, "rotary_base 7.0"),
+        ({"positions": "none", "position_prefix": False}, "positions 'none'"),
+        ({"position_prefix": False}, "position_prefix False"),
+        ({"num_registers": 3}, "registers of odd number"),
+        ({"stem": "overlap", "stride": (8, 4)}, "stem 'overlap', stride (8, 4)"),
+        (
+            {"attention": "window", "window": 2, "head": "zero", "num_registers": 1},
+            "attention 'window', window (2, 2), head 'zero', registers of odd number",
+        ),
+    ],
+)
+def test_a_model_that_is_not_held_is_refused_with_every_option(
+    options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    family = Picky()
+    with pytest.raises(CheckpointError) as error:
+        to_family(family, small_model(**options), PREPROCESS, tmp_path / "new")
+    assert str(error.value) == f"picky has no model with {reason}"
+    assert family.written == []
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_the_library_settles_is_told_and_written(tmp_path: Path) -> None:
+    family, model = Picky(), small_model(norm_eps=1e-12)
+    assert changes(family, model.config) == ["norm_eps 1e-12 becomes 1e-06: picky has no other"]
+    assert changes(family, small_config(norm_eps=1e-5)) == []
+    written(family, model, tmp_path)
+    assert family.written[0][0] == model.config.replace(norm_eps=1e-6)
+    assert model.config.block.norm_eps == 1e-12
+    with pytest.raises(CheckpointError, match="norm_eps 1e-12"):
+        check_holds(family, model.config)
+
+
+@law
+@given(valid_configs())
+def test_the_family_that_holds_all_holds_all(config: ViTConfig) -> None:
+    check_holds(Toy(), config)
+    assert changes(Toy(), config) == []

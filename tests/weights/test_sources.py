@@ -1,0 +1,120 @@
+"""What a MODEL argument means: found where it is, with the settings that are its own."""
+
+import json
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.model import small_model
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.sources import open_source
+from vitascope.weights.store import from_pretrained, identify, load_pretrained, save_pretrained
+
+TENSORS = {"a": torch.arange(3.0)}
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache, offline, with one model of ours in two revisions."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    repository = cache / "models--owner--birds"
+    for number, (branch, seed) in enumerate({"main": 0, "old": 1}.items()):
+        commit = f"{number}" * 40
+        save_pretrained(small_model(seed=seed), repository / "snapshots" / commit)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / branch).write_text(commit)
+    return cache
+
+
+def state(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in model.state_dict().values()])
+
+
+def test_a_folder_is_its_weights_and_the_settings_beside_them(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "x"}')
+    for ref in (tmp_path, tmp_path / "model.safetensors", str(tmp_path)):
+        source = open_source(ref)
+        assert source.config == {"model_type": "x"}
+        assert source.preprocessor == {}
+        assert source.file == "model.safetensors"
+        assert torch.equal(source.tensors["a"], TENSORS["a"])
+        assert source.name == str(ref)
+
+
+def test_a_file_does_not_take_the_settings_of_its_neighbour(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    torch.save(TENSORS, tmp_path / "other.pth")
+    (tmp_path / "config.json").write_text('{"model_type": "x"}')
+    assert open_source(tmp_path / "other.pth").config == {}
+    torch.save(TENSORS, tmp_path / "another.pth")
+    (tmp_path / "model.safetensors").unlink()
+    assert open_source(tmp_path / "other.pth").config == {}
+    with pytest.raises(CheckpointError, match=r"another\.pth.*other\.pth"):
+        open_source(tmp_path)
+
+
+def test_a_lonely_file_of_any_name_has_the_settings_beside_it(tmp_path: Path) -> None:
+    torch.save(TENSORS, tmp_path / "weights.pth")
+    (tmp_path / "config.json").write_text('{"architecture": "y"}')
+    assert open_source(tmp_path / "weights.pth").config == {"architecture": "y"}
+    assert open_source(tmp_path).config == {"architecture": "y"}
+
+
+@pytest.mark.parametrize("ref", ["owner/birds", "hf-hub:owner/birds", "owner/birds@main"])
+def test_a_hub_id_is_read_from_the_cache(hub_cache: Path, ref: str) -> None:
+    loaded = load_pretrained(ref)
+    assert loaded.family == "vitascope"
+    assert torch.equal(state(loaded.model), state(small_model()))
+
+
+def test_a_revision_is_the_one_asked_for(hub_cache: Path) -> None:
+    expected = state(small_model(seed=1))
+    assert torch.equal(state(from_pretrained("owner/birds", revision="old")), expected)
+    assert torch.equal(state(from_pretrained("owner/birds@old")), expected)
+    with pytest.raises(CheckpointError, match=r"owner/birds: .*'new'"):
+        from_pretrained("owner/birds", revision="new")
+
+
+def test_a_mistyped_path_is_not_sought_on_the_hub(
+    tmp_path: Path, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_pretrained(small_model(), tmp_path / "runs" / "photos")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="runs/photo: no such model; nearest: runs/photos"):
+        from_pretrained("runs/photo")
+
+
+def test_the_family_of_a_file_can_be_named_before_it(tmp_path: Path) -> None:
+    model = small_model(embed_dim=128, num_heads=2)
+    save_pretrained(model, tmp_path / "timm", format="timm")
+    bare = tmp_path / "bare.safetensors"
+    (tmp_path / "timm" / "model.safetensors").rename(bare)
+    with pytest.raises(CheckpointError, match=f"timm:{bare}.*deit:{bare}"):
+        identify(bare)
+    for name, mean in (("timm", 0.5), ("deit", 0.485)):
+        for loaded in (load_pretrained(f"{name}:{bare}"), load_pretrained(bare, family=name)):
+            assert loaded.family == name
+            assert loaded.preprocess.mean[0] == mean
+            assert torch.equal(state(loaded.model), state(model))
+
+
+def test_an_architecture_that_is_given_is_not_read(tmp_path: Path) -> None:
+    model = small_model(embed_dim=128, num_heads=4)  # no shape tells that it has not 2
+    save_pretrained(model, tmp_path / "timm", format="timm")
+    (tmp_path / "timm" / "config.json").unlink()
+    images = torch.randn(1, 3, *model.config.image_hw)
+    loaded = from_pretrained(tmp_path / "timm", family="timm", config=model.config)
+    assert torch.equal(loaded(images), model(images))
+
+
+def test_settings_that_are_no_json_are_refused_by_name(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps([1]))
+    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: not a JSON object"):
+        open_source(tmp_path)
