@@ -22,7 +22,7 @@ from contest import (
     timing_of,
 )
 from contestants import inference_entrants, peer_inference_entrant
-from vitascope.model.config import named_config
+from vitascope.model.sizes import named_config
 
 CONFIG = named_config("vit_b16")
 BATCH_SIZES = (1, 8)

@@ -22,7 +22,7 @@ from contest import (
     timing_of,
 )
 from contestants import peer_training_entrant, training_entrants
-from vitascope.model.config import named_config
+from vitascope.model.sizes import named_config
 
 CONFIG = named_config("vit_ti16", image_size=32, patch_size=4, num_classes=10)
 BATCH_SIZE = 128

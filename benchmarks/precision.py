@@ -29,8 +29,10 @@ from contest import (
 )
 from contestants import CPU, inference_entrants, training_entrants
 from vitascope.data.datasets import open_data
-from vitascope.model.config import ViTConfig, named_config
+from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision
+from vitascope.model.options import ReadoutOptions
+from vitascope.model.sizes import named_config
 from vitascope.training.loop import resolve_config
 from vitascope.training.recipes import TrainConfig
 
@@ -119,11 +121,11 @@ def sweep_config(width: int) -> ViTConfig:
     return ViTConfig(
         image_size=32,
         patch_size=4,
-        pool="mean",
         num_classes=10,
         embed_dim=width,
         depth=2,
         num_heads=width // 64,
+        readout=ReadoutOptions(pool="mean"),
     )
 
 

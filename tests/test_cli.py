@@ -14,10 +14,17 @@ from PIL import Image
 
 from vitascope import __version__
 from vitascope.cli import COMMANDS, main
-from vitascope.model.config import list_models
+from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
 
 SHAPE = ["--image-size", "16", "--patch-size", "8", "--embed-dim", "16", "--depth", "1", "--num-heads", "2"]
 SHORT = ["--epochs", "1", "--batch-size", "8", "--precision", "fp32", "--device", "cpu", "--workers", "0"]
+
+POSITIONAL = {
+    "evaluate": {"model"},
+    "predict": {"model", "images"},
+    "explain": {"model", "image"},
+    "convert": {"model", "out"},
+}
 
 
 def colours(root: Path, classes: dict[str, tuple[int, int, int]], count: int = 10) -> Path:
@@ -74,7 +81,7 @@ def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture
     assert main(argv) == 0
     out = capsys.readouterr().out
     assert out.startswith("usage: vitascope COMMAND")
-    for command in ("train", "evaluate", "predict", "explain", "models"):
+    for command in ("train", "evaluate", "predict", "explain", "convert", "models"):
         assert f"\n  {command}" in out
 
 
@@ -86,8 +93,7 @@ def test_help_of_a_command_lists_its_options(command: str, capsys: pytest.Captur
     out = capsys.readouterr().out
     assert f"vitascope {command}" in out
     for name in COMMANDS[command].__dataclass_fields__:
-        if name not in ("model", "images", "image") or command == "train":
-            assert f"--{name.replace('_', '-')}" in out
+        assert (f"--{name.replace('_', '-')} " in out) != (name in POSITIONAL.get(command, ()))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,10 +127,12 @@ def test_program_and_module_are_the_same() -> None:
 # --- models
 
 
-def test_models_lists_every_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_lists_every_name_and_its_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1 : 1 + len(list_models())]] == list_models()
+    lines = capsys.readouterr().out.splitlines()[1 : 1 + len(list_models())]
+    assert [line.split()[0] for line in lines] == list_models()
+    for line, size in zip(lines, NAMED_SIZES.values(), strict=True):
+        assert line.endswith(size.source)
 
 
 @pytest.mark.parametrize("options", [[], ["--image-size", "448", "--num-classes", "7"]])
@@ -137,12 +145,32 @@ def test_models_counts_what_is_built(options: list[str], capsys: pytest.CaptureF
     assert main(["models", "--json", *options]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert list(rows) == list_models()
-    for row in rows.values():
+    for name, row in rows.items():
         counted = row.pop("parameters")
         assert row.pop("flops") > 0
+        assert row.pop("source") == NAMED_SIZES[name].source
+        config = ViTConfig.from_dict(row)
+        if not options:
+            assert config == named_config(name)  # each at its own size
         with torch.device("meta"):
-            model = VisionTransformer(ViTConfig.from_dict(row))
+            model = VisionTransformer(config)
         assert counted == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_models_that_a_size_does_not_fit_are_named_with_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["models", "--image-size", "240"]  # 15 patches of 16, but no whole number of 14 or 32
+    assert main([*argv, "--json"]) == 0
+    fits = set(json.loads(capsys.readouterr().out))
+    assert {"vit_b16", "dinov3_s16"} <= fits
+    assert not fits & {"vit_b32", "vit_h14", "dinov2_s14"}
+    assert main(argv) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    for name in list_models():
+        assert ("left out" in lines[name]) == (name not in fits)
+    assert "nearest: 238x238" in lines["vit_h14"]
+    assert "225x225" in refusal(["models", "--image-size", "225"], capsys)
 
 
 # --- a run, from training to explanation
@@ -272,6 +300,72 @@ def test_explain_names_its_picture_after_the_image_and_the_method(
     assert {path.name for path in tmp_path.iterdir()} == {"0-attention.png", "0-rollout.png"}
 
 
+@pytest.mark.parametrize("to", ["vitascope", "timm"])
+def test_convert_writes_a_model_that_answers_the_same(
+    here: SimpleNamespace, tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, pictures = tmp_path / "converted", ["data/red/0.png", "data/blue/3.png"]
+    assert main(["convert", "runs/tiny", str(out), "--to", to, "--images", *pictures]) == 0
+    said = capsys.readouterr().out
+    assert f"from vitascope to {to}" in said
+    assert "parity: bitwise the same in every layer, on 2 pictures" in said
+    for path in out.iterdir():
+        assert str(path) in said
+    answers = []
+    for model in ("runs/tiny", str(out)):
+        assert main(["predict", model, *pictures, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        answers.append([{guess["label"]: guess["score"] for guess in row["predictions"]} for row in rows])
+    assert answers[1] == [pytest.approx(answer, abs=1e-6) for answer in answers[0]]
+
+
+def test_convert_overwrites_nothing(
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    assert "not an empty folder" in refusal(["convert", "runs/tiny", str(tmp_path)], capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
+
+
+def test_options_of_the_model_are_trained_written_down_and_reproduced(
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["positions=rotary", "attention=axial", "num_registers=2", "mlp=swiglu", "head=zero"]
+    argv = ["train", "--data", "data", "--run", "runs/other", *SHAPE, *SHORT, "--num-heads", "4"]
+    assert main([*argv, "--options", *options]) == 0
+    saved = json.loads((here.root / "runs/other/model/config.json").read_text())
+    assert {f"{name}={saved[name]}" for name in (option.partition("=")[0] for option in options)} == {
+        *options
+    }
+    assert not (here.root / "runs/other/figures/positions.png").exists()  # rotary positions are no vectors
+    assert main(["train", "--config", "runs/other/config.yaml", "--run", "runs/other-again"]) == 0
+    first, again = (
+        here.root / "runs" / name / "model/model.safetensors" for name in ("other", "other-again")
+    )
+    assert first.read_bytes() == again.read_bytes()
+    capsys.readouterr()
+    assert main(["evaluate", "runs/other", "--json"]) == 0
+    assert main(["explain", "runs/other", "data/red/0.png", "--out", "runs/other/seen.png"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("positions", "NAME=VALUE"),
+        ("position=rotary", "nearest: positions"),
+        ("positions=rotery", "nearest: rotary"),
+        ("depth=3", "leave it out"),
+        ("num_registers=-1", "at least 0"),
+    ],
+)
+def test_option_of_the_model_that_cannot_be_is_refused_in_one_line(
+    here: SimpleNamespace, option: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["train", "--data", "data", "--run", "runs/none", *SHAPE, *SHORT, "--options", option]
+    assert reason in refusal(argv, capsys)
+    assert not Path("runs/none").exists()
+
+
 def test_config_of_a_run_reproduces_its_weights_to_the_bit(here: SimpleNamespace) -> None:
     assert main(["train", "--config", "runs/tiny/config.yaml", "--run", "runs/again"]) == 0
     ours, again = (here.root / "runs" / name / "model" for name in ("tiny", "again"))
@@ -290,7 +384,7 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
 ) -> None:
     argv = ["train", "--data", "other", "--weights", "runs/tiny", "--run", "runs/tuned", "--lr", "0"]
     assert main([*argv, *SHORT, "--ema", "0"]) == 0
-    assert "a new head for 3 classes" in capsys.readouterr().out
+    assert "left out the head for 2 classes; initialized one for 3" in capsys.readouterr().out
     from vitascope.weights.store import from_pretrained
 
     tuned, start = from_pretrained("runs/tuned"), from_pretrained("runs/tiny")
@@ -326,7 +420,7 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         (["train", "--data", "data", "--epochs", "0"], "epochs must be at least 1, not 0"),
         (["train", "--data", "data", "--device", "nonsense"], "'nonsense'"),
         (["train", "--data", "data", "--weights", "runs/tinny"], "nearest: runs/tiny"),
-        (["train", "--data", "data", "--weights", "runs/tiny", "--model", "vit_s16"], "do not fit"),
+        (["train", "--data", "data", "--weights", "runs/tiny", "--model", "vit_s16"], "is no such vit_s16"),
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["train", "--config", "runs/tiny/config.yaml", "--recipe", "digits"], "leave out --recipe"),
         (["train", "--resume", "runs/tiny", "--epochs", "7"], "leave out --epochs"),
@@ -403,10 +497,10 @@ def test_picture_that_cannot_be_written_is_refused_in_one_line(
 
 
 def test_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> list[str]:
+    def fail(*_: object, **options: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("vitascope.cli.list_models", fail)
+    monkeypatch.setattr("vitascope.cli.checkpoints.named_config", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         main(["models"])
 

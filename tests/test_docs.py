@@ -52,7 +52,7 @@ def test_readme_runs_from_top_to_bottom(readers_folder, monkeypatch, capsys) -> 
             ran.append(arguments[0])
             if arguments == ["train"]:
                 assert_the_digits_are_learned(capsys.readouterr().out)
-    assert {"train", "evaluate", "predict", "explain", "models", "python"} <= set(ran)
+    assert {"train", "evaluate", "predict", "explain", "convert", "models", "python"} <= set(ran)
     assert (readers_folder / "cat.png").is_file()
     assert (readers_folder / "001-attention.png").is_file()
 

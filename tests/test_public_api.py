@@ -104,6 +104,17 @@ def test_configurations_take_options_by_name_only() -> None:
         assert kinds == {inspect.Parameter.KEYWORD_ONLY}
 
 
+def test_options_go_by_their_own_names_whatever_their_group() -> None:
+    config = vs.ViTConfig(image_size=32).replace(pool="mean", positions="rotary", drop_path=0.1)
+    assert (config.readout.pool, config.embedding.positions) == ("mean", "rotary")
+    assert (config.option("image_size"), config.option("drop_path")) == ((32, 32), 0.1)
+    assert config.to_dict()["pool"] == "mean"
+    assert vs.ViTConfig.from_dict(config.to_dict()) == config
+    assert vs.create_model("vit_ti16", depth=1, pool="mean").config.readout.pool == "mean"
+    with pytest.raises(vs.UserError, match="nearest: pool"):
+        config.replace(pol="mean")
+
+
 def test_prediction_has_label_index_and_score_in_that_order() -> None:
     assert list(parameters(vs.Prediction)) == ["label", "index", "score"]
 

@@ -1,0 +1,358 @@
+"""What each option of the model costs and brings, on the embedded digits.
+
+    .venv/bin/python benchmarks/ablation.py --out --docs docs/options.md
+    .venv/bin/python benchmarks/ablation.py --docs docs/options.md
+
+The recipe `digits` is trained with one thing changed at a time, each change with several seeds; the paper did
+the same with positions (appendix D.4, table 8: none at all is clearly worse, the others are alike). Then,
+with nothing beside it, the training step of every change is timed. The first command measures, writes
+benchmarks/results/<date>-ablation.md and the raw numbers beside it, and fills in the page; the second only
+fills in the page from the newest raw numbers. About 35 minutes on 2 quiet cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import shlex
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from contest import (
+    RESULTS,
+    Timing,
+    describe_machine,
+    describe_versions,
+    markdown_table,
+    note,
+    options,
+    positive,
+    publish,
+    rate,
+    timing_of,
+)
+from contestants import our_training
+from vitascope.data.datasets import open_data
+from vitascope.model.config import ViTConfig
+from vitascope.training.loop import resolve_config, train
+from vitascope.training.recipes import RECIPES, TrainConfig
+
+RECIPE = "digits"
+BATCH_SIZE = RECIPES[RECIPE]["batch_size"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """The recipe with options changed; without any, the recipe itself."""
+
+    options: tuple[str, ...] = ()
+    """NAME=VALUE, as `vitascope train --options` takes them."""
+    pool: str | None = None
+    """Pooling is an option of training itself."""
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        pool = () if self.pool is None else (f"pool={self.pool}",)
+        return " ".join((*pool, *self.options)) or "base"
+
+    def train_config(self, **others: Any) -> TrainConfig:
+        """What is trained, in fp32: what `auto` would take depends on the number of tokens."""
+        return TrainConfig.from_recipe(
+            RECIPE, options=self.options, pool=self.pool, precision="fp32", **others
+        )
+
+    def model_config(self) -> ViTConfig:
+        """The model that it makes for the digits."""
+        return resolve_config(self.train_config(), open_data("digits"))[1]
+
+
+CHANGES = (
+    Change(),
+    # Equation 1
+    Change(("positions=none",)),
+    Change(("positions=learned_2d",)),
+    Change(("positions=sincos_1d",)),
+    Change(("positions=sincos_2d",)),
+    Change(("positions=sincos_2d_big_vision",)),
+    Change(("positions=relative",)),
+    Change(("positions=rotary",)),
+    Change(("position_prefix=false",)),
+    Change(("stem=linear",)),
+    Change(("stem=overlap", "stride=4")),
+    Change(("stem=resnet", "resnet_layers=[1]", "resnet_width=16")),
+    Change(("embedding_norm=true",)),
+    # Equations 2 and 3
+    Change(("norm=post",)),
+    Change(("layer_scale=0.1",)),
+    Change(("mlp=gelu_tanh",)),
+    Change(("mlp=quick_gelu",)),
+    Change(("mlp=swiglu",)),
+    Change(("mlp=swiglu", "mlp_ratio=2.667")),
+    Change(("qkv_bias=none",)),
+    Change(("qkv_bias=no_key",)),
+    Change(("attention=axial",)),
+    Change(("attention=window", "window=2")),
+    # Equation 4
+    Change(("num_registers=4",)),
+    Change(("distillation_token=true",)),
+    Change(pool="mean"),
+    Change(("pool_norm=after",), pool="mean"),
+    Change(pool="cls_mean"),
+    Change(pool="map"),
+    Change(("head=mlp",)),
+    # The paper's initialization starts every head at zero, so that `zero` differs from `linear` with timm's.
+    Change(("init=timm",)),
+    Change(("init=timm", "head=zero")),
+)
+"""One change at a time, in the order of the paper's equations; the base first."""
+
+HEADER = ("option", "test accuracy, %", "lowest to highest", "parameters", "MFLOPs", "training, images/s")
+
+NOTES = """\
+"option": what is changed in the base, the recipe `digits`: 32x32 pixels, 16 patches of 8x8, 3 blocks of width
+96, 6 heads, learned positions, a class token. "test accuracy": mean over the seeds, of the 360 test digits,
+so that one digit is 0.28; differences within the spread of the seeds mean nothing, and what is best here need
+not be best on photographs. "MFLOPs": the matrix products of one image's forward pass, a multiply-add counting
+as 2. "training": images a second of whole training steps (forward, loss, backward, AdamW) at the recipe's
+batch size in fp32 on one thread, augmentation left out. The two heads of `distillation_token` are both taught
+by the labels here: there is no teacher. `resnet_layers=[1] resnet_width=16` has a stride of 4: with patches
+of 8 pixels, 4x4 patches of 2x2 features. `mlp_ratio=2.667` gives SwiGLU the parameters of the base's MLP."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a change cost and brought."""
+
+    name: str
+    parameters: int
+    flops: int
+    """Of one image's forward pass."""
+    accuracies: list[float]
+    """Share of the test digits that are right, by seed."""
+    step_seconds: list[float]
+    """Seconds of a training step, by round."""
+
+    def row(self) -> tuple[str, ...]:
+        """The table's line."""
+        percent = [100 * accuracy for accuracy in self.accuracies]
+        return (
+            self.name,
+            f"{statistics.mean(percent):.2f}",
+            f"{min(percent):.2f} to {max(percent):.2f}",
+            f"{self.parameters:,}",
+            f"{self.flops / 1e6:.2f}",
+            rate(BATCH_SIZE / statistics.median(self.step_seconds)),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """All results, and how they were measured: what the JSON file holds."""
+
+    machine: str
+    versions: str
+    date: str
+    command: str
+    seeds: int
+    epochs: int
+    rounds: int
+    jobs: int
+    results: list[Result]
+
+    @classmethod
+    def from_json(cls, text: str) -> Measurement:
+        """The inverse of `to_json`."""
+        values = json.loads(text)
+        return cls(**values | {"results": [Result(**result) for result in values["results"]]})
+
+    def to_json(self) -> str:
+        """Every raw number."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    def table(self) -> str:
+        """A line for each option."""
+        return markdown_table(HEADER, [result.row() for result in self.results])
+
+    def for_docs(self) -> str:
+        """What stands in docs/options.md."""
+        how = f"{self.seeds} seeds, {self.epochs} epochs; {self.machine}; {self.date}."
+        return f"{self.table()}\n\n{NOTES}\n\n{how}"
+
+    def report(self) -> str:
+        """What stands in benchmarks/results."""
+        return (
+            "# What each option costs and brings: the digits, one change at a time\n\n"
+            f"- machine: {self.machine}\n"
+            f"- versions: {self.versions}\n"
+            f"- date: {self.date}\n"
+            f"- command: `{self.command}`\n"
+            f"- method: accuracy: seeds: {self.seeds}, epochs: {self.epochs}, runs at a time: {self.jobs}, "
+            "each on one thread; then speed, with nothing beside it: one process, one thread, interleaved "
+            f"rounds over all options: {self.rounds}, medians\n\n"
+            f"{self.table()}\n\n{NOTES}"
+        )
+
+
+def measure_accuracies(
+    changes: Sequence[Change], seeds: int, epochs: int, jobs: int
+) -> dict[Change, list[float]]:
+    """Test accuracy of each change with each seed, `jobs` runs at a time."""
+    runs = list(itertools.product(range(seeds), changes))
+    found: dict[tuple[int, Change], float] = {}
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=be_quiet_and_alone) as pool:
+        futures = {pool.submit(test_accuracy, change, seed, epochs): (seed, change) for seed, change in runs}
+        for count, future in enumerate(as_completed(futures), 1):
+            seed, change = futures[future]
+            found[seed, change] = future.result()
+            note(f"run {count}/{len(runs)}: {change.name}, seed {seed}: {found[seed, change]:.2%}")
+    return {change: [found[seed, change] for seed in range(seeds)] for change in changes}
+
+
+def be_quiet_and_alone() -> None:
+    """Let a process that trains say nothing, and use one thread."""
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+    torch.set_num_threads(1)
+
+
+def test_accuracy(change: Change, seed: int, epochs: int) -> float:
+    """Train, and measure on the test digits; the run folder goes."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = change.train_config(seed=seed, epochs=epochs, device="cpu", run=f"{folder}/run")
+        return train(config).evaluation.accuracy
+
+
+def measure_steps(changes: Sequence[Change], rounds: int, timing: Timing) -> dict[Change, list[float]]:
+    """Seconds of a training step of each change in each round; the rounds are interleaved."""
+    seconds: dict[Change, list[float]] = {change: [] for change in changes}
+    with ExitStack() as stack:
+        steps = {
+            change: stack.enter_context(our_training(change.model_config(), BATCH_SIZE, torch.float32))
+            for change in changes
+        }
+        for number in range(1, rounds + 1):
+            note(f"speed, round {number}/{rounds}")
+            for change, step in steps.items():
+                seconds[change].append(timing.median(step))
+    return seconds
+
+
+def measure(changes: Sequence[Change], arguments: argparse.Namespace) -> Measurement:
+    """Accuracy, then speed."""
+    torch.set_num_threads(1)
+    machine = describe_machine()  # before it is busy with us
+    accuracies = measure_accuracies(changes, arguments.seeds, arguments.epochs, arguments.jobs)
+    steps = measure_steps(changes, arguments.rounds, timing_of(arguments))
+    results = []
+    for change in changes:
+        config = change.model_config()
+        results.append(
+            Result(change.name, config.num_parameters, config.flops, accuracies[change], steps[change])
+        )
+    return Measurement(
+        machine=machine,
+        versions=describe_versions(),
+        date=datetime.date.today().isoformat(),
+        command=shlex.join(["python", *sys.argv]),
+        seeds=arguments.seeds,
+        epochs=arguments.epochs,
+        rounds=arguments.rounds,
+        jobs=arguments.jobs,
+        results=results,
+    )
+
+
+def newest_numbers(name: str) -> Path:
+    """The newest JSON file of a benchmark.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found = sorted(RESULTS.glob(f"????-??-??-{name}.json"))
+    if not found:
+        raise FileNotFoundError(f"no {name} in {RESULTS} yet: measure with --out first")
+    return found[-1]
+
+
+def write_numbers(name: str, numbers: str) -> None:
+    """Write a benchmark's JSON beside its report."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{datetime.date.today().isoformat()}-{name}.json").write_text(
+        numbers + "\n", encoding="utf-8"
+    )
+
+
+def between(text: str, marker: str) -> str:
+    """What stands between `<!-- marker -->` and `<!-- /marker -->`."""
+    found = re.search(rf"<!-- {marker} -->\n(.*?)<!-- /{marker} -->", text, re.DOTALL)
+    if found is None:
+        raise ValueError(f"no <!-- {marker} --> with its <!-- /{marker} -->")
+    return found[1]
+
+
+def fill_in(page: Path, marker: str, content: str) -> None:
+    """Replace what stands between a page's markers."""
+    text = page.read_text(encoding="utf-8")
+    old = f"<!-- {marker} -->\n{between(text, marker)}"
+    page.write_text(text.replace(old, f"<!-- {marker} -->\n{content}\n"), encoding="utf-8")
+    note(f"filled in {page}")
+
+
+def selected(texts: Sequence[str]) -> list[Change]:
+    """The changes whose name holds one of the texts."""
+    return [change for change in CHANGES if any(text in change.name for text in texts)]
+
+
+def parse() -> argparse.Namespace:
+    parser = options(__doc__, rounds=7, warmup=1, steps=5)
+    epochs = RECIPES[RECIPE]["epochs"]
+    parser.add_argument("--seeds", type=positive, default=3, help="runs of each option (default 3)")
+    parser.add_argument(
+        "--epochs", type=positive, default=epochs, help=f"of a run (default {epochs}, the recipe's)"
+    )
+    parser.add_argument(
+        "--jobs", type=positive, default=os.cpu_count(), help="runs at a time (default one a core)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="only options whose name holds one of these"
+    )
+    parser.add_argument(
+        "--docs", type=Path, metavar="PAGE", help="fill in this page; without --out, from the newest numbers"
+    )
+    arguments = parser.parse_args()
+    if arguments.only and (arguments.out or arguments.docs):
+        parser.error("what is published is whole: no --only with --out or --docs")
+    if arguments.only and not selected(arguments.only):
+        parser.error(f"no option's name holds {' or '.join(arguments.only)}")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.out or not arguments.docs:
+        measured = measure(selected(arguments.only) if arguments.only else CHANGES, arguments)
+        publish("ablation", measured.report(), arguments)
+        if arguments.out:
+            write_numbers("ablation", measured.to_json())
+    if arguments.docs:
+        numbers = newest_numbers("ablation").read_text(encoding="utf-8")
+        fill_in(arguments.docs, "ablation", Measurement.from_json(numbers).for_docs())
+
+
+if __name__ == "__main__":
+    main()

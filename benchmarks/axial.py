@@ -1,0 +1,462 @@
+"""Whether the cost of axial attention grows as its formula says, beside global attention and windows.
+
+    .venv/bin/python benchmarks/axial.py --out --docs docs/options.md
+    .venv/bin/python benchmarks/axial.py --docs docs/options.md
+
+Time and peak memory of the attention step alone (random queries, keys and values; one image, one class
+token, 3 heads of 64) on growing grids, without and with its backward pass, beside `cost.attended_pairs`: for
+a square grid of side s about s^4 pairs in global attention, 2 s^3 in axial, 65 s^2 in windows of 8x8. The
+first command measures, writes benchmarks/results/<date>-axial.md, the raw numbers beside it and
+docs/images/axial.png, and fills in the page; the second only fills in the page from the newest raw numbers.
+One thread; about 4 minutes on a quiet core, and 4 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import math
+import multiprocessing
+import resource
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import ScalarFormatter
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ablation import fill_in, newest_numbers, write_numbers
+from contest import (
+    Step,
+    Timing,
+    describe_machine,
+    describe_versions,
+    markdown_table,
+    note,
+    options,
+    publish,
+    timing_of,
+)
+from vitascope.explain.plots import GREY, RIGHT, SERIES, new_figure, plain, save_figure
+from vitascope.model import cost
+from vitascope.model.config import ViTConfig
+from vitascope.model.encoder import Block
+from vitascope.model.hardware import reuse_freed_memory
+from vitascope.model.positions import position_embedding
+
+Grid = tuple[int, int]
+
+HEADS, HEAD_DIM, WINDOW = 3, 64, 8
+LIMITS = {"global": (4, 2), "axial": (3, 2), "window": (2, 1)}
+"""Exponents that the number of pairs tends to: of the side of a square, and of the width of a strip."""
+COLOURS = dict(zip(LIMITS, (*SERIES, RIGHT), strict=True))
+SQUARES = tuple((side, side) for side in (8, 16, 24, 32, 48, 64, 96, 128, 192))
+STRIPS = tuple((16, width) for width in (16, 32, 64, 128, 192, 256))
+LARGEST_GLOBAL = 96 * 96
+"""Patches; with more, global attention would take minutes, and tens of gigabytes for its weights."""
+FITTED_FROM = 2_000
+"""Patches; exponents are those of grids with so many at least: in others a call's fixed costs weigh too much,
+and global attention trains by matrix products instead of the fused kernel."""
+COMPARED: Grid = (96, 96)
+LINE = {"linewidth": 1.0}
+DOTS = {"marker": "o", "linestyle": ""}
+HOLLOW = {"marker": "o", "markerfacecolor": "white", "linestyle": ":"}
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "axial.png"
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A kind of attention on a grid."""
+
+    attention: str
+    grid: Grid
+    backward: bool
+    """Whether the backward pass is run too."""
+
+    def config(self) -> ViTConfig:
+        """A model with this attention on this grid."""
+        config = ViTConfig(
+            image_size=self.grid, patch_size=1, embed_dim=HEADS * HEAD_DIM, num_heads=HEADS, depth=1
+        )
+        return config.replace(attention=self.attention, window=WINDOW, positions="none")
+
+    def multiply_adds(self) -> int:
+        """Of scores and mixed values, by the formula; the backward pass has twice those of the forward."""
+        return 2 * cost.attended_pairs(self.config()) * HEADS * HEAD_DIM * (3 if self.backward else 1)
+
+    def weights_mib(self) -> float:
+        """One fp32 number for each pair and head."""
+        return cost.attended_pairs(self.config()) * HEADS * 4 / 2**20
+
+
+def attention_step(point: Point, *, materialized: bool = False) -> Step:
+    """What is measured: `mix` of the attention's module, by the kernels that it takes.
+
+    Args:
+        point: which.
+        materialized: keep PyTorch from its fused kernels, which never hold all weights at once.
+    """
+    config = point.config()
+    with torch.device("meta"):  # the layers around the step are not run
+        module = Block(config, drop_path=0.0).attention
+    layout = position_embedding(config).layout(config.grid, torch.device("cpu"))
+    qkv = torch.randn(1, config.num_tokens, 3, HEADS, HEAD_DIM, requires_grad=point.backward)
+    gradient = torch.randn(1, config.num_tokens, HEADS * HEAD_DIM)
+
+    def step() -> None:
+        with sdpa_kernel(SDPBackend.MATH) if materialized else nullcontext():
+            mixed = module.mix(qkv, layout, slice(None), 0.0)
+            if point.backward:
+                mixed.backward(gradient)
+                qkv.grad = None
+
+    return step
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a point took."""
+
+    point: Point
+    seconds: list[float]
+    """By round."""
+    fused_mib: float
+    """Peak memory beyond the input, with the kernels that `mix` takes by itself."""
+    materialized_mib: float
+    """The same where all weights are held."""
+
+    @property
+    def time(self) -> float:
+        """Seconds of the median round."""
+        return statistics.median(self.seconds)
+
+    @property
+    def speed(self) -> float:
+        """Multiply-adds of the formula a second."""
+        return self.point.multiply_adds() / self.time
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """All results, and how they were measured: what the JSON file holds."""
+
+    machine: str
+    versions: str
+    date: str
+    command: str
+    method: str
+    results: list[Result]
+
+    @classmethod
+    def from_json(cls, text: str) -> Measurement:
+        """The inverse of `to_json`."""
+        values = json.loads(text)
+        results = []
+        for result in values["results"]:
+            point = Point(**result.pop("point"))
+            results.append(Result(dataclasses.replace(point, grid=tuple(point.grid)), **result))
+        return cls(**values | {"results": results})
+
+    def to_json(self) -> str:
+        """Every raw number."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    def series(self, grids: Sequence[Grid], attention: str, backward: bool) -> list[Result]:
+        """Results of one kind of attention on grids, in their order."""
+        found = {result.point: result for result in self.results}
+        points = (Point(attention, grid, backward) for grid in grids)
+        return [found[point] for point in points if point in found]
+
+    def for_docs(self) -> str:
+        """What stands in docs/options.md."""
+        return (
+            "![time and memory of attention by the side of the grid](images/axial.png)\n\n"
+            f"{exponents_table(self, SQUARES)}\n\n{EXPONENTS_NOTES}\n\n"
+            f"On a grid of {COMPARED[0]}x{COMPARED[1]}:\n\n{comparison_table(self)}\n\n{COMPARISON_NOTES}\n\n"
+            f"One image, {HEADS} heads of {HEAD_DIM}, fp32, one thread; {self.machine}; {self.date}."
+        )
+
+    def report(self) -> str:
+        """What stands in benchmarks/results."""
+        return (
+            "# The cost of axial attention\n\n"
+            f"- machine: {self.machine}\n"
+            f"- versions: {self.versions}\n"
+            f"- date: {self.date}\n"
+            f"- command: `{self.command}`\n"
+            f"- method: {self.method}\n\n"
+            f"## Square grids\n\n{exponents_table(self, SQUARES)}\n\n{EXPONENTS_NOTES}\n\n"
+            f"## Grids of 16 rows, growing wider\n\n{exponents_table(self, STRIPS)}\n\n"
+            f"## Beside global attention, {COMPARED[0]}x{COMPARED[1]}\n\n"
+            f"{comparison_table(self)}\n\n{COMPARISON_NOTES}\n\n"
+            f"## Every point\n\n{points_table(self)}\n\n{POINTS_NOTES}"
+        )
+
+
+EXPONENTS_HEADER = (
+    "attention",
+    "in the limit",
+    "formula",
+    "time, forward",
+    "time, with backward",
+    "memory of weights, with backward",
+    "memory as it runs, with backward",
+)
+EXPONENTS_NOTES = f"""\
+By which power of the grid's side cost grows: the slope of a line through the logarithms, over grids of at
+least {FITTED_FROM:,} patches. "formula": of the number of pairs, `cost.attended_pairs`, on the same grids.
+"memory of weights": peak memory where PyTorch is kept from its fused kernels, so that all weights are held;
+"as it runs": by the kernels that the model takes on such grids, which hold a small part of the weights at a
+time, so that memory grows with the number of tokens. So does what axial attention copies into rows and
+columns, in time and in memory: that keeps its powers below the formula's."""
+
+COMPARISON_NOTES = """\
+How many times less than global attention the others cost; below 1, more. "formula": pairs over pairs. What
+is missing to it is lost in short rows and windows, and in copying patches into them."""
+
+POINTS_NOTES = """\
+"formula": multiply-adds by `cost.attended_pairs`, three times as many with the backward pass. "time /
+formula": 1 on the largest grid of the kind, and the same everywhere if time follows the formula. "weights":
+one number for each pair and head. Memory is in MiB, the peak beyond queries, keys and values. With its
+backward pass, global attention takes plain matrix products, and keeps its weights, while they fit in 16 MiB
+(`model/attention.py`)."""
+
+
+def slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
+    """The exponent of costs in sizes: of a line through the logarithms, by least squares."""
+    line = statistics.linear_regression(list(map(math.log, sizes)), list(map(math.log, costs)))
+    return line.slope
+
+
+def exponents_table(measured: Measurement, grids: Sequence[Grid]) -> str:
+    """Formula and measurement, for each kind."""
+    rows = []
+    fitted = [grid for grid in grids if math.prod(grid) >= FITTED_FROM]
+    for attention, limits in LIMITS.items():
+        forward, both = (measured.series(fitted, attention, backward) for backward in (False, True))
+        costs: list[tuple[list[Result], Callable[[Result], float]]] = [
+            (forward, lambda result: result.point.multiply_adds()),
+            (forward, lambda result: result.time),
+            (both, lambda result: result.time),
+            (both, lambda result: result.materialized_mib),
+            (both, lambda result: result.fused_mib),
+        ]
+        slopes = [
+            slope([r.point.grid[1] for r in series], [*map(cost_of, series)]) for series, cost_of in costs
+        ]
+        limit = limits[0] if grids is SQUARES else limits[1]
+        rows.append((attention, str(limit), *(f"{exponent:.2f}" for exponent in slopes)))
+    return markdown_table(EXPONENTS_HEADER, rows)
+
+
+def comparison_table(measured: Measurement) -> str:
+    """Costs of global attention over those of the others."""
+    ((forward,), (both,)) = (measured.series([COMPARED], "global", backward) for backward in (False, True))
+    rows = []
+    for attention in ("axial", "window"):
+        ((ours,), (ours_both,)) = (
+            measured.series([COMPARED], attention, backward) for backward in (False, True)
+        )
+        ratios = (
+            forward.point.multiply_adds() / ours.point.multiply_adds(),
+            forward.time / ours.time,
+            both.time / ours_both.time,
+            both.materialized_mib / ours_both.materialized_mib,
+            both.fused_mib / ours_both.fused_mib,
+        )
+        rows.append((attention, *(f"{ratio:.1f}" for ratio in ratios)))
+    return markdown_table((EXPONENTS_HEADER[0], *EXPONENTS_HEADER[2:]), rows)
+
+
+def points_table(measured: Measurement) -> str:
+    """A line for each kind, grid and pass."""
+    rows = []
+    for grids in (SQUARES, STRIPS):
+        for attention in LIMITS:
+            for backward in (False, True):
+                series = measured.series(grids, attention, backward)
+                rows += [
+                    (
+                        f"{attention}, {result.point.grid[0]}x{result.point.grid[1]}",
+                        "both" if backward else "forward",
+                        f"{result.point.multiply_adds() / 1e6:,.1f} M",
+                        f"{1e3 * result.time:.2f} ms",
+                        f"{series[-1].speed / result.speed:.2f}",
+                        f"{result.point.weights_mib():.1f}",
+                        f"{result.materialized_mib:.1f}",
+                        f"{result.fused_mib:.1f}",
+                    )
+                    for result in series
+                ]
+    return markdown_table(
+        (
+            "attention, grid",
+            "pass",
+            "formula",
+            "time",
+            "time / formula",
+            "weights",
+            "memory of weights",
+            "memory as it runs",
+        ),
+        rows,
+    )
+
+
+def draw(measured: Measurement) -> Figure:
+    """Time and memory over the side of square grids, and what the formula makes of the largest grid's."""
+    figure = new_figure(12, 4.6, "The attention step on a grid of s x s patches")
+    panels = figure.subplots(1, 3)
+    for attention in LIMITS:
+        forward, both = (measured.series(SQUARES, attention, backward) for backward in (False, True))
+        draw_series(panels[0], forward, lambda result: 1e3 * result.time)
+        draw_series(panels[1], both, lambda result: 1e3 * result.time)
+        draw_series(panels[2], both, lambda result: result.materialized_mib)
+        panels[2].plot(*sides_and(both, lambda result: result.fused_mib), **HOLLOW, color=COLOURS[attention])
+    titles = ("forward", "forward and backward", "peak memory, forward and backward")
+    for axes, title, unit in zip(panels, titles, ("ms", "ms", "MiB"), strict=True):
+        plain(axes, title=title, xlabel="side s, patches", ylabel=unit, xscale="log", yscale="log")
+        axes.set_xticks([side for side, _ in SQUARES if side in (8, 16, 32, 64, 96, 192)])
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.minorticks_off()
+    panels[2].set_ylim(bottom=1)
+    kinds = [Patch(color=COLOURS[kind], label=f"{kind}, $s^{power}$") for kind, (power, _) in LIMITS.items()]
+    signs = [
+        Line2D([], [], **LINE, color=GREY, label="formula, through the largest grid's"),
+        Line2D([], [], **DOTS, color=GREY, label="measured (memory: all weights held)"),
+        Line2D([], [], **HOLLOW, color=GREY, label="measured: memory as it runs"),
+    ]
+    rows = [handle for column in zip(kinds, signs, strict=True) for handle in column]
+    figure.legend(handles=rows, loc="outside lower center", ncols=len(kinds), frameon=False)
+    return figure
+
+
+def draw_series(axes: Axes, series: Sequence[Result], cost_of: Callable[[Result], float]) -> None:
+    """Measured points, and the formula's line through the largest grid's."""
+    last, colour = series[-1], COLOURS[series[-1].point.attention]
+    scale = cost_of(last) / last.point.multiply_adds()
+    axes.plot(*sides_and(series, lambda result: scale * result.point.multiply_adds()), **LINE, color=colour)
+    axes.plot(*sides_and(series, cost_of), **DOTS, color=colour)
+
+
+def sides_and(series: Sequence[Result], cost_of: Callable[[Result], float]) -> tuple[list[int], list[float]]:
+    """Sides and costs to plot; a cost of nothing, of memory too little to be seen, has no logarithm."""
+    costs = [(result.point.grid[1], cost_of(result)) for result in series]
+    return [side for side, cost in costs if cost > 0], [cost for _, cost in costs if cost > 0]
+
+
+def points() -> list[Point]:
+    """All that are measured."""
+    grids = dict.fromkeys((*SQUARES, *STRIPS))  # 16x16 is in both
+    return [
+        Point(attention, grid, backward)
+        for backward in (False, True)
+        for grid in grids
+        for attention in LIMITS
+        if attention != "global" or math.prod(grid) <= LARGEST_GLOBAL
+    ]
+
+
+def peak_mib(point: Point, *, materialized: bool) -> float:
+    """Peak memory of a step beyond its input, in a process of its own.
+
+    The process is forked from one that has only imported what it needs. It runs the step on the
+    smallest grid, for the code and buffers that any step needs, makes the input, and then runs the step once:
+    what its peak of resident memory grows by is the step's.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vitascope.training.loop"])  # which imports nearly all that we do
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=send_peak, args=(theirs, point, materialized))
+    process.start()
+    theirs.close()
+    peak = ours.recv()
+    process.join()
+    return peak
+
+
+def send_peak(connection: Connection, point: Point, materialized: bool) -> None:
+    """What `peak_mib` runs in the new process."""
+    torch.set_num_threads(1)
+    attention_step(dataclasses.replace(point, grid=SQUARES[0]), materialized=materialized)()
+    step = attention_step(point, materialized=materialized)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step()
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
+    connection.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit / 2**20)
+
+
+def measure_times(measured: Sequence[Point], rounds: int, timing: Timing) -> list[list[float]]:
+    """Seconds of each point in each round; the rounds are interleaved."""
+    reuse_freed_memory()  # as `vitascope` does
+    seconds: list[list[float]] = [[] for _ in measured]
+    for number in range(1, rounds + 1):
+        note(f"time, round {number}/{rounds}")
+        for point, times in zip(measured, seconds, strict=True):
+            times.append(timing.median(attention_step(point)))
+    return seconds
+
+
+def measure(arguments: argparse.Namespace) -> Measurement:
+    """Memory, then time."""
+    torch.set_num_threads(1)
+    machine = describe_machine()  # before it is busy with us
+    measured = points()
+    peaks = []
+    for count, point in enumerate(measured, 1):
+        fused, materialized = (peak_mib(point, materialized=choice) for choice in (False, True))
+        peaks.append((fused, materialized))
+        note(f"memory {count}/{len(measured)}: {point} {fused:.1f} and {materialized:.1f} MiB")
+    seconds = measure_times(measured, arguments.rounds, timing_of(arguments))
+    return Measurement(
+        machine=machine,
+        versions=describe_versions(),
+        date=datetime.date.today().isoformat(),
+        command=shlex.join(["python", *sys.argv]),
+        method=(
+            f"fp32, one thread; time: interleaved rounds: {arguments.rounds}; in a round, steps to warm up: "
+            f"{arguments.warmup}, then timed: at least {arguments.steps} and {arguments.seconds:g} s; "
+            "medians; memory: what one step adds to the peak resident memory of a fresh process that holds "
+            "its input"
+        ),
+        results=[
+            Result(point, times, *peak) for point, times, peak in zip(measured, seconds, peaks, strict=True)
+        ],
+    )
+
+
+def parse() -> argparse.Namespace:
+    parser = options(__doc__, rounds=5, warmup=1, steps=3)
+    parser.set_defaults(seconds=0.05)
+    parser.add_argument(
+        "--docs", type=Path, metavar="PAGE", help="fill in this page; without --out, from the newest numbers"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.out or not arguments.docs:
+        measured = measure(arguments)
+        publish("axial", measured.report(), arguments)
+        if arguments.out:
+            write_numbers("axial", measured.to_json())
+            save_figure(draw(measured), PICTURE)
+    if arguments.docs:
+        numbers = newest_numbers("axial").read_text(encoding="utf-8")
+        fill_in(arguments.docs, "axial", Measurement.from_json(numbers).for_docs())
+
+
+if __name__ == "__main__":
+    main()

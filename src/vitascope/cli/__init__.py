@@ -1,0 +1,78 @@
+"""The command line: parse, call the library, print. Nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from vitascope import __version__
+from vitascope.cli.checkpoints import Convert, Models
+from vitascope.cli.parsing import parse
+from vitascope.cli.train import Train, parse_train
+from vitascope.cli.use import Evaluate, Explain, Predict
+from vitascope.errors import Interrupted, UserError, nearest
+
+DESCRIPTION = "Train, look inside and ship Vision Transformers."
+
+COMMANDS: dict[str, type[Any]] = {
+    "train": Train,
+    "evaluate": Evaluate,
+    "predict": Predict,
+    "explain": Explain,
+    "convert": Convert,
+    "models": Models,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The `vitascope` program; returns its exit status.
+
+    0 is success; 2, a request that cannot be met, with one line on standard error that says why; 130 and
+    143, stopped by Ctrl-C or SIGTERM, with everything saved.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not args or args[0] in ("-h", "--help"):
+            print(overview())
+            return 0
+        if args[0] == "--version":
+            print(f"vitascope {__version__}")
+            return 0
+        if args[0] not in COMMANDS:
+            raise UserError(
+                f"unknown command {args[0]!r}{nearest(args[0], COMMANDS)}; see `vitascope --help`"
+            )
+        command = parse_train(args[1:]) if args[0] == "train" else parse(COMMANDS[args[0]], args[0], args[1:])
+        command.call()
+        return 0
+    except UserError as error:
+        print(f"vitascope: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("vitascope: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read our output, `head` say, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:  # a full disk, a folder that may not be written to: the system says it best
+        print(f"vitascope: error: {error}", file=sys.stderr)
+        return 2
+    except Interrupted as stop:
+        print(f"vitascope: {stop}; continue with: vitascope train --resume {stop.run}", file=sys.stderr)
+        return 128 + stop.signum
+
+
+def overview() -> str:
+    """What `vitascope --help` prints."""
+    lines = [f"usage: vitascope COMMAND ...\n\n{DESCRIPTION}\n"]
+    for name, command in COMMANDS.items():
+        summary = (command.__doc__ or "").splitlines()[0]
+        lines.append(f"  {name:<9} {summary}")
+    lines.append(
+        "\nA MODEL is a run folder, a model folder or file of any library, a hub id (owner/name), or a name\n"
+        "like torchvision/vit_b_16; DATA is `digits` or a folder of images."
+    )
+    lines.append("`vitascope COMMAND --help` lists a command's options; `vitascope --version` the version.")
+    return "\n".join(lines)

@@ -1,0 +1,104 @@
+"""`vitascope models` and `convert`: the architectures there are, and other libraries' files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from vitascope.cli.use import Model
+from vitascope.errors import UserError
+from vitascope.model.config import ViTConfig
+from vitascope.model.sizes import NAMED_SIZES, named_config
+from vitascope.training.recipes import MaybeInt
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Convert:
+    """Write a model as another library itself loads it, and prove that both give the same answers."""
+
+    model: Model
+    """A run folder, a model folder, a weights file, a hub id, or a name like torchvision/vit_b_16."""
+    out: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
+    """The new folder."""
+    to: Literal["vitascope", "timm", "huggingface", "torchvision", "jax", "deit", "dinov2", "dinov3"] = (
+        "vitascope"
+    )
+    """Whose format: `deit`, `dinov2` and `dinov3` are the files of their own repositories."""
+    images: tuple[Path, ...] = ()
+    """Pictures to compare the outputs on. Default: two photographs that come with scikit-learn."""
+
+    def call(self) -> None:
+        """Convert, compare, print."""
+        from vitascope.weights.convert import convert
+
+        done = convert(self.model, self.out, to=self.to, images=self.images)
+        for file in done.files:
+            print(f"{file}  {file.stat().st_size / 1e6:.1f} MB")
+        print(f"from {done.source_family} to {self.to}")
+        for change in done.changes:
+            print(f"note: {change}")
+        parity = done.parity
+        pictures = "1 picture" if parity.images == 1 else f"{parity.images} pictures"
+        if parity.first is None:
+            print(f"parity: bitwise the same in every layer, on {pictures}")
+            return
+        print(
+            f"parity: outputs differ by at most {parity.logits:.2g} (the largest is {parity.scale:.3g}), on "
+            f"{pictures}; first in {parity.first}, by {parity.first_difference:.2g}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Models:
+    """List the named models: size, parameters, cost of one image, and where each was published."""
+
+    image_size: MaybeInt = None
+    """Count for this side, pixels. Default: each model's own, 224 for all but DINOv2."""
+    num_classes: int = 1000
+    """Count the heads with this many classes."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print JSON."""
+
+    def call(self) -> None:
+        """Count from the shapes and print."""
+        overrides: dict[str, Any] = {"num_classes": self.num_classes}
+        if self.image_size is not None:
+            overrides["image_size"] = self.image_size
+        configs, misfits = {}, {}
+        for name in NAMED_SIZES:
+            try:
+                configs[name] = named_config(name, **overrides)
+            except UserError as error:
+                misfits[name] = error
+        if not configs:
+            raise next(iter(misfits.values()))
+        if self.json:
+            print(json.dumps({name: self._row(name, config) for name, config in configs.items()}))
+            return
+        print("name                 pixels  tokens  width  depth  heads   parameters   GFLOPs  source")
+        for name, config in configs.items():
+            print(
+                f"{name:<20} {config.image_hw[0]:>6} {config.num_tokens:>7} {config.embed_dim:>6} "
+                f"{config.depth:>6} {config.num_heads:>6} {config.num_parameters / 1e6:>10.2f} M "
+                f"{config.flops / 1e9:>8.1f}  {NAMED_SIZES[name].source}"
+            )
+        for name, reason in misfits.items():
+            print(f"{name:<20} left out: {reason}")
+        print(
+            f"\nParameters with {self.num_classes} classes, where a model has a head (DINO's have none).\n"
+            "FLOPs of one image's forward pass; a multiply-add counts as 2, in papers' FLOPs mostly as 1."
+        )
+
+    @staticmethod
+    def _row(name: str, config: ViTConfig) -> dict[str, Any]:
+        """A model in JSON."""
+        return {
+            **config.to_dict(),
+            "parameters": config.num_parameters,
+            "flops": config.flops,
+            "source": NAMED_SIZES[name].source,
+        }

@@ -1,0 +1,55 @@
+"""Options to a command's dataclass, and complaints in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import tyro
+
+from vitascope.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+
+
+def parse(command: type[T], name: str, args: Sequence[str], default: Any = None) -> T:
+    """Options to a command's dataclass.
+
+    Raises:
+        UserError: an unknown option, naming the nearest; a value that is missing or of the wrong kind.
+    """
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            parsed, unknown = tyro.cli(
+                command, prog=f"vitascope {name}", args=list(args), return_unknown_args=True, **options
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise  # the help was asked for, and is printed
+        raise UserError(f"{unboxed(complaint.getvalue())}; see `vitascope {name} --help`") from None
+    if unknown:
+        known = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(command)]
+        word = next((word for word in unknown if word.startswith("-")), unknown[0])
+        raise UserError(
+            f"unknown option {word!r}{nearest(word.split('=')[0], known)}; see `vitascope {name} --help`"
+        )
+    return parsed
+
+
+def unboxed(complaint: str) -> str:
+    """What tyro says under a title, in a box or between rules of dashes, on one line."""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", complaint)
+    lines = [line.strip("│╭╮╰╯─ ") for line in plain.splitlines()[1:]]
+    lines = ["" if set(line) == {"-"} else line for line in lines]  # a rule where the output is no UTF-8
+    text = itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines))
+    return " ".join(" ".join(text).split()).rstrip(" .")
