@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.model import random_images, randomize, small_config, small_model
-from tests.peers.names import relative_error
+from tests.peers.comparison import relative_error
 from vitascope.model.config import ViTConfig
 from vitascope.model.positions import RotaryPositions
 from vitascope.model.sizes import named_config

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.model import random_images
-from tests.peers.names import relative_error
+from tests.peers.comparison import relative_error
 from vitascope.model.positions import resample_positions
 
 Grid = tuple[int, int]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tests.model import random_images, randomize
-from tests.peers.names import relative_error
+from tests.peers.comparison import relative_error
 from vitascope.model.resnet import ResNetFeatures
 from vitascope.model.resnet_shapes import RESNETS
 

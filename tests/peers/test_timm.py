@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.model import VARIANTS, random_images, randomize, small_config, small_model
-from tests.peers.names import relative_error
+from tests.peers.comparison import relative_error
 from tests.peers.timm_models import (
     HYBRIDS,
     MODELS,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model import law, random_images, small_config, small_model
-from tests.peers.names import relative_error
+from tests.peers.comparison import relative_error
 from tests.peers.timm_models import (
     SMALL,
     TIMM,
@@ -36,7 +36,9 @@ timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peer
     "preprocess",
     [
         Preprocess(image_size=(32, 32), crop_pct=0.875, interpolation="bilinear"),
-        Preprocess(image_size=(32, 32), resize="squash", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)),
+        Preprocess(
+            image_size=(32, 32), resize="squash", crop_pct=0.9, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)
+        ),
         Preprocess(image_size=(48, 64), crop_pct=1.0),
         Preprocess(image_size=(32, 32), channels=1, mean=(0.25,), std=(0.75,), interpolation="lanczos"),
     ],

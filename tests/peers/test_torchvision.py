@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.model import random_images, randomize, small_config, small_model
-from tests.peers.names import relative_error
+from tests.peers.comparison import relative_error
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer

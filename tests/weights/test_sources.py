@@ -10,10 +10,12 @@ from safetensors.torch import save_file
 
 from tests.model import small_model
 from vitascope.weights.files import CheckpointError
+from vitascope.weights.hub import TORCHVISION_FILES
 from vitascope.weights.sources import open_source
 from vitascope.weights.store import from_pretrained, identify, load_pretrained, save_pretrained
 
 TENSORS = {"a": torch.arange(3.0)}
+WEIGHTS = "vit_b_16.IMAGENET1K_V1"
 
 
 @pytest.fixture
@@ -79,6 +81,20 @@ def test_a_revision_is_the_one_asked_for(hub_cache: Path) -> None:
     assert torch.equal(state(from_pretrained("owner/birds@old")), expected)
     with pytest.raises(CheckpointError, match=r"owner/birds: .*'new'"):
         from_pretrained("owner/birds", revision="new")
+
+
+@pytest.mark.parametrize("ref", ["torchvision/vit_b_16", "ViT_B_16_Weights.IMAGENET1K_V1"])
+def test_a_name_of_torchvisions_is_read_from_torch_hubs_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str
+) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    model = small_model(embed_dim=128, num_heads=2)
+    save_pretrained(model, tmp_path / "checkpoints", format="torchvision")
+    (tmp_path / "checkpoints" / "model.pth").rename(tmp_path / "checkpoints" / TORCHVISION_FILES[WEIGHTS])
+    loaded = load_pretrained(ref)
+    assert loaded.family == "torchvision"
+    assert torch.equal(state(loaded.model), state(model))
+    assert loaded.preprocess.interpolation == "bilinear"
 
 
 def test_a_mistyped_path_is_not_sought_on_the_hub(

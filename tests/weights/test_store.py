@@ -252,8 +252,15 @@ def test_same_classes_keep_the_head(folder: Path) -> None:
         {"num_classes": 5, "class_names": NAMES[::-1]},
     ],
 )
-def test_other_classes_get_a_new_head_on_the_same_body(folder: Path, classes: dict[str, object]) -> None:
+def test_other_classes_get_a_new_head_on_the_same_body(
+    folder: Path, classes: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
     model = create_model("vit_ti16", weights=folder, **classes, **TINY)
+    said = caplog.messages[-1]
+    body = sum(not name.startswith("head.") for name in model.state_dict())
+    assert f"{body} tensors of the body loaded" in said
+    assert "left out the head for 5 classes" in said
+    assert f"initialized one for {classes['num_classes']}" in said
     trained = named_model().state_dict()
     assert model.config.class_names == classes["class_names"]
     for name, value in model.state_dict().items():
@@ -265,11 +272,15 @@ def test_other_classes_get_a_new_head_on_the_same_body(folder: Path, classes: di
 
 
 @pytest.mark.parametrize("image_size", [48, (32, 64)])
-def test_other_image_size_interpolates_the_positions(folder: Path, image_size: int) -> None:
+def test_other_image_size_interpolates_the_positions(
+    folder: Path, image_size: int, caplog: pytest.LogCaptureFixture
+) -> None:
     expected = named_model()
     expected.resize(image_size)
     options = {**TINY, "image_size": image_size}
     model = create_model("vit_ti16", weights=folder, num_classes=5, class_names=NAMES, **options)
+    (gh, gw), (new_gh, new_gw) = named_model().config.grid, model.config.grid
+    assert f"positions interpolated from {gh}x{gw} to {new_gh}x{new_gw}" in caplog.messages[-1]
     assert model.positions.grid == expected.positions.grid
     assert_same_state(model, expected)
     images = random_images(1, 3, *model.config.image_hw)
@@ -306,3 +317,29 @@ def test_unknown_name_and_field_name_the_nearest() -> None:
         create_model("vit_b61")
     with pytest.raises(UserError, match="'num_class'; nearest: num_classes"):
         create_model("vit_b16", num_class=3)
+
+
+def test_what_the_name_leaves_open_follows_the_weights(tmp_path: Path) -> None:
+    options = {"norm_eps": 1e-3, "mlp": "gelu_tanh", "layer_scale": 0.1, "resample": "jax"}
+    save_pretrained(small_model(**options), tmp_path)
+    config = create_model("vit_ti16", weights=tmp_path, num_classes=7, **TINY).config
+    assert {name: config.option(name) for name in options} == options
+
+
+@pytest.mark.parametrize("head", ["none", "pre_logits", "mlp"])
+def test_a_head_without_classes_gives_way_to_a_linear_one(tmp_path: Path, head: str) -> None:
+    save_pretrained(small_model(head=head), tmp_path)
+    model = create_model("vit_ti16", weights=tmp_path, num_classes=7, **TINY)
+    assert model(random_images(1, 3, 32, 32)).shape == (1, 7)
+    assert not model.head.weight.any()
+    features = create_model("vit_ti16", weights=tmp_path, **TINY)  # no classes asked for: as it was
+    assert features.config.readout.head == head
+
+
+def test_rotary_positions_are_not_said_to_be_interpolated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {**TINY, "embed_dim": 32, "positions": "rotary"}
+    save_pretrained(small_model(embed_dim=32, num_heads=2, positions="rotary"), tmp_path)
+    create_model("vit_ti16", weights=tmp_path, num_classes=7, **{**options, "image_size": 64})
+    assert "interpolated" not in caplog.messages[-1]

@@ -96,8 +96,7 @@ def _pretrained(config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
         # At another size than the model's own, positions are interpolated in each forward pass.
         "fixed_input_size": preprocess.image_size == config.image_hw,
         "interpolation": preprocess.interpolation,
-        # Squashed, ours is the whole picture; timm would crop it afterwards.
-        "crop_pct": 1.0 if preprocess.resize == "squash" else preprocess.crop_pct,
+        "crop_pct": preprocess.crop_pct,
         "crop_mode": "squash" if preprocess.resize == "squash" else "center",
         "mean": list(preprocess.mean),
         "std": list(preprocess.std),
