@@ -154,6 +154,7 @@ def test_the_first_key_that_matches_counts() -> None:
     [
         ("head.*", {"head.weight", "head.bias"}),
         ("head.weight", {"head.weight"}),
+        ("head.weight*", {"head.weight"}),  # nothing may be left
         ("he.d.weight", set()),  # a point is a point
         ("head", set()),
         ("ead.weight", set()),
@@ -218,6 +219,18 @@ def test_a_misshapen_tensor_is_told_with_both_shapes(
 ) -> None:
     with pytest.raises(CheckpointError, match=listed):
         from_family(Toy(), source_of({**whole, name: torch.zeros(shape)}), small_config())
+
+
+def test_parts_of_a_stack_are_equal_ones(whole: State) -> None:
+    uneven = {"q[1]": torch.zeros(32, 16), "k[1]": torch.zeros(8, 16), "v[1]": torch.zeros(8, 16)}
+    with pytest.raises(CheckpointError, match=r"q\[1\] is \(32, 16\), k\[1\] is \(8, 16\)"):
+        from_family(Toy(), source_of(whole | uneven), small_config())
+
+
+def test_a_table_that_keeps_two_tensors_in_one_place_is_a_fault_of_ours(tmp_path: Path) -> None:
+    twice = Toy({"encoder.blocks.{i}.norm1.*": "same.*", "*": "rest.*"})
+    with pytest.raises(AssertionError, match=r"same\.weight twice"):
+        to_family(twice, small_model(), PREPROCESS, tmp_path)
 
 
 def test_what_a_classifier_does_not_need_is_ignored(whole: State) -> None:

@@ -158,15 +158,19 @@ class Preprocess:
     def __post_init__(self) -> None:
         """Refuse what cannot be done."""
         for name in ("image_size", "mean", "std"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            values = getattr(self, name)
+            is_list = isinstance(values, list | tuple)
+            if not (is_list and all(isinstance(value, int | float) for value in values)):
+                raise UserError(f"{name} is a list of numbers, not {values!r}")
+            object.__setattr__(self, name, tuple(values))
         check_choice("resize", self.resize, ("crop", "squash"))
         check_choice("interpolation", self.interpolation, _RESAMPLING)
         if self.channels < 1:
             raise UserError(f"channels must be at least 1, not {self.channels}")
         if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:
             raise UserError(f"mean {self.mean} and std {self.std} do not fit {self.channels} channels")
-        if not 0 < self.crop_pct <= 1:
-            raise UserError(f"crop_pct is a share in (0, 1], not {self.crop_pct}")
+        if not (isinstance(self.crop_pct, int | float) and 0 < self.crop_pct <= 1):
+            raise UserError(f"crop_pct is a share in (0, 1], not {self.crop_pct!r}")
 
     def pixels(self, source: ImageSource) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """A picture as uint8 (C, H, W), resized and cropped.

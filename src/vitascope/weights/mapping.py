@@ -40,7 +40,13 @@ class Stored:
 
 def stacked(*names: str) -> Stored:
     """Our one tensor is theirs one after another along the first axis, in equal parts."""
-    return Stored(names, lambda parts: torch.cat(tuple(parts)), lambda tensor: tensor.chunk(len(names)))
+
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        if len({part.shape for part in parts}) > 1:
+            raise ValueError("parts of different shapes")
+        return torch.cat(tuple(parts))
+
+    return Stored(names, join, lambda tensor: tensor.chunk(len(names)))
 
 
 def reshaped(name: str, theirs: Callable[[Tensor], Tensor], ours: Callable[[Tensor], Tensor]) -> Stored:
@@ -191,7 +197,9 @@ def to_family(family: Family, model: VisionTransformer, preprocess: Preprocess, 
     state: State = {}
     for name, _, stored in rows(family, config):
         parts = stored.split(ours[name])
-        state |= {theirs: part.contiguous() for theirs, part in zip(stored.names, parts, strict=True)}
+        for theirs, part in zip(stored.names, parts, strict=True):
+            assert theirs not in state, f"the table of {family.name} names {theirs} twice"
+            state[theirs] = part.contiguous()
     folder.mkdir(parents=True, exist_ok=True)
     return family.write(config, family.leaving(state, config), preprocess, folder)
 
