@@ -361,7 +361,6 @@ def test_at_size_changes_the_size_alone() -> None:
         ({"crop_pct": 1.2}, "1.2"),
         ({"crop_pct": "most"}, "'most'"),
         ({"mean": 0.5}, "mean is a list of numbers"),
-        ({"image_size": ("8", 8)}, "image_size is a list of numbers"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:
