@@ -173,6 +173,8 @@ class Measurement:
     rounds: int
     jobs: int
     results: list[Result]
+    trained_again: list[str] = dataclasses.field(default_factory=list)
+    """Options whose accuracy was measured by a later run; their speed is that of the first."""
 
     @classmethod
     def from_json(cls, text: str) -> Measurement:
@@ -190,8 +192,25 @@ class Measurement:
 
     def for_docs(self) -> str:
         """What stands in docs/options.md."""
-        how = f"{self.seeds} seeds, {self.epochs} epochs; {self.machine}; {self.date}."
+        how = f"{self.seeds} seeds, {self.epochs} epochs; {self.machine}; {self.date}{self.later('; ')}."
         return f"{self.table()}\n\n{NOTES}\n\n{how}"
+
+    def later(self, before: str) -> str:
+        """What a later run measured, in a sentence."""
+        if not self.trained_again:
+            return ""
+        names = ", ".join(f"`{name}`" for name in self.trained_again)
+        return f"{before}trained again later, after a change to it: {names}"
+
+    def with_accuracies(self, accuracies: dict[Change, list[float]]) -> Measurement:
+        """This with some options trained again."""
+        found = {change.name: values for change, values in accuracies.items()}
+        results = [
+            dataclasses.replace(result, accuracies=found.get(result.name, result.accuracies))
+            for result in self.results
+        ]
+        again = sorted({*self.trained_again, *found})
+        return dataclasses.replace(self, results=results, trained_again=again)
 
     def report(self) -> str:
         """What stands in benchmarks/results."""
@@ -203,7 +222,7 @@ class Measurement:
             f"- command: `{self.command}`\n"
             f"- method: accuracy: seeds: {self.seeds}, epochs: {self.epochs}, runs at a time: {self.jobs}, "
             "each on one thread; then speed, with nothing beside it: one process, one thread, interleaved "
-            f"rounds over all options: {self.rounds}, medians\n\n"
+            f"rounds over all options: {self.rounds}, medians\n{self.later('- ')}\n\n"
             f"{self.table()}\n\n{NOTES}"
         )
 
@@ -332,19 +351,33 @@ def parse() -> argparse.Namespace:
         "--only", nargs="+", metavar="NAME", help="only options whose name holds one of these"
     )
     parser.add_argument(
+        "--retrain",
+        nargs="+",
+        metavar="NAME",
+        help="train these again, and put their accuracy into the newest numbers",
+    )
+    parser.add_argument(
         "--docs", type=Path, metavar="PAGE", help="fill in this page; without --out, from the newest numbers"
     )
     arguments = parser.parse_args()
     if arguments.only and (arguments.out or arguments.docs):
         parser.error("what is published is whole: no --only with --out or --docs")
-    if arguments.only and not selected(arguments.only):
-        parser.error(f"no option's name holds {' or '.join(arguments.only)}")
+    for names in filter(None, (arguments.only, arguments.retrain)):
+        if not selected(names):
+            parser.error(f"no option's name holds {' or '.join(names)}")
     return arguments
 
 
 def main() -> None:
     arguments = parse()
-    if arguments.out or not arguments.docs:
+    if arguments.retrain:
+        measured = Measurement.from_json(newest_numbers("ablation").read_text(encoding="utf-8"))
+        shape = (measured.seeds, measured.epochs, arguments.jobs)
+        measured = measured.with_accuracies(measure_accuracies(selected(arguments.retrain), *shape))
+        publish("ablation", measured.report(), arguments)
+        if arguments.out:
+            write_numbers("ablation", measured.to_json())
+    elif arguments.out or not arguments.docs:
         measured = measure(selected(arguments.only) if arguments.only else CHANGES, arguments)
         publish("ablation", measured.report(), arguments)
         if arguments.out:

@@ -90,8 +90,10 @@ def initialize_paper(model: VisionTransformer) -> None:
             lecun_normal_(module.pre_logits.weight)
             nn.init.zeros_(module.pre_logits.bias)
     zero_output(model)
+    # What adds to scores starts at their own size: from 0.02, a short training never made places matter.
+    std = 1.0 if isinstance(model.positions, RelativeBias) else 0.02
     for weight in position_parameters(model):
-        nn.init.normal_(weight, std=0.02)
+        nn.init.normal_(weight, std=std)
 
 
 def initialize_timm(model: VisionTransformer) -> None:
