@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.model import by_loops, law, law_of_models, random_images, randomize, small_config, small_model
 from vitascope.model.attention import rotate
-from vitascope.model.config import Resample
 from vitascope.model.encoder import PatchDropout
 from vitascope.model.options import Positions as Kind
+from vitascope.model.options import Resample
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.positions import (
     Layout,
