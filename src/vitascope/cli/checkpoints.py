@@ -37,7 +37,7 @@ class Convert:
 
         done = convert(self.model, self.out, to=self.to, images=self.images)
         for file in done.files:
-            print(f"{file}  {file.stat().st_size / 1e6:.1f} MB")
+            print(f"{file}  {file.stat().st_size:,} bytes")
         print(f"from {done.source_family} to {self.to}")
         for change in done.changes:
             print(f"note: {change}")
