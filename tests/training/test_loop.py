@@ -16,7 +16,7 @@ from vitascope.report.records import read_metrics
 from vitascope.training import loop
 from vitascope.training.checkpoint import checkpoints
 from vitascope.training.recipes import TrainConfig
-from vitascope.weights.store import from_pretrained, read_preprocess
+from vitascope.weights.store import from_pretrained, load_pretrained
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_the_saved_model_is_the_one_that_was_tested(finished) -> None:
     model = from_pretrained(finished.run)
     assert model.config.class_names == ("dark", "light")
     assert_same_weights(finished.run, finished.run / "checkpoints" / "best")
-    assert read_preprocess(finished.run).image_size == (16, 16)
+    assert load_pretrained(finished.run).preprocess.image_size == (16, 16)
     last = read_metrics(finished.run)[-1]
     assert (last["kind"], last["split"], last["accuracy"]) == ("test", "test", finished.evaluation.accuracy)
 

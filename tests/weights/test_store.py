@@ -17,7 +17,7 @@ from vitascope.weights.store import (
     CheckpointError,
     create_model,
     from_pretrained,
-    read_preprocess,
+    load_pretrained,
     save_pretrained,
 )
 
@@ -84,13 +84,13 @@ def test_what_is_saved_is_what_is_loaded(
 def test_preprocessing_is_saved_with_the_model(tmp_path: Path) -> None:
     preprocess = Preprocess(image_size=(32, 32), resize="squash", mean=(0.1, 0.2, 0.3), crop_pct=0.9)
     save_pretrained(named_model(), tmp_path / "model", preprocess=preprocess)
-    assert read_preprocess(tmp_path / "model") == preprocess
+    assert load_pretrained(tmp_path / "model").preprocess == preprocess
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_preprocessing_without_one_given_is_that_of_the_model_size(tmp_path: Path, channels: int) -> None:
     save_pretrained(named_model(in_channels=channels, image_size=(32, 48)), tmp_path / "model")
-    found = read_preprocess(tmp_path / "model")
+    found = load_pretrained(tmp_path / "model").preprocess
     assert (found.image_size, found.channels) == ((32, 48), channels)
     assert found.mean == found.std == (0.5,) * channels
 
@@ -126,7 +126,7 @@ def test_run_folder_model_folder_and_file_are_all_the_model(
     assert_same_state(from_pretrained(tmp_path / ref), named_model())
     monkeypatch.chdir(tmp_path)
     assert_same_state(from_pretrained(ref), named_model())  # as text, relative
-    assert read_preprocess(ref).image_size == (32, 32)
+    assert load_pretrained(ref).preprocess.image_size == (32, 32)
 
 
 # --- refusals

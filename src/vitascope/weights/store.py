@@ -89,11 +89,6 @@ def load_pretrained(
     return Loaded(model.eval().float(), kind.read_preprocess(source, config), kind.name)
 
 
-def read_preprocess(ref: str | os.PathLike[str]) -> Preprocess:
-    """The preprocessing of a MODEL argument."""
-    return load_pretrained(ref).preprocess
-
-
 def pretrained_config(ref: str | os.PathLike[str]) -> ViTConfig:
     """The architecture behind a MODEL argument, without building it; errors as `from_pretrained`."""
     source, family = identify(ref)
