@@ -24,10 +24,10 @@ class Options:
 VALUES = {
     "kind": st.sampled_from(["round", "square"]),
     "count": st.integers(),
-    "rate": st.integers() | st.floats(allow_nan=False),
+    "rate": st.integers() | st.floats(allow_nan=False, allow_infinity=False),
     "wanted": st.booleans(),
     "sides": st.lists(st.integers()) | st.lists(st.integers()).map(tuple),
-    "start": st.none() | st.floats(allow_nan=False) | st.integers(),
+    "start": st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(),
     "size": st.integers() | st.tuples(st.integers(), st.integers()),
 }
 
