@@ -355,8 +355,9 @@ def test_what_is_not_a_number_is_refused(name: str) -> None:
 
 def test_what_only_other_choices_read_is_not_judged() -> None:
     # A window that does not tile the grid matters to window attention alone, a ResNet to its stem alone.
-    small_config(window=5, resnet_width=48, resnet_layers=(1,))
-    small_config(positions="learned", embed_dim=18, num_heads=6)
+    unread = small_config(window=5, resnet_width=48, resnet_layers=(1,))
+    assert (unread.window, unread.grid) == ((5, 5), small_config().grid)
+    assert small_config(positions="learned", embed_dim=18, num_heads=6).head_dim == 3
 
 
 @law

@@ -494,6 +494,7 @@ def test_a_model_trains_after_it_predicted_in_inference_mode(kind: str) -> None:
     with torch.inference_mode():
         model(images)
     model.train()(images).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -211,14 +211,18 @@ def test_a_pickle_without_a_state_is_refused(tmp_path: Path, loaded: object) -> 
     assert "no tensors" in refused(tmp_path / "model.pth")
 
 
-@pytest.mark.parametrize(
-    "shard", ["../1.bin", "/etc/passwd", "a/1.bin", "..", "", "C:\\1.bin", 3, "x.index.json"]
-)
+@pytest.mark.parametrize("shard", ["../1.bin", "/etc/passwd", "a/1.bin", "..", "", "C:\\1.bin", 3])
 def test_shards_outside_the_folder_are_refused(tmp_path: Path, shard: object) -> None:
     torch.save(ONE, tmp_path / "1.bin")
     index = tmp_path / "x.index.json"
     index.write_text(json.dumps({"weight_map": {"w": shard}}))
-    refused(index)
+    assert f"shard {shard!r}" in refused(index)
+
+
+def test_an_index_is_no_shard_of_its_own(tmp_path: Path) -> None:
+    index = tmp_path / "x.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": index.name}}))
+    assert "not a checkpoint" in refused(index)
 
 
 def test_a_tensor_that_its_shard_lacks_is_named(tmp_path: Path) -> None:
