@@ -19,7 +19,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import re
 import shlex
 import statistics
 import sys
@@ -33,19 +32,16 @@ from typing import Any
 import torch
 
 from contest import (
-    RESULTS,
     Timing,
     describe_machine,
     describe_versions,
-    markdown_table,
-    note,
     options,
     positive,
-    publish,
     rate,
     timing_of,
 )
 from contestants import our_training
+from reports import fill_in, markdown_table, newest_numbers, note, publish, write_numbers
 from vitascope.data.datasets import open_data
 from vitascope.model.config import ViTConfig
 from vitascope.training.loop import resolve_config, train
@@ -294,42 +290,6 @@ def measure(changes: Sequence[Change], arguments: argparse.Namespace) -> Measure
         jobs=arguments.jobs,
         results=results,
     )
-
-
-def newest_numbers(name: str) -> Path:
-    """The newest JSON file of a benchmark.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    found = sorted(RESULTS.glob(f"????-??-??-{name}.json"))
-    if not found:
-        raise FileNotFoundError(f"no {name} in {RESULTS} yet: measure with --out first")
-    return found[-1]
-
-
-def write_numbers(name: str, numbers: str) -> None:
-    """Write a benchmark's JSON beside its report."""
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{datetime.date.today().isoformat()}-{name}.json").write_text(
-        numbers + "\n", encoding="utf-8"
-    )
-
-
-def between(text: str, marker: str) -> str:
-    """What stands between `<!-- marker -->` and `<!-- /marker -->`."""
-    found = re.search(rf"<!-- {marker} -->\n(.*?)<!-- /{marker} -->", text, re.DOTALL)
-    if found is None:
-        raise ValueError(f"no <!-- {marker} --> with its <!-- /{marker} -->")
-    return found[1]
-
-
-def fill_in(page: Path, marker: str, content: str) -> None:
-    """Replace what stands between a page's markers."""
-    text = page.read_text(encoding="utf-8")
-    old = f"<!-- {marker} -->\n{between(text, marker)}"
-    page.write_text(text.replace(old, f"<!-- {marker} -->\n{content}\n"), encoding="utf-8")
-    note(f"filled in {page}")
 
 
 def selected(texts: Sequence[str]) -> list[Change]:

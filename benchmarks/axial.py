@@ -36,18 +36,15 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import ScalarFormatter
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ablation import fill_in, newest_numbers, write_numbers
 from contest import (
     Step,
     Timing,
     describe_machine,
     describe_versions,
-    markdown_table,
-    note,
     options,
-    publish,
     timing_of,
 )
+from reports import fill_in, markdown_table, newest_numbers, note, publish, write_numbers
 from vitascope.explain.plots import GREY, RIGHT, SERIES, new_figure, plain, save_figure
 from vitascope.model import cost
 from vitascope.model.config import ViTConfig

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import torch
 
+from reports import markdown_table, note
 from vitascope.model.hardware import has_amx
 
 Step = Callable[[], object]
@@ -41,8 +42,6 @@ PRECISION_OF = {dtype: name for name, dtype in DTYPES.items()}
 
 MATMUL_SHAPES = ((2048, 2048, 2048), (8320, 768, 3072))
 """Rows, inner size, columns: a cube, and the first layer of ViT-B's MLP over 128 images of 65 tokens."""
-
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -283,17 +282,6 @@ def ratio(value: float, reference: float | None) -> str:
     return "-" if reference is None else f"{value / reference:.2f}"
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, aligned in plain text too: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines = [
-        [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
-        for row in (header, rule, *rows)
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def installed_peers() -> list[str]:
     """The libraries to compare with that can be imported here."""
     return [peer for peer in PEERS if importlib.util.find_spec(peer) is not None]
@@ -377,18 +365,3 @@ def heading(title: str, arguments: argparse.Namespace) -> str:
         f"warm up: {arguments.warmup}, then timed: at least {arguments.steps} and {arguments.seconds:g} s; "
         f"medians"
     )
-
-
-def publish(name: str, report: str, arguments: argparse.Namespace) -> None:
-    """Print the report; with --out write it to benchmarks/results as well."""
-    print(report)
-    if arguments.out:
-        path = RESULTS / f"{datetime.date.today().isoformat()}-{name}.md"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"{report}\n", encoding="utf-8")
-        note(f"written to {path}")
-
-
-def note(message: str) -> None:
-    """Tell whoever waits; the report alone goes to stdout."""
-    print(message, file=sys.stderr, flush=True)

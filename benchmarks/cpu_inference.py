@@ -18,10 +18,10 @@ from contest import (
     matmul_entrants,
     missing_peers,
     options,
-    publish,
     timing_of,
 )
 from contestants import inference_entrants, peer_inference_entrant
+from reports import publish
 from vitascope.model.sizes import named_config
 
 CONFIG = named_config("vit_b16")

@@ -18,10 +18,10 @@ from contest import (
     matmul_entrants,
     missing_peers,
     options,
-    publish,
     timing_of,
 )
 from contestants import peer_training_entrant, training_entrants
+from reports import publish
 from vitascope.model.sizes import named_config
 
 CONFIG = named_config("vit_ti16", image_size=32, patch_size=4, num_classes=10)

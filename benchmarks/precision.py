@@ -19,15 +19,14 @@ from contest import (
     Entrant,
     Result,
     heading,
-    markdown_table,
     matmul_entrants,
     options,
-    publish,
     rate,
     ratio,
     timing_of,
 )
 from contestants import CPU, inference_entrants, training_entrants
+from reports import markdown_table, publish
 from vitascope.data.datasets import open_data
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision

@@ -5,6 +5,7 @@ None is run to its end here: they take minutes, and mean something only on a qui
 
 import dataclasses
 import importlib
+import itertools
 import math
 import re
 import sys
@@ -13,6 +14,7 @@ from types import ModuleType
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import BlockOptions, EmbeddingOptions, ReadoutOptions, TrainingOptions
@@ -40,7 +42,7 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-ablation, axial = load("ablation"), load("axial")
+ablation, axial, reports = load("ablation"), load("axial"), load("reports")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def configs() -> dict[str, ViTConfig]:
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder in the place of benchmarks/results."""
-    monkeypatch.setattr(ablation, "RESULTS", tmp_path)
+    monkeypatch.setattr(reports, "RESULTS", tmp_path)
     return tmp_path
 
 
@@ -125,10 +127,12 @@ def test_ablation_table_says_what_was_measured(ablated) -> None:
     assert ablation.BATCH_SIZE == 64
 
 
-def test_attention_step_is_that_of_the_model() -> None:
-    for attention in axial.LIMITS:
-        for materialized in (False, True):
-            axial.attention_step(axial.Point(attention, (8, 8), True), materialized=materialized)()
+def test_attention_step_computes_what_the_formula_counts() -> None:
+    for attention, backward in itertools.product(axial.LIMITS, (False, True)):
+        point = axial.Point(attention, (16, 16), backward)
+        with FlopCounterMode(display=False) as counter:  # it does not see into the fused kernels
+            axial.attention_step(point, materialized=True)()
+        assert counter.get_total_flops() == 2 * point.multiply_adds(), point
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork server")
@@ -157,8 +161,8 @@ def test_exponents_and_ratios_of_costs_that_follow_the_formula(followed) -> None
 def test_numbers_are_read_back_as_they_were_written(ablated, followed, results) -> None:
     for script, measured in ((ablation, ablated), (axial, followed)):
         name = script.__name__
-        ablation.write_numbers(name, measured.to_json())
-        path = ablation.newest_numbers(name)
+        reports.write_numbers(name, measured.to_json())
+        path = reports.newest_numbers(name)
         assert path.parent == results
         assert script.Measurement.from_json(path.read_text()) == measured
         assert measured.machine in measured.report()
@@ -167,39 +171,39 @@ def test_numbers_are_read_back_as_they_were_written(ablated, followed, results) 
 
 def test_newest_numbers_are_those_of_the_last_day(results) -> None:
     with pytest.raises(FileNotFoundError, match="measure with --out first"):
-        ablation.newest_numbers("ablation")
+        reports.newest_numbers("ablation")
     for day in ("2026-03-01", "2026-12-01", "2026-11-20"):
         (results / f"{day}-ablation.json").touch()
-    assert ablation.newest_numbers("ablation").name == "2026-12-01-ablation.json"
+    assert reports.newest_numbers("ablation").name == "2026-12-01-ablation.json"
 
 
 def test_page_is_filled_in_between_its_markers_only(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- a -->\nold\n<!-- /a -->\n<!-- b -->\n<!-- /b -->\nafter\n")
     for _ in range(2):
-        ablation.fill_in(page, "a", "new\\1")
-    ablation.fill_in(page, "b", "more")
+        reports.fill_in(page, "a", "new\\1")
+    reports.fill_in(page, "b", "more")
     assert (
         page.read_text() == "before\n<!-- a -->\nnew\\1\n<!-- /a -->\n<!-- b -->\nmore\n<!-- /b -->\nafter\n"
     )
     with pytest.raises(ValueError, match="no <!-- c -->"):
-        ablation.fill_in(page, "c", "")
+        reports.fill_in(page, "c", "")
 
 
 @pytest.mark.parametrize("script", [ablation, axial], ids=lambda script: script.__name__)
 def test_docs_show_the_newest_numbers(script: ModuleType) -> None:
-    shown = ablation.between(OPTIONS_PAGE.read_text(encoding="utf-8"), script.__name__)
-    if not list(ablation.RESULTS.glob(f"*-{script.__name__}.json")):
+    shown = reports.between(OPTIONS_PAGE.read_text(encoding="utf-8"), script.__name__)
+    if not list(reports.RESULTS.glob(f"*-{script.__name__}.json")):
         assert shown == ""
         return
-    numbers = ablation.newest_numbers(script.__name__).read_text(encoding="utf-8")
+    numbers = reports.newest_numbers(script.__name__).read_text(encoding="utf-8")
     assert shown == script.Measurement.from_json(numbers).for_docs() + "\n"
 
 
 def test_newest_ablation_is_of_models_as_they_are_now(configs) -> None:
-    if not list(ablation.RESULTS.glob("*-ablation.json")):
+    if not list(reports.RESULTS.glob("*-ablation.json")):
         pytest.skip("nothing is measured yet")
-    numbers = ablation.newest_numbers("ablation").read_text(encoding="utf-8")
+    numbers = reports.newest_numbers("ablation").read_text(encoding="utf-8")
     for result in ablation.Measurement.from_json(numbers).results:
         config = configs[result.name]
         assert (result.parameters, result.flops) == (config.num_parameters, config.flops), result.name

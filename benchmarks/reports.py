@@ -1,0 +1,74 @@
+"""Where benchmarks write what they measured: dated files in `results/`, and between a page's markers."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, aligned in plain text too: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = [
+        [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        for row in (header, rule, *rows)
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def publish(name: str, report: str, arguments: argparse.Namespace) -> None:
+    """Print the report; with --out write it to benchmarks/results as well."""
+    print(report)
+    if arguments.out:
+        path = RESULTS / f"{datetime.date.today().isoformat()}-{name}.md"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{report}\n", encoding="utf-8")
+        note(f"written to {path}")
+
+
+def write_numbers(name: str, numbers: str) -> None:
+    """Write a benchmark's JSON beside its report."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{datetime.date.today().isoformat()}-{name}.json").write_text(
+        numbers + "\n", encoding="utf-8"
+    )
+
+
+def newest_numbers(name: str) -> Path:
+    """The newest JSON file of a benchmark.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found = sorted(RESULTS.glob(f"????-??-??-{name}.json"))
+    if not found:
+        raise FileNotFoundError(f"no {name} in {RESULTS} yet: measure with --out first")
+    return found[-1]
+
+
+def between(text: str, marker: str) -> str:
+    """What stands between `<!-- marker -->` and `<!-- /marker -->`."""
+    found = re.search(rf"<!-- {marker} -->\n(.*?)<!-- /{marker} -->", text, re.DOTALL)
+    if found is None:
+        raise ValueError(f"no <!-- {marker} --> with its <!-- /{marker} -->")
+    return found[1]
+
+
+def fill_in(page: Path, marker: str, content: str) -> None:
+    """Replace what stands between a page's markers."""
+    text = page.read_text(encoding="utf-8")
+    old = f"<!-- {marker} -->\n{between(text, marker)}"
+    page.write_text(text.replace(old, f"<!-- {marker} -->\n{content}\n"), encoding="utf-8")
+    note(f"filled in {page}")
+
+
+def note(message: str) -> None:
+    """Tell whoever waits; the report alone goes to stdout."""
+    print(message, file=sys.stderr, flush=True)
