@@ -58,6 +58,17 @@ def test_the_first_difference_is_found() -> None:
     assert parity.first_difference == pytest.approx(0.25, rel=1e-4)
 
 
+def test_a_difference_that_the_outputs_hide_is_found() -> None:
+    """A zero head gives the same logits to any body, and a new task starts with one."""
+    model, other = small_model(), small_model()
+    with torch.no_grad():
+        for each in (model, other):
+            each.head.weight.zero_()
+        other.encoder.blocks[0].mlp.fc2.bias += 0.25
+    parity = compare(model, other, torch.randn(2, 3, *model.config.image_hw))
+    assert (parity.logits, parity.first) == (0, "block0")
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     save_pretrained(small_model(**BODY), tmp_path / "ours")
     (tmp_path / "full").mkdir()

@@ -108,19 +108,15 @@ def load_pixels(preprocess: Preprocess, images: Sequence[ImageSource]) -> Tensor
 @torch.inference_mode()
 def compare(model: VisionTransformer, other: VisionTransformer, images: Tensor) -> Parity:
     """Run two models on the same images (B, C, H, W) and find where they first differ."""
-    logits, others = model(images), other(images)
-    first, first_difference = None, 0.0
-    if not torch.equal(logits, others):
-        trace, theirs = model.trace(images), other.trace(images)
-        for name, value in trace.values.items():
-            first_difference = float((value - theirs[name]).abs().max())
-            if first_difference:
-                first = name
-                break
+    trace, theirs = model.trace(images), other.trace(images)
+    differences = {
+        name: float((value - theirs[name]).abs().max()) for name, value in trace.values.items()
+    }  # in the order of the pass
+    first = next((name for name, difference in differences.items() if difference != 0), None)
     return Parity(
-        logits=float((logits - others).abs().max()),
-        scale=float(logits.abs().max()),
+        logits=differences["logits"],
+        scale=float(trace["logits"].abs().max()),
         first=first,
-        first_difference=first_difference,
+        first_difference=differences[first] if first is not None else 0.0,
         images=len(images),
     )
