@@ -165,3 +165,10 @@ def test_half_precision_model_gives_float32_maps(method: Any, options: dict[str,
     heat = method(model.to(torch.bfloat16), images.to(torch.bfloat16))
     assert heat.dtype == torch.float32
     torch.testing.assert_close(heat, expected, atol=0.1, rtol=0)
+
+
+def test_a_model_that_looks_at_no_patch_has_a_map_of_zeros() -> None:
+    model = small_model(num_registers=1)
+    rows = torch.zeros(2, 18, 18)
+    rows[:, :, 1] = 1  # everything looks at the register
+    assert torch.equal(to_heatmap(model, random_images(2, 3, 32, 32), rows), torch.zeros(2, 4, 4))

@@ -131,7 +131,7 @@ def epochs(count: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("count", [1, 3, 5])
 def test_curves_show_both_losses_and_accuracies(tmp_path: Path, count: int) -> None:
     steps = [{"kind": "step", "step": 1, "loss": 99.0}, {"kind": "test", "step": 9, "accuracy": 0.1}]
     figure = plots.draw_curves(steps[:1] + epochs(count) + steps[1:])
@@ -142,6 +142,7 @@ def test_curves_show_both_losses_and_accuracies(tmp_path: Path, count: int) -> N
         for name in ("train_loss", "val_loss", "train_accuracy", "val_accuracy")
     ]
     np.testing.assert_allclose(lines, expected)
+    assert all(float(tick).is_integer() for axes in figure.axes for tick in axes.get_xticks())
 
 
 @pytest.mark.parametrize("K", [2, 10, 70])

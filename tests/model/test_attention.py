@@ -118,6 +118,12 @@ def test_dropout_is_off_in_evaluation_and_keeps_the_mean_in_training(rate: str, 
     assert ((draws.mean(0) - expected[0]).abs() < 6 * spread / 4096**0.5).all()
 
 
+def test_attention_dropout_reaches_the_queries_that_are_read_alone() -> None:
+    layer, tokens = attention(attention_dropout=0.5).train(), random_images(2, 5, 16)
+    draws = [layer(tokens, sequence(5), read=slice(0, 1)) for _ in range(2)]
+    assert not torch.equal(*draws)
+
+
 def test_traced_weights_are_those_before_dropout() -> None:
     layer, tokens = attention(attention_dropout=0.5), random_images(2, 5, 16)
     in_training, in_evaluation = Trace(attention=True), Trace(attention=True)

@@ -19,6 +19,7 @@ class Options:
     sides: tuple[int, ...] = (1, 2)
     start: float | None = None
     size: tuple[int, int] | int = 3
+    names: tuple[str, ...] = ()
 
 
 VALUES = {
@@ -29,6 +30,7 @@ VALUES = {
     "sides": st.lists(st.integers()) | st.lists(st.integers()).map(tuple),
     "start": st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(),
     "size": st.integers() | st.tuples(st.integers(), st.integers()),
+    "names": st.lists(st.text()) | st.lists(st.text()).map(tuple),
 }
 
 
@@ -64,6 +66,8 @@ def test_values_of_another_type_are_refused_by_name(name: str, value: object) ->
         ("sides", 3, "sides must be a list of whole numbers, not 3"),
         ("sides", (1, None), r"sides must be a list of whole numbers, not \(1, None\)"),
         ("start", "0", "start must be a number or null, not '0'"),
+        ("names", None, "names must be a list of names, not None"),
+        ("names", ("cat", 3), r"names must be a list of names, not \('cat', 3\)"),
         ("size", 3.5, "size must be a list of whole numbers or a whole number, not 3.5"),
     ],
 )

@@ -270,12 +270,16 @@ def test_the_config_is_known_without_importing_torch() -> None:
         ({"patch_dropout": 1.0}, "patch_dropout is a probability .* not 1.0"),
         ({"class_names": ("cat", "dog"), "num_classes": 3}, "2 class_names for num_classes 3"),
         ({"class_names": "cat"}, "class_names is a list of names, not the text 'cat'"),
+        ({"class_names": None}, "class_names must be a list of names, not None"),
+        ({"class_names": [0, 1], "num_classes": 2}, r"class_names must be a list of names, not \[0, 1\]"),
         # Types
         ({"dropout": "0.1"}, "dropout must be a number, not '0.1'"),
         ({"patch_bias": "no"}, "patch_bias must be true or false, not 'no'"),
         ({"patch_bias": 0}, "patch_bias must be true or false, not 0"),
         ({"num_registers": True}, "num_registers must be a whole number, not True"),
         ({"norm_eps": True}, "norm_eps must be a number, not True"),
+        ({"depth": True}, "depth must be a whole number, not True"),
+        ({"patch_size": True}, "patch_size must be .* whole number, not .*True"),
         ({"layer_scale": "small"}, "layer_scale must be a number or null, not 'small'"),
         ({"class_token": 1}, "class_token must be true or false or null, not 1"),
         ({"resnet_layers": 3}, "resnet_layers must be a list of whole numbers, not 3"),
@@ -345,6 +349,13 @@ def test_the_config_is_known_without_importing_torch() -> None:
 def test_contradictions_are_refused_with_the_numbers(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ViTConfig.from_dict(values)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_group_that_is_no_group_is_refused_by_name(name: str) -> None:
+    for value in (None, {}, ViTConfig()):
+        with pytest.raises(UserError, match=f"{name} must be {GROUPS[name].__name__}, not "):
+            ViTConfig(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["norm_eps", "rotary_base", "layer_scale"])

@@ -19,6 +19,7 @@ from vitascope.model.positions import (
     resample_grid,
     resample_positions,
     rotary_table,
+    sincos_table,
 )
 
 KINDS, RULES = get_args(Kind), get_args(Resample)
@@ -147,6 +148,12 @@ def test_only_timm_smooths_before_it_makes_a_grid_smaller() -> None:
     left = {rule: resample_grid(board[None, None], (4, 4), rule).abs().max().item() for rule in RULES}
     assert left["timm"] < 0.05
     assert min(left[rule] for rule in ("torchvision", "jax")) > 0.5
+    # The other two sample between the fields of that board, but at fields of 15x15.
+    left = {
+        rule: resample_grid(board[None, None, :15, :15], (5, 5), rule).abs().max().item() for rule in RULES
+    }
+    assert left["timm"] < 0.05
+    assert min(left[rule] for rule in ("huggingface", "dinov2")) > 0.5
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -502,3 +509,17 @@ def test_a_model_runs_after_another_ran_on_the_meta_device(kind: str) -> None:
     with torch.device("meta"):
         small_model(positions=kind, image_size=(16, 104))(torch.empty(1, 3, 16, 104))
     assert small_model(positions=kind, image_size=(16, 104))(random_images(1, 3, 16, 104)).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_runs_after_another_was_exported(kind: str) -> None:
+    model, images = small_model(positions=kind, image_size=(16, 120)), random_images(1, 3, 16, 120)
+    torch.export.export(model, (images,))
+    assert type(model(images).detach()) is torch.Tensor
+    assert type(small_model(positions=kind, image_size=(16, 120))(images).detach()) is torch.Tensor
+
+
+def test_tables_are_made_once_for_each_grid() -> None:
+    assert rotary_table((3, 5), 16, 100.0) is rotary_table((3, 5), 16, 100.0)
+    assert sincos_table("sincos_2d", (3, 5), 16) is sincos_table("sincos_2d", (3, 5), 16)
+    assert sincos_table("sincos_2d", (3, 5), 16) is not sincos_table("sincos_2d", (5, 3), 16)

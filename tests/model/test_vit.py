@@ -254,6 +254,11 @@ def test_the_embedding_norm_is_of_the_tokens_with_their_positions() -> None:
     np.testing.assert_allclose(normed.embeddings(images).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_the_embedding_norm_follows_the_dropout() -> None:
+    model = small_model(embedding_norm=True, dropout=0.5).train()
+    assert (model.embeddings(random_images(2, 3, 32, 32)) != 0).all()
+
+
 # Every option
 
 
@@ -324,6 +329,16 @@ def test_each_image_is_judged_by_itself_whatever_the_options(options: dict[str, 
     torch.testing.assert_close(model(images), alone, rtol=1e-4, atol=1e-5)
 
 
+@variants
+def test_a_batch_without_images_has_no_logits_and_a_gradient_of_zero(options: dict[str, Any]) -> None:
+    model = small_model(**options).train()
+    logits = model(random_images(0, 3, 32, 32))
+    assert logits.shape == (0, model(random_images(2, 3, 32, 32)).shape[1])
+    logits.sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    assert not any(gradient.any() for gradient in gradients if gradient is not None)
+
+
 # Precision
 
 
@@ -381,6 +396,7 @@ def compiled(model: VisionTransformer, backend: str) -> Any:
     return torch.compile(model, fullgraph=True, backend=backend)
 
 
+@pytest.mark.filterwarnings("error:.*lru_cache")  # Dynamo doubts what is kept from one call to the next
 @pytest.mark.parametrize("options", COMPILED.values(), ids=COMPILED)
 @torch.no_grad()
 def test_the_model_compiles_to_one_graph(options: dict[str, Any]) -> None:
@@ -398,3 +414,12 @@ def test_training_with_dropped_patches_compiles_to_one_graph_with_its_gradients(
         gradients.append([value.grad for value in model.parameters()])
     for ours, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", COMPILED.values(), ids=COMPILED)
+def test_an_exported_model_takes_any_batch(options: dict[str, Any]) -> None:
+    model, images = small_model(depth=2, **options), random_images(2, 3, 32, 32)
+    program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for batch in (1, 5):
+        images = random_images(batch, 3, 32, 32)
+        torch.testing.assert_close(program.module()(images), model(images))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 RIGHT, WRONG, INK, GREY = "#1a7f4b", "#c2352b", "#222222", "#8a8a8a"
@@ -70,6 +71,7 @@ def draw_curves(records: Sequence[dict[str, Any]]) -> Figure:
                 x, y, color=colour, label=f"{part} (last {y[-1]:.3f})", marker="o" if len(x) == 1 else ""
             )
         plain(axes, xlabel="epoch", title=quantity)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.legend(frameon=False)
     return figure
 

@@ -50,7 +50,7 @@ def wanted(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(wanted(part) for part in get_args(kind))
     if get_origin(kind) is tuple:
-        return "a list of whole numbers"
+        return "a list of names" if get_args(kind)[0] is str else "a list of whole numbers"
     return {int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}.get(
         kind, getattr(kind, "__name__", str(kind))
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from vitascope.errors import UserError, nearest
 from vitascope.model import cost, resnet_shapes
+from vitascope.model.checks import check_fields
 from vitascope.model.options import BlockOptions, EmbeddingOptions, ReadoutOptions, TrainingOptions, pair
 
 
@@ -57,11 +58,12 @@ class ViTConfig:
         object.__setattr__(self, "patch_size", pair(self.patch_size))
         if isinstance(self.class_names, str):
             raise UserError(f"class_names is a list of names, not the text {self.class_names!r}")
-        object.__setattr__(self, "class_names", tuple(self.class_names))
         for name in ("in_channels", "num_classes", "embed_dim", "depth", "num_heads"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"{name} must be a whole number, at least 1, not {value!r}")
+        check_fields(self)
+        object.__setattr__(self, "class_names", tuple(self.class_names))
         if self.mlp_dim < 1:
             raise UserError(f"mlp_ratio {self.block.mlp_ratio} gives an MLP without a hidden layer")
         if self.embed_dim % self.num_heads:

@@ -63,7 +63,7 @@ class AttentionPool(MeanPool):
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T, D) -> (B, D)."""
         patches = tokens[:, self.num_prefix_tokens :]  # (B, N, D)
-        query = self.query.to(tokens.dtype).expand(len(tokens), -1, -1)
+        query = self.query.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
         q = self.q(query).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, 1, hd)
         kv = self.kv(patches).unflatten(-1, (2, self.num_heads, -1))  # (B, N, 2, heads, hd)
         k, v = kv.permute(2, 0, 3, 1, 4)  # (B, heads, N, hd)

@@ -187,3 +187,16 @@ class TrainingOptions:
         for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} is a probability in [0, 1), not {getattr(self, name)}")
+
+
+MATTERS_WITH = {
+    "stride": ("stem", "overlap"),
+    "resnet_layers": ("stem", "resnet"),
+    "resnet_width": ("stem", "resnet"),
+    "resnet_dialect": ("stem", "resnet"),
+    "position_prefix": ("positions", "learned"),
+    "rotary_base": ("positions", "rotary"),
+    "rotary_rounded": ("positions", "rotary"),
+    "window": ("attention", "window"),
+}
+"""Options that mean something only where another has a certain value: by name, the other and its value."""

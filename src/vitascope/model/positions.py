@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from vitascope.model.config import ViTConfig
 
 Grid = tuple[int, int]
+Arguments = ParamSpec("Arguments")
+Table = TypeVar("Table")
 
 # How each library interpolates: at a new resolution the rules' logits differ in the third digit.
 _RESAMPLING: dict[str, dict[str, Any]] = {
@@ -63,10 +66,23 @@ def resample_positions(
 
 
 # Tables are kept for whoever comes next, so they must be plain tensors: not of inference mode, not on the
-# meta device, whatever their first caller was in.
+# meta device, not the stand-ins that torch.export computes with, whatever their first caller was in.
 
 
-@functools.lru_cache(maxsize=16)
+def kept(make: Callable[Arguments, Table]) -> Callable[Arguments, Table]:
+    """Keep the last tables that were made; what is compiled or exported makes its own, within its graph."""
+    cached = functools.lru_cache(maxsize=16)(make)
+
+    @functools.wraps(make)
+    def table(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Table:
+        if torch.compiler.is_compiling():
+            return make(*args, **kwargs)
+        return cached(*args, **kwargs)  # type: ignore[arg-type]
+
+    return table
+
+
+@kept
 def sincos_table(kind: str, grid: Grid, embed_dim: int) -> Tensor:
     """The fixed embedding of every patch of a grid, float32 (1, N, D); see `SinCosPositions`."""
     (gh, gw), D = grid, embed_dim
@@ -88,7 +104,7 @@ def sincos(places: Tensor, dim: int, last: int) -> tuple[Tensor, ...]:
     return angles.sin(), angles.cos()
 
 
-@functools.lru_cache(maxsize=16)
+@kept
 def rotary_table(grid: Grid, head_dim: int, base: float, rounded: bool = False) -> tuple[Tensor, Tensor]:
     """Cosines and sines of every patch of a grid, float32 (N, hd); see `RotaryPositions`."""
     count = head_dim // 4  # cut to, since a rounded step makes one too many for some widths

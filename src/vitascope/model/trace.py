@@ -14,7 +14,8 @@ class Trace:
     Attributes:
         values: by name, in the order of the pass: `patch_embeddings` (B, N, D); `embeddings`, z_0 of
             equation 1 (B, T, D); `block0`, `block1`, ...: z_1, z_2, ... of equation 3 (B, T, D); `features`,
-            after the final norm (B, T, D); `pooled` (B, D); `logits` (B, K).
+            after the final norm (B, T, D); `pooled`, as `VisionTransformer.embed` gives it, (B, D) or
+            (B, 2D); `logits` (B, K), or what the head gives in their place.
         attention: if asked for, one (B, heads, T, T) a block: the softmax weights, before dropout; each
             row is one query token and sums to 1.
     """

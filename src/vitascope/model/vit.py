@@ -50,7 +50,7 @@ class VisionTransformer(nn.Module):
         initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, K) of images (B, C, H, W); with `head="none"`, the pooled features (B, D)."""
+        """Logits (B, K) of images (B, C, H, W); with `head="none"`, what `embed` gives."""
         return self.head(self.embed(images))
 
     def embed(self, images: Tensor) -> Tensor:
@@ -91,7 +91,9 @@ class VisionTransformer(nn.Module):
         if trace is not None:
             trace.keep("patch_embeddings", patches)
         prefix = [self.class_token, self.distillation_token, self.registers]
-        tokens = [part.to(patches.dtype).expand(len(images), -1, -1) for part in prefix if part is not None]
+        tokens = [
+            part.to(patches.dtype).expand(images.shape[0], -1, -1) for part in prefix if part is not None
+        ]
         z0 = self.positions(torch.cat([*tokens, patches], dim=1), grid)  # (B, T, D)
         z0 = self.embedding_norm(self.dropout(z0))
         if trace is not None:
