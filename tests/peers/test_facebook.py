@@ -195,6 +195,19 @@ def test_dinov2_equals_timm_both_ways(
     assert_same_tensors(loaded(DINOV2, opened(DINOV2, file)), ours)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@torch.no_grad()
+def test_half_precision_with_registers_is_read_without_rounding(dtype: torch.dtype, tmp_path: Path) -> None:
+    name, options = DINOV2S["registers"]
+    state = {key: value.to(dtype) for key, value in hub_names(timm_model(name, **options)).items()}
+    ours = loaded(DINOV2, opened(DINOV2, saved(state, tmp_path)))
+    # A model of theirs in float32 takes the same numbers, and adds the class token's position itself.
+    whole = {key: value.float() for key, value in state.items()}
+    theirs = read_by_timm(timm_model(name, **options), saved(whole, tmp_path))
+    images = random_images(2, 3, *[options["img_size"]] * 2)
+    assert relative_error(ours.float()(images), theirs.forward_features(images)[:, 0]) < 1e-5
+
+
 # --- transformers: its models of the same papers, under names that its conversion scripts document
 
 
@@ -661,5 +674,7 @@ def test_a_written_file_holds_its_tensors_and_nothing_that_they_were_cut_from(tm
 
 def test_a_file_that_cannot_be_written_is_one_line_of_ours(tmp_path: Path) -> None:
     (tmp_path / ".model.pth").mkdir()
+    model = loaded(DINOV3, altered(DINOV3))
+    preprocess = DINOV3.read_preprocess(Source(name="", tensors={}), model.config)
     with pytest.raises(CheckpointError, match=r"model\.pth: cannot be written"):
-        written(DINOV3, loaded(DINOV3, altered(DINOV3)), tmp_path)
+        DINOV3.write(model.config, model.state_dict(), preprocess, tmp_path)

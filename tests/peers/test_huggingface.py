@@ -469,6 +469,27 @@ def test_generic_class_names_are_none(tmp_path: Path) -> None:
     assert ours_from(read_folder(tmp_path)).config.class_names == ()
 
 
+def test_class_names_follow_their_numbers_and_not_their_place_in_the_file(tmp_path: Path) -> None:
+    saved("vit", tmp_path, num_labels=12)
+    numbers = sorted(map(str, range(12)))  # "10" stands before "2", as JSON with sorted keys has it
+    file = tmp_path / "config.json"
+    names = {"id2label": {number: f"class {number}" for number in numbers}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | names))
+    ours = ours_from(read_folder(tmp_path))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).id2label
+    assert ours.config.class_names == tuple(theirs[index] for index in range(12))
+    assert ours.config.class_names[2] == "class 2"
+
+
+@pytest.mark.parametrize("count", [6, 8])
+def test_names_of_other_classes_are_left_out(count: int, tmp_path: Path) -> None:
+    saved("vit", tmp_path)
+    source = FAMILY.arriving(read_folder(tmp_path))
+    names = {str(index): f"class {index}" for index in range(count)}
+    told = Source(name="renamed", tensors=source.tensors, config={**source.config, "id2label": names})
+    assert FAMILY.read_config(told).class_names == ()
+
+
 def a_picture(width: int, height: int, grain: int = 4) -> Image.Image:
     """Noise with spots of `grain` pixels."""
     values = np.random.default_rng(0).integers(0, 256, (height // grain, width // grain, 3), dtype=np.uint8)
@@ -564,6 +585,22 @@ def test_a_file_that_says_nothing_means_its_processor_s_defaults(case: str, tmp_
     whole, _ = both_preprocessings(case, tmp_path)
     told = json.loads((tmp_path / "preprocessor_config.json").read_text())
     assert read_preprocess({"image_processor_type": told["image_processor_type"]}) == whole
+
+
+@pytest.mark.parametrize("step", ["do_resize", "do_center_crop", "do_rescale", "do_normalize"])
+def test_a_step_that_is_null_is_left_out_as_transformers_does(step: str, tmp_path: Path) -> None:
+    sides = {"height": 64, "width": 64}
+    cropped = step != "do_resize"  # which has to come before a crop
+    transformers.DeiTImageProcessorPil(
+        size={"height": 72, "width": 72} if step != "do_center_crop" else sides,
+        crop_size={"height": 48, "width": 48},
+        do_center_crop=cropped,
+    ).save_pretrained(tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    told = json.loads(file.read_text()) | {step: None}
+    file.write_text(json.dumps(told))
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    assert differences(read_preprocess(told), processor, a_picture(64, 64)).max() < 1.01
 
 
 @pytest.mark.parametrize("shape", [(288, 200), (200, 288)])

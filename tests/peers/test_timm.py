@@ -28,6 +28,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Source, changes, check_holds, from_family, to_family
 from vitascope.weights.own import default_preprocess
+from vitascope.weights.store import load_pretrained
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 
@@ -65,6 +66,21 @@ def test_a_model_that_timm_saved_gives_timms_answers(case: str, tmp_path: Path) 
     peer = peer_model(case)
     ours = loaded(saved(peer, tmp_path))
     assert_alike(ours, peer, images_for(ours.config), tolerance=1e-5)
+
+
+def test_a_model_that_transformers_wrapped_gives_timms_answers(tmp_path: Path) -> None:
+    """transformers' Trainer saves a model of timm's so."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.TimmWrapperConfig(
+        architecture="vit_tiny_patch16_224", num_labels=3, model_args={"depth": 2, "img_size": 32}
+    )
+    peer = transformers.TimmWrapperForImageClassification(config).eval()
+    randomize(peer)
+    peer.save_pretrained(tmp_path)
+    found = load_pretrained(tmp_path)
+    assert (found.family, found.model.config.class_names) == ("timm", ())
+    images = images_for(found.model.config)
+    assert relative_error(found.model(images), peer(images).logits.detach()) < 1e-5
 
 
 @pytest.mark.parametrize("case", HYBRIDS)

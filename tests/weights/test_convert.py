@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from tests.model import small_model
 from vitascope.errors import UserError
@@ -37,6 +38,24 @@ def test_what_the_other_library_decides_is_told_and_measured(tmp_path: Path) -> 
     assert done.parity.first_difference > 0
 
 
+def test_what_the_files_have_no_place_for_is_told(tmp_path: Path) -> None:
+    model = small_model(class_names=tuple("abcde"), resample="torchvision", **BODY)
+    save_pretrained(model, tmp_path / "ours")
+    for to in ("vitascope", "timm"):
+        assert not any(
+            "in the files" in told for told in convert(tmp_path / "ours", tmp_path / to, to=to).changes
+        )
+    classes, preprocessing = convert(tmp_path / "ours", tmp_path / "bare", to="torchvision").changes
+    assert classes == "the names of the 5 classes are not in the files"
+    assert "mean [0.485, 0.456, 0.406], not [0.5, 0.5, 0.5]" in preprocessing
+
+
+def test_a_revision_is_the_one_converted(tmp_path: Path) -> None:
+    save_pretrained(small_model(**BODY), tmp_path / "ours")
+    with pytest.raises(UserError, match="revision 'v1' has no meaning"):
+        convert(tmp_path / "ours", tmp_path / "theirs", revision="v1")
+
+
 def test_parity_is_measured_on_the_pictures_that_are_given(tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
     for number in range(3):
@@ -47,13 +66,16 @@ def test_parity_is_measured_on_the_pictures_that_are_given(tmp_path: Path) -> No
     assert convert(tmp_path / "ours", tmp_path / "v", images=pictures).parity.images == 3
     with pytest.raises(UserError, match=r"gone\.png"):
         convert(tmp_path / "ours", tmp_path / "w", images=[tmp_path / "gone.png"])
+    assert not (tmp_path / "w").exists()  # so that the same command, mended, runs
 
 
 def test_the_first_difference_is_found() -> None:
     model, other = small_model(), small_model()
     with torch.no_grad():
         other.encoder.blocks[1].mlp.fc2.bias += 0.25
-    parity = compare(model, other, torch.randn(2, 3, *model.config.image_hw))
+    images = torch.randn(2, 3, *model.config.image_hw)
+    parity = compare(model, other, images)
+    assert parity.scale == pytest.approx(model(images).abs().max().item(), rel=1e-4)
     assert parity.first == "block1"
     assert parity.first_difference == pytest.approx(0.25, rel=1e-4)
 
@@ -67,6 +89,16 @@ def test_a_difference_that_the_outputs_hide_is_found() -> None:
         other.encoder.blocks[0].mlp.fc2.bias += 0.25
     parity = compare(model, other, torch.randn(2, 3, *model.config.image_hw))
     assert (parity.logits, parity.first) == (0, "block0")
+
+
+@pytest.mark.parametrize("to", ["timm", "torchvision", "jax"])
+def test_weights_that_share_memory_are_converted(tmp_path: Path, to: str) -> None:
+    save_pretrained(small_model(mlp="gelu_tanh" if to == "jax" else "gelu", **BODY), tmp_path / "ours")
+    state = load_file(tmp_path / "ours" / "model.safetensors")
+    state["encoder.blocks.1.norm1.weight"] = state["encoder.blocks.0.norm1.weight"]
+    torch.save(state, tmp_path / "ours" / "pytorch_model.bin")
+    (tmp_path / "ours" / "model.safetensors").unlink()
+    assert convert(tmp_path / "ours", tmp_path / "theirs", to=to).parity.logits == 0
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import codecs
 import contextlib
 import io
 import json
+import os
 import pickle
 import struct
 import subprocess
@@ -103,6 +104,20 @@ def test_shared_strided_and_trained_tensors_of_a_pickle_are_read(tmp_path: Path,
     assert_same(read_tensors(tmp_path / "model.pth"), {name: t.detach() for name, t in state.items()})
 
 
+@pytest.mark.parametrize("save", [torch.save, save_legacy])
+def test_tensors_that_share_memory_in_a_pickle_have_their_own_when_read(
+    tmp_path: Path, save: Callable
+) -> None:
+    base = torch.ones(2, 3)
+    save({"a": base, "tied": base, "part": base[1], "spread": torch.zeros(1).expand(4)}, tmp_path / "m.pth")
+    found = read_tensors(tmp_path / "m.pth")
+    for number, tensor in enumerate(found.values()):
+        tensor += number + 1  # in place, as an optimizer does
+    assert_same(
+        found, {"a": base + 1, "tied": base + 2, "part": base[1] + 3, "spread": torch.full((4,), 4.0)}
+    )
+
+
 def test_npz_names_keep_slashes_and_arrays_may_be_column_major_or_big_endian(tmp_path: Path) -> None:
     kernel = np.arange(6, dtype=np.float32).reshape(2, 3)
     names = {"params/head/kernel": np.asfortranarray(kernel), "opt/target/cls": kernel.astype(">f4")}
@@ -121,6 +136,15 @@ def test_a_sharded_checkpoint_is_read_whole(tmp_path: Path, name: str) -> None:
     index = tmp_path / f"{name}.index.json"
     index.write_text(json.dumps({"weight_map": {key: s for s, state in shards.items() for key in state}}))
     assert_same(read_tensors(index), TENSORS)
+
+
+def test_a_tensor_that_its_index_does_not_name_is_read_too(tmp_path: Path) -> None:
+    """So that the model's own strictness sees it; of two, the one that the index names is meant."""
+    torch.save(ONE | {"unnamed": torch.ones(3)}, tmp_path / "1.bin")
+    torch.save(TWO | {"v": torch.ones(2)}, tmp_path / "2.bin")
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": "1.bin", "v": "2.bin"}}))
+    assert_same(read_tensors(index), {**ONE, "unnamed": torch.ones(3), "v": torch.ones(2)})
 
 
 def test_prefixes_of_shards_are_judged_together(tmp_path: Path) -> None:
@@ -203,6 +227,30 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path: Path, name: str, content: b
 def test_folders_and_missing_files_are_named(tmp_path: Path) -> None:
     assert "a folder" in refused(tmp_path)
     assert "no such file" in refused(tmp_path / "model.safetensors")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pipes in folders")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    assert refused(tmp_path / "model.safetensors") == "a pipe or device, not a file"
+
+
+def test_a_model_of_torchscript_is_told_from_a_state(tmp_path: Path) -> None:
+    torch.save(ONE, tmp_path / "model.pth")
+    with zipfile.ZipFile(tmp_path / "model.pth", "a") as archive:
+        archive.writestr("model/constants.pkl", b"")
+    assert "save model.state_dict()" in refused(tmp_path / "model.pth")
+
+
+def test_what_an_npz_may_unpack_to_grows_with_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitascope.weights.files.MAX_UNPACKED_BYTES", 10)
+    state = {"w": torch.randn(1000)}
+    save_npz(state, tmp_path / "vit.npz")
+    assert_same(read_tensors(tmp_path / "vit.npz"), state)
+    np.savez_compressed(tmp_path / "zeros.npz", w=np.zeros(100_000))
+    assert "no weights compress so well" in refused(tmp_path / "zeros.npz")
 
 
 @pytest.mark.parametrize("loaded", [{"epoch": 3, "model": {"lr": 0.1}}, [torch.ones(1)], torch.ones(1)])
@@ -356,6 +404,7 @@ def hostile_files() -> Iterator[tuple[str, bytes, str]]:
     yield "vit.npz", npz_member("<f4", f"({2**36},)"), "array 'a'"
     yield "vit.npz", npz_member("<U4", "(2,)", bytes(32)), "array 'a'"
     yield "vit.npz", npz_member("<f4", "(2,)", bytes(8))[:-30], "broken, truncated or not"
+    yield "model.pth", b"\x80\x02" + b"]" * (15 << 20) + b".", "a pickle of more than 2000000 steps"
     state = {"w": torch.zeros(200_000)}
     yield "model.pth", torch_bytes(state)[:-100_000], "broken, truncated or not"
     yield "model.pth", torch_bytes(state, zipped=False)[:-100_000], "broken, truncated or not"

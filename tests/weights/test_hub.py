@@ -195,6 +195,7 @@ def test_an_existing_path_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.Monke
         (["B_16.npz", "vit.pth", "onnx/model.safetensors"], "vit.pth"),
         (["B_16.npz", "README.md"], "B_16.npz"),
         (["README.md", "model.h5"], None),
+        ([".vit.pth", "B_16.npz"], "B_16.npz"),  # what was being written when its writer was killed
     ],
 )
 def test_the_safest_form_of_the_weights_is_chosen(names: list[str], expected: str | None) -> None:
@@ -243,6 +244,15 @@ def test_shards_are_fetched_as_their_index_names_them(fake: FakeHub, monkeypatch
     assert names_in(folder) == {"model.safetensors.index.json", *shards}
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetch_hub("o/n") == folder
+
+
+@pytest.mark.parametrize("status", [408, 429, 500])
+def test_a_busy_hub_is_no_reason_to_go_without_what_is_cached(
+    fake: FakeHub, tmp_path: Path, status: int
+) -> None:
+    snapshot = cache(tmp_path, WHOLE)
+    fake.errors["api/models"] = (status, {})
+    assert fetch_hub("o/n") == snapshot
 
 
 def test_a_new_commit_of_the_branch_is_fetched(tmp_path: Path) -> None:

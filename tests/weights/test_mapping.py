@@ -68,6 +68,7 @@ class Toy(Family):
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         assert folder.is_dir()
+        (folder / "toy.bin").touch()
         self.written.append((config, state, preprocess))
         return [folder / "toy.bin"]
 
@@ -250,6 +251,8 @@ def test_a_long_list_of_faults_is_cut(whole: State) -> None:
     assert str(error.value).count("missing") == 8
     assert int(str(error.value).split()[-2]) == len(whole) - 8
     refuse([], "nothing wrong")
+    with pytest.raises(CheckpointError, match=r"^here: x{400}; y$"):  # a hostile name is cut, too
+        refuse(["x" * 10**6, "y"], "here")
 
 
 def test_a_source_tells_what_it_holds(whole: State) -> None:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.model import small_model
+from vitascope.errors import UserError
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import TORCHVISION_FILES
 from vitascope.weights.sources import open_source
@@ -83,6 +84,32 @@ def test_a_revision_is_the_one_asked_for(hub_cache: Path) -> None:
         from_pretrained("owner/birds", revision="new")
 
 
+def test_a_revision_is_never_ignored(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match="'main' contradicts"):
+        open_source("owner/birds@old", "main")
+    assert open_source("owner/birds@old", "old").name == "owner/birds@old"
+    monkeypatch.setattr("vitascope.weights.sources.fetch_torchvision", lambda file: pytest.fail(file))
+    with pytest.raises(CheckpointError, match="revision 'v1' has no meaning"):
+        open_source("torchvision/vit_b_16", "v1")
+
+
+def test_the_home_of_nobody_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"^~nobody-of-this-name/vit: no such model"):
+        open_source("~nobody-of-this-name/vit")
+
+
+def test_a_model_folder_is_itself_whatever_lies_in_it(tmp_path: Path) -> None:
+    save_pretrained(small_model(seed=1), tmp_path)
+    save_pretrained(small_model(seed=2), tmp_path / "model")
+    assert torch.equal(state(from_pretrained(tmp_path)), state(small_model(seed=1)))
+
+
+def test_an_unknown_family_is_refused_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitascope.weights.store.open_source", lambda *args: pytest.fail("fetched"))
+    with pytest.raises(UserError, match="nearest: huggingface"):
+        from_pretrained("owner/birds", family="hugingface")
+
+
 @pytest.mark.parametrize("ref", ["torchvision/vit_b_16", "ViT_B_16_Weights.IMAGENET1K_V1"])
 def test_a_name_of_torchvisions_is_read_from_torch_hubs_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str
@@ -118,6 +145,12 @@ def test_the_family_of_a_file_can_be_named_before_it(tmp_path: Path) -> None:
             assert loaded.family == name
             assert loaded.preprocess.mean[0] == mean
             assert torch.equal(state(loaded.model), state(model))
+
+
+def test_a_path_that_begins_like_a_family_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_pretrained(small_model(), tmp_path / "timm:mine @1")
+    monkeypatch.chdir(tmp_path)
+    assert load_pretrained("timm:mine @1").family == "vitascope"
 
 
 def test_an_architecture_that_is_given_is_not_read(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -110,6 +111,80 @@ def test_saving_again_replaces_and_leaves_nothing_beside_the_three_files(folder:
     assert names == {"config.json", "model.safetensors", "preprocessor_config.json"}
 
 
+@pytest.mark.parametrize("format", ["vitascope", "huggingface", "torchvision"])
+def test_blocks_that_share_their_weights_are_saved(tmp_path: Path, format: str) -> None:
+    model = small_model(embed_dim=128, num_heads=2)
+    model.encoder.blocks[1] = model.encoder.blocks[0]
+    assert_same_state(from_pretrained(save_pretrained(model, tmp_path, format=format)), model)
+
+
+@pytest.mark.parametrize("format", ["vitascope", "timm", "huggingface"])
+@pytest.mark.parametrize("moved", [0, 1])
+def test_an_interrupted_save_leaves_the_old_model_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, moved: int
+) -> None:
+    """Never new weights under the old names of classes."""
+    options = {"embed_dim": 128, "num_heads": 2}
+    save_pretrained(small_model(class_names=NAMES, **options), tmp_path, format=format)
+    replace, done = Path.replace, []
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if target.parent == tmp_path and len(done) == moved:
+            raise KeyboardInterrupt
+        done.append(target)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_pretrained(small_model(seed=5, class_names=NAMES[::-1], **options), tmp_path, format=format)
+    with pytest.raises(CheckpointError):
+        from_pretrained(tmp_path)
+    assert not list(tmp_path.glob(".*"))
+    monkeypatch.undo()
+    save_pretrained(small_model(seed=5, class_names=NAMES[::-1], **options), tmp_path, format=format)
+    assert_same_state(from_pretrained(tmp_path), small_model(seed=5, **options))
+
+
+def test_an_interrupted_save_of_other_weights_of_the_same_model_leaves_a_whole_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As training does, which keeps the best weights so far: there is always one to load."""
+    replace = Path.replace
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if target == folder / "config.json":
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_pretrained(small_model(seed=5, class_names=NAMES), folder)
+    assert_same_state(from_pretrained(folder), small_model(seed=5, class_names=NAMES))
+
+
+def test_a_disk_that_takes_no_more_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(state: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"a part")
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("vitascope.weights.writing.save_file", full)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be written: No space left"):
+        save_pretrained(named_model(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_that_would_be_read_instead_of_the_saved_are_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"older")
+    model = small_model(embed_dim=128, num_heads=2)
+    with pytest.raises(CheckpointError, match=f"has {name}, which would be read instead of model.pth"):
+        save_pretrained(model, tmp_path, format="torchvision")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert_same_state(from_pretrained(save_pretrained(model, tmp_path)), model)  # comes before either
+
+
 def test_saving_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     model = named_model().train()
     save_pretrained(model, tmp_path)
@@ -207,6 +282,43 @@ def test_missing_extra_and_misshapen_tensors_are_all_listed(folder: Path) -> Non
     assert str(folder) in message
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+def test_tensors_that_are_no_floating_point_numbers_are_refused(folder: Path, dtype: torch.dtype) -> None:
+    edit(folder, lambda tensors: tensors.update({"norm.bias": tensors["norm.bias"].to(dtype)}))
+    with pytest.raises(CheckpointError, match=f"norm.bias in {dtype}, no floating-point numbers"):
+        from_pretrained(folder)
+
+
+def test_names_in_a_file_do_not_write_on_the_terminal(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({"a\n\x1b[2Jvitascope: fine": torch.zeros(1)}))
+    for ref in (folder, folder.with_name("alone.safetensors")):
+        if ref != folder:
+            save_file({"a\n\x1b[2J" + "b" * 10_000: torch.zeros(1)}, ref)
+        with pytest.raises(CheckpointError) as caught:
+            from_pretrained(ref)
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"depth": 10**9},
+        {"num_registers": 10**19},
+        {"mlp_ratio": 1e300},
+        {"image_size": 8 * 10**9, "positions": "none"},
+        {"stem": "resnet", "resnet_layers": [10**9], "patch_size": 4},
+    ],
+)
+def test_a_configuration_beyond_any_model_is_refused_before_it_is_built(
+    folder: Path, claim: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitascope.weights.mapping.rows", lambda *args: pytest.fail("built"))
+    edit_config(folder, **claim)
+    with pytest.raises(CheckpointError, match="claims more than any ViT has: over 1000 blocks"):
+        from_pretrained(folder)
+
+
 @pytest.mark.parametrize("removed", [1, 20])
 def test_number_of_faults_is_said_where_the_list_is_cut(folder: Path, removed: int) -> None:
     edit(folder, lambda tensors: [tensors.popitem() for _ in range(removed)])
@@ -271,6 +383,18 @@ def test_other_classes_get_a_new_head_on_the_same_body(
     assert torch.equal(model.head.weight, torch.zeros_like(model.head.weight))  # as the paper starts a head
 
 
+def test_as_many_classes_without_names_keep_the_head(folder: Path, tmp_path: Path) -> None:
+    unnamed = save_pretrained(small_model(), tmp_path / "unnamed")
+    assert_same_state(
+        create_model("vit_ti16", weights=unnamed, class_names=NAMES, num_classes=5, **TINY), small_model()
+    )
+    assert_same_state(create_model("vit_ti16", weights=folder, num_classes=5, **TINY), named_model())
+
+
+def test_another_number_of_classes_drops_the_old_names(folder: Path) -> None:
+    assert create_model("vit_ti16", weights=folder, num_classes=7, **TINY).config.class_names == ()
+
+
 @pytest.mark.parametrize("image_size", [48, (32, 64)])
 def test_other_image_size_interpolates_the_positions(
     folder: Path, image_size: int, caplog: pytest.LogCaptureFixture
@@ -317,6 +441,8 @@ def test_unknown_name_and_field_name_the_nearest() -> None:
         create_model("vit_b61")
     with pytest.raises(UserError, match="'num_class'; nearest: num_classes"):
         create_model("vit_b16", num_class=3)
+    with pytest.raises(UserError, match="nearest: vit_b16"):  # before the weights are sought
+        create_model("vit_b61", weights="nowhere/at/all")
 
 
 def test_what_the_name_leaves_open_follows_the_weights(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def convert(
     revision: str | None = None,
     images: Sequence[ImageSource] = (),
 ) -> Conversion:
-    """Write a MODEL argument as another library itself loads it; what `vitascope convert` calls.
+    """Write a MODEL argument, in float32, as another library itself loads it: what `vitascope convert` calls.
 
     Args:
         ref: a MODEL argument.
@@ -72,10 +72,10 @@ def convert(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is not an empty folder; nothing in it is overwritten, so name a new one")
     loaded = load_pretrained(ref, revision)
+    pixels = load_pixels(loaded.preprocess, images)  # a picture that cannot be read leaves no folder behind
     family = FAMILIES[to]
     files = to_family(family, loaded.model, loaded.preprocess, folder)
     again = load_pretrained(folder, family=to)
-    pixels = load_pixels(loaded.preprocess, images)
     return Conversion(
         source_family=loaded.family,
         files=files,

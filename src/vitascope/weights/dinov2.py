@@ -144,7 +144,8 @@ def _folded(source: Source) -> Source:
             f"{source.name}: cls_token {token} and pos_embed {places} do not fit each other"
         )
     place, patches = source.tensors["pos_embed"][:, :1], source.tensors["pos_embed"][:, 1:]
-    folded = {"cls_token": source.tensors["cls_token"] + place, "pos_embed": patches}
+    # In float32, as its model adds them when it is run so: half precision would round the sum.
+    folded = {"cls_token": source.tensors["cls_token"].float() + place.float(), "pos_embed": patches}
     return dataclasses.replace(source, tensors={**source.tensors, **folded})
 
 

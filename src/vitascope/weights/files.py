@@ -26,6 +26,7 @@ from vitascope.errors import UserError
 
 MAX_TENSORS = 20_000  # the largest ViTs have about a thousand
 MAX_HEADER_BYTES = 16 << 20  # of each part that is parsed: 20,000 tensors need 3 MB of it
+MAX_OPCODES = 2_000_000  # of a pickle: 20,000 tensors need 0.6 million, a list of numbers one for each
 MAX_UNPACKED_BYTES = 1 << 30  # an .npz may always unpack to this much,
 MAX_UNPACKED_RATIO = 20  # and beyond it to so many times its size: trained weights hardly compress
 MAX_SHARED_RATIO = 4  # a pickle's tensors may share storage; together they take at most so much of the file
@@ -45,12 +46,15 @@ ZIP_MAGIC = b"PK\x03\x04"
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is not there, broken, or does not fit."""
+    """A checkpoint that is not there, broken, or does not fit: one printable line, whatever is in it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(c if c.isprintable() else " " for c in message))
 
 
 def refusal(place: object, reason: object) -> CheckpointError:
-    """One printable line: where, and why, whatever a hostile file puts into the reason."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(reason)).split())
+    """Where, and why, however long a hostile file makes the reason."""
+    line = " ".join(str(reason).split())
     return CheckpointError(f"{place}: {line[:400]}")
 
 
@@ -116,7 +120,9 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     missing = [name for name, shard in where.items() if name not in shards[shard]]
     if missing:
         raise refusal(index, f"{len(missing)} tensors are not in the shards it names, such as {missing[0]!r}")
-    return {name: shards[shard][name] for name, shard in where.items()}
+    # What the index does not name comes too, so that a model that has no place for it refuses it.
+    every = {name: tensor for shard in shards.values() for name, tensor in shard.items()}
+    return every | {name: shards[shard][name] for name, shard in where.items()}
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
@@ -237,7 +243,19 @@ def _read_pickle(path: Path, zipped: bool) -> dict[str, Tensor]:
     size, total = path.stat().st_size, sum(tensor.nbytes for tensor in state.values())
     if total > MAX_SHARED_RATIO * size:  # such as one number, expanded to a terabyte
         raise refusal(path, f"{size} bytes with {total} of tensors; the limit is {MAX_SHARED_RATIO} times")
-    return state
+    return _apart(state)
+
+
+def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor in memory of its own: of two parameters in one, training the first would move both."""
+    apart: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in state.items():
+        storage = tensor.untyped_storage()
+        shared = storage.data_ptr() in taken or storage.nbytes() != tensor.nbytes
+        taken.add(storage.data_ptr())
+        apart[name] = tensor.clone() if shared else tensor
+    return apart
 
 
 def _check_zip(path: Path) -> None:
@@ -260,9 +278,11 @@ def _check_legacy(path: Path) -> None:
 
 
 def _check_opcodes(path: Path, stream: io.BytesIO) -> None:
-    """Refuse a pickle that names anything but `PICKLE_GLOBAL` and dtypes; runs none of it."""
+    """Refuse a pickle that is endless, or names anything but `PICKLE_GLOBAL` and dtypes; runs none of it."""
     texts = ["", ""]
-    for opcode, argument, _ in pickletools.genops(stream):
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+        if number >= MAX_OPCODES:  # each may make an object, of a hundred bytes
+            raise refusal(path, f"a pickle of more than {MAX_OPCODES} steps, which no state dict needs")
         if opcode.name in ("GLOBAL", "INST"):
             name = str(argument).replace(" ", ".")
         elif opcode.name == "STACK_GLOBAL":  # takes the two texts before it

@@ -100,7 +100,7 @@ def weights_name(place: object, names: Iterable[str]) -> str | None:
     Raises:
         CheckpointError: it starts with `place`: several `.pth` or `.npz` files, and none of `WEIGHTS`.
     """
-    names = sorted(name for name in names if "/" not in name)
+    names = sorted(name for name in names if "/" not in name and name[:1] != ".")  # hidden: not finished
     for found in (
         *([name] for name in WEIGHTS if name in names),
         [name for name in names if name.endswith(".pth")],

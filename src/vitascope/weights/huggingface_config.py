@@ -124,7 +124,9 @@ def _readout(source: Source, values: Mapping[str, Any], kind: str) -> dict[str, 
 def _class_names(source: Source, count: int) -> tuple[str, ...]:
     """`id2label`, where it has a name for each class; LABEL_0 and so on are none."""
     told = source.config.get("id2label")
-    names = [told.get(str(index)) for index in range(count)] if isinstance(told, Mapping) else []
+    if not isinstance(told, Mapping) or len(told) != count:  # more names are those of another head
+        return ()
+    names = [told.get(str(index)) for index in range(count)]
     nameless = all(name == f"LABEL_{index}" for index, name in enumerate(names))
     return () if nameless or None in names else tuple(map(str, names))
 

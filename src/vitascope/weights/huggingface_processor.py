@@ -19,6 +19,7 @@ _CLIP = {
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
 }
+_SWITCHES = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")
 _STEPS = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
 _SQUASH = {**_STEPS, "size": 224, "resample": 2, "image_mean": _HALF, "image_std": _HALF}
 _CROP = {**_SQUASH, "resample": 3, "do_center_crop": True, "crop_size": 224}
@@ -67,7 +68,8 @@ def read_processor(name: str, told: Mapping[str, Any], model_type: str, config: 
     Raises:
         CheckpointError: an unknown processor, or steps that `Preprocess` has not.
     """
-    given = {key: value for key, value in told.items() if value is not None}
+    # A step that is null is left out, as if it were false; other things that are null are not told.
+    given = {key: value for key, value in told.items() if value is not None or key in _SWITCHES}
     kind = given.get("image_processor_type") or given.get("feature_extractor_type") or _OF_MODEL[model_type]
     kind = re.sub("(ImageProcessor|FeatureExtractor).*", "", str(kind))
     if kind not in _PROCESSORS:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,10 +21,15 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import OPTIONS, ViTConfig
+from vitascope.model.options import MATTERS_WITH
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
+from vitascope.weights.hub import SETTINGS, weights_name
 
 State = dict[str, Tensor]
+
+MAX_BLOCKS = 1_000  # the deepest ViTs have about fifty
+MAX_NUMBERS = 1 << 40  # the largest have about 22 billion
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +160,7 @@ def from_family(family: Family, source: Source, config: ViTConfig) -> State:
     Raises:
         CheckpointError: listing, by their names, all that is missing, left over or misshapen.
     """
+    check_claims(source, config)
     state: State = {}
     used: set[str] = set()
     faults = []
@@ -167,6 +174,8 @@ def from_family(family: Family, source: Source, config: ViTConfig) -> State:
         if tensor is None or tuple(tensor.shape) != shape:
             found = ", ".join(f"{name} is {source.shape(name)}" for name in stored.names)
             faults.append(f"{found}, the model's {ours} {shape}")
+        elif not tensor.is_floating_point():  # quantized: its numbers mean something else
+            faults.append(f"{', '.join(stored.names)} in {tensor.dtype}, no floating-point numbers")
         else:
             state[ours] = tensor
     ignored = [_regex(pattern) for pattern in family.ignored]
@@ -175,6 +184,20 @@ def from_family(family: Family, source: Source, config: ViTConfig) -> State:
             faults.append(f"extra {name} {source.shape(name)}")
     refuse(faults, f"{source.name}: not a whole {family.name} checkpoint of this architecture")
     return state
+
+
+def check_claims(source: Source, config: ViTConfig) -> None:
+    """Refuse an architecture that no file could fill, before building it costs memory or overflows.
+
+    Raises:
+        CheckpointError: with the limits.
+    """
+    blocks = config.depth + sum(config.embedding.resnet_layers)
+    if blocks > MAX_BLOCKS or max(config.num_parameters, config.num_tokens) > MAX_NUMBERS:
+        raise CheckpointError(
+            f"{source.name}: its configuration claims more than any ViT has: over {MAX_BLOCKS} blocks, or "
+            f"over {MAX_NUMBERS} tokens or parameters"
+        )
 
 
 def joined(stored: Stored, source: Source) -> Tensor | None:
@@ -201,20 +224,34 @@ def to_family(family: Family, model: VisionTransformer, preprocess: Preprocess, 
             assert theirs not in state, f"the table of {family.name} names {theirs} twice"
             state[theirs] = part.contiguous()
     folder.mkdir(parents=True, exist_ok=True)
-    return family.write(config, family.leaving(state, config), preprocess, folder)
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as aside:  # a full disk leaves nothing
+        files = family.write(config, family.leaving(state, config), preprocess, Path(aside))
+        return move_in(files, folder)
 
 
-# Options that mean something only where another has a certain value.
-_MATTERS_WITH = {
-    "stride": ("stem", "overlap"),
-    "resnet_layers": ("stem", "resnet"),
-    "resnet_width": ("stem", "resnet"),
-    "resnet_dialect": ("stem", "resnet"),
-    "position_prefix": ("positions", "learned"),
-    "rotary_base": ("positions", "rotary"),
-    "rotary_rounded": ("positions", "rotary"),
-    "window": ("attention", "window"),
-}
+def move_in(files: Sequence[Path], folder: Path) -> list[Path]:
+    """Move what was written aside into its folder, so that new weights never stand beside old settings.
+
+    Raises:
+        CheckpointError: other weights in the folder would be read instead.
+    """
+    names = [file.name for file in files]
+    try:
+        read = weights_name(folder, {*names, *(path.name for path in folder.iterdir())})
+    except CheckpointError:  # one of several: reading the folder says so
+        read = None
+    if read is not None and read not in names:
+        raise CheckpointError(f"{folder}: has {read}, which would be read instead of {names[0]}")
+    last = sorted(files, key=lambda file: file.name == SETTINGS[0])  # without it a folder is refused
+    if any(_differs(file, folder / file.name) for file in files if file.suffix == ".json"):
+        (folder / SETTINGS[0]).unlink(missing_ok=True)
+    for file in last:
+        file.replace(folder / file.name)
+    return [folder / name for name in names]
+
+
+def _differs(file: Path, other: Path) -> bool:
+    return not other.is_file() or file.read_bytes() != other.read_bytes()
 
 
 def check_holds(family: Family, config: ViTConfig) -> None:
@@ -228,7 +265,7 @@ def check_holds(family: Family, config: ViTConfig) -> None:
     for option, group in OPTIONS.items():
         if group in (None, "training") or option == "resample":
             continue
-        needs, value = _MATTERS_WITH.get(option, (None, None))
+        needs, value = MATTERS_WITH.get(option, (None, None))
         if needs is not None and config.option(needs) != value:
             continue
         value = config.option(option)
@@ -283,5 +320,6 @@ def _filled(template: str, match: re.Match[str]) -> str:
 def refuse(faults: Sequence[str], what: str) -> None:
     """Raise CheckpointError with a list of faults, if there are any."""
     if faults:
-        listed = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
+        more = f"; and {len(faults) - 8} more" if len(faults) > 8 else ""
+        listed = "; ".join(fault[:400] for fault in faults[:8]) + more
         raise CheckpointError(f"{what}: {listed}")

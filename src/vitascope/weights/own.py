@@ -43,7 +43,7 @@ class Vitascope(Family):
         return Preprocess.from_dict(source.preprocessor)
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        """Each file is written aside, flushed and renamed; `config.json`, last, makes the folder whole."""
+        """Each file is flushed and renamed; `config.json`, last, makes the folder whole."""
         return [
             write_safetensors(folder / WEIGHTS, state),
             write_json(folder / PREPROCESSOR, preprocess.to_dict()),

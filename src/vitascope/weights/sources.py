@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from vitascope.errors import nearest
-from vitascope.weights.files import CheckpointError, read_json, read_tensors
+from vitascope.weights.files import CheckpointError, read_json, read_tensors, refusal
 from vitascope.weights.hub import fetch_hub, fetch_torchvision, is_hub_id, torchvision_file, weights_name
 from vitascope.weights.mapping import Source
 
@@ -52,19 +52,26 @@ def locate(ref: str, revision: str | None = None) -> Path:
     """The folder or file of a MODEL argument, downloaded where it has to be.
 
     Raises:
-        CheckpointError: nothing there, or a revision of what has none.
+        CheckpointError: nothing there, a revision of what has none, or two revisions.
     """
-    path = Path(ref).expanduser()
+    try:
+        path = Path(ref).expanduser()
+    except RuntimeError as error:  # there is no such user
+        raise refusal(ref, f"no such model: {error}") from error
     if path.exists():
         if revision is not None:
             raise CheckpointError(f"{ref} is a local path; revision {revision!r} has no meaning for it")
         return path if path.is_file() else model_folder(path)
     if (file := torchvision_file(ref)) is not None:
+        if revision is not None:
+            raise CheckpointError(f"{ref} is torchvision's; revision {revision!r} has no meaning for it")
         return fetch_torchvision(file)
     siblings = [str(other) for other in path.parent.iterdir()] if path.parent.is_dir() else []
     mistyped = nearest(str(path), siblings)
     name, _, wanted = ref.partition("@")
     if is_hub_id(name) and not mistyped:
+        if revision and wanted and revision != wanted:
+            raise CheckpointError(f"{ref}: revision {revision!r} contradicts the one in the name")
         return fetch_hub(name, revision or wanted or None)
     raise CheckpointError(
         f"{ref}: no such model{mistyped}; give a run folder, a model folder or file, a hub id (owner/name), "
@@ -78,9 +85,11 @@ def model_folder(path: Path) -> Path:
     Raises:
         CheckpointError: a run that has not finished.
     """
+    if (path / CONFIG).is_file():  # a model folder, whatever else lies in it
+        return path
     if (path / "model" / CONFIG).is_file():
         return path / "model"
-    if (path / "config.yaml").is_file() and not (path / CONFIG).is_file():
+    if (path / "config.yaml").is_file():
         raise CheckpointError(
             f"{path}: this run has no finished model; finish it with `vitascope train --resume {path}`"
         )

@@ -19,7 +19,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.weights.deit import Deit
 from vitascope.weights.dinov2 import Dinov2
 from vitascope.weights.dinov3 import Dinov3
-from vitascope.weights.files import CheckpointError
+from vitascope.weights.files import CheckpointError, refusal
 from vitascope.weights.huggingface import HuggingFace
 from vitascope.weights.jax import Jax
 from vitascope.weights.mapping import Family, Source, from_family, refuse, to_family
@@ -106,11 +106,11 @@ def identify(
     prefix, _, rest = os.fspath(ref).partition(":")
     if family is None and prefix in FAMILIES and not Path(ref).exists():
         family, ref = prefix, rest
-    source = open_source(ref, revision)
     if family is not None:
-        check_choice("family", family, FAMILIES)
+        check_choice("family", family, FAMILIES)  # before anything is fetched
         kind = FAMILIES[family]
-        return kind.arriving(source), kind
+        return kind.arriving(open_source(ref, revision)), kind
+    source = open_source(ref, revision)
     for kind in FAMILIES.values():
         if kind.recognizes(source):
             return kind.arriving(source), kind
@@ -122,7 +122,7 @@ def identify(
             f"is: timm:{ref} (mean and std of 0.5) or deit:{ref} (ImageNet's)"
         )
     some = ", ".join(sorted(source.tensors)[:3])
-    raise CheckpointError(f"{ref}: not a ViT of a known family; its first tensors are {some}")
+    raise refusal(ref, f"not a ViT of a known family; its first tensors are {some}")
 
 
 def save_pretrained(
@@ -134,12 +134,14 @@ def save_pretrained(
 ) -> Path:
     """Write a model folder, in our own format or as another library itself loads it.
 
-    Parameters keep their dtype. Without `preprocess`, a plain one of the model's size is written: centre
+    What a folder held under the same names is replaced, and never mixed with the new: an interruption leaves
+    the old, the new, or a folder that is refused. Parameters keep their dtype, but for bfloat16 in an `.npz`,
+    which has none: float32. Without `preprocess`, a plain one of the model's size is written: centre
     crop, mean and std of 0.5.
 
     Raises:
         UserError: an unknown format; a model that the other library does not have; weights that cannot be
-            written.
+            written, or in whose folder others would be read instead.
     """
     check_choice("format", format, FAMILIES)
     preprocess = preprocess or default_preprocess(model.config)

@@ -11,6 +11,7 @@ architecture's name: it is read from the name here too, and a name with an unkno
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,6 +135,11 @@ class Timm(Family):
     def recognizes(self, source: Source) -> bool:
         """Its `config.json` names an architecture."""
         return "architecture" in source.config
+
+    def arriving(self, source: Source) -> Source:
+        """Without the prefix under which transformers' `TimmWrapper` saves timm's models."""
+        tensors = {name.removeprefix("timm_model."): tensor for name, tensor in source.tensors.items()}
+        return dataclasses.replace(source, tensors=tensors)
 
     def table(self, config: ViTConfig) -> Table:
         """The names, for what the configuration has."""
@@ -265,11 +271,14 @@ def _pool(source: Source, args: Mapping[str, Any]) -> str:
 
 
 def _class_names(source: Source, count: int) -> tuple[str, ...]:
-    """`label_names`, where there is one for each class."""
+    """`label_names`, where there is one for each class; transformers' LABEL_0 and so on are none."""
     names = source.config.get("label_names") or _pretrained(source).get("label_names") or ()
     if isinstance(names, Mapping):
         names = [names[str(index)] for index in range(len(names)) if str(index) in names]
-    return tuple(map(str, names)) if isinstance(names, list | tuple) and len(names) == count else ()
+    if not isinstance(names, list | tuple) or len(names) != count:
+        return ()
+    nameless = all(name == f"LABEL_{index}" for index, name in enumerate(names))
+    return () if nameless else tuple(map(str, names))
 
 
 def _per_channel(source: Source, values: Any, channels: int) -> tuple[float, ...]:

@@ -16,14 +16,19 @@ from vitascope.weights.files import CheckpointError
 
 
 def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> Path:
-    """Write tensors, which must be contiguous and on the CPU.
+    """Write tensors, which must be contiguous and on the CPU; what two names share is written for each.
 
     Raises:
         CheckpointError: they cannot be written, for want of space say.
     """
     aside = path.with_name(f".{path.name}")
+    taken: dict[int, str] = {}
+    apart = {  # the format knows no sharing, and its library refuses it
+        name: tensor.clone() if taken.setdefault(tensor.data_ptr(), name) != name else tensor
+        for name, tensor in state.items()
+    }
     try:
-        save_file(dict(state), aside, metadata={"format": "pt"})
+        save_file(apart, aside, metadata={"format": "pt"})
     except SafetensorError as error:  # how safetensors reports a full disk
         raise CheckpointError(f"{path}: cannot be written: {error}") from error
     return settle(aside, path)
