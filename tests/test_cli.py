@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,31 @@ def test_help_of_a_command_lists_its_options(command: str, capsys: pytest.Captur
     assert f"vitascope {command}" in out
     for name in COMMANDS[command].__dataclass_fields__:
         assert (f"--{name.replace('_', '-')} " in out) != (name in POSITIONAL.get(command, ()))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_breaks_no_sentence_where_the_window_is_wide(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.strip("│ ") for line in lines if line.startswith(("│", "  "))]  # in a box, or indented
+    told = [row for row in rows if not re.fullmatch(r"--[a-z-]+ \S+( \.\.\.)?", row)]  # an option's own row
+    assert len(told) > 1
+    assert [row for row in told if row and not row.endswith((".", ")", "exit"))] == []
+    assert "(default: )" not in "".join(rows)
+
+
+@pytest.mark.parametrize("argv", [["--help"], *([command, "--help"] for command in COMMANDS)])
+def test_help_fits_80_columns(
+    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        main(argv)
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -447,6 +473,14 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         (["explain", "runs/tiny", "data/red/0.png", "--head", "1"], "--method attention"),
         (["explain", "runs/tiny", "data/red/0.png", "--layer", "0"], "--method attention"),
         (["models", "--image-size", "100"], "nearest: 96x96"),
+        (["explain", "runs/tiny", "data/red/0.png", "--out", "map.xyz"], "ends in .png"),
+        (["explain", "runs/tiny", "data/red/0.png", "--out", "data"], "ends in .png"),
+        (["explain", "runs/tiny", "data/red/0.png", "--out", "data/red/0.png"], "is the picture itself"),
+        (["evaluate", "runs/tiny", "--batch-size", "0"], "batch_size must be at least 1, not 0"),
+        (["evaluate", "runs/tiny", "--data", ""], "'': no such folder"),
+        (["train", "--data", "data", "--seed", "-1"], "seed must not be negative, not -1"),
+        (["train", "--data", "data", "--lr", "nan"], "lr must be a number, not nan"),
+        (["train", "--options", "mlp=swiglu", "--options", "norm=post"], "--options is given more than once"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )

@@ -163,6 +163,14 @@ def test_missing_folder_is_named(tmp_path: Path) -> None:
         open_data(str(tmp_path / "petz"))
 
 
+@pytest.mark.parametrize("read", [open_data, lambda data: open_for_evaluation(data, ("cat", "dog"))])
+def test_no_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read) -> None:
+    write_tree(tmp_path, {"cat": 4, "dog": 4})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="'': no such folder"):
+        read("")
+
+
 def test_misspelled_digits_are_named() -> None:
     with pytest.raises(UserError, match="nearest: digits"):
         open_data("digit")
@@ -302,7 +310,7 @@ def test_median_size_of_nothing_readable_is_refused(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "broken.jpg").write_bytes(b"text")
-    with pytest.raises(UserError, match="can be read"):
+    with pytest.raises(UserError, match=r"none of 2 images looked at .* can be read: .*broken\.jpg"):
         median_size(read_tree(tmp_path))
 
 

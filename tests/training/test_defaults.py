@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from tests.model import small_model
@@ -84,3 +86,16 @@ def test_options_of_the_model_reach_it(data) -> None:
     resolved, model = resolve_config(config, open_data(str(data)))
     assert resolved.options == config.options
     assert (model.embedding.positions, model.block.attention, model.window) == ("rotary", "window", (2, 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["stem=resnet", "resnet_layers=4"], "resnet_layers must be a list of whole numbers, not 4"),
+        (["resnet_layers=[1]"], "resnet_layers changes nothing with stem=conv; add stem=resnet"),
+        (["attention=axial", "window=3"], "window changes nothing with attention=axial"),
+    ],
+)
+def test_options_of_the_model_that_cannot_be_or_do_nothing_are_refused(data, options, reason) -> None:
+    with pytest.raises(UserError, match=re.escape(reason)):
+        resolve_config(TrainConfig(data=str(data), options=options), open_data(str(data)))

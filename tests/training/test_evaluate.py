@@ -60,6 +60,12 @@ def test_a_model_folder_needs_to_be_told_the_data(tmp_path) -> None:
         evaluate_pretrained(tmp_path / "m")
 
 
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_of_nothing_is_refused(tmp_path, size: int) -> None:
+    with pytest.raises(UserError, match=f"batch_size must be at least 1, not {size}"):
+        evaluate_pretrained(tmp_path / "m", "digits", batch_size=size)
+
+
 def test_classes_are_matched_by_name_not_by_order(tmp_path) -> None:
     root = write_folder(tmp_path / "data", per_class=3, side=32, classes=("a", "b", "c"))
     swapped = small_model(num_classes=3, class_names=("c", "a", "b"))

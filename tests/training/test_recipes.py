@@ -48,11 +48,44 @@ def test_unknown_option_names_the_nearest() -> None:
         ("flip", 1.5),
         ("keep", "worst"),
         ("precision", "fp8"),
+        ("lr", float("nan")),
+        ("rotate", float("inf")),
+        ("workers", -1),
+        ("seed", -1),
+        ("seed", 2**63),
     ],
 )
 def test_numbers_without_sense_are_refused_by_name(option: str, value: float | str) -> None:
     with pytest.raises(UserError, match=option):
         TrainConfig(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epochs: three", "epochs must be a whole number, not 'three'"),
+        ("depth: 2.5", "depth must be a whole number or null, not 2.5"),
+        ("lr: '1e-3'", "lr must be a number, not '1e-3'"),
+        ("options: positions=rotary", "options must be a list of names, not 'positions=rotary'"),
+    ],
+)
+def test_a_file_with_a_value_of_the_wrong_type_is_refused_by_name(tmp_path, text: str, said: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UserError) as refused:
+        TrainConfig.from_yaml(tmp_path / "config.yaml")
+    assert str(refused.value) == said
+
+
+def test_a_file_that_yaml_cannot_read_is_refused_in_one_line(tmp_path) -> None:
+    (tmp_path / "config.yaml").write_text("a: [1\nb: 2\n")
+    with pytest.raises(UserError, match="not readable as YAML") as refused:
+        TrainConfig.from_yaml(tmp_path / "config.yaml")
+    assert "\n" not in str(refused.value)
+
+
+def test_option_of_the_model_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(UserError, match="positions is given twice"):
+        TrainConfig(options=["positions=rotary", "positions=none"])
 
 
 def test_options_of_the_model_are_read_as_values() -> None:

@@ -71,8 +71,11 @@ def overview() -> str:
         summary = (command.__doc__ or "").splitlines()[0]
         lines.append(f"  {name:<9} {summary}")
     lines.append(
-        "\nA MODEL is a run folder, a model folder or file of any library, a hub id (owner/name), or a name\n"
-        "like torchvision/vit_b_16; DATA is `digits` or a folder of images."
+        "\nA MODEL is a run folder, a model folder or file of any library, a hub id\n"
+        "(owner/name), or a name like torchvision/vit_b_16; DATA is `digits` or a folder\n"
+        "of images."
     )
-    lines.append("`vitascope COMMAND --help` lists a command's options; `vitascope --version` the version.")
+    lines.append(
+        "`vitascope COMMAND --help` lists a command's options; `vitascope --version` is\nthe version."
+    )
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from vitascope.training.recipes import MaybeInt
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Write a model as another library itself loads it, and prove that both give the same answers."""
+    """Write a model as another library loads it, and compare the answers."""
 
     model: Model
     """A run folder, a model folder, a weights file, a hub id, or a name like torchvision/vit_b_16."""
@@ -28,7 +28,7 @@ class Convert:
         "vitascope"
     )
     """Whose format: `deit`, `dinov2` and `dinov3` are the files of their own repositories."""
-    images: tuple[Path, ...] = ()
+    images: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PICTURE ...", help_behavior_hint="")] = ()
     """Pictures to compare the outputs on. Default: two photographs that come with scikit-learn."""
 
     def call(self) -> None:
@@ -54,7 +54,7 @@ class Convert:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Models:
-    """List the named models: size, parameters, cost of one image, and where each was published."""
+    """List the named models: size, parameters, cost, where published."""
 
     image_size: MaybeInt = None
     """Count for this side, pixels. Default: each model's own, 224 for all but DINOv2."""

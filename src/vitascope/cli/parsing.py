@@ -24,8 +24,14 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
     """Options to a command's dataclass.
 
     Raises:
-        UserError: an unknown option, naming the nearest; a value that is missing or of the wrong kind.
+        UserError: an unknown option, naming the nearest; a list that is given twice; a value that is missing
+            or of the wrong kind.
     """
+    given = [word.split("=")[0].replace("_", "-") for word in args]
+    for field in dataclasses.fields(command):
+        option = f"--{field.name.replace('_', '-')}"
+        if isinstance(field.default, tuple) and given.count(option) > 1:  # tyro would drop all but the last
+            raise UserError(f"{option} is given more than once; give it once, with all its values")
     options: dict[str, Any] = {} if default is None else {"default": default}
     complaint = io.StringIO()
     try:

@@ -12,15 +12,16 @@ from vitascope.training.recipes import MaybePath, MaybeText, TrainConfig, defaul
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Train(TrainConfig):
-    """Train a classifier; without options, on the embedded digits, in about half a minute.
+    """Train a classifier; without options, on the embedded digits.
 
-    Everything goes into a new run folder: the model, its metrics, checkpoints to resume from, and figures.
-    Ctrl-C saves before it stops.
+    A new run folder gets the model, metrics, checkpoints and figures.
+
+    Ctrl-C saves before it stops; `--resume` continues.
     """
 
     recipe: MaybeText = None
-    """Named starting point, which the options change: `digits`, `small-data` or `finetune`. Default: `digits`
-    for digits, `finetune` with --weights, else `small-data`."""
+    """Named starting point, which the options change: `digits`, `small-data` or `finetune`.
+    Default: `digits` for digits, `finetune` with --weights, else `small-data`."""
     config: MaybePath = None
     """A run's config.yaml to start from instead of a recipe: runs the same again."""
     resume: MaybePath = None

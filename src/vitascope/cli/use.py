@@ -22,8 +22,8 @@ class Evaluate:
     model: Model
     """A run folder, a model folder or file, or a hub id."""
     data: MaybeText = None
-    """`digits`, or a folder with test/<class>/, val/<class>/ or <class>/. Default: the test part of what the
-    run was trained on."""
+    """`digits`, or a folder with test/<class>/, val/<class>/ or <class>/.
+    Default: the test part of what the run was trained on."""
     batch_size: int = 128
     """Images at a time."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -80,7 +80,7 @@ class Predict:
     model: Model
     """A run folder, a model folder or file, or a hub id."""
     images: tyro.conf.Positional[
-        Annotated[tuple[str, ...], tyro.conf.arg(metavar="PICTURE ...", help_behavior_hint="")]
+        Annotated[tuple[str, ...], tyro.conf.arg(metavar="PICTURE ...", help_behavior_hint="(required)")]
     ]
     """Picture files, of any kind and size."""
     top_k: int = 5
@@ -120,7 +120,7 @@ class Predict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Explain:
-    """Show where a model looks in a picture: the picture beside itself under a heatmap."""
+    """Show where a model looks: the picture beside itself under a heatmap."""
 
     model: Model
     """A run folder, a model folder or file, or a hub id."""
@@ -139,6 +139,11 @@ class Explain:
         """Explain, write the picture, say what was predicted."""
         if self.method == "rollout" and (self.layer != -1 or self.head is not None):
             raise UserError("--layer and --head choose one attention map: add --method attention")
+        out = self.out or Path(f"{Path(self.image).stem}-{self.method}.png")
+        if out.suffix.lower() != ".png":
+            raise UserError(f"--out {out}: the picture is a PNG, so give a name that ends in .png")
+        if out.exists() and Path(self.image).exists() and out.samefile(self.image):
+            raise UserError(f"--out {out} is the picture itself, which would be lost; give another name")
         import torch
 
         from vitascope import explain
@@ -162,6 +167,5 @@ class Explain:
                 score, index = model(images)[0].softmax(dim=0).max(dim=0)
             names = model.config.class_names or [str(number) for number in range(model.config.num_classes)]
             title = f"{names[int(index)]} ({score:.0%}): {what}"
-        out = self.out or Path(f"{Path(self.image).stem}-{self.method}.png")
         plots.save_figure(plots.draw_explanation(to_picture(pixels), heat[0].numpy(), title), out)
         print(f"{title}\n{out}")

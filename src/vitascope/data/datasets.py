@@ -106,9 +106,9 @@ def open_for_evaluation(data: str, class_names: tuple[str, ...]) -> ImageSet:
 def existing_folder(data: str) -> Path:
     """A DATA argument as a folder that is there."""
     root = Path(data).expanduser()
-    if not root.exists():
+    if not data or not root.exists():  # Path("") would be the current folder
         hint = nearest(data, ["digits"]) or "; give a folder of images, or `digits`"
-        raise UserError(f"{data}: no such folder{hint}")
+        raise UserError(f"{data or repr(data)}: no such folder{hint}")
     if not root.is_dir():
         raise UserError(f"{data}: not a folder; unpack it, or give the folder that holds the class folders")
     return root
@@ -174,13 +174,16 @@ def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tu
 def median_size(images: ImageSet, sample: int = 100) -> tuple[int, int]:
     """Median height and width of up to `sample` images spread over the set, from their headers."""
     sizes = []
-    for index in np.unique(np.linspace(0, len(images) - 1, min(sample, len(images))).astype(int)):
+    looked_at = np.unique(np.linspace(0, len(images) - 1, min(sample, len(images))).astype(int))
+    for index in looked_at:
         try:
             sizes.append(header_size(images.sources[index]))
-        except ImageError:
-            continue  # named, counted and judged when it is read
+        except ImageError as error:
+            reason = error  # named, counted and judged when it is read
     if not sizes:
-        raise UserError(f"none of {sample} images looked at in the {images.name} set can be read")
+        raise UserError(
+            f"none of {len(looked_at)} images looked at in the {images.name} set can be read: {reason}"
+        )
     height, width = np.median(np.array(sizes), axis=0)
     return int(height), int(width)
 

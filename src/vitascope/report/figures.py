@@ -56,7 +56,7 @@ def draw_figures(
         "confidences": [float(probabilities[index].max()) for index in shown],
     }
     figures["predictions"] = plots.draw_predictions(pictures, title=f"{images.name} predictions", **said)
-    figures["attention"] = plots.draw_predictions(seen, title="The same under attention rollout", **said)
+    figures["attention"] = plots.draw_predictions(seen, title="the same under attention rollout", **said)
 
     grid = model.config.grid
     table = model.positions.table(grid)  # (1, T, D)

@@ -8,7 +8,8 @@ from typing import Any
 
 from vitascope.data.datasets import Splits, median_size
 from vitascope.errors import UserError
-from vitascope.model.config import ViTConfig
+from vitascope.model.config import OPTIONS, ViTConfig
+from vitascope.model.options import MATTERS_WITH
 from vitascope.model.resnet_shapes import total_stride
 from vitascope.model.sizes import named_config
 from vitascope.training.recipes import TrainConfig
@@ -51,6 +52,7 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Vi
         if not named_config(name).readout.gives_classes:
             options.setdefault("head", "linear")
         model_config = named_config(name, **options)
+    refuse_idle(config, model_config)
     resolved = dataclasses.replace(
         config,
         model=name,
@@ -61,13 +63,29 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Vi
     return resolved, model_config
 
 
+def refuse_idle(config: TrainConfig, model_config: ViTConfig) -> None:
+    """Refuse options that were asked for and would change nothing.
+
+    Raises:
+        UserError: naming the option, and the one that it belongs to.
+    """
+    for option in config.model_options():
+        other, value = MATTERS_WITH.get(option, (None, None))
+        if other is not None and model_config.option(other) != value:
+            raise UserError(
+                f"options: {option} changes nothing with {other}={model_config.option(other)}; add "
+                f"{other}={value}, or leave it out"
+            )
+
+
 def default_sizes(config: TrainConfig, model: str, side: int) -> dict[str, int]:
     """Image and patch size where they are left open: small images keep their size, with 8 patches a side."""
     side = config.image_size or side
     if side > SMALL_IMAGE:
         return {"image_size": config.image_size or 224}
-    stem = {**named_config(model).to_dict(), **config.model_options()}
-    smallest = total_stride(stem["resnet_layers"]) if stem["stem"] == "resnet" else 1
+    stem = {name: value for name, value in config.model_options().items() if OPTIONS[name] == "embedding"}
+    embedding = dataclasses.replace(named_config(model).embedding, **stem)
+    smallest = total_stride(embedding.resnet_layers) if embedding.stem == "resnet" else 1
     patch = config.patch_size or max(smallest, side // 8)
     return {"patch_size": patch, "image_size": config.image_size or max(1, round(side / patch)) * patch}
 

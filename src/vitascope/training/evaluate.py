@@ -120,8 +120,11 @@ def evaluate_pretrained(
         device: `auto`, or a torch device.
 
     Raises:
-        UserError: no model or data there, classes that the model does not know, or no way to tell the data.
+        UserError: no model or data there, classes that the model does not know, no way to tell the data, or
+            a batch of nothing.
     """
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, not {batch_size}")
     loaded = load_pretrained(ref)
     model = loaded.model
     if not model.config.readout.gives_classes:

@@ -12,6 +12,7 @@ import tyro
 import yaml
 
 from vitascope.errors import UserError, check_choice, nearest
+from vitascope.model.checks import field_types, is_a, wanted
 from vitascope.model.config import OPTIONS
 
 # What may be None is chosen for the user, and its help text says how: "default: None" would say nothing.
@@ -57,16 +58,15 @@ class TrainConfig:
     num_heads: MaybeInt = None
     """Attention heads a block. Default: the model's."""
     pool: MaybePool = None
-    """What the head reads: the class token, the mean of all patches, both side by side, or what one learned
-    query attends to. Default: the model's."""
+    """What the head reads: class token, mean of the patches, both, or what a learned query attends to.
+    Default: the model's."""
     dropout: float = 0.0
     """Dropout in the embedding, the projections and the MLPs."""
     drop_path: float = 0.0
     """Stochastic depth of the last block."""
 
     options: ModelOptions = ()
-    """Any other option of the model, as NAME=VALUE: `--options positions=rotary attention=axial`;
-    docs/options.md lists them."""
+    """Any other option of the model: `--options positions=rotary attention=axial`. See docs/options.md."""
 
     epochs: int = 100
     """Passes over the training images."""
@@ -110,7 +110,11 @@ class TrainConfig:
     """Save a checkpoint to resume from when the last is this old; 0 saves after every step."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that make no sense."""
+        """Refuse values of the wrong type, which a file may hold, and numbers that make no sense."""
+        for name, kind in field_types(TrainConfig).items():
+            chosen = name in ("pool", "keep", "precision")  # refused below, or by the model, with the choices
+            if not chosen and not is_a(getattr(self, name), kind):
+                raise UserError(f"{name} must be {wanted(kind)}, not {getattr(self, name)!r}")
         object.__setattr__(self, "options", tuple(self.options))
         self.model_options()
         for name in ("epochs", "batch_size", "image_size", "patch_size"):
@@ -124,9 +128,14 @@ class TrainConfig:
             "clip_grad",
             "checkpoint_seconds",
             "color_jitter",
+            "workers",
+            "seed",
         ):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise UserError(f"{name} must not be negative, not {value}")
+        if self.seed >= 2**63:  # torch's generators take no more
+            raise UserError(f"seed must be less than 2**63, not {self.seed}")
         for name in ("label_smoothing", "ema", "dropout", "drop_path", "shift"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} lies in [0, 1), not at {getattr(self, name)}")
@@ -151,6 +160,8 @@ class TrainConfig:
                 raise UserError(f"an option of the model is NAME=VALUE, not {text!r}")
             if name in own:
                 raise UserError(f"options: {name} is decided by training itself; leave it out of the options")
+            if name in values:
+                raise UserError(f"options: {name} is given twice")
             if name not in OPTIONS:
                 raise UserError(f"unknown model option {name!r}{nearest(name, set(OPTIONS) - own)}")
             try:
@@ -199,7 +210,8 @@ class TrainConfig:
         except FileNotFoundError as error:
             raise UserError(f"{path}: no such file") from error
         except (OSError, ValueError, yaml.YAMLError) as error:
-            raise UserError(f"{path}: not readable as YAML: {error}") from error
+            reason = " ".join(str(error).split())  # YAML's own takes several lines
+            raise UserError(f"{path}: not readable as YAML: {reason}") from error
         if not isinstance(values, dict):
             raise UserError(f"{path}: not a table of options")
         return cls.from_dict(values)
