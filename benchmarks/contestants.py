@@ -75,14 +75,16 @@ def peer_training_entrant(
     )
 
 
-def peer_inference_entrant(library: str, config: ViTConfig, batch_size: int, precision: str) -> Entrant:
-    """A peer, computing logits."""
+def peer_inference_entrant(
+    library: str, config: ViTConfig, batch_size: int, precision: str, *, our_allocator: bool = False
+) -> Entrant:
+    """A peer, computing logits; with our setting of the allocator where that is said."""
     dtype = DTYPES[precision]
     return Entrant(
-        name=library,
+        name=f"{library} + our allocator setting" if our_allocator else library,
         precision=precision,
         dtype=dtype,
-        prepare=functools.partial(peer_inference, library, config, batch_size, dtype),
+        prepare=functools.partial(peer_inference, library, config, batch_size, dtype, our_allocator),
         images=batch_size,
         flops=config.flops * batch_size,
     )
@@ -133,7 +135,8 @@ def training_step(
 
 @contextmanager
 def our_inference(config: ViTConfig, batch_size: int, precision: str) -> Iterator[Step]:
-    """Pixels to probabilities by `Predictor`: normalization and softmax are in the time."""
+    """Pixels to probabilities as `vitascope predict` does: normalization and softmax are in the time."""
+    reuse_freed_memory()
     predictor = Predictor(
         VisionTransformer(config), default_preprocess(config), precision=precision, device="cpu"
     )
@@ -142,8 +145,12 @@ def our_inference(config: ViTConfig, batch_size: int, precision: str) -> Iterato
 
 
 @contextmanager
-def peer_inference(library: str, config: ViTConfig, batch_size: int, dtype: torch.dtype) -> Iterator[Step]:
+def peer_inference(
+    library: str, config: ViTConfig, batch_size: int, dtype: torch.dtype, our_allocator: bool
+) -> Iterator[Step]:
     """Images, normalized and in the dtype already, to logits."""
+    if our_allocator:
+        reuse_freed_memory()
     model = peer_model(library, config).to(dtype).eval()
     images = torch.randn(batch_size, config.in_channels, *config.image_hw, dtype=dtype)
     with torch.inference_mode():
