@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model import law
-from vitascope.data.augment import Augmentation
+from vitascope.data.augment import Augmentation, _erase, _rectangles, crop_draws
+from vitascope.data.randaugment import RandAugment
+from vitascope.data.randomness import uniform
 
 EVERYTHING = {"flip": 0.5, "crop_scale": 0.5, "shift": 0.2, "rotate": 20.0, "color_jitter": 0.4}
 
@@ -189,3 +191,130 @@ def test_oblong_pictures_keep_their_shape_and_their_places() -> None:
     torch.testing.assert_close(augment(pixels, flip=1.0), pixels.flip(-1) / 255, atol=1e-4, rtol=0)
     identity = augment(pixels, rotate=1e-9)  # through the same interpolation
     torch.testing.assert_close(identity, pixels / 255, atol=1e-4, rtol=0)
+
+
+def test_new_options_leave_the_draws_of_the_others_alone() -> None:
+    pixels = pictures(6)
+    before = augment(pixels, **EVERYTHING)
+    after = augment(pixels, **EVERYTHING, randaugment=RandAugment(magnitude=0.0, std=0.0, probability=1e-9))
+    torch.testing.assert_close(after, before, atol=0.5 / 255 + 1e-5, rtol=0)  # rounded to levels
+    erased = augment(pixels, **EVERYTHING, erase=1.0)
+    assert ((erased - before).abs() < 1e-6).flatten(1).float().mean(dim=1).min() > 0.5
+    both = augment(pixels, **EVERYTHING, erase=1.0, randaugment=RandAugment())
+    changed = augment(pixels, **EVERYTHING, randaugment=RandAugment())
+    kept = (erased == before).all(dim=1, keepdim=True).expand_as(both)
+    assert torch.equal(both[kept], changed[kept])  # the same rectangles, after RandAugment
+
+
+def test_each_option_has_draws_of_its_own() -> None:
+    pixels, indices, change = pictures(40), np.arange(40), RandAugment()
+    draws = uniform(3, 4, indices, 15 + change.draws)
+    options = {"seed": 3, "epoch": 4}
+    assert torch.equal(augment(pixels, **options, randaugment=change), change(pixels / 255, draws[:, 15:]))
+    assert torch.equal(augment(pixels, **options, erase=0.4), _erase(pixels / 255, draws[:, 9:15], 0.4))
+    np.testing.assert_array_equal(crop_draws(3, 4, indices), draws[:, :4])
+
+
+def test_draws_are_those_of_earlier_versions() -> None:
+    pixels = (torch.arange(2 * 3 * 4 * 4) * 37 % 256).to(torch.uint8).view(2, 3, 4, 4)
+    found = augment(pixels, [7, 10**6], seed=3, epoch=5, **EVERYTHING)
+    expected = torch.tensor([[0.665705, 0.651239, 0.489609], [0.479789, 0.403525, 0.296092]])
+    torch.testing.assert_close(found[:, :, 1, 2], expected, atol=1e-5, rtol=0)
+
+
+def test_without_crop_keeps_every_other_draw() -> None:
+    options = {**EVERYTHING, "randaugment": RandAugment(), "erase": 0.5}
+    cropped = Augmentation(**options).without_crop()
+    assert cropped == Augmentation(**{**options, "crop_scale": 1.0})
+    ramp, indices = repeated(x_ramp(), 200), np.arange(200)
+    flips = {"flip": 0.5, "rotate": 20.0}
+    whole = Augmentation(**flips, crop_scale=0.5)(ramp, indices, seed=0, epoch=0)[:, 0, 20]
+    apart = Augmentation(**flips, crop_scale=0.5).without_crop()(ramp, indices, seed=0, epoch=0)[:, 0, 20]
+    assert torch.equal(whole[:, 30] > whole[:, 20], apart[:, 30] > apart[:, 20])  # mirrored alike
+    assert (apart[:, 30] > apart[:, 20]).float().mean() < 0.7
+
+
+@law
+@given(
+    seed=st.integers(0, 2**31),
+    epoch=st.integers(0, 1000),
+    index=st.integers(0, 10**7),
+    channels=st.sampled_from([1, 3]),
+)
+def test_operations_and_erasing_are_the_same_alone_and_in_a_batch(
+    seed: int, epoch: int, index: int, channels: int
+) -> None:
+    mine, others = pictures(1, channels, seed=1), pictures(4, channels, seed=2)
+    options = {"seed": seed, "epoch": epoch, "randaugment": RandAugment(), "erase": 0.7}
+    alone = augment(mine, [index], **options)[0]
+    assert torch.equal(augment(torch.cat([others, mine]), [9, 2, 6, 5, index], **options)[4], alone)
+
+
+def erased(picture: torch.Tensor, count: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pictures with erasing, and where they were erased: (B, C, H, W) and (B, H, W)."""
+    found = augment(repeated(picture, count), **options)
+    return found, (found - picture / 255).abs().amax(dim=1) > 1e-6
+
+
+def test_erasing_takes_the_share_of_the_pictures_that_it_says() -> None:
+    n, share = 2000, 0.25
+    _, where = erased(pictures(1), n, erase=share)
+    assert abs(float(where.any(dim=(1, 2)).float().mean()) - share) < 5 * (share * (1 - share) / n) ** 0.5
+
+
+@pytest.mark.parametrize(("height", "width"), [(40, 40), (24, 60), (60, 20)])
+def test_erased_is_a_rectangle_of_the_paper_s_size(height: int, width: int) -> None:
+    n = 300
+    picture = torch.full((1, 3, height, width), 100, dtype=torch.uint8)
+    _, where = erased(picture, n, erase=1.0)
+    rows, columns = where.any(dim=2), where.any(dim=1)
+    h, w = rows.sum(dim=1), columns.sum(dim=1)
+    assert torch.equal(where, rows.unsqueeze(2) & columns.unsqueeze(1))
+    top, left, bottom, right = _rectangles(uniform(0, 0, np.arange(n), 15)[:, 10:14], height, width).reshape(
+        4, n
+    )
+    assert h.tolist() == (bottom - top).tolist()
+    assert w.tolist() == (right - left).tolist()
+    assert rows.int().argmax(dim=1).tolist() == top.tolist()
+    assert columns.int().argmax(dim=1).tolist() == left.tolist()
+    for side in (rows, columns):
+        assert (side.int().diff(dim=1).abs().sum(dim=1) <= 2).all()  # in one piece
+        assert side.any(dim=0).all()  # everywhere
+    area = h * w / (height * width)
+    assert area.min() > 0.01
+    assert area.max() < 0.37
+    assert abs(float(area.mean()) - (0.02 + 1 / 3) / 2) < 0.03
+    aspect = h / w
+    assert aspect[area > 0.05].min() > 0.3 / 1.35  # whole pixels
+    assert aspect[area > 0.05].max() < 3.3 * 1.35
+    assert aspect.min() < 0.7
+    assert aspect.max() > 1.4
+
+
+def test_erased_pixels_are_noise_of_their_own() -> None:
+    black = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    found, where = erased(black, 60, erase=1.0)
+    noise = found.movedim(1, 3)[where].flatten()
+    n = len(noise)
+    assert abs(float(noise.mean()) - 1 / 2) < 5 * (1 / 12 / n) ** 0.5
+    assert abs(float(noise.var()) - 1 / 12) < 5 * (1 / 180 / n) ** 0.5
+    assert len(noise.unique()) > 0.99 * n  # no two images, channels or pixels share a value
+    both = where[:, :, 1:] & where[:, :, :-1]
+    left, right = found[:, 0, :, :-1][both], found[:, 0, :, 1:][both]
+    assert abs(np.corrcoef(left, right)[0, 1]) < 5 / len(left) ** 0.5
+
+
+def test_erasing_changes_from_epoch_to_epoch_and_uses_up_no_generator() -> None:
+    state = torch.get_rng_state()
+    first, second = (augment(pictures(3), epoch=epoch, erase=1.0) for epoch in (0, 1))
+    assert ((first - second).abs().amax(dim=(1, 2, 3)) > 1e-3).all()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 40), (2, 3), (40, 1)])
+def test_tiny_and_oblong_pictures_take_every_option(shape: tuple[int, int]) -> None:
+    pixels = torch.randint(0, 256, (30, 3, *shape), dtype=torch.uint8)
+    found = augment(pixels, **EVERYTHING, erase=0.5, randaugment=RandAugment())
+    assert found.shape == pixels.shape
+    assert found.min() >= 0
+    assert found.max() <= 1

@@ -1,15 +1,24 @@
 """Batches: every image once an epoch, in an order that is a function, from memory and from files alike."""
 
+import dataclasses
+import itertools
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.data import noise, write_tree
-from vitascope.data.datasets import ImageSet, read_tree
-from vitascope.data.loading import Batch, Loader
+from tests.data import noise, write_picture, write_tree
+from vitascope.data import loading
+from vitascope.data.datasets import read_tree
+from vitascope.data.loading import Batch, Loader, even_cuts
 from vitascope.data.preprocess import Preprocess
+from vitascope.data.randomness import epoch_order
+from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 
 FIT = Preprocess(image_size=(4, 4))
@@ -35,6 +44,7 @@ def assert_same(ours: list[Batch], others: list[Batch]) -> None:
         assert torch.equal(one.pixels, other.pixels)
         assert torch.equal(one.labels, other.labels)
         np.testing.assert_array_equal(one.indices, other.indices)
+        assert one.planned == other.planned
 
 
 def break_some(images: ImageSet, numbers: list[int], tmp_path: Path) -> tuple[ImageSet, list[Path]]:
@@ -89,7 +99,7 @@ def test_start_gives_exactly_the_tail(images: ImageSet, start: int, memory_budge
     assert_same(list(loader.epoch(2, start=start)), list(loader.epoch(2))[start:])
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 1, 4])
 def test_streamed_batches_are_those_from_memory(images: ImageSet, workers: int) -> None:
     kept = Loader(images, FIT, 4, seed=1, workers=workers)
     streamed = Loader(images, FIT, 4, seed=1, workers=workers, memory_budget=0)
@@ -149,3 +159,173 @@ def test_nothing_readable_gives_no_image_or_a_clear_refusal(tmp_path: Path, memo
         assert list(loader.unreadable) == [str(broken[0])]
     except UserError as error:
         assert "broken0.png" in str(error)  # noqa: PT017 - either answer will do
+
+
+@pytest.mark.parametrize("crop_scale", [1.0, 0.1])
+def test_number_of_workers_and_what_ran_before_change_nothing(images: ImageSet, crop_scale: float) -> None:
+    """Epochs one after the other, one broken off, two at the same time."""
+    kinds = {"seed": 3, "memory_budget": 0, "crop_scale": crop_scale}
+    alone = Loader(images, FIT, 4, workers=0, **kinds)
+    epochs = [list(alone.epoch(number)) for number in range(3)]
+    for workers in (1, 4):
+        loader = Loader(images, FIT, 4, workers=workers, **kinds)
+        assert_same(list(loader.epoch(1)), epochs[1])
+        next(loader.epoch(2))
+        both = list(zip(loader.epoch(0), loader.epoch(2), strict=True))
+        assert_same([first for first, _ in both], epochs[0])
+        assert_same([second for _, second in both], epochs[2])
+        assert_same(list(loader.epoch(2, start=2)), epochs[2][2:])
+
+
+def test_workers_live_on_from_epoch_to_epoch(images: ImageSet) -> None:
+    loader = Loader(images, FIT, 4, seed=0, workers=1, memory_budget=0)
+    list(loader.epoch(0))
+    pool = loader._pool
+    list(loader.epoch(1))
+    assert pool is not None
+    assert loader._pool is pool
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streamed_training_images_are_cropped_anew_in_every_epoch(images: ImageSet, workers: int) -> None:
+    loader = Loader(images, FIT, 13, seed=3, workers=workers, memory_budget=0, crop_scale=0.1)
+    assert loader.crops
+    (first,), (second,) = loader.epoch(0), loader.epoch(1)
+    back, forth = np.argsort(first.indices), np.argsort(second.indices)
+    whole = np.stack([FIT.pixels(source) for source in images.sources])
+    assert (first.pixels[back] != second.pixels[forth]).flatten(1).any(1).all()
+    assert (first.pixels[back] != torch.from_numpy(whole)).flatten(1).any(1).all()
+
+
+def test_only_streamed_training_images_are_cropped(images: ImageSet) -> None:
+    assert not Loader(images, FIT, 13, seed=3, workers=0, crop_scale=0.1).crops  # kept: the device crops
+    assert not Loader(images, FIT, 13, seed=3, workers=0, memory_budget=0).crops
+    plain = Loader(images, FIT, 13, workers=0, memory_budget=0, crop_scale=0.1)  # evaluation
+    assert not plain.crops
+    assert_same(list(plain.epoch()), list(Loader(images, FIT, 13, workers=0).epoch()))
+
+
+def test_split_gives_its_own_order(images: ImageSet) -> None:
+    class Backwards(ImageSet):
+        def order(self, seed: int, epoch: int) -> np.ndarray:
+            return np.roll(np.arange(len(self))[::-1], seed + epoch)
+
+    data = Backwards(images.name, images.sources, images.labels, images.class_names)
+    assert order(Loader(data, FIT, 4, seed=1, workers=0), 2) == np.roll(np.arange(13)[::-1], 3).tolist()
+    assert order(Loader(data, FIT, 4, workers=0), 2) == list(range(13))
+
+
+@given(count=st.integers(0, 300), parts=st.integers(1, 40))
+def test_cuts_are_even_and_fair(count: int, parts: int) -> None:
+    cuts = even_cuts(count, parts)
+    assert (len(cuts), cuts[0], cuts[-1]) == (parts + 1, 0, count)
+    assert all(cut % 2 == 0 for cut in cuts if cut != count)
+    sizes = [last - first for first, last in itertools.pairwise(cuts)]
+    assert min(sizes) >= 0
+    assert max(sizes) - min(sizes) <= 3  # a pair, and one that has no neighbour
+
+
+@pytest.mark.parametrize("memory_budget", [2**30, 0])
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("world", [2, 3])
+def test_parts_of_all_processes_are_the_batches_of_one(
+    images: ImageSet, world: int, seed: int | None, memory_budget: int
+) -> None:
+    kinds = {"seed": seed, "workers": 0, "memory_budget": memory_budget}
+    whole = list(Loader(images, FIT, 6, **kinds).epoch(2))
+    loaders = [Loader(images, FIT, 6, part=(rank, world), **kinds) for rank in range(world)]
+    assert {loader.batches_per_epoch for loader in loaders} == {3}
+    parts = [list(loader.epoch(2)) for loader in loaders]
+    for number, batch in enumerate(whole):
+        pieces = [part[number] for part in parts]
+        assert [piece.planned for piece in pieces] == [batch.planned] * world
+        assert torch.equal(torch.cat([piece.pixels for piece in pieces]), batch.pixels)
+        np.testing.assert_array_equal(np.concatenate([piece.indices for piece in pieces]), batch.indices)
+    assert [batch.planned for batch in whole] == [6, 6, 1]
+    assert [len(part[-1].indices) for part in parts].count(0) == world - 1  # and no process is a batch short
+
+
+def test_part_with_workers_and_an_empty_slice(images: ImageSet) -> None:
+    parts = [Loader(images, FIT, 6, seed=0, workers=2, memory_budget=0, part=(r, 3)) for r in range(3)]
+    assert sorted(index for part in parts for index in order(part)) == list(range(13))
+
+
+@pytest.mark.parametrize(("count", "parts", "sizes"), [(13, 3, [4, 4, 5]), (3, 4, [2, 1]), (0, 2, [0])])
+def test_batch_is_split_at_even_places_into_parts_with_images(
+    images: ImageSet, count: int, parts: int, sizes: list[int]
+) -> None:
+    (batch,) = Loader(images, FIT, 13, workers=0).epoch()
+    batch = Batch(batch.pixels[:count], batch.labels[:count], batch.indices[:count], 20)
+    split = batch.split(parts)
+    assert [len(part.labels) for part in split] == sizes
+    assert torch.equal(torch.cat([part.pixels for part in split]), batch.pixels)
+    assert torch.equal(torch.cat([part.labels for part in split]), batch.labels)
+    assert {part.planned for part in split} == {20}
+
+
+def test_kept_images_are_the_same_from_workers(images: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "ALONE_SECONDS", -1.0)
+    assert_same(
+        list(Loader(images, FIT, 4, seed=1, workers=2).epoch()),
+        list(Loader(images, FIT, 4, seed=1, workers=0).epoch()),
+    )
+
+
+def bomb(path: Path) -> Path:
+    """A small PNG of 25,000 x 25,000 pixels."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + checksum
+
+    rows = zlib.compress(bytes(27_000_000), 9)  # 27 KB
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 25_000, 25_000, 8, 2, 0, 0, 0))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+    return path
+
+
+def harm(kind: str, folder: Path) -> Path:
+    """A file that is no picture any more."""
+    path = folder / f"{kind}.jpg"
+    if kind == "bomb":
+        return bomb(folder / "bomb.png")
+    write_picture(path, size=(64, 64))
+    content = {"empty": b"", "truncated": path.read_bytes()[:900], "text": b"not a picture"}
+    path.write_bytes(content[kind])
+    return path
+
+
+@pytest.mark.parametrize(("memory_budget", "workers"), [(2**30, 0), (0, 0), (0, 3)])
+@pytest.mark.parametrize("crop_scale", [1.0, 0.5])
+def test_every_kind_of_broken_file_is_left_out_and_named(
+    tmp_path: Path, memory_budget: int, workers: int, crop_scale: float
+) -> None:
+    whole = arrays(40)
+    harmed = {7: "empty", 8: "truncated", 20: "text", 39: "bomb"}
+    sources = [harm(harmed[i], tmp_path) if i in harmed else s for i, s in enumerate(whole.sources)]
+    data = dataclasses.replace(whole, sources=sources)
+    kinds = {"workers": workers, "memory_budget": memory_budget, "crop_scale": crop_scale}
+    loader = Loader(data, FIT, 8, seed=0, **kinds)
+    batches = list(loader.epoch())
+    assert sorted(i for batch in batches for i in batch.indices) == sorted(set(range(40)) - set(harmed))
+    assert sorted(map(Path, loader.unreadable)) == sorted(sources[index] for index in harmed)
+    for name, reason in {
+        "bomb.png": "bomb",
+        "text.jpg": "not a picture",
+        "truncated.jpg": "truncated",
+    }.items():
+        assert reason in loader.unreadable[str(tmp_path / name)]
+    assert len(Loader(data, FIT, 8, seed=0, **kinds).unreadable) == (4 if memory_budget else 0)
+    assert_same(list(loader.epoch(0, start=2)), batches[2:])  # a resumed epoch leaves out the same
+    sources[0] = harm("text", tmp_path)  # a fifth, named as another
+    sources[0] = sources[0].rename(tmp_path / "fifth.jpg")
+    with pytest.raises(UserError, match="more than 10% of the 40 images"):
+        list(Loader(data, FIT, 8, seed=0, **kinds).epoch())
+
+
+def test_order_of_a_large_split_is_no_list() -> None:
+    data = arrays(1)
+    many = dataclasses.replace(data, sources=range(1_300_000), labels=np.zeros(1_300_000, np.int64))
+    loader = Loader(many, FIT, 256, seed=0, workers=0, memory_budget=0)
+    assert loader.batches_per_epoch == 5079
+    np.testing.assert_array_equal(loader._order(3), epoch_order(0, 3, 1_300_000))

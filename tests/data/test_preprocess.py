@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.data import noise, write_picture
 from tests.model import law
-from vitascope.data.preprocess import ImageError, Preprocess, read_image
+from vitascope.data.preprocess import Encoded, ImageError, Preprocess, header_size, read_image
 from vitascope.errors import UserError
 
 # What a camera stores so that the orientation turns it into the upright picture: the inverse of the turn.
@@ -189,6 +189,35 @@ def test_path_text_bytes_image_and_array_give_the_same_pixels(tmp_path: Path) ->
     expected = fit.pixels(path)
     for source in (str(path), path.read_bytes(), Image.open(path), np.asarray(Image.open(path))):
         np.testing.assert_array_equal(fit.pixels(source), expected)
+
+
+class Stored(Encoded):
+    """A picture that lies nowhere, or cannot be had."""
+
+    def __init__(self, content: bytes | Exception) -> None:
+        self.content = content
+
+    def __str__(self) -> str:
+        return "shard.tar:7.jpg"
+
+    def read_bytes(self) -> bytes:
+        if isinstance(self.content, Exception):
+            raise self.content
+        return self.content
+
+
+def test_picture_that_lies_elsewhere_is_read_like_a_file(tmp_path: Path) -> None:
+    path = write_picture(tmp_path / "a.png", size=(11, 7))
+    stored = Stored(path.read_bytes())
+    np.testing.assert_array_equal(rgb(stored), rgb(path))
+    assert header_size(stored) == header_size(path) == (11, 7)
+
+
+@pytest.mark.parametrize("content", [b"text", OSError("the disk is gone"), EOFError("it ends too early")])
+def test_picture_that_lies_elsewhere_is_named_when_it_cannot_be_read(content: bytes | Exception) -> None:
+    for read in (read_image, header_size):
+        with pytest.raises(ImageError, match=r"^shard\.tar:7\.jpg: "):
+            read(Stored(content))
 
 
 @pytest.mark.parametrize("shape", [(5, 6), (5, 6, 1), (5, 6, 3)])

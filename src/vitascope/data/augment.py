@@ -11,7 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitascope.data.randaugment import RandAugment, to_device
 from vitascope.data.randomness import uniform
+
+_FIXED_DRAWS = 15
+"""Draws of an image before RandAugment's: 4 of the crop, turn, mirror, 3 of the colours, 6 of the erasing."""
 
 _LUMA = [0.299, 0.587, 0.114]
 """How bright red, green and blue look (ITU-R 601)."""
@@ -31,15 +35,32 @@ class Augmentation:
     """Largest rotation, degrees."""
     color_jitter: float = 0.0
     """Largest change of brightness, contrast and saturation, as a share."""
+    randaugment: RandAugment | None = None
+    """Operations drawn from a list, after the above."""
+    erase: float = 0.0
+    """Probability that a rectangle becomes noise, after all else."""
+
+    def without_crop(self) -> Augmentation:
+        """The same for images that are already cropped, by `crop_draws`: all other draws stay as they are."""
+        return dataclasses.replace(self, crop_scale=1.0)
 
     def __call__(self, pixels: Tensor, indices: npt.NDArray[np.int64], *, seed: int, epoch: int) -> Tensor:
         """uint8 (B, C, H, W) and the images' indices in the data set -> floats in [0, 1], (B, C, H, W)."""
-        images = pixels.float() / 255
-        draws = uniform(seed, epoch, indices, 9)  # (B, 9) in [0, 1)
-        if self.flip or self.crop_scale < 1 or self.shift or self.rotate:
+        drawn = _FIXED_DRAWS + (self.randaugment.draws if self.randaugment else 0)
+        draws = uniform(seed, epoch, indices, drawn)  # (B, drawn) in [0, 1)
+        warps = self.crop_scale < 1 or self.shift or self.rotate
+        if self.flip and not warps:  # needs no interpolation
+            rows = to_device(np.flatnonzero(draws[:, 5] < self.flip), pixels.device)
+            pixels = pixels.index_copy(0, rows, pixels.index_select(0, rows).flip(-1))
+        images = pixels.float().div_(255)
+        if warps:
             images = self._warp(images, draws[:, :6])
         if self.color_jitter:
-            images = self._jitter(images, draws[:, 6:])
+            images = self._jitter(images, draws[:, 6:9])
+        if self.randaugment:
+            images = self.randaugment(images, draws[:, _FIXED_DRAWS:])
+        if self.erase:
+            images = _erase(images, draws[:, 9:_FIXED_DRAWS], self.erase)
         return images
 
     def _warp(self, images: Tensor, draws: npt.NDArray[np.float64]) -> Tensor:
@@ -57,7 +78,8 @@ class Augmentation:
         row_y = [sign * crop_w * np.sin(angle) * width / height, crop_h * np.cos(angle)]
         row_x.append((2 * x - 1) * (1 - crop_w + 2 * self.shift))
         row_y.append((2 * y - 1) * (1 - crop_h + 2 * self.shift))
-        theta = torch.from_numpy(np.stack([row_x, row_y]).transpose(2, 0, 1)).to(images)  # (B, 2, 3)
+        matrices = np.stack([row_x, row_y]).transpose(2, 0, 1)
+        theta = to_device(matrices.astype(np.float32), images.device)  # (B, 2, 3)
         grid = F.affine_grid(theta, list(images.shape), align_corners=False)  # (B, H, W, 2)
         return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
 
@@ -67,13 +89,80 @@ class Augmentation:
         Brightness scales, contrast moves away from the image's mean luma, saturation from each pixel's.
         """
         C = images.shape[1]
-        luma = torch.tensor(_LUMA if C == 3 else [1 / C] * C).to(images)  # (C,)
-        brightness, contrast, saturation = (
-            torch.from_numpy(1 + (2 * draws - 1) * self.color_jitter).to(images).T
-        )
+        device = images.device
+        luma = to_device(np.array(_LUMA if C == 3 else [1 / C] * C, np.float32), device)  # (C,)
+        factors = 1 + (2 * draws - 1) * self.color_jitter  # (B, 3)
+        brightness, contrast, saturation = to_device(factors.astype(np.float32), device).T
         grey = luma.expand(C, C)
-        mix = torch.lerp(grey, torch.eye(C).to(images), saturation.view(-1, 1, 1))  # (B, C, C)
+        mix = torch.lerp(grey, torch.eye(C, device=device), saturation.view(-1, 1, 1))  # (B, C, C)
         mean = images.mean(dim=(2, 3)) @ luma  # (B,)
         offset = (brightness * (1 - contrast) * mean).view(-1, 1, 1)
         scaled = (brightness * contrast).view(-1, 1, 1) * mix
         return (scaled @ images.flatten(2) + offset).clamp(0, 1).view_as(images)
+
+
+def crop_draws(seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """What an `Augmentation` would draw for the crops: area, ratio, x and y, uniform in [0, 1), (B, 4)."""
+    return uniform(seed, epoch, indices, 4)
+
+
+def _erase(images: Tensor, draws: npt.NDArray[np.float64], probability: float) -> Tensor:
+    """Random erasing (Zhong et al. 2020) with DeiT's numbers: 2 to 33% of the area, aspect 0.3 to 3.3.
+
+    The rectangle is filled with noise, each value uniform in [0, 1]: about as wide, once normalized, as the
+    standard normal noise of DeiT, and a picture's values still.
+
+    Args:
+        images: floats (B, C, H, W).
+        draws: chance, area, aspect, y, x and the key of the noise, uniform in [0, 1): (B, 6).
+        probability: of an image's being erased.
+    """
+    chosen = np.flatnonzero(draws[:, 0] < probability)  # (b,)
+    if not len(chosen):
+        return images
+    device, (height, width) = images.device, images.shape[-2:]
+    edges = _rectangles(draws[chosen, 1:5], height, width)
+    top, left, bottom, right = to_device(edges, device)  # (b, 1, 1, 1) each
+    y = torch.arange(height, device=device).unsqueeze(1)  # (H, 1)
+    x = torch.arange(width, device=device)  # (W,)
+    inside = (y >= top) & (y < bottom) & (x >= left) & (x < right)  # (b, 1, H, W)
+    noise = _noise(to_device((draws[chosen, 5] * 2**32).astype(np.int64), device), images.shape[1:])
+    rows = to_device(chosen, device)
+    return images.index_copy(0, rows, torch.where(inside, noise, images.index_select(0, rows)))
+
+
+def _rectangles(draws: npt.NDArray[np.float64], height: int, width: int) -> npt.NDArray[np.int64]:
+    """Top, left, bottom and right of rectangles that fit into the picture: (4, B, 1, 1, 1).
+
+    Zhong et al. draw again what does not fit; here the aspect is drawn from those that do.
+    """
+    area, aspect, y, x = draws.T  # (B,) each
+    area = 0.02 + area * (1 / 3 - 0.02)  # as a share
+    narrowest, widest = np.log(area * height / width), np.log(height / width / area)  # of height / width
+    low, high = np.clip(math.log(0.3), narrowest, widest), np.clip(-math.log(0.3), narrowest, widest)
+    root = np.exp((low + aspect * (high - low)) / 2)
+    side = np.sqrt(area * height * width)
+    rows = np.clip(np.rint(side * root), 1, height)
+    columns = np.clip(np.rint(side / root), 1, width)
+    top, left = np.floor(y * (height - rows + 1)), np.floor(x * (width - columns + 1))
+    return np.stack([top, left, top + rows, left + columns]).astype(np.int64)[..., None, None, None]
+
+
+def _noise(keys: Tensor, shape: torch.Size) -> Tensor:
+    """Uniform numbers in [0, 1] as a function of each key in [0, 2^32) and the position: (B, *shape).
+
+    A hash and no generator: what an image gets depends on nothing else in the batch.
+    """
+    positions = _mix(torch.arange(shape.numel(), device=keys.device))
+    bits = _mix(positions ^ keys.unsqueeze(1))  # (B, C * H * W)
+    return (bits >> 8).float().div(2**24 - 1).view(-1, *shape)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """32 bits to 32 well-mixed ones, in int64: xorshift and multiply (the constants are T. Ettinger's).
+
+    Both factors are below 2^31, so no product overflows.
+    """
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+        bits = ((bits ^ (bits >> shift)) * factor) & 0xFFFFFFFF
+    return bits ^ (bits >> 15)

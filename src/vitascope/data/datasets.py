@@ -1,174 +1,129 @@
-"""Where images come from: the embedded digits, or a folder with one folder a class."""
+"""What a DATA argument can be, and the splits that it means."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.preprocess import ImageError, ImageSource, header_size
+from vitascope.data.cifar import is_cifar, open_cifar
+from vitascope.data.download import KNOWN_SETS, fetch_set
+from vitascope.data.folders import (
+    IMAGE_SUFFIXES,
+    SPLIT_FOLDERS,
+    inner_folder,
+    open_folder,
+    optional_split,
+    read_tree,
+)
+from vitascope.data.idx import is_idx, open_idx
+from vitascope.data.preprocess import ImageError, header_size
+from vitascope.data.splits import TEST_SHARE, VAL_SHARE, ImageSet, Splits, stratified_split
+from vitascope.data.unpack import is_archive, unpack
 from vitascope.errors import UserError, nearest
 
-IMAGE_SUFFIXES = {
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".avif", ".jp2"),
-}
-"""What counts as an image in a folder, by the ending of its name, in any case."""
-SPLIT_FOLDERS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
-VAL_SHARE = 0.1
-TEST_SHARE = 0.1
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "SPLIT_FOLDERS",
+    "TEST_SHARE",
+    "VAL_SHARE",
+    "ImageSet",
+    "Splits",
+    "class_counts",
+    "digits_baseline",
+    "median_size",
+    "open_data",
+    "open_for_evaluation",
+    "read_tree",
+    "stratified_split",
+]
 
-
-@dataclasses.dataclass(frozen=True)
-class ImageSet:
-    """Labelled images of one split.
-
-    `sources` are what `preprocess.read_image` takes; `labels` are int64 indices into `class_names`.
-    """
-
-    name: str
-    sources: Sequence[ImageSource]
-    labels: npt.NDArray[np.int64]
-    class_names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def subset(self, name: str, indices: npt.NDArray[np.int64]) -> ImageSet:
-        """Some of the images, in the order given."""
-        sources = [self.sources[index] for index in indices]
-        return ImageSet(name, sources, self.labels[indices], self.class_names)
-
-
-@dataclasses.dataclass(frozen=True)
-class Splits:
-    """A data set: what is trained on, what chooses the best weights, and what only the end may see."""
-
-    train: ImageSet
-    val: ImageSet
-    test: ImageSet | None
-    """None where a folder has `train/` and `val/` but no `test/`: then `val` is the last word."""
-    channels: int
-
-    @property
-    def final(self) -> ImageSet:
-        """What the finished model is measured on."""
-        return self.val if self.test is None else self.test
+NAMES = ("digits", *KNOWN_SETS)
+"""DATA that is no path."""
+WAYS = (
+    f"give {', '.join(NAMES)}, a folder of class folders, a .zip or tar of one, CIFAR's or MNIST's files, "
+    "WebDataset shards, or a data set of the Hugging Face hub as OWNER/NAME"
+)
 
 
 def open_data(data: str, *, seed: int = 0) -> Splits:
-    """The splits of a DATA argument.
+    """The splits of a DATA argument, which is one of:
 
-    `digits` is scikit-learn's: 20% (stratified, random_state 0) are the test set. A folder has
-    `train/<class>/`, and `val/<class>/` or `test/<class>/` or both; what is missing of validation is taken
-    from train, a tenth of each class by seed. Without `train/` it is one tree, `<class>/`, and a tenth of
-    each class is the validation set and another tenth the test set, by seed.
+    - `digits`: scikit-learn's, embedded; 20% (stratified, random_state 0) are the test set;
+    - `cifar10`, `cifar100`, `mnist`, `fashion-mnist`: downloaded once (`download.fetch_set`). A file or
+      folder of that name comes first, so that what is here is never replaced by what is elsewhere;
+    - a folder of class folders, with or without splits above them (`folders.open_folder`);
+    - CIFAR-10 or CIFAR-100 as published, archive or folder (`cifar.open_cifar`);
+    - a folder of IDX files, the format of MNIST (`idx.open_idx`);
+    - WebDataset shards (`shards.open_shards`);
+    - a data set of the Hugging Face hub: its id, or a folder that it was saved in
+      (`hub_datasets.open_hub_dataset`);
+    - a `.zip` or tar of any of these folders, unpacked once (`unpack.unpack`).
+
+    What is missing of validation is taken from train, a tenth of each class by seed.
 
     Raises:
-        UserError: no such folder, no images, one class, or classes that differ between splits.
+        UserError: nothing of these, or what the function named raises.
     """
-    if data == "digits":
-        return _digits(seed)
-    root = existing_folder(data)
-    if not (root / "train").is_dir():
-        tree = read_tree(root)
-        rest, test = stratified_split(tree, TEST_SHARE, "test", seed)
-        train, val = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed)
-        return Splits(train, val, test, channels=3)
-    train = read_tree(root / "train", name="train")
-    given = _optional_split(root, "val", train.class_names)
-    train, val = (train, given) if given is not None else stratified_split(train, VAL_SHARE, "val", seed)
-    return Splits(train, val, _optional_split(root, "test", train.class_names), channels=3)
+    found = _found(data, seed)
+    return found if isinstance(found, Splits) else open_folder(found, seed=seed)
 
 
 def open_for_evaluation(data: str, class_names: tuple[str, ...]) -> ImageSet:
     """What to measure a model on in a DATA argument: its test split, else `val`, else the whole tree.
 
+    Labels are indices into the model's `class_names`.
+
     Raises:
         UserError: as `open_data`, or a class that the model does not know.
     """
-    if data == "digits":
-        test = _digits(0).final
-        _check_known_classes(test.class_names, class_names, "digits")
-        return test
-    root = existing_folder(data)
+    found = _found(data, seed=0)
+    if isinstance(found, Splits):
+        return found.final.in_classes(class_names, data)
     for split in ("test", "val"):
-        found = _optional_split(root, split, class_names)
-        if found is not None:
-            return found
-    return read_tree(root, class_names=class_names)
+        images = optional_split(found, split, class_names)
+        if images is not None:
+            return images
+    return read_tree(found, class_names=class_names)
 
 
-def existing_folder(data: str) -> Path:
-    """A DATA argument as a folder that is there."""
-    root = Path(data).expanduser()
-    if not data or not root.exists():  # Path("") would be the current folder
-        hint = nearest(data, ["digits"]) or "; give a folder of images, or `digits`"
-        raise UserError(f"{data or repr(data)}: no such folder{hint}")
-    if not root.is_dir():
-        raise UserError(f"{data}: not a folder; unpack it, or give the folder that holds the class folders")
-    return root
+def _found(data: str, seed: int) -> Splits | Path:
+    """What a DATA argument means: splits, or a folder of class folders."""
+    from vitascope.data import hub_datasets
+
+    if data == "digits":
+        return _digits(seed)
+    path = Path(data).expanduser()
+    if data in KNOWN_SETS and not path.exists():
+        path = fetch_set(data)
+    if not data or not path.exists():  # Path("") would be the current folder
+        if data and hub_datasets.looks_like_hub_id(data):
+            return hub_datasets.open_hub_dataset(data, seed=seed)
+        raise UserError(f"{data or repr(data)}: no such folder{nearest(data, NAMES) or f'; {WAYS}'}")
+    splits = _ready_made(path, seed)
+    if splits is None and is_archive(path):
+        path = inner_folder(unpack(path))
+        splits = _ready_made(path, seed)
+    if splits is None and not path.is_dir():
+        raise UserError(f"{data}: not a folder, and no archive that is known; {WAYS}")
+    return path if splits is None else splits
 
 
-def read_tree(root: Path, *, name: str = "all", class_names: tuple[str, ...] | None = None) -> ImageSet:
-    """Images in `root/<class>/`, at any depth below it, in the order of their names.
+def _ready_made(path: Path, seed: int) -> Splits | None:
+    """The splits of a file or folder in a format of its own; None for everything else."""
+    from vitascope.data import hub_datasets, shards  # they import this module
 
-    Args:
-        root: the folder of the class folders.
-        name: what the split is called.
-        class_names: the model's classes; None takes the folders' names.
-
-    Raises:
-        UserError: no class folder with an image, only one, or one that `class_names` lacks.
-    """
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    files = {folder.name: image_files(folder) for folder in folders}
-    found = tuple(folder for folder, paths in files.items() if paths)
-    if not found:
-        raise UserError(f"{root}: no images in class folders; expected {root}/<class>/<image>")
-    if class_names is None:
-        if len(found) == 1:
-            raise UserError(f"{root}: only one class, {found[0]!r}; a classifier needs two folders or more")
-        class_names = found
-    _check_known_classes(found, class_names, str(root))
-    labelled = [(path, class_names.index(folder)) for folder in found for path in files[folder]]
-    labels = np.array([label for _, label in labelled], dtype=np.int64)
-    return ImageSet(name, [path for path, _ in labelled], labels, class_names)
-
-
-def image_files(folder: Path) -> list[Path]:
-    """Files below a folder that are named like images, sorted; hidden ones are left out."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in IMAGE_SUFFIXES
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.is_file()
-    )
-
-
-def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Take a share of each class away by seed: what is left, and the part, at least one image a class.
-
-    Raises:
-        UserError: a class with a single image, which cannot be on both sides.
-    """
-    part: list[int] = []
-    for label, class_name in enumerate(images.class_names):
-        members = np.flatnonzero(images.labels == label)
-        if len(members) < 2:
-            raise UserError(
-                f"class {class_name!r} has {len(members)} image; to split off {name}, it needs at least 2"
-            )
-        members = np.random.default_rng([seed, label]).permutation(members)
-        part.extend(members[: max(1, round(share * len(members)))].tolist())
-    taken = np.sort(np.array(part, dtype=np.int64))
-    left = np.setdiff1d(np.arange(len(images)), taken)
-    return images.subset("train", left), images.subset(name, taken)
+    if is_cifar(path):
+        return open_cifar(path, seed=seed)
+    if is_idx(path):
+        return open_idx(path, seed=seed)
+    if path.is_dir() and hub_datasets.is_saved_dataset(path):
+        return hub_datasets.open_hub_dataset(str(path), seed=seed)
+    if shards.is_shards(path):
+        return shards.open_shards(path, seed=seed)
+    return None
 
 
 def median_size(images: ImageSet, sample: int = 100) -> tuple[int, int]:
@@ -207,23 +162,6 @@ def _digits_arrays() -> tuple[
     labels = digits.target.astype(np.int64)
     rest, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
     return pixels, labels, rest, test
-
-
-def _optional_split(root: Path, split: str, class_names: tuple[str, ...]) -> ImageSet | None:
-    for folder in SPLIT_FOLDERS[split]:
-        if (root / folder).is_dir():
-            return read_tree(root / folder, name=split, class_names=class_names)
-    return None
-
-
-def _check_known_classes(found: Sequence[str], known: Sequence[str], where: str) -> None:
-    unknown = [name for name in found if name not in known]
-    if unknown:
-        listed = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-        raise UserError(
-            f"{where}: {len(unknown)} of {len(found)} class folders are not among the {len(known)} known "
-            f"classes: {listed}{nearest(unknown[0], known)}"
-        )
 
 
 def class_counts(images: ImageSet) -> dict[str, int]:

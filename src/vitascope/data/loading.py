@@ -3,36 +3,53 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import time
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from vitascope.data.datasets import ImageSet
-from vitascope.data.preprocess import ImageError, Preprocess
-from vitascope.data.randomness import epoch_order
+from vitascope.data.preprocess import Pixels, Preprocess
+from vitascope.data.reading import Reader, ReadingPool, read_here
+from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 
 MEMORY_BUDGET = 2**30
 """Bytes of pixels that are kept in memory; a larger split is read again in every epoch."""
 MAX_UNREADABLE = 0.1
 """The share of unreadable images above which a split is refused: then it is not a few bad files."""
+ALONE_SECONDS = 0.5
+"""How long a split that is kept is read without workers: starting them would take longer than small ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Pixels uint8 (B, C, H, W) and labels int64 (B,) on the device; `indices` (B,) into the split."""
+    """Images of a batch that this process computes with.
+
+    Attributes:
+        pixels: uint8 (B, C, H, W) on the device.
+        labels: int64 (B,) on the device.
+        indices: (B,) into the split.
+        planned: images of the whole batch, over all processes, unreadable ones included.
+    """
 
     pixels: Tensor
     labels: Tensor
     indices: npt.NDArray[np.int64]
+    planned: int
+
+    def split(self, parts: int) -> list[Batch]:
+        """At most `parts` batches of about the same size, none of them empty unless this one is."""
+        cuts = even_cuts(len(self.indices), parts)
+        spans = [span for span in itertools.pairwise(cuts) if span[0] < span[1]]
+        return [
+            Batch(self.pixels[a:b], self.labels[a:b], self.indices[a:b], self.planned) for a, b in spans
+        ] or [self]
 
 
 class Loader:
@@ -44,11 +61,18 @@ class Loader:
     Args:
         images: the split.
         preprocess: makes the pixels.
-        batch_size: images a batch; the last batch of an epoch may be smaller.
-        seed: of the order; None keeps the split's own order.
+        batch_size: images a batch, over all processes; the last batch of an epoch may be smaller.
+        seed: of the order and of the crops; None keeps the split's own order.
         device: where batches go; a split that fits in `memory_budget` bytes is kept there.
-        workers: processes that read images where the split does not fit.
+        workers: processes that read images; 0 reads in this one, None takes one a core.
         memory_budget: bytes of pixels to keep.
+        part: which of how many processes this is: each gets its own slice of every batch. Slices begin at
+            even places, so that neighbours 2k and 2k+1 stay together; one may be empty in the last batch.
+        crop_scale: the smallest share of the area that a random crop keeps, see `reading.random_crop`; only
+            images that are read anew in every epoch, for a `seed`, are cropped here, see `crops`.
+
+    Raises:
+        UserError: too many images of a split that is kept cannot be read.
     """
 
     def __init__(
@@ -61,6 +85,8 @@ class Loader:
         device: torch.device | str = "cpu",
         workers: int | None = None,
         memory_budget: int = MEMORY_BUDGET,
+        part: tuple[int, int] = (0, 1),
+        crop_scale: float = 1.0,
     ) -> None:
         self.images = images
         self.preprocess = preprocess
@@ -68,78 +94,135 @@ class Loader:
         self.seed = seed
         self.device = torch.device(device)
         self.workers = (os.cpu_count() or 1) if workers is None else workers
+        self.part = part
         self.unreadable: dict[str, str] = {}
-        self._kept: Tensor | None = None  # (N, C, H, W), all readable images
-        self._readable = np.arange(len(images))
         size = preprocess.channels * math.prod(preprocess.image_size)
-        if len(images) * size <= memory_budget:
-            self._keep()
-        self._labels = torch.from_numpy(images.labels).to(self.device)
+        streamed = len(images) * size > memory_budget
+        self._crops = streamed and seed is not None and crop_scale < 1
+        self._reader = Reader(images.sources, preprocess, seed, crop_scale if self._crops else 1.0)
+        self._pool: ReadingPool | None = None  # of an epoch that is over, for the next
+        self._rows = np.arange(len(images))  # of each image in `_kept`; -1 for one that cannot be read
+        self._kept = None if streamed else self._keep()  # (N, C, H, W), all readable images
 
     def __len__(self) -> int:
         """Images that can be read, as far as is known: all files are opened only where they are kept."""
-        return len(self._readable)
+        return int(np.count_nonzero(self._rows >= 0))
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches in an epoch."""
+        """Batches in an epoch, the same for all processes."""
         return math.ceil(len(self) / self.batch_size)
 
-    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from batch `start` on."""
-        order = np.arange(len(self)) if self.seed is None else epoch_order(self.seed, epoch, len(self))
-        cuts = range(start * self.batch_size, len(self), self.batch_size)
-        rows = [order[cut : cut + self.batch_size] for cut in cuts]  # rows of what is readable
-        if self._kept is None:
-            yield from self._streamed(rows)
-            return
-        for row in rows:
-            indices = self._readable[row]
-            at = torch.from_numpy(row).to(self.device)
-            yield Batch(self._kept[at], self._labels[torch.from_numpy(indices).to(self.device)], indices)
+    @property
+    def crops(self) -> bool:
+        """Whether batches come cropped at random already."""
+        return self._crops
 
-    def _keep(self) -> None:
-        """Read every image once, in threads: Pillow decodes and resizes without Python's lock."""
-        with ThreadPoolExecutor(max(1, self.workers)) as pool:
-            results = list(pool.map(self._read, range(len(self.images))))
-        for index, result in enumerate(results):
-            if isinstance(result, str):
-                self._leave_out(index, result)
-        pixels = [result for result in results if not isinstance(result, str)]
-        if not pixels:
+    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from batch `start` on.
+
+        Raises:
+            UserError: too many images cannot be read, or a process that reads them was killed.
+        """
+        order = self._order(epoch)
+        begins = range(start * self.batch_size, len(order), self.batch_size)
+        planned = [min(self.batch_size, len(order) - begin) for begin in begins]
+        rank, world = self.part
+        spans = []  # of the order, this process's
+        for begin, count in zip(begins, planned, strict=True):
+            cuts = even_cuts(count, world)
+            spans.append((begin + cuts[rank], begin + cuts[rank + 1]))
+        if self._kept is None:
+            for (pixels, indices), count in zip(self._streamed(order, spans, epoch), planned, strict=True):
+                yield Batch(self._deliver(pixels), self._labels(indices), indices, count)
+            return
+        for (first, last), count in zip(spans, planned, strict=True):
+            indices = order[first:last]
+            rows = self._deliver(self._rows[indices])
+            yield Batch(self._kept[rows], self._labels(indices), indices, count)
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """The numbers of the readable images, as far as is known, in the epoch's order."""
+        order = np.arange(len(self.images)) if self.seed is None else self.images.order(self.seed, epoch)
+        return order[self._rows[order] >= 0]
+
+    def _labels(self, indices: npt.NDArray[np.int64]) -> Tensor:
+        return self._deliver(self.images.labels[indices])
+
+    def _deliver(self, array: npt.NDArray[np.generic]) -> Tensor:
+        """A copy of an array on the device; a GPU takes it from pinned memory, while it computes."""
+        host = torch.from_numpy(array)
+        if self.device.type != "cuda":
+            return host.to(self.device, copy=True)
+        return torch.empty_like(host, pin_memory=True).copy_(host).to(self.device, non_blocking=True)
+
+    def _keep(self) -> Tensor:
+        """Read every image once, in the split's order, into one array without gaps."""
+        shape = (len(self.images), self.preprocess.channels, *self.preprocess.image_size)
+        kept, rows = np.empty(shape, np.uint8), np.full(len(self.images), -1)
+        readable = 0
+        for pixels, indices in self._once():
+            rows[indices] = np.arange(readable, readable + len(indices))
+            kept[readable : readable + len(indices)] = pixels
+            readable += len(indices)
+        if not readable:
             raise UserError(
                 f"no image of the {self.images.name} set can be read: {'; '.join(self.unreadable.values())}"
             )
-        self._readable = np.array(
-            [i for i, r in enumerate(results) if not isinstance(r, str)], dtype=np.int64
-        )
-        self._kept = torch.from_numpy(np.stack(pixels)).to(self.device)
+        self._rows = rows
+        return torch.from_numpy(kept[:readable]).to(self.device)
 
-    def _streamed(self, rows: list[npt.NDArray[np.int64]]) -> Iterator[Batch]:
-        reader: DataLoader[Any] = DataLoader(
-            _Reader(self),
-            batch_sampler=[row.tolist() for row in rows],
-            num_workers=self.workers,
-            collate_fn=list,
-            pin_memory=False,
-        )
-        for results in reader:
-            for index, result in results:
-                if isinstance(result, str):
-                    self._leave_out(index, result)
-            read = [(index, pixels) for index, pixels in results if not isinstance(pixels, str)]
-            indices = np.array([index for index, _ in read], dtype=np.int64)
-            shape = (len(read), self.preprocess.channels, *self.preprocess.image_size)
-            stacked = np.array([pixels for _, pixels in read], dtype=np.uint8).reshape(shape)
-            pixels = torch.from_numpy(stacked).to(self.device)
-            yield Batch(pixels, self._labels[torch.from_numpy(indices).to(self.device)], indices)
+    def _once(self) -> Iterator[tuple[Pixels, npt.NDArray[np.int64]]]:
+        """The readable images: the first from this process, and with workers what takes longer from them.
 
-    def _read(self, index: int) -> npt.NDArray[np.uint8] | str:
-        """An image's pixels, or the reason why there are none."""
+        Not from threads: Pillow holds Python's lock around small pictures, and two threads are slower there
+        than one.
+        """
+        everything = np.arange(len(self.images))
+        until = time.monotonic() + ALONE_SECONDS
+        begin = 0
+        while begin < len(everything) and (self.workers < 2 or time.monotonic() < until):
+            spans = [(begin, min(begin + 16, len(everything)))]
+            yield from self._readable(everything, spans, read_here(self._reader, everything, spans, 0))
+            begin += 16
+        spans = [(at, min(at + 512, len(everything))) for at in range(begin, len(everything), 512)]
+        if spans:
+            pool = ReadingPool(self._reader, len(everything), 512, self.workers)
+            try:
+                yield from self._readable(everything, spans, pool.read(everything, spans, 0))
+            finally:
+                pool.close()
+
+    def _streamed(
+        self, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
+    ) -> Iterator[tuple[Pixels, npt.NDArray[np.int64]]]:
+        """The readable images of each span; workers wait for the next epoch, unless this one breaks off."""
+        if not self.workers:
+            yield from self._readable(order, spans, read_here(self._reader, order, spans, epoch))
+            return
+        largest = 2 * math.ceil(self.batch_size / 2 / self.part[1])
+        pool = self._pool or ReadingPool(self._reader, len(order), largest, self.workers)
+        self._pool = None  # an epoch that begins before this one ends has its own
         try:
-            return self.preprocess.pixels(self.images.sources[index])
-        except ImageError as error:
-            return str(error)
+            yield from self._readable(order, spans, pool.read(order, spans, epoch))
+            self._pool = pool
+        finally:
+            if self._pool is not pool:
+                pool.close()
+
+    def _readable(
+        self,
+        order: npt.NDArray[np.int64],
+        spans: Sequence[tuple[int, int]],
+        read: Iterator[tuple[Pixels, dict[int, str]]],
+    ) -> Iterator[tuple[Pixels, npt.NDArray[np.int64]]]:
+        """Leave out what could not be read, and remember it."""
+        for (first, last), (pixels, faults) in zip(spans, read, strict=True):
+            indices = order[first:last]
+            for row, reason in faults.items():
+                self._leave_out(int(indices[row]), reason)
+            good = [row for row in range(last - first) if row not in faults]
+            yield (pixels[good], indices[good]) if faults else (pixels, indices)
 
     def _leave_out(self, index: int, reason: str) -> None:
         self.unreadable[str(self.images.sources[index])] = reason
@@ -151,11 +234,7 @@ class Loader:
             )
 
 
-class _Reader(Dataset[Any]):
-    """What a worker process runs."""
-
-    def __init__(self, loader: Loader) -> None:
-        self.read = loader._read
-
-    def __getitem__(self, index: int) -> tuple[int, npt.NDArray[np.uint8] | str]:
-        return index, self.read(index)
+def even_cuts(count: int, parts: int) -> list[int]:
+    """Where to cut `count` images into parts of about the same size, at even places: parts + 1 numbers."""
+    pairs = math.ceil(count / 2)
+    return [min(2 * (pairs * part // parts), count) for part in range(parts + 1)]

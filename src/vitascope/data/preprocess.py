@@ -14,20 +14,37 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vitascope.errors import UserError, check_choice, nearest
 
-ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any]"
-"""A path, an encoded file's bytes, a Pillow image, or uint8 pixels (H, W) or (H, W, C)."""
+
+class Encoded(ABC):
+    """An encoded picture that lies somewhere else than in a file of its own; its `str` is its name."""
+
+    @abstractmethod
+    def read_bytes(self) -> bytes:
+        """What the file would hold; an OSError or EOFError becomes an `ImageError` that names the picture."""
+
+
+ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray[Any, Any]"
+"""A path, an encoded file's bytes or where they lie, a Pillow image, or uint8 pixels (H, W) or (H, W, C)."""
+
+Pixels: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+"""uint8 (C, H, W)."""
+Box: TypeAlias = tuple[float, float, float, float]
+"""Left, top, right and bottom, in pixels."""
 
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -49,11 +66,7 @@ def read_image(source: ImageSource, *, exif_orientation: bool = True) -> Image.I
             pixels; it names the source.
     """
     with naming_faults(source):
-        image = _open(source)
-        image.load()
-        if exif_orientation:
-            image = ImageOps.exif_transpose(image)
-        return _eight_bit(image, source_name(source))
+        return _decode(_open(source), source, exif_orientation)
 
 
 def header_size(source: ImageSource) -> tuple[int, int]:
@@ -90,9 +103,11 @@ def naming_faults(source: ImageSource) -> Iterator[None]:
 
 
 def source_name(source: ImageSource) -> str:
-    """How messages call a source: its path, or what kind of thing it is."""
+    """How messages call a source: its path or name, or what kind of thing it is."""
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
+    if isinstance(source, Encoded):
+        return str(source)
     return f"<{type(source).__name__}>"
 
 
@@ -107,7 +122,17 @@ def _open(source: ImageSource) -> Image.Image:
                 f"an array must be uint8 (H, W) or (H, W, 1, 3 or 4), not {source.dtype} {shape}"
             )
         return Image.fromarray(source[..., 0] if source.ndim == 3 and shape[-1] == 1 else source)
+    if isinstance(source, Encoded):
+        source = source.read_bytes()
     return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+
+
+def _decode(image: Image.Image, source: ImageSource, exif_orientation: bool) -> Image.Image:
+    """An opened picture as 8-bit "RGB" or "L", upright; one that was given as it is stays as it is."""
+    image.load()
+    if exif_orientation and image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)
+    return _eight_bit(image, source_name(source))
 
 
 def _eight_bit(image: Image.Image, name: str) -> Image.Image:
@@ -128,6 +153,12 @@ def _eight_bit(image: Image.Image, name: str) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _planes(image: Image.Image) -> Pixels:
+    """A picture in "L" or "RGB" as a contiguous array (C, H, W) of its own."""
+    array = np.asarray(image)  # (H, W) or (H, W, C)
+    return np.array(array[None] if array.ndim == 2 else array.transpose(2, 0, 1), order="C")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,19 +203,52 @@ class Preprocess:
         if not (isinstance(self.crop_pct, int | float) and 0 < self.crop_pct <= 1):
             raise UserError(f"crop_pct is a share in (0, 1], not {self.crop_pct!r}")
 
-    def pixels(self, source: ImageSource) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def pixels(self, source: ImageSource) -> Pixels:
         """A picture as uint8 (C, H, W), resized and cropped.
 
         Raises:
             ImageError: as `read_image`.
             UserError: a model that takes no pictures.
         """
+        image = self._in_colours(read_image(source, exif_orientation=self.exif_orientation))
+        return _planes(self.fit(image))
+
+    def cropped(self, source: ImageSource, choose: Callable[[int, int], Box]) -> Pixels:
+        """A part of a picture as uint8 (C, H, W), squashed to the model's size: what training is shown.
+
+        A JPEG is decoded at a half, a quarter or an eighth of its size as long as the part keeps twice the
+        pixels that the model's size has in each direction. On photographs of 12 million pixels that is two
+        to four times as fast, and changes values by 0.2 of 255 on average.
+
+        Args:
+            source: the picture.
+            choose: from the upright picture's width and height to the part: left, top, right and bottom.
+
+        Raises:
+            ImageError: as `read_image`.
+            UserError: a model that takes no pictures.
+        """
+        with naming_faults(source):
+            encoded = Path(source).read_bytes() if isinstance(source, str | os.PathLike) else source
+            image = _open(encoded)  # read at once, which is quicker than in Pillow's steps
+            lying = self.exif_orientation and image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+            width, height = image.size[::-1] if lying else image.size
+            box = choose(width, height)
+            smaller = min((box[2] - box[0]) / self.image_size[1], (box[3] - box[1]) / self.image_size[0]) / 2
+            if smaller >= 2 and image is not source:
+                image.draft(image.mode, (math.ceil(image.width / smaller), math.ceil(image.height / smaller)))
+            image = _decode(image, source, self.exif_orientation)
+        image = self._in_colours(image)
+        x, y = image.width / width, image.height / height  # 1 unless decoded smaller
+        scaled = (box[0] * x, box[1] * y, min(box[2] * x, image.width), min(box[3] * y, image.height))
+        return _planes(self._resized(image, scaled))
+
+    def _in_colours(self, image: Image.Image) -> Image.Image:
+        """As many channels as the model has."""
         if self.channels not in (1, 3):
             raise UserError(f"pictures have 1 or 3 channels, the model has {self.channels}")
-        image = read_image(source, exif_orientation=self.exif_orientation)
-        image = image.convert("L" if self.channels == 1 else "RGB")
-        array = np.array(self.fit(image))  # (H, W) or (H, W, C), a copy that may be written to
-        return np.ascontiguousarray(array[None] if self.channels == 1 else array.transpose(2, 0, 1))
+        mode = "L" if self.channels == 1 else "RGB"
+        return image if image.mode == mode else image.convert(mode)
 
     def fit(self, image: Image.Image) -> Image.Image:
         """The part of a picture that the model sees, at the model's size. Crop and resize are one step."""
@@ -197,14 +261,17 @@ class Preprocess:
             left, top = (image.width - seen_width) / 2, (image.height - seen_height) / 2
             box = (max(0.0, left), max(0.0, top), left + seen_width, top + seen_height)
             box = (box[0], box[1], min(box[2], image.width), min(box[3], image.height))
-        return image.resize((width, height), _RESAMPLING[self.interpolation], box=box)
+        return self._resized(image, box)
+
+    def _resized(self, image: Image.Image, box: Box) -> Image.Image:
+        return image.resize(self.image_size[::-1], _RESAMPLING[self.interpolation], box=box)
 
     def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 (B, C, H, W), or floats in [0, 1], to normalized float32, on the pixels' device."""
         values = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
         mean = torch.tensor(self.mean, device=values.device).view(-1, 1, 1)
         std = torch.tensor(self.std, device=values.device).view(-1, 1, 1)
-        return (values - mean) / std
+        return (values - mean).div_(std)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for `preprocessor_config.json`."""

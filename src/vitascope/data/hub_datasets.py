@@ -1,0 +1,294 @@
+"""Hugging Face data sets: `owner/name` on the hub, what `save_to_disk` wrote, folders of parquet or arrow.
+
+Pictures stay encoded in the memory-mapped tables of the `datasets` library, and are decoded by
+`preprocess.read_image` like all others. The library is an extra, imported when it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from vitascope.data.folders import SPLIT_FOLDERS
+from vitascope.data.preprocess import Encoded
+from vitascope.data.shard_index import files_of_splits, has_class_folders
+from vitascope.data.shards import complete_splits, numbered_classes
+from vitascope.data.splits import ImageSet, Splits
+from vitascope.errors import UserError
+
+TABLES = {".parquet": "parquet", ".arrow": "arrow"}
+"""Files that are read as tables, and by which of the library's builders."""
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class")
+"""Names of the column of classes; it needs none of these where it is the only `ClassLabel`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row(Encoded):
+    """A picture in a table."""
+
+    table: Any
+    """A `datasets.Dataset` with one column, not decoded."""
+    index: int
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.place}:{self.index}"
+
+    def read_bytes(self) -> bytes:
+        """The encoded picture, from the table or from the file that it names."""
+        (value,) = self.table[self.index].values()
+        if value is None:
+            raise EOFError("the row has no picture")
+        content = value["bytes"]
+        return Path(value["path"]).read_bytes() if content is None else bytes(content)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows(Sequence[Row]):
+    """Many pictures in a table."""
+
+    table: Any
+    indices: npt.NDArray[np.int64]
+    """(N,), rows of the table."""
+    place: str
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+    def __getitem__(self, index: int | slice) -> Row | Rows:
+        if isinstance(index, slice):
+            return Rows(self.table, self.indices[index], self.place)
+        return Row(self.table, int(self.indices[index]), self.place)
+
+
+@dataclasses.dataclass(frozen=True)
+class HubSet(ImageSet):
+    """Labelled images of one split, in a table."""
+
+    sources: Rows
+
+    def subset(self, name: str, indices: npt.NDArray[np.int64]) -> HubSet:
+        """Some of the images, in the order given."""
+        rows = Rows(self.sources.table, self.sources.indices[indices], self.sources.place)
+        return HubSet(name, rows, self.labels[indices], self.class_names)
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Whether a folder is from `save_to_disk`, or has parquet or arrow files and no folders of images."""
+    return path.is_dir() and (_is_saved(path) or (bool(_tables(path)) and not has_class_folders(path)))
+
+
+def looks_like_hub_id(data: str) -> bool:
+    """Whether a DATA argument is `owner/name` or `owner/name@revision`, and no existing path."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    name, at, revision = data.partition("@")
+    if name.count("/") != 1 or bool(at) != bool(revision) or Path(data).exists():
+        return False
+    with contextlib.suppress(HFValidationError):
+        validate_repo_id(name)
+        return True
+    return False
+
+
+def open_hub_dataset(data: str, *, seed: int) -> Splits:
+    """The splits of a data set on the hub, or in a folder; what is missing is taken from train by seed.
+
+    A test split without any labels, as competitions have, is none.
+
+    Raises:
+        UserError: the library is not installed; no such data set, no network; not exactly one column of
+            pictures and one of classes; rows without a class.
+    """
+    found = read_hub_dataset(data)
+    return complete_splits(found, data, seed=seed, channels=3)
+
+
+def read_hub_dataset(data: str) -> dict[str, HubSet]:
+    """The splits that a data set has: of train, val and test those that are there, or all.
+
+    Raises:
+        UserError: as `open_hub_dataset`.
+    """
+    library = _library()
+    with _explaining(data):
+        loaded = _load(library, data)
+    tables = {split: table.with_format(None) for split, table in _named_splits(loaded, data).items()}
+    first = next(iter(tables.values()))
+    picture, label = _picture_column(library, first, data), _label_column(library, first, data)
+    for split, table in tables.items():
+        if table.features != first.features:
+            raise UserError(f"{data}: {split} has other columns than {next(iter(tables))}; make them alike")
+    values = {split: table[label][:] for split, table in tables.items()}  # [:]: not one by one
+    if "test" in values and _missing(values["test"]).all() and len(values) > 1:
+        del values["test"]
+    for split, given in values.items():
+        if missing := int(_missing(given).sum()):
+            raise UserError(f"{data}: {missing} of {len(given)} rows of {split} have no {label!r}")
+    names = _class_names(library, first.features[label], values, data)
+    return {
+        split: HubSet(
+            split,
+            Rows(_undecoded(library, tables[split], picture), np.arange(len(given)), f"{data}:{split}"),
+            _numbers(given, names, f"{data}: {split}"),
+            names,
+        )
+        for split, given in values.items()
+    }
+
+
+def _library() -> ModuleType:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise UserError('Hugging Face data sets need an extra: pip install "vitascope[datasets]"') from error
+    return datasets
+
+
+def _is_saved(path: Path) -> bool:
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def _tables(path: Path) -> dict[str, list[Path]]:
+    """Parquet or arrow files of each split; the hub keeps them in a folder `data/`."""
+    for folder in (path, path / "data"):
+        if found := files_of_splits(folder, tuple(TABLES)):
+            return found
+    return {}
+
+
+def _load(library: ModuleType, data: str) -> Any:
+    """A `Dataset`, or a dictionary of them."""
+    path = Path(data).expanduser()
+    if not path.is_dir():
+        name, _, revision = data.partition("@")
+        return library.load_dataset(name, revision=revision or None)
+    if _is_saved(path):
+        return library.load_from_disk(str(path))
+    files = _tables(path)
+    kinds = {TABLES[file.suffix] for paths in files.values() for file in paths}
+    if len(kinds) != 1:
+        raise UserError(f"{data}: parquet and arrow files beside each other; keep one of them")
+    named = {  # "all" is a word of the library's own
+        "train" if split == "all" else split: [str(file) for file in paths] for split, paths in files.items()
+    }
+    return library.load_dataset(kinds.pop(), data_files=named)
+
+
+def _named_splits(loaded: Any, data: str) -> dict[str, Any]:
+    """The tables by our names of splits; one of another name, alone, is all there is."""
+    if not isinstance(loaded, Mapping):
+        return {"all": loaded}
+    if len(loaded) == 1:  # the hub calls what is not split "train"
+        return {"all": next(iter(loaded.values()))}
+    found = {
+        split: loaded[name] for split, names in SPLIT_FOLDERS.items() for name in names if name in loaded
+    }
+    if not found:
+        raise UserError(f"{data}: no train, validation or test split among {', '.join(map(str, loaded))}")
+    return found
+
+
+def _picture_column(library: ModuleType, table: Any, data: str) -> str:
+    """The column of pictures: of type `Image`, or as that is stored where nothing says its type."""
+    found = [
+        name
+        for name, feature in table.features.items()
+        if isinstance(feature, library.Image)
+        or (isinstance(feature, Mapping) and set(feature) == {"bytes", "path"})
+    ]
+    return _only(found, "columns of pictures", table, data)
+
+
+def _label_column(library: ModuleType, table: Any, data: str) -> str:
+    """The column of classes: the only `ClassLabel`, or numbers or words under a usual name."""
+    found = [name for name, feature in table.features.items() if isinstance(feature, library.ClassLabel)]
+    if len(found) != 1:
+        found = [name for name in found or _plain_columns(table) if name in LABEL_COLUMNS] or found
+    return _only(found, f"columns of classes (a ClassLabel, or {', '.join(LABEL_COLUMNS)})", table, data)
+
+
+def _plain_columns(table: Any) -> list[str]:
+    """Columns of integers or strings."""
+    kinds = {name: str(getattr(feature, "dtype", "")) for name, feature in table.features.items()}
+    return [name for name, kind in kinds.items() if kind.lstrip("u").startswith("int") or "string" in kind]
+
+
+def _only(found: list[str], what: str, table: Any, data: str) -> str:
+    if len(found) == 1:
+        return found[0]
+    listed = f": {', '.join(found)}" if found else f", but {', '.join(table.column_names)}"
+    raise UserError(
+        f"{data}: {len(found)} {what}{listed}; keep one with the library, `save_to_disk`, and give "
+        "that folder"
+    )
+
+
+def _undecoded(library: ModuleType, table: Any, picture: str) -> Any:
+    """The pictures alone, as encoded bytes."""
+    alone = table.select_columns([picture])
+    if isinstance(table.features[picture], library.Image):
+        return alone.cast_column(picture, library.Image(decode=False))
+    return alone
+
+
+def _missing(values: list[Any]) -> npt.NDArray[np.bool_]:
+    """Rows without a class, (N,); the hub's sets say -1 where theirs are secret."""
+    return np.array([value is None or value == -1 for value in values], dtype=np.bool_)
+
+
+def _class_names(
+    library: ModuleType, feature: Any, values: Mapping[str, list[Any]], data: str
+) -> tuple[str, ...]:
+    if isinstance(feature, library.ClassLabel):
+        names = tuple(feature.names)
+    elif "string" in feature.dtype:
+        names = tuple(sorted(set(next(iter(values.values())))))
+    else:
+        return numbered_classes(max(max(given, default=0) for given in values.values()), data)
+    if len(names) < 2:
+        raise UserError(f"{data}: only one class, {names}; a classifier needs two or more")
+    return names
+
+
+def _numbers(values: list[Any], names: tuple[str, ...], place: str) -> npt.NDArray[np.int64]:
+    """Labels as indices into the names of the classes, (N,)."""
+    known: dict[Any, int] = {number: number for number in range(len(names))}
+    known |= {name: number for number, name in enumerate(names)}
+    for value in set(values):
+        if value not in known:
+            raise UserError(f"{place}: label {value!r} is none of the {len(names)} classes")
+    return np.array([known[value] for value in values], dtype=np.int64)
+
+
+@contextlib.contextmanager
+def _explaining(data: str) -> Iterator[None]:
+    """Turn what the library raises into one line."""
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    try:
+        yield
+    except UserError:
+        raise
+    except DatasetNotFoundError as error:
+        raise UserError(
+            f"{data}: no such folder, nor a data set on the hub; a private or gated one needs `hf auth login`"
+        ) from error
+    except ConnectionError as error:
+        raise UserError(f"{data}: the hub cannot be reached, and its cache has no such data set") from error
+    except (DatasetsError, HTTPError, OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise UserError(f"{data}: cannot be opened: {reason}") from error

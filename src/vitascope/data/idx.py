@@ -1,0 +1,124 @@
+"""IDX files, the format of MNIST (LeCun, Cortes and Burges) and its successors: a header and raw pixels."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+from typing import IO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from vitascope.data.splits import VAL_SHARE, ImageSet, Splits, stratified_split
+from vitascope.errors import UserError
+
+FASHION_NAMES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+"""Classes of Fashion-MNIST (Xiao, Rasul and Vollgraf 2017)."""
+MAX_BYTES = 2**30
+"""Of one file's content; the largest that is published, of EMNIST, has half of it."""
+_UNSIGNED_BYTE = 0x08
+_DEFLATE_AT_BEST = 1032  # bytes out of one byte in, the limit of the format
+
+
+def is_idx(folder: Path) -> bool:
+    """Whether a folder holds training images as IDX."""
+    return _find(folder, "train-images", 3) is not None
+
+
+def open_idx(folder: Path, *, seed: int) -> Splits:
+    """The splits of a folder of four IDX files, each plain or `.gz`, spelled `-idx3-` or `.idx3-`.
+
+    `t10k` is the test set; a tenth of each class of `train` is the validation set, by seed. Classes are
+    called by their numbers, from 0 to the largest in `train`; those of Fashion-MNIST, which is known by the
+    name of the folder or of the one above it, by their names. Images are uint8 (H, W), one channel.
+
+    Raises:
+        UserError: a file that is missing, damaged, cut short, too long, or of other contents than its name
+            says; labels that fit neither the images nor the classes.
+    """
+    images, labels = _images_and_labels(folder, "train")
+    class_names = tuple(str(label) for label in range(int(labels.max()) + 1))
+    if any("fashion" in part.lower() for part in folder.absolute().parts[-2:]):
+        class_names = FASHION_NAMES
+    test_images, test_labels = _images_and_labels(folder, "t10k")
+    for split, found in (("train", labels), ("t10k", test_labels)):
+        if found.max() >= len(class_names):
+            raise UserError(
+                f"{folder}: a label of {split} is {found.max()}, but there are {len(class_names)} classes"
+            )
+    everything = ImageSet("train", list(images), labels, class_names)
+    train, val = stratified_split(everything, VAL_SHARE, "val", seed)
+    return Splits(train, val, ImageSet("test", list(test_images), test_labels, class_names), channels=1)
+
+
+def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
+    """The unsigned bytes of an IDX file, read-only; header and length are checked before they are read.
+
+    Raises:
+        UserError: another type or number of dimensions, no data, or not as much as the header says.
+    """
+    try:
+        with open(path, "rb") as raw:
+            packed = path.suffix == ".gz"
+            file = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
+            shape = _shape(file, path, dimensions)
+            size = math.prod(shape)
+            most = path.stat().st_size * (_DEFLATE_AT_BEST if packed else 1)
+            if size > min(most, MAX_BYTES):
+                raise UserError(
+                    f"{path}: promises {size:,} bytes {shape}, but can hold {min(most, MAX_BYTES):,} at most"
+                )
+            content = file.read(size)
+            if len(content) < size or file.read(1):
+                amount = f"only {len(content):,}" if len(content) < size else "more"
+                raise UserError(f"{path}: promises {size:,} bytes {shape}, and has {amount}")
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _shape(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
+    """The header: two zeros, type, number of dimensions; then each dimension in 4 bytes, big-endian."""
+    header = file.read(4 + 4 * dimensions)
+    expected = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
+    if header[:4] != expected:
+        raise UserError(
+            f"{path}: begins with {header[:4].hex(' ') or 'nothing'}, not with {expected.hex(' ')}: "
+            f"no IDX file of {dimensions}-dimensional unsigned bytes"
+        )
+    if len(header) < 4 + 4 * dimensions:
+        raise UserError(f"{path}: cut short in its header")
+    shape = struct.unpack(f">{dimensions}I", header[4:])
+    if 0 in shape:
+        raise UserError(f"{path}: holds nothing, its dimensions are {shape}")
+    return shape
+
+
+def _images_and_labels(folder: Path, split: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    images = read_idx(_required(folder, f"{split}-images", 3), 3)  # (N, H, W)
+    labels = read_idx(_required(folder, f"{split}-labels", 1), 1)  # (N,)
+    if len(images) != len(labels):
+        raise UserError(f"{folder}: {split} has {len(images):,} images and {len(labels):,} labels")
+    return images, labels.astype(np.int64)
+
+
+def _required(folder: Path, start: str, dimensions: int) -> Path:
+    path = _find(folder, start, dimensions)
+    if path is None:
+        raise UserError(f"{folder}: lacks {start}-idx{dimensions}-ubyte, plain or .gz")
+    return path
+
+
+def _find(folder: Path, start: str, dimensions: int) -> Path | None:
+    for middle in ("-", "."):
+        for end in ("", ".gz"):
+            path = folder / f"{start}{middle}idx{dimensions}-ubyte{end}"
+            if path.is_file():
+                return path
+    return None

@@ -1,0 +1,123 @@
+"""Mixup and CutMix: images and their targets mixed in pairs, alike in every slice of a global batch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitascope.data.randomness import step_seed
+from vitascope.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """Mixup (Zhang et al. 2018) or CutMix (Yun et al. 2019), one of them for a whole optimizer step.
+
+    What is done, and how far, is f(seed, step) for all images of a step (timm's mode "batch"). Partners are
+    neighbours, the images 2k and 2k + 1 of the global batch, so that a process or an accumulation step mixes
+    its own slice by itself and gets what the whole batch would have given.
+
+    Raises:
+        UserError: numbers that make no sense.
+    """
+
+    mixup: float = 0.8
+    """Both parameters of Mixup's beta distribution; 0 leaves Mixup out."""
+    cutmix: float = 1.0
+    """Both parameters of CutMix's beta distribution; 0 leaves CutMix out."""
+    probability: float = 1.0
+    """Share of the steps that are mixed."""
+    switch: float = 0.5
+    """Share of CutMix in the mixed steps, where both are on."""
+
+    def __post_init__(self) -> None:
+        for name, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):
+            if not 0 <= alpha < float("inf"):
+                raise UserError(f"{name} must be a number of 0 (off) or more, not {alpha:g}")
+        for name, share in (("probability", self.probability), ("switch", self.switch)):
+            if not 0 <= share <= 1:
+                raise UserError(f"{name} of mixing is from 0 to 1, not {share:g}")
+
+    def __call__(
+        self, images: Tensor, targets: Tensor, *, seed: int, step: int, first: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """The step's images mixed with their neighbours, and the targets in the same proportion.
+
+        Args:
+            images: floats (B, C, H, W), normalized or not: the mixtures are the same.
+            targets: floats (B, K), a distribution over the classes for each image (`soft_targets`).
+            seed: the run's.
+            step: the optimizer step.
+            first: position of the slice's first image in the global batch.
+
+        Returns:
+            New tensors of the same shapes (the same tensors where nothing is mixed). The last image of an odd
+            batch has no partner and stays as it is.
+
+        Raises:
+            ValueError: `first` is odd, so that the first image's partner is in another slice.
+        """
+        if first % 2:
+            raise ValueError(f"a slice must begin at an even position of the global batch, not at {first}")
+        share, box = self._draw(seed, step, *images.shape[2:])
+        if share == 1:
+            return images, targets
+        return _mix(images, share) if box is None else _paste(images, box), _mix(targets, share)
+
+    def _draw(
+        self, seed: int, step: int, height: int, width: int
+    ) -> tuple[float, tuple[slice, slice] | None]:
+        """The share that an image keeps (lambda in both papers), and CutMix's box of rows and columns."""
+        generator = np.random.default_rng(step_seed(seed, step))
+        mixed, which, y, x = generator.random(4)
+        cut = bool(which < self.switch) if self.mixup and self.cutmix else bool(self.cutmix)
+        alpha = self.cutmix if cut else self.mixup
+        if not alpha or mixed >= self.probability:
+            return 1.0, None
+        share = float(generator.beta(alpha, alpha))
+        if not cut:
+            return share, None
+        box = _interval(y, height, (1 - share) ** 0.5), _interval(x, width, (1 - share) ** 0.5)
+        area = (box[0].stop - box[0].start) * (box[1].stop - box[1].start)
+        return 1 - area / (height * width), box  # of the box that is left inside the picture
+
+
+def soft_targets(labels: Tensor, num_classes: int, smoothing: float = 0.0) -> Tensor:
+    """Labels int64 (B,) -> distributions over the classes, floats (B, K), that `Mixing` can mix.
+
+    A share `smoothing` of each is spread over all classes (Szegedy et al. 2016), so that cross-entropy with
+    them equals `F.cross_entropy(logits, labels, label_smoothing=smoothing)`.
+    """
+    spread = torch.full((len(labels), num_classes), smoothing / num_classes, device=labels.device)  # (B, K)
+    return spread.scatter_(1, labels.unsqueeze(1), 1 - smoothing + smoothing / num_classes)
+
+
+def _interval(centre: float, length: int, share: float) -> slice:
+    """A share of a side of `length` pixels, about the point `centre` in [0, 1), cut off at the border."""
+    size, middle = int(length * share), int(centre * length)
+    return slice(max(middle - size // 2, 0), min(middle + (size + 1) // 2, length))
+
+
+def _partners(values: Tensor) -> Tensor:
+    """Each even pair of neighbours changes places; the last of an odd batch is left out."""
+    pairs = len(values) // 2
+    return values[: 2 * pairs].unflatten(0, (pairs, 2)).flip(1).flatten(0, 1)
+
+
+def _mix(values: Tensor, share: float) -> Tensor:
+    """Mixup: lambda x + (1 - lambda) x', of images and of targets."""
+    partners = _partners(values)
+    mixed = share * values[: len(partners)] + (1 - share) * partners
+    return torch.cat([mixed, values[len(partners) :]])
+
+
+def _paste(images: Tensor, box: tuple[slice, slice]) -> Tensor:
+    """CutMix: the partner's pixels inside the box."""
+    rows, columns = box
+    partners = _partners(images)
+    pasted = images.clone()
+    pasted[: len(partners), :, rows, columns] = partners[..., rows, columns]
+    return pasted

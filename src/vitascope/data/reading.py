@@ -1,0 +1,218 @@
+"""Images read ahead by other processes, into memory that all of them share.
+
+Every batch is cut among the processes, so that the first of an epoch is there as soon as it can be, and what
+is read ahead is a few batches, however many processes read. No pixel goes through a pipe. PyTorch's
+DataLoader gives each process whole batches, makes new shared memory for each, and raises the death of a
+process anywhere in the main thread; here it is one error, where the batch was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import signal
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from vitascope.data.augment import crop_draws
+from vitascope.data.preprocess import Box, ImageError, ImageSource, Pixels, Preprocess
+from vitascope.errors import UserError
+
+READ_AHEAD = 4
+"""Batches in the shared memory: one that was handed over, the others read or being read."""
+_RATIO = 4 / 3
+"""How far from a square a random crop may be, both ways."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """How an image's pixels come about: a function of its number and, with `seed`, of the epoch.
+
+    With a seed and a `crop_scale` below 1 the picture is cropped at random before it is resized.
+    """
+
+    sources: Sequence[ImageSource]
+    preprocess: Preprocess
+    seed: int | None = None
+    crop_scale: float = 1.0
+
+    def __call__(self, index: int, epoch: int) -> Pixels:
+        """The pixels of an image in an epoch, uint8 (C, H, W).
+
+        Raises:
+            ImageError: it cannot be read.
+        """
+        source = self.sources[index]
+        if self.seed is None or self.crop_scale >= 1:
+            return self.preprocess.pixels(source)
+        (draws,) = crop_draws(self.seed, epoch, np.array([index]))
+        return self.preprocess.cropped(source, lambda width, height: self._crop(width, height, draws))
+
+    def _crop(self, width: int, height: int, draws: npt.NDArray[np.float64]) -> Box:
+        return random_crop(width, height, draws, self.crop_scale)
+
+    def fill(self, indices: npt.NDArray[np.int64], epoch: int, pixels: Pixels) -> dict[int, str]:
+        """Read images into rows of (n, C, H, W); the rows that could not be read, and why."""
+        faults = {}
+        for row, index in enumerate(indices):
+            try:
+                pixels[row] = self(int(index), epoch)
+            except ImageError as error:
+                faults[row] = str(error)
+        return faults
+
+
+def random_crop(width: int, height: int, draws: npt.NDArray[np.float64], smallest: float) -> Box:
+    """A random part of a picture, as Inception was trained on (Szegedy et al. 2015, section 6).
+
+    Its area is uniform in [smallest, 1] of the picture's, the logarithm of its width / height uniform in
+    what fits into the picture of [3/4, 4/3], its place uniform. Where no such part fits (almost all of a
+    long picture) it is the largest of the nearest proportions.
+
+    Args:
+        width: of the picture.
+        height: of the picture.
+        draws: area, ratio, x and y, uniform in [0, 1), as `augment.crop_draws` gives them, (4,).
+        smallest: share of the area.
+    """
+    area, ratio, x, y = map(float, draws)
+    share = 1 - area * (1 - smallest)
+    lowest, highest = share * width / height, width / height / share  # of what fits
+    low, high = (min(max(bound, 1 / _RATIO), _RATIO) for bound in (lowest, highest))
+    proportions = low * (high / low) ** ratio
+    crop_width = min((share * width * height * proportions) ** 0.5, width, height * proportions)
+    crop_height = min(crop_width / proportions, height)
+    left, top = x * (width - crop_width), y * (height - crop_height)
+    return left, top, left + crop_width, top + crop_height
+
+
+def read_here(
+    reader: Reader, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
+) -> Iterator[tuple[Pixels, dict[int, str]]]:
+    """As `ReadingPool.read`, in this process."""
+    for first, last in spans:
+        pixels = np.empty((last - first, reader.preprocess.channels, *reader.preprocess.image_size), np.uint8)
+        yield pixels, reader.fill(order[first:last], epoch, pixels)
+
+
+class ReadingPool:
+    """Processes that read images; they live until `close`, or until nobody has the pool any more.
+
+    They ignore SIGINT and SIGTERM, which a terminal or a scheduler sends to all processes of a run: it is
+    this process that saves what there is and then ends them. Should it be killed, they end by themselves.
+
+    Args:
+        reader: what reads an image.
+        order_length: images in an epoch.
+        batch_size: images that are read at a time, at most.
+        workers: processes.
+    """
+
+    def __init__(self, reader: Reader, order_length: int, batch_size: int, workers: int) -> None:
+        shape = (READ_AHEAD, batch_size, reader.preprocess.channels, *reader.preprocess.image_size)
+        order = multiprocessing.RawArray("q", order_length)
+        pixels = multiprocessing.RawArray("B", int(np.prod(shape)))
+        self._order = np.frombuffer(order, np.int64)
+        self._pixels = np.frombuffer(pixels, np.uint8).reshape(shape)
+        self._connections: list[Connection[Any, Any]] = []
+        self._processes: list[BaseProcess] = []
+        # It runs at the end of the program as well, before multiprocessing waits for its processes.
+        self.close = Finalize(self, _end, (self._processes, self._connections), exitpriority=10)
+        for _ in range(workers):
+            connection, far_end = multiprocessing.Pipe()
+            self._connections.append(connection)
+            process = multiprocessing.Process(
+                target=_serve, args=(far_end, self._connections, reader, order, pixels, shape), daemon=True
+            )
+            process.start()
+            far_end.close()  # so that the connection breaks when the process ends
+            self._processes.append(process)
+
+    def read(
+        self, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
+    ) -> Iterator[tuple[Pixels, dict[int, str]]]:
+        """The images of each span of an order: pixels (n, C, H, W), valid until the next, and faults by row.
+
+        Raises:
+            UserError: a process was killed.
+        """
+        self._order[:] = order
+        for number in range(-READ_AHEAD + 1, len(spans)):
+            asked = number + READ_AHEAD - 1
+            if asked < len(spans):
+                self._ask(asked % READ_AHEAD, spans[asked], epoch)
+            if number >= 0:
+                faults = [self._answer(worker) for worker in range(len(self._processes))]
+                first, last = spans[number]
+                pixels = self._pixels[number % READ_AHEAD, : last - first]
+                yield pixels, {row: why for part in faults for row, why in part.items()}
+
+    def _ask(self, slot: int, span: tuple[int, int], epoch: int) -> None:
+        first, last = span
+        cuts = np.linspace(0, last - first, len(self._connections) + 1).astype(int).tolist()
+        for worker, connection in enumerate(self._connections):
+            try:
+                connection.send((slot, cuts[worker], cuts[worker + 1], first, epoch))
+            except ConnectionError:
+                self._answer(worker)  # says what became of it
+
+    def _answer(self, worker: int) -> dict[int, str]:
+        try:
+            answer = self._connections[worker].recv()
+        except (EOFError, ConnectionError):
+            self._processes[worker].join()
+            code = self._processes[worker].exitcode or 0
+            if code >= 0:
+                raise RuntimeError("a process that reads images has failed; its traceback is above") from None
+            raise UserError(
+                f"a process that reads images was killed by {signal.Signals(-code).name}, most likely for "
+                f"want of memory: read with fewer processes (--workers, now {len(self._processes)}) or a "
+                f"smaller --batch-size"
+            ) from None
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
+
+
+def _end(processes: list[BaseProcess], connections: list[Connection[Any, Any]]) -> None:
+    """They only read, so that nothing is lost by killing them."""
+    for process in processes:
+        process.kill()
+    for process, connection in zip(processes, connections, strict=True):
+        process.join()
+        connection.close()
+
+
+def _serve(
+    connection: Connection[Any, Any],
+    inherited: Sequence[Connection[Any, Any]],
+    reader: Reader,
+    order: Any,
+    pixels: Any,
+    shape: tuple[int, ...],
+) -> None:
+    """What a process does: read what it is told to, until the other end is gone."""
+    for near_end in inherited:  # a fork has them open too, and would keep itself waiting
+        near_end.close()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    indices = np.frombuffer(order, np.int64)
+    slots = np.frombuffer(pixels, np.uint8).reshape(shape)
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            slot, start, stop, first, epoch = connection.recv()
+            try:
+                faults = reader.fill(indices[first + start : first + stop], epoch, slots[slot, start:stop])
+            except UserError as error:  # not of one image
+                connection.send(error)
+                return
+            connection.send({start + row: reason for row, reason in faults.items()})

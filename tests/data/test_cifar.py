@@ -1,0 +1,296 @@
+"""CIFAR as published, in its four forms, packed and unpacked; and files that only look like it."""
+
+import io
+import os
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitascope.data import cifar
+from vitascope.data.cifar import is_cifar, open_cifar
+from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
+from vitascope.data.preprocess import Preprocess
+from vitascope.data.splits import ImageSet, Splits
+from vitascope.errors import UserError
+
+FOLDERS = {
+    "10-python": "cifar-10-batches-py",
+    "10-binary": "cifar-10-batches-bin",
+    "100-python": "cifar-100-python",
+    "100-binary": "cifar-100-binary",
+}
+NAMES = {10: [f"class {n}" for n in range(10)], 100: [f"fine {n}" for n in range(100)]}
+
+
+def batch(classes: int, count: int, seed: int) -> tuple[np.ndarray, list[int]]:
+    """Pixels (N, 3072) and labels, every class `count` times, in no order."""
+    random = np.random.default_rng(seed)
+    labels = random.permutation(np.repeat(np.arange(classes), count))
+    return random.integers(0, 256, (len(labels), 3072), dtype=np.uint8), labels.tolist()
+
+
+def cifar_files(form: str, *, protocol: int = 2, keys: type = str) -> dict[str, bytes]:
+    """The files of a small CIFAR in one of the four forms, with the same pictures in pickles and records."""
+    kind = form.split("-")[1]
+    classes = int(form.split("-")[0])
+    parts = [f"data_batch_{number}" for number in range(1, 6)] if classes == 10 else ["train"]
+    parts += ["test_batch" if classes == 10 else "test"]
+    files = {}
+    for seed, part in enumerate(parts):
+        pixels, labels = batch(classes, 1 if classes == 10 else 2, seed)
+        coarse = [label // 5 for label in labels]
+        if kind == "python":
+            values = {"data": pixels, "filenames": [f"{n}.png" for n in labels], "batch_label": part}
+            values |= (
+                {"labels": labels} if classes == 10 else {"coarse_labels": coarse, "fine_labels": labels}
+            )
+            named = {key.encode() if keys is bytes else key: value for key, value in values.items()}
+            files[part] = pickle.dumps(named, protocol=protocol)
+        else:
+            columns = [labels] if classes == 10 else [coarse, labels]
+            rows = np.concatenate([np.array(columns, np.uint8).T, pixels], axis=1)
+            files[f"{part}.bin"] = rows.tobytes()
+    meta = {"label_names": NAMES[10]} if classes == 10 else {"fine_label_names": NAMES[100]}
+    if kind == "python":
+        files["batches.meta" if classes == 10 else "meta"] = pickle.dumps(meta, protocol=protocol)
+    else:
+        name = "batches.meta.txt" if classes == 10 else "fine_label_names.txt"
+        files[name] = "\n".join([*NAMES[classes], "", ""]).encode()
+    return files
+
+
+def write_folder(root: Path, files: dict[str, bytes]) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (root / name).write_bytes(content)
+    return root
+
+
+def write_tar(path: Path, files: dict[str, bytes], *, below: str = "cifar/", mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(below + name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def pictures(images: ImageSet) -> dict[bytes, str]:
+    """Class by pixels, channels last."""
+    return {
+        np.asarray(source).tobytes(): images.class_names[label]
+        for source, label in zip(images.sources, images.labels, strict=True)
+    }
+
+
+def expected(classes: int, seeds: range) -> dict[bytes, str]:
+    found = {}
+    for seed in seeds:
+        for pixels, label in zip(*batch(classes, 1 if classes == 10 else 2, seed), strict=True):
+            found[pixels.reshape(3, 32, 32).transpose(1, 2, 0).tobytes()] = NAMES[classes][label]
+    return found
+
+
+def check(splits: Splits, classes: int) -> None:
+    train_seeds = range(5) if classes == 10 else range(1)
+    assert splits.test is not None
+    assert splits.channels == 3
+    assert pictures(splits.train) | pictures(splits.val) == expected(classes, train_seeds)
+    assert not pictures(splits.train).keys() & pictures(splits.val).keys()
+    assert pictures(splits.test) == expected(classes, range(train_seeds.stop, train_seeds.stop + 1))
+    assert splits.train.class_names == tuple(NAMES[classes])
+    assert set(class_counts(splits.val).values()) == {1}
+    assert splits.train.labels.dtype == np.int64
+
+
+@pytest.mark.parametrize("form", FOLDERS)
+@pytest.mark.parametrize("kind", ["folder", "w:gz", "w", "w:xz"])
+def test_every_form_is_read_packed_and_unpacked(tmp_path: Path, form: str, kind: str) -> None:
+    files, folder = cifar_files(form), FOLDERS[form]
+    if kind == "folder":
+        path = write_folder(tmp_path / folder, files)
+    else:
+        path = write_tar(tmp_path / "set.tar", files, below=f"{folder}/", mode=kind)
+    before = sorted(tmp_path.rglob("*"))
+    assert is_cifar(path)
+    check(open_data(str(path), seed=3), int(form.split("-")[0]))
+    assert sorted(tmp_path.rglob("*")) == before  # nothing is unpacked
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+@pytest.mark.parametrize("keys", [str, bytes])
+def test_pickles_of_any_protocol_and_kind_of_key(tmp_path: Path, protocol: int, keys: type) -> None:
+    check(
+        open_cifar(write_folder(tmp_path, cifar_files("10-python", protocol=protocol, keys=keys)), seed=0), 10
+    )
+
+
+def test_other_files_and_order_in_the_archive_do_not_matter(tmp_path: Path) -> None:
+    files = {"file.txt~": b"note", **dict(reversed(cifar_files("100-python").items())), "readme.html": b"hi"}
+    check(open_data(str(write_tar(tmp_path / "c.tgz", files))), 100)
+
+
+def test_validation_depends_on_the_seed_and_test_does_not(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, cifar_files("10-binary"))
+    first, again, other = (open_cifar(folder, seed=seed) for seed in (1, 1, 2))
+    assert pictures(first.val) == pictures(again.val) != pictures(other.val)
+    assert pictures(first.final) == pictures(other.final)
+
+
+def test_pictures_are_what_preprocessing_takes(tmp_path: Path) -> None:
+    images = open_cifar(write_folder(tmp_path, cifar_files("10-python")), seed=0).final
+    pixels = Preprocess(image_size=(32, 32)).pixels(images.sources[0])
+    np.testing.assert_array_equal(pixels, batch(10, 1, 5)[0][0].reshape(3, 32, 32))
+
+
+def test_evaluation_labels_by_the_classes_of_the_model(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, cifar_files("10-python"))
+    of_model = ("zebra", *reversed(NAMES[10]))
+    images = open_for_evaluation(str(folder), of_model)
+    assert images.class_names == of_model
+    assert pictures(images) == expected(10, range(5, 6))
+    with pytest.raises(UserError, match=r"1 of 10 classes are not among.*class 9"):
+        open_for_evaluation(str(folder), tuple(NAMES[10][:9]))
+
+
+def test_a_folder_of_class_folders_is_no_cifar(tmp_path: Path) -> None:
+    for name in ("train", "test", "meta"):
+        (tmp_path / name).mkdir()
+    assert not is_cifar(tmp_path)
+
+
+def test_a_tar_of_pictures_called_like_batches_is_no_cifar(tmp_path: Path) -> None:
+    files = {"images/train/test_batch": b"x", "train/cat/1.png": b"x"}
+    assert not is_cifar(write_tar(tmp_path / "p.tar", files, below="", mode="w"))
+
+
+# --- damage
+
+
+@pytest.mark.parametrize("form", FOLDERS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_missing_file_is_named(tmp_path: Path, form: str, packed: bool) -> None:
+    files = cifar_files(form)
+    lost = list(files)[-2]  # the test set
+    del files[lost]
+    path = write_tar(tmp_path / "c.tar.gz", files) if packed else write_folder(tmp_path, files)
+    with pytest.raises(UserError, match=f"lacks {lost}"):
+        open_cifar(path, seed=0)
+
+
+def damaged(name: str, form: str = "10-python", **values: object) -> dict[str, bytes]:
+    files = cifar_files(form)
+    return {**files, name: pickle.dumps({**pickle.loads(files[name]), **values})}  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ({"labels": [10] * 10}, "image 0 has the label 10, but there are 10 classes"),
+        ({"labels": [0, -1] * 5}, "image 1 has the label -1"),
+        ({"labels": [2**64] * 10}, "10 images need as many integers in 'labels'"),
+        ({"labels": [0] * 9}, "10 images need as many integers in 'labels', there are 9"),
+        ({"labels": ["0"] * 10}, "10 images need"),
+        ({"labels": [True] * 10}, "10 images need"),
+        ({"labels": None}, "10 images need"),
+        ({"labels": np.zeros((10, 1), np.int64)}, "10 images need"),
+        ({"data": np.zeros((10, 3071), np.uint8)}, r"must be uint8 \(N, 3072\), not uint8 \(10, 3071\)"),
+        ({"data": np.zeros((10, 3072), np.int16)}, "not int16"),
+        ({"data": np.zeros((0, 3072), np.uint8), "labels": np.zeros(0, np.int64)}, "0 images need"),
+        ({"data": [1, 2]}, "not list"),
+    ],
+)
+def test_batches_that_are_not_cifar_are_refused(tmp_path: Path, values: dict, fault: str) -> None:
+    folder = write_folder(tmp_path, damaged("data_batch_2", **values))
+    with pytest.raises(UserError, match=f"data_batch_2: .*{fault}"):
+        open_cifar(folder, seed=0)
+
+
+def test_labels_may_be_an_array(tmp_path: Path) -> None:
+    labels = np.array(batch(10, 1, 1)[1], np.int32)
+    check(open_cifar(write_folder(tmp_path, damaged("data_batch_2", labels=labels)), seed=0), 10)
+
+
+@pytest.mark.parametrize("names", [["a"] * 10, ["a", "b"], "names", None, [1] * 10, [*"abcdefghi", " "]])
+def test_class_names_that_are_not_ten_are_refused(tmp_path: Path, names: object) -> None:
+    with pytest.raises(UserError, match=r"batches\.meta: .*class names"):
+        open_cifar(write_folder(tmp_path, damaged("batches.meta", label_names=names)), seed=0)
+
+
+@pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: c + b"x", lambda c: b""])
+def test_records_of_another_length_are_refused(tmp_path: Path, change) -> None:
+    files = cifar_files("100-binary")
+    files["train.bin"] = change(files["train.bin"])
+    with pytest.raises(UserError, match=r"train\.bin: .*not a multiple of 3,074"):
+        open_cifar(write_folder(tmp_path, files), seed=0)
+
+
+def test_record_with_a_label_beyond_the_classes_is_refused(tmp_path: Path) -> None:
+    files = cifar_files("10-binary")
+    files["test_batch.bin"] = b"\x0a" + files["test_batch.bin"][1:]
+    with pytest.raises(UserError, match=r"test_batch\.bin: image 0 has the label 10"):
+        open_cifar(write_folder(tmp_path, files), seed=0)
+
+
+class Harm:
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.trace),)
+
+
+@pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_harmful_pickle_has_no_effect_and_is_named(tmp_path: Path, name: str, packed: bool) -> None:
+    trace = tmp_path / "harmed"
+    files = damaged(name, extra=Harm(trace))
+    path = write_tar(tmp_path / "c.tar", files, mode="w") if packed else write_folder(tmp_path / "c", files)
+    with pytest.raises(UserError, match=rf"{name}: refused, and not run: .*posix\.mkdir"):
+        open_data(str(path))
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_file_larger_than_cifar_has_is_refused_before_it_is_read(
+    tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 100_000)
+    files = {**cifar_files("10-python"), "data_batch_4": bytes(200_000)}
+    path = write_tar(tmp_path / "c.tgz", files) if packed else write_folder(tmp_path / "c", files)
+    with pytest.raises(UserError, match="data_batch_4: 200,000 bytes, more than the 100,000"):
+        open_cifar(path, seed=0)
+
+
+def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "c.tar", cifar_files("10-binary"), mode="w")
+    with tarfile.open(path, "a") as tar:
+        tar.addfile(tarfile.TarInfo("other/data_batch_1.bin"))
+    with pytest.raises(UserError, match=r"'other/data_batch_1\.bin' is there twice"):
+        open_cifar(path, seed=0)
+
+
+def test_link_in_place_of_a_batch_is_refused(tmp_path: Path) -> None:
+    files = cifar_files("10-binary")
+    secret = tmp_path / "secret"
+    secret.write_bytes(files.pop("test_batch.bin"))
+    path = write_tar(tmp_path / "c.tar", files, mode="w")
+    with tarfile.open(path, "a") as tar:
+        link = tarfile.TarInfo("cifar/test_batch.bin")
+        link.type, link.linkname = tarfile.SYMTYPE, str(secret)
+        tar.addfile(link)
+    with pytest.raises(UserError, match=r"'cifar/test_batch\.bin' is no plain file"):
+        open_cifar(path, seed=0)
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.99])
+def test_archive_that_is_cut_short_is_refused(tmp_path: Path, mode: str, share: float) -> None:
+    path = write_tar(tmp_path / "c.tar", cifar_files("10-python"), mode=mode)
+    content = path.read_bytes().rstrip(b"\0")
+    path.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(UserError, match=r"c\.tar: "):
+        open_data(str(path))

@@ -1,0 +1,348 @@
+"""Downloads from a server on this machine that does what servers do: whole, in parts, wrong, not at all."""
+
+import dataclasses
+import hashlib
+import http.server
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vitascope.data import download
+from vitascope.data.datasets import open_data
+from vitascope.data.download import KNOWN_SETS, Published, cache_folder, fetch, fetch_set
+from vitascope.errors import UserError
+
+CONTENT = bytes(range(256)) * 4000  # 1 MB
+
+
+@dataclasses.dataclass
+class Server:
+    """What the server does next, and what it was asked."""
+
+    url: str = ""
+    content: bytes = CONTENT
+    ranges: bool = True
+    """Whether it knows them."""
+    cuts: list[int] = dataclasses.field(default_factory=list)
+    """Bytes after which the next connections end; then they are whole."""
+    statuses: list[int] = dataclasses.field(default_factory=list)
+    """Of the next answers; then 200 or 206."""
+    says_length: bool = True
+    asked: list[str | None] = dataclasses.field(default_factory=list)
+    """The Range of each request."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    state = Server()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            wanted = self.headers["Range"]
+            state.asked.append(wanted)
+            status = state.statuses.pop(0) if state.statuses else 200
+            start = int(wanted[6:-1]) if wanted and state.ranges and status == 200 else 0
+            body = state.content[start:]
+            self.send_response(206 if start and status == 200 else status)
+            if state.says_length:
+                self.send_header("Content-Length", str(len(body)))
+            if start:
+                self.send_header(
+                    "Content-Range", f"bytes {start}-{len(state.content) - 1}/{len(state.content)}"
+                )
+            self.end_headers()
+            self.wfile.write(body[: state.cuts.pop(0)] if state.cuts else body)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        state.url = f"http://127.0.0.1:{running.server_port}/file"
+        yield state
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _quick_and_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "PAUSE", 0.0)
+    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
+
+
+def published(*urls: str, content: bytes = CONTENT) -> Published:
+    return Published(name="set.bin", size=len(content), md5=hashlib.md5(content).hexdigest(), urls=urls)
+
+
+def part_of(folder: Path) -> Path:
+    return folder / ".set.bin.part"
+
+
+def left_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {".lock"}
+
+
+def test_file_is_brought_once(server: Server, tmp_path: Path) -> None:
+    file = published(server.url)
+    path = fetch(file, tmp_path / "deep" / "folder")
+    assert path.read_bytes() == CONTENT
+    assert left_in(path.parent) == {"set.bin"}
+    assert fetch(file, path.parent) == path
+    assert server.asked == [None]
+
+
+def test_download_goes_on_where_a_part_ends(server: Server, tmp_path: Path) -> None:
+    part_of(tmp_path).write_bytes(CONTENT[:300_000])
+    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
+    assert server.asked == ["bytes=300000-"]
+
+
+def test_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
+    server.ranges = False
+    part_of(tmp_path).write_bytes(CONTENT[:300_000])
+    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
+    assert server.asked == ["bytes=300000-"]
+
+
+@pytest.mark.parametrize("says_length", [True, False])
+def test_cut_connections_are_taken_up_again(server: Server, tmp_path: Path, says_length: bool) -> None:
+    server.cuts, server.says_length = [100_000, 0, 5, 400_000], says_length
+    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
+    assert server.asked == [None, "bytes=100000-", "bytes=100000-", "bytes=100005-", "bytes=500005-"]
+
+
+def test_server_that_always_hangs_up_is_given_up_and_what_came_is_kept(
+    server: Server, tmp_path: Path
+) -> None:
+    server.cuts = [1000] + [0] * 100
+    with pytest.raises(UserError, match="the connection ended after 1,000 of 1,024,000 bytes"):
+        fetch(published(server.url), tmp_path)
+    assert len(server.asked) == 1 + download.RETRIES + 1
+    assert part_of(tmp_path).read_bytes() == CONTENT[:1000]
+    server.cuts = []
+    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
+
+
+def test_server_that_is_busy_is_asked_again(server: Server, tmp_path: Path) -> None:
+    server.statuses = [503, 429, 500]
+    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
+
+
+def test_silent_server_counts_as_dropped(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "TIMEOUT", 0.05)
+    monkeypatch.setattr(download, "RETRIES", 1)
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as silent:
+        url = f"http://127.0.0.1:{silent.server_port}/"  # it listens, and nobody answers
+        with pytest.raises(UserError, match=f"{url}: .*timed out"):
+            fetch(published(url), tmp_path)
+        assert fetch(published(url, server.url), tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("status", [404, 403, 416])
+def test_address_without_the_file_is_not_asked_again(server: Server, tmp_path: Path, status: int) -> None:
+    server.statuses = [status] * 9
+    with pytest.raises(UserError) as caught:
+        fetch(published(server.url), tmp_path)
+    assert len(server.asked) == 1
+    assert f"set.bin cannot be downloaded ({server.url}: HTTP status {status})" in str(caught.value)
+    assert f"put the file into {tmp_path} by hand" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_next_address_is_tried(server: Server, tmp_path: Path) -> None:
+    server.statuses = [404]
+    assert fetch(published(f"{server.url}?1", f"{server.url}?2"), tmp_path).read_bytes() == CONTENT
+    assert len(server.asked) == 2
+
+
+def test_nobody_there_is_one_line_with_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"no connection: .*put the file into {tmp_path} by hand") as caught:
+        fetch(published("http://127.0.0.1:9/a", "http://127.0.0.1:9/b"), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_content_is_removed_and_never_named(server: Server, tmp_path: Path) -> None:
+    file = published(server.url)
+    server.content = b"x" + CONTENT[1:]
+    with pytest.raises(UserError, match=f"does not have the MD5 {file.md5}, and was removed"):
+        fetch(file, tmp_path)
+    assert left_in(tmp_path) == set()
+    server.content = CONTENT
+    assert fetch(file, tmp_path).read_bytes() == CONTENT
+
+
+def test_part_of_another_file_is_found_out(server: Server, tmp_path: Path) -> None:
+    part_of(tmp_path).write_bytes(b"y" * 1000)
+    with pytest.raises(UserError, match="does not have the MD5"):
+        fetch(published(server.url), tmp_path)
+    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("length", [len(CONTENT), len(CONTENT) + 1])
+def test_part_that_is_whole_or_longer_is_no_obstacle(server: Server, tmp_path: Path, length: int) -> None:
+    part_of(tmp_path).write_bytes((CONTENT + b"z")[:length])
+    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
+    assert server.asked == ([] if length == len(CONTENT) else [None])
+
+
+def test_page_in_place_of_the_file_is_not_mixed_into_the_part(server: Server, tmp_path: Path) -> None:
+    server.content = b"<html>Please log in</html>"
+    part_of(tmp_path).write_bytes(CONTENT[:10])
+    server.ranges = False
+    with pytest.raises(UserError, match="it has 26 bytes, not 1024000"):
+        fetch(published(server.url), tmp_path)
+    assert part_of(tmp_path).read_bytes() == CONTENT[:10]
+
+
+def test_no_more_is_taken_than_the_file_has(server: Server, tmp_path: Path) -> None:
+    server.content, server.says_length = CONTENT + b"more" * 1000, False
+    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
+
+
+def test_file_put_there_by_hand_is_used_and_checked(tmp_path: Path) -> None:
+    (tmp_path / "set.bin").write_bytes(CONTENT)
+    assert fetch(published("http://127.0.0.1:9/"), tmp_path).read_bytes() == CONTENT
+    (tmp_path / "set.bin").write_bytes(b"something else")
+    with pytest.raises(UserError, match=r"is not set\.bin as published .*; remove it"):
+        fetch(published("http://127.0.0.1:9/"), tmp_path)
+    assert (tmp_path / "set.bin").read_bytes() == b"something else"  # it is not ours
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_full_disk_is_one_line_and_goes_on_when_there_is_room(server: Server, tmp_path: Path) -> None:
+    part_of(tmp_path).symlink_to("/dev/full")
+    with pytest.raises(
+        UserError, match=r"cannot be written: No space left on device; make room, or set VITASCOPE_CACHE"
+    ):
+        fetch(published(server.url), tmp_path)
+    assert not (tmp_path / "set.bin").exists()
+    assert len(server.asked) == 1  # a full disk is no dropped connection
+    part_of(tmp_path).unlink()
+    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
+
+
+def test_cache_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="Not a directory; set VITASCOPE_CACHE"):
+        fetch(published("http://127.0.0.1:9/"), tmp_path / "file" / "cache")
+
+
+def test_two_processes_bring_a_file_once(server: Server, tmp_path: Path) -> None:
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(fetch(published(server.url), tmp_path).read_bytes()))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [CONTENT] * 4
+    assert server.asked == [None]
+
+
+def test_killed_download_is_resumed(server: Server, tmp_path: Path) -> None:
+    file = published(server.url)
+    slow = "import sys; from vitascope.data import download as d; d._CHUNK = 1000; import time\n"
+    slow += "read = d._read; d._read = lambda *a: (time.sleep(0.001), read(*a))[1]\n"
+    slow += f"from pathlib import Path; d.fetch(d.Published(**{dataclasses.asdict(file)}), Path(sys.argv[1]))"
+    process = subprocess.Popen([sys.executable, "-c", slow, str(tmp_path)], stderr=subprocess.DEVNULL)
+    while not (part_of(tmp_path).exists() and part_of(tmp_path).stat().st_size > 5000):
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    have = part_of(tmp_path).stat().st_size
+    assert not (tmp_path / "set.bin").exists()
+    assert fetch(file, tmp_path).read_bytes() == CONTENT
+    assert server.asked == [None, f"bytes={have}-"]
+
+
+# --- names and places
+
+
+@pytest.mark.parametrize(
+    ("own", "general", "expected"),
+    [
+        ("/a/b", "/c", "/a/b"),
+        ("", "/c", "/c/vitascope"),
+        (None, "", "/home/me/.cache/vitascope"),
+        ("~/x", None, "/home/me/x"),
+    ],
+)
+def test_cache_is_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, own: str | None, general: str | None, expected: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for name, value in (("VITASCOPE_CACHE", own), ("XDG_CACHE_HOME", general)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert str(cache_folder()) == expected
+
+
+def test_known_sets_are_whole() -> None:
+    assert list(KNOWN_SETS) == ["cifar10", "cifar100", "mnist", "fashion-mnist"]
+    for files in KNOWN_SETS.values():
+        assert len(files) in (1, 4)
+        for file in files:
+            assert len(file.md5) == 32
+            assert file.urls
+            assert all(url.endswith(f"/{file.name}") for url in file.urls)
+    assert len({file.md5 for files in KNOWN_SETS.values() for file in files}) == 10
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_name_of_a_set_of_idx_files_is_data(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    from tests.data.test_idx import write_set
+
+    source = write_set(tmp_path / "source", packed=True)
+    files = []
+    for real in KNOWN_SETS[name]:
+        content = (source / real.name).read_bytes()
+        (cache_folder() / name).mkdir(parents=True, exist_ok=True)
+        files.append(dataclasses.replace(published(content=content), name=real.name))
+        (cache_folder() / name / real.name).write_bytes(content)
+    monkeypatch.setitem(KNOWN_SETS, name, tuple(files))
+    splits = open_data(name)
+    assert splits.train.class_names[9] == ("9" if name == "mnist" else "Ankle boot")
+    assert splits.channels == 1
+
+
+def test_name_of_cifar_is_downloaded_and_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from tests.data.test_cifar import check, cifar_files, write_tar
+
+    server.content = write_tar(tmp_path / "cifar.tgz", cifar_files("10-python")).read_bytes()
+    file = dataclasses.replace(published(server.url, content=server.content), name="cifar-10-python.tar.gz")
+    monkeypatch.setitem(KNOWN_SETS, "cifar10", (file,))
+    check(open_data("cifar10"), 10)
+    check(open_data("cifar10"), 10)
+    assert server.asked == [None]
+    assert fetch_set("cifar10") == cache_folder() / "cifar10" / "cifar-10-python.tar.gz"
+
+
+def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.data import write_tree
+
+    write_tree(tmp_path / "mnist", {"cat": 4, "dog": 4})
+    monkeypatch.chdir(tmp_path)
+    assert open_data("mnist").train.class_names == ("cat", "dog")
+
+
+def test_without_a_terminal_a_download_is_a_line(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch(published(server.url), tmp_path)
+    assert capsys.readouterr().err == f"downloading {server.url} (1.0 MB, 0% there)\n"

@@ -1,0 +1,312 @@
+"""Hugging Face data sets: on disk, as parquet, and what is asked of the hub; no network."""
+
+import io
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data import noise, write_picture
+from vitascope.data.hub_datasets import (
+    is_saved_dataset,
+    looks_like_hub_id,
+    open_hub_dataset,
+    read_hub_dataset,
+)
+from vitascope.data.preprocess import ImageError, read_image
+from vitascope.errors import UserError
+
+
+def test_hub_ids_are_told_from_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for data in ("uoft-cs/cifar10", "owner/name.x@v1.0", "owner/name@refs/convert/parquet"):
+        assert looks_like_hub_id(data)
+    for data in (
+        "digits",
+        "a/b/c",
+        "/data/pets",
+        "./pets",
+        "../pets",
+        "~/pets",
+        "owner/",
+        "owner/name@",
+        "a/b--c",
+    ):
+        assert not looks_like_hub_id(data)
+    (tmp_path / "data" / "pets").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert not looks_like_hub_id("data/pets")
+
+
+def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r'pip install "vitascope\[datasets\]"'):
+        open_hub_dataset("owner/name", seed=0)
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The `datasets` library, with its cache in the test's folder."""
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed (vitascope[datasets])")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def png(number: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(noise(4, 6, seed=number)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def table(
+    library: Any,
+    labels: list[Any],
+    label: str = "label",
+    *,
+    first: int = 0,
+    types: dict[str, Any] | None = None,
+) -> Any:
+    """Pictures and labels, as `Image` and `ClassLabel` of cat and dog where `types` says nothing else."""
+    features = {"image": library.Image(), label: library.ClassLabel(names=["cat", "dog"])} | (types or {})
+    rows = {"image": [{"bytes": png(first + n), "path": None} for n in range(len(labels))], label: labels}
+    for name in features.keys() - rows:
+        rows[name] = rows["image"] if isinstance(features[name], library.Image) else labels
+    return library.Dataset.from_dict(rows, features=library.Features(features))
+
+
+def saved(tmp_path: Path, data: Any) -> str:
+    data.save_to_disk(str(tmp_path / "saved"))
+    return str(tmp_path / "saved")
+
+
+# --- what is read
+
+
+@pytest.mark.parametrize("validation", ["validation", "valid", "val"])
+def test_saved_splits_keep_pictures_labels_and_class_names(
+    tmp_path: Path, library: Any, validation: str
+) -> None:
+    parts = {"train": [0, 1] * 4, validation: [1, 0], "test": [1, 1, 0], "unsupervised": [0]}
+    data = saved(tmp_path, library.DatasetDict({name: table(library, part) for name, part in parts.items()}))
+    assert is_saved_dataset(Path(data))
+    splits = open_hub_dataset(data, seed=0)
+    found = (splits.train, splits.val, splits.final)
+    assert [images.labels.tolist() for images in found] == list(parts.values())[:3]
+    for images in found:
+        assert images.class_names == ("cat", "dog")
+        assert images.labels.dtype == np.int64
+        assert [source.read_bytes() for source in images.sources] == [png(n) for n in range(len(images))]
+    assert str(splits.train.sources[3]) == f"{data}:train:3"
+    assert read_image(splits.train.sources[3]).size == (6, 4)
+    assert splits.channels == 3
+
+
+@pytest.mark.parametrize("where", ["", "data"])
+def test_parquet_files_are_read_by_their_names(tmp_path: Path, library: Any, where: str) -> None:
+    folder = tmp_path / "set" / where
+    folder.mkdir(parents=True)
+    for name, labels, first in (("train-00000-of-00002", [0, 1], 0), ("train-00001-of-00002", [1, 1], 2)):
+        table(library, labels, first=first).to_parquet(folder / f"{name}.parquet")
+    table(library, [1, 0]).to_parquet(folder / "validation-00000-of-00001.parquet")
+    assert is_saved_dataset(tmp_path / "set")
+    splits = open_hub_dataset(str(tmp_path / "set"), seed=0)
+    assert splits.train.labels.tolist() == [0, 1, 1, 1]
+    assert [source.read_bytes() for source in splits.train.sources] == [png(number) for number in range(4)]
+    assert splits.val.labels.tolist() == [1, 0]
+    assert splits.test is None
+
+
+def test_tables_beside_class_folders_are_no_data_set_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "metadata.parquet").write_bytes(b"x")
+    assert is_saved_dataset(tmp_path)
+    write_picture(tmp_path / "train" / "cat" / "a.png")
+    assert not is_saved_dataset(tmp_path)
+
+
+def test_what_is_not_split_is_split_by_seed_without_overlap_or_loss(tmp_path: Path, library: Any) -> None:
+    data = saved(tmp_path, table(library, [0, 1] * 20))
+    first, again, other = (open_hub_dataset(data, seed=seed) for seed in (1, 1, 2))
+    parts = (first.train, first.val, first.final)
+    assert [len(part) for part in parts] == [32, 4, 4]
+    rows = [source.index for part in parts for source in part.sources]
+    assert sorted(rows) == list(range(40))
+    for part in parts:
+        assert part.labels.tolist() == [source.index % 2 for source in part.sources]
+    assert first.val.sources.indices.tolist() == again.val.sources.indices.tolist()
+    assert first.val.sources.indices.tolist() != other.val.sources.indices.tolist()
+
+
+def test_sources_survive_pickling(tmp_path: Path, library: Any) -> None:
+    sources = read_hub_dataset(saved(tmp_path, table(library, [0, 1, 1])))["all"].sources
+    again = pickle.loads(pickle.dumps(sources))  # noqa: S301 - our own
+    assert again[-1].read_bytes() == png(2)
+    assert pickle.loads(pickle.dumps(sources[1])).read_bytes() == png(1)  # noqa: S301
+    assert [source.index for source in sources[1:]] == [1, 2]
+
+
+def test_pictures_in_files_of_their_own_are_read(tmp_path: Path, library: Any) -> None:
+    path = write_picture(tmp_path / "a.png")
+    types = library.Features({"image": library.Image(), "label": library.ClassLabel(names=["cat", "dog"])})
+    rows = {"image": [str(path), None], "label": [0, 1]}
+    images = read_hub_dataset(saved(tmp_path, library.Dataset.from_dict(rows, features=types)))["all"]
+    assert images.sources[0].read_bytes() == path.read_bytes()
+    with pytest.raises(ImageError, match="saved:all:1: cannot be read: the row has no picture"):
+        read_image(images.sources[1])
+
+
+def test_pictures_are_found_where_nothing_says_their_type(tmp_path: Path, library: Any) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (tmp_path / "set").mkdir()
+    rows = [{"picture": {"bytes": png(number), "path": "x.png"}, "label": number % 2} for number in range(8)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "set" / "any.parquet")
+    images = read_hub_dataset(str(tmp_path / "set"))["all"]
+    assert [source.read_bytes() for source in images.sources] == [png(number) for number in range(8)]
+    assert images.class_names == ("0", "1")
+
+
+@pytest.mark.parametrize("column", ["label", "labels", "fine_label", "class"])
+def test_words_and_numbers_under_a_usual_name_are_classes(tmp_path: Path, library: Any, column: str) -> None:
+    words = table(library, ["dog", "ant", "dog"], column, types={column: library.Value("string")})
+    found = read_hub_dataset(saved(tmp_path / "words", words))["all"]
+    assert (found.class_names, found.labels.tolist()) == (("ant", "dog"), [1, 0, 1])
+    numbers = table(library, [2, 0, 2], column, types={column: library.Value("uint8")})
+    found = read_hub_dataset(saved(tmp_path / "numbers", numbers))["all"]
+    assert (found.class_names, found.labels.tolist()) == (("0", "1", "2"), [2, 0, 2])
+
+
+def test_class_label_of_any_name_is_the_column(tmp_path: Path, library: Any) -> None:
+    rows = table(library, [1, 0], "species", types={"label_id": library.Value("int64")})
+    assert read_hub_dataset(saved(tmp_path, rows))["all"].labels.tolist() == [1, 0]
+
+
+def test_of_several_class_labels_that_of_a_usual_name_is_the_column(tmp_path: Path, library: Any) -> None:
+    rows = table(
+        library, [1, 0], "fine_label", types={"coarse_label": library.ClassLabel(names=["a", "b", "c"])}
+    )
+    assert read_hub_dataset(saved(tmp_path, rows))["all"].class_names == ("cat", "dog")
+
+
+def test_test_split_with_secret_labels_is_none(tmp_path: Path, library: Any) -> None:
+    parts = {"train": [0, 1] * 3, "validation": [0, 1], "test": [-1, -1]}
+    data = saved(tmp_path, library.DatasetDict({name: table(library, part) for name, part in parts.items()}))
+    assert open_hub_dataset(data, seed=0).test is None
+
+
+# --- refusals
+
+
+def test_several_columns_of_pictures_are_named(tmp_path: Path, library: Any) -> None:
+    data = saved(tmp_path, table(library, [0, 1], types={"mask": library.Image()}))
+    with pytest.raises(UserError, match="2 columns of pictures: image, mask"):
+        open_hub_dataset(data, seed=0)
+
+
+def test_several_columns_of_classes_are_named(tmp_path: Path, library: Any) -> None:
+    kinds = {"colour": library.ClassLabel(names=["red", "blue"])}
+    data = saved(tmp_path, table(library, [0, 1], "shape", types=kinds))
+    with pytest.raises(UserError, match=r"2 columns of classes .*: shape, colour"):
+        open_hub_dataset(data, seed=0)
+
+
+def test_missing_columns_are_named_with_those_there_are(tmp_path: Path, library: Any) -> None:
+    rows = table(library, [0, 1])
+    with pytest.raises(UserError, match="0 columns of pictures, but label"):
+        open_hub_dataset(saved(tmp_path / "a", rows.remove_columns("image")), seed=0)
+    with pytest.raises(UserError, match=r"0 columns of classes .*, but image"):
+        open_hub_dataset(saved(tmp_path / "b", rows.remove_columns("label")), seed=0)
+
+
+def test_rows_without_a_class_are_counted(tmp_path: Path, library: Any) -> None:
+    data = saved(tmp_path, table(library, [0, None, -1, 1]))
+    with pytest.raises(UserError, match="2 of 4 rows of all have no 'label'"):
+        open_hub_dataset(data, seed=0)
+
+
+def test_class_that_train_does_not_know_is_refused(tmp_path: Path, library: Any) -> None:
+    words = {"label": library.Value("string")}
+    parts = {
+        "train": table(library, ["cat", "dog"], types=words),
+        "test": table(library, ["cow"], types=words),
+    }
+    with pytest.raises(UserError, match="test: label 'cow' is none of the 2 classes"):
+        read_hub_dataset(saved(tmp_path, library.DatasetDict(parts)))
+
+
+def test_one_class_is_refused(tmp_path: Path, library: Any) -> None:
+    only = table(library, [0, 0], types={"label": library.ClassLabel(names=["cat"])})
+    with pytest.raises(UserError, match="only one class"):
+        open_hub_dataset(saved(tmp_path, only), seed=0)
+
+
+def test_splits_with_other_columns_are_refused(tmp_path: Path, library: Any) -> None:
+    parts = {"train": table(library, [0, 1]), "test": table(library, [0, 1]).remove_columns("label")}
+    with pytest.raises(UserError, match="test has other columns than train"):
+        open_hub_dataset(saved(tmp_path, library.DatasetDict(parts)), seed=0)
+
+
+def test_splits_of_unknown_names_are_listed(tmp_path: Path, library: Any) -> None:
+    parts = {"dev": table(library, [0, 1]), "eval": table(library, [0, 1])}
+    with pytest.raises(UserError, match="no train, validation or test split among dev, eval"):
+        open_hub_dataset(saved(tmp_path, library.DatasetDict(parts)), seed=0)
+
+
+def test_damaged_tables_are_one_line(tmp_path: Path, library: Any) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(UserError, match=r"set: cannot be opened: [^\n]+$"):
+        open_hub_dataset(str(tmp_path / "set"), seed=0)
+
+
+def test_tables_of_two_kinds_are_refused(tmp_path: Path, library: Any) -> None:
+    for name in ("train.parquet", "test.arrow"):
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(UserError, match="parquet and arrow files beside each other"):
+        open_hub_dataset(str(tmp_path), seed=0)
+
+
+# --- the hub
+
+
+@pytest.mark.parametrize(("data", "revision"), [("owner/name", None), ("owner/name@v1.0", "v1.0")])
+def test_hub_is_asked_for_the_revision_that_was_given(
+    monkeypatch: pytest.MonkeyPatch, library: Any, data: str, revision: str | None
+) -> None:
+    asked = []
+
+    def load(name: str, *, revision: str | None) -> Any:
+        asked.append((name, revision))
+        return library.DatasetDict({"train": table(library, [0, 1] * 10), "test": table(library, [0, 1])})
+
+    monkeypatch.setattr(library, "load_dataset", load)
+    splits = open_hub_dataset(data, seed=0)
+    assert asked == [("owner/name", revision)]
+    assert [len(splits.train), len(splits.val), len(splits.final)] == [18, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("DatasetNotFoundError", "owner/name: no such folder, nor a data set on the hub"),
+        (ConnectionError("Couldn't reach"), "owner/name: the hub cannot be reached"),
+        (
+            ValueError("Config name is missing.\nPick one"),
+            r"owner/name: cannot be opened: .* missing\. Pick one$",
+        ),
+        (OSError("No space left"), "owner/name: cannot be opened: No space left"),
+    ],
+)
+def test_failures_of_the_hub_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, library: Any, error: Exception | str, message: str
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise getattr(library.exceptions, error)("x") if isinstance(error, str) else error
+
+    monkeypatch.setattr(library, "load_dataset", fail)
+    with pytest.raises(UserError, match=message):
+        open_hub_dataset("owner/name", seed=0)

@@ -1,0 +1,152 @@
+"""IDX files in all their spellings, and headers that lie."""
+
+import gzip
+import struct
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitascope.data import idx
+from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
+from vitascope.data.idx import FASHION_NAMES, is_idx, open_idx, read_idx
+from vitascope.data.preprocess import Preprocess
+from vitascope.errors import UserError
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def pixels(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 6, 5), dtype=np.uint8)
+
+
+def write_set(root: Path, *, packed: bool = False, dots: bool = False, classes: int = 10) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", 6 * classes), ("t10k", classes)):
+        labels = (np.arange(count) % classes).astype(np.uint8)
+        for part, array in ((f"{split}-images", pixels(count, count)), (f"{split}-labels", labels)):
+            name = f"{part}{'.' if dots else '-'}idx{array.ndim}-ubyte{'.gz' if packed else ''}"
+            content = idx_bytes(array)
+            (root / name).write_bytes(gzip.compress(content) if packed else content)
+    return root
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dots", [False, True])
+def test_every_spelling_is_read(tmp_path: Path, packed: bool, dots: bool) -> None:
+    root = write_set(tmp_path / "digits of mine", packed=packed, dots=dots)
+    assert is_idx(root)
+    splits = open_data(str(root), seed=4)
+    assert splits.channels == 1
+    assert splits.train.class_names == tuple("0123456789")
+    assert class_counts(splits.train) == dict.fromkeys("0123456789", 5)
+    assert class_counts(splits.val) == dict.fromkeys("0123456789", 1)
+    np.testing.assert_array_equal(np.stack(splits.final.sources), pixels(10, 10))
+    assert splits.final.labels.tolist() == list(range(10))
+    found = {
+        source.tobytes(): label
+        for s in (splits.train, splits.val)
+        for source, label in zip(s.sources, s.labels, strict=True)
+    }
+    assert found == {source.tobytes(): index % 10 for index, source in enumerate(pixels(60, 60))}
+
+
+def test_pictures_are_what_preprocessing_takes(tmp_path: Path) -> None:
+    source = open_idx(write_set(tmp_path / "d"), seed=0).final.sources[3]
+    result = Preprocess(image_size=(6, 5), channels=1, mean=(0.5,), std=(0.5,)).pixels(source)
+    np.testing.assert_array_equal(result[0], pixels(10, 10)[3])
+
+
+def test_split_depends_on_the_seed(tmp_path: Path) -> None:
+    root = write_set(tmp_path / "d")
+    first, again, other = (np.stack(open_idx(root, seed=seed).val.sources) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("folder", ["Fashion-MNIST", "FashionMNIST/raw"])
+def test_fashion_is_known_by_the_folder(tmp_path: Path, folder: str) -> None:
+    root = write_set(tmp_path / folder)
+    assert open_idx(root, seed=0).train.class_names == FASHION_NAMES
+    images = open_for_evaluation(str(root), tuple(reversed(FASHION_NAMES)))
+    assert images.labels.tolist() == list(range(9, -1, -1))
+
+
+def test_number_of_classes_is_that_of_the_training_labels(tmp_path: Path) -> None:
+    root = write_set(tmp_path / "d", classes=26)
+    assert open_idx(root, seed=0).train.class_names == tuple(str(n) for n in range(26))
+    (root / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.full(26, 26, np.uint8)))
+    with pytest.raises(UserError, match="a label of t10k is 26, but there are 26 classes"):
+        open_idx(root, seed=0)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    root = write_set(tmp_path / "d")
+    (root / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(UserError, match=r"lacks t10k-labels-idx1-ubyte, plain or \.gz"):
+        open_data(str(root))
+
+
+def test_labels_that_are_not_as_many_as_images_are_refused(tmp_path: Path) -> None:
+    root = write_set(tmp_path / "d")
+    (root / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(59, np.uint8)))
+    with pytest.raises(UserError, match="train has 60 images and 59 labels"):
+        open_idx(root, seed=0)
+
+
+GOOD = idx_bytes(pixels(3, 0))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"", "begins with nothing"),
+        (GOOD[:2], "begins with 00 00,"),
+        (GOOD[:9], "cut short in its header"),
+        (b"\x00\x00\x0d\x03" + GOOD[4:], "00 00 0d 03, not with 00 00 08 03"),
+        (b"\x00\x00\x08\x01" + GOOD[4:], "00 00 08 01, not with"),
+        (b"PNG" + GOOD, "not with 00 00 08 03"),
+        (GOOD[:-1], "promises 90 bytes"),
+        (GOOD + b"x", "promises 90 bytes .* and has more"),
+        (GOOD[:4] + struct.pack(">3I", 0, 6, 5), "holds nothing"),
+        (GOOD[:4] + struct.pack(">3I", 60000, 2800, 2800), "promises 470,400,000,000 bytes"),
+        (GOOD[:4] + b"\xff" * 12, r"promises 79,228,162,458,924,105,385,300,197,375 bytes"),
+    ],
+)
+def test_headers_that_lie_are_refused(tmp_path: Path, content: bytes, fault: str, packed: bool) -> None:
+    path = tmp_path / ("x-idx3-ubyte.gz" if packed else "x-idx3-ubyte")
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(UserError, match=fault):
+        read_idx(path, 3)
+
+
+def test_no_more_is_unpacked_than_the_header_promises(tmp_path: Path) -> None:
+    path = tmp_path / "x-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(GOOD + bytes(50_000_000)))
+    tracemalloc.start()
+    with pytest.raises(UserError, match="and has more"):
+        read_idx(path, 3)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+def test_promise_above_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idx, "MAX_BYTES", 89)
+    path = tmp_path / "x-idx3-ubyte"
+    path.write_bytes(GOOD)
+    with pytest.raises(UserError, match=r"promises 90 bytes .* but can hold 89"):
+        read_idx(path, 3)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda c: c[:-4], lambda c: c[:30], lambda c: c[:-6] + b"xxxxxx", lambda c: b"x" + c]
+)
+def test_damaged_gzip_is_refused(tmp_path: Path, change) -> None:
+    path = tmp_path / "x-idx3-ubyte.gz"
+    path.write_bytes(change(gzip.compress(GOOD)))
+    with pytest.raises(UserError, match=r"x-idx3-ubyte\.gz: cannot be read"):
+        read_idx(path, 3)

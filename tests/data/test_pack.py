@@ -1,0 +1,278 @@
+"""Packing: what goes in comes out, byte for byte; twice the same; whole or not at all."""
+
+import errno
+import hashlib
+import io
+import json
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data import noise, write_picture, write_tree
+from vitascope.cli.pack import Pack
+from vitascope.data import pack as packing
+from vitascope.data.datasets import open_data
+from vitascope.data.pack import pack
+from vitascope.data.preprocess import Encoded, read_image
+from vitascope.data.shards import open_shards
+from vitascope.data.splits import ImageSet, Splits
+from vitascope.errors import UserError
+
+
+def content_of(images: ImageSet) -> Counter[tuple[bytes, int]]:
+    sources = [
+        s.read_bytes() if isinstance(s, Encoded) else Path(str(s)).read_bytes() for s in images.sources
+    ]
+    return Counter(zip(sources, images.labels.tolist(), strict=True))
+
+
+def pictures(tmp_path: Path, count: int = 10) -> str:
+    root = tmp_path / "pictures"
+    for split in ("train", "val", "test"):
+        write_tree(root / split, {"cat": count, "dog": count})
+    return str(root)
+
+
+def every_file(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def members(path: Path) -> list[tarfile.TarInfo]:
+    with tarfile.open(path) as tar:
+        return tar.getmembers()
+
+
+def test_files_keep_bytes_label_split_and_class_names(tmp_path: Path) -> None:
+    data = pictures(tmp_path)
+    pack(data, tmp_path / "shards")
+    before, after = open_data(data), open_shards(tmp_path / "shards", seed=9)
+    for ours, given in zip(
+        (after.train, after.val, after.final), (before.train, before.val, before.final), strict=True
+    ):
+        assert content_of(ours) == content_of(given)
+        assert ours.class_names == given.class_names
+
+
+def test_one_tree_is_split_once_and_for_all(tmp_path: Path) -> None:
+    root = write_tree(tmp_path / "pictures", {"cat": 20, "dog": 20})
+    pack(str(root), tmp_path / "shards", seed=4)
+    before, after = open_data(str(root), seed=4), open_shards(tmp_path / "shards", seed=5)
+    assert content_of(after.val) == content_of(before.val)
+    assert content_of(after.final) == content_of(before.final)
+
+
+def test_order_mixes_the_classes_by_seed(tmp_path: Path) -> None:
+    data = pictures(tmp_path, 30)
+    for seed in (0, 1):
+        pack(data, tmp_path / f"{seed}", seed=seed)
+    first, other = (open_shards(tmp_path / f"{seed}", seed=0).train for seed in (0, 1))
+    assert 5 < first.labels[:30].sum() < 25
+    assert first.labels.tolist() != other.labels.tolist()
+
+
+def test_same_input_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pictures(tmp_path)
+    pack(data, tmp_path / "one", image_size=6)
+    monkeypatch.setattr(packing.os, "cpu_count", lambda: 7)
+    for path in Path(data).rglob("*.png"):
+        path.touch()
+    pack(data, tmp_path / "two", image_size=6)
+    assert every_file(tmp_path / "one") == every_file(tmp_path / "two")
+
+
+def test_shards_stay_below_their_size_and_the_index_says_what_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "MB", 20_000)
+    packed = pack(pictures(tmp_path), tmp_path / "shards", shard_mb=1)
+    index = json.loads((tmp_path / "shards" / "index.json").read_text())
+    lines = index["splits"]["train"]
+    assert [line["file"] for line in lines] == [f"train-{number:05}.tar" for number in range(len(lines))]
+    assert len(lines) > 2
+    for line in lines:
+        content = (tmp_path / "shards" / line["file"]).read_bytes()
+        assert len(content) == line["bytes"] <= 20_000
+        assert hashlib.sha256(content).hexdigest() == line["sha256"]
+        assert len(members(tmp_path / "shards" / line["file"])) == 2 * line["count"]
+    assert packed.index.images("train") == sum(line["count"] for line in lines) == 20
+    assert index["class_names"] == ["cat", "dog"]
+
+
+def test_image_larger_than_a_shard_has_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MB", 100)
+    packed = pack(pictures(tmp_path, 2), tmp_path / "shards", shard_mb=1)
+    assert [shard.count for shard in packed.index.splits["train"]] == [1, 1, 1, 1]
+
+
+def test_headers_say_nothing_of_who_packed_or_when(tmp_path: Path) -> None:
+    pack(pictures(tmp_path), tmp_path / "shards")
+    for member in members(tmp_path / "shards" / "train-00000.tar"):
+        assert (member.mtime, member.uid, member.gid, member.uname, member.gname) == (0, 0, 0, "", "")
+        assert member.mode == 0o644
+
+
+def test_digits_become_png_and_stay_grey(tmp_path: Path) -> None:
+    pack("digits", tmp_path / "shards")
+    before, after = open_data("digits"), open_shards(tmp_path / "shards", seed=0)
+    assert after.channels == 1
+    expected = Counter(
+        (source.tobytes(), int(label))
+        for source, label in zip(before.val.sources, before.val.labels, strict=True)
+    )
+    found = Counter(
+        (np.asarray(read_image(s)).tobytes(), int(label))
+        for s, label in zip(after.val.sources, after.val.labels, strict=True)
+    )
+    assert found == expected
+
+
+class Stored(Encoded):
+    """A picture without a suffix."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def __str__(self) -> str:
+        return "table:7"
+
+    def read_bytes(self) -> bytes:
+        return self.content
+
+
+@pytest.mark.parametrize(
+    ("format", "suffix"), [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("TIFF", "tif")]
+)
+def test_picture_without_a_suffix_gets_that_of_its_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, suffix: str
+) -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(noise(8, 8)).save(buffer, format)
+    sources = [Stored(buffer.getvalue()), buffer.getvalue()]
+    images = ImageSet("any", sources, np.array([0, 1]), ("cat", "dog"))
+    monkeypatch.setattr(packing, "open_data", lambda data, seed: Splits(images, images, None, channels=3))
+    pack("anything", tmp_path / "shards")
+    names = [member.name for member in members(tmp_path / "shards" / "val-00000.tar")]
+    assert names == ["00000000.cls", f"00000000.{suffix}", "00000001.cls", f"00000001.{suffix}"]
+
+
+# --- smaller pictures
+
+
+def test_larger_pictures_are_resized_by_their_shorter_side_and_others_kept(tmp_path: Path) -> None:
+    root = tmp_path / "pictures"
+    small = write_picture(root / "train" / "cat" / "small.png", size=(10, 40))
+    write_picture(root / "train" / "dog" / "large.png", size=(30, 90))
+    write_tree(root / "val", {"cat": 1, "dog": 1})
+    pack(str(root), tmp_path / "shards", image_size=10)
+    train = open_shards(tmp_path / "shards", seed=0).train
+    kept, resized = (train.sources[int(np.flatnonzero(train.labels == label)[0])] for label in (0, 1))
+    assert kept.read_bytes() == small.read_bytes()
+    image = Image.open(io.BytesIO(resized.read_bytes()))
+    assert (image.format, image.size) == ("JPEG", (30, 10))
+    expected = Image.open(root / "train" / "dog" / "large.png").resize((30, 10), Image.Resampling.LANCZOS)
+    assert np.abs(np.asarray(image, float) - np.asarray(expected, float)).mean() < 25  # JPEG halves colours
+
+
+def test_resized_photograph_is_upright(tmp_path: Path) -> None:
+    root = write_tree(tmp_path / "pictures", {"cat": 3, "dog": 3})
+    picture = np.zeros((40, 60, 3), np.uint8)
+    picture[:20] = 255  # as stored; turned by 90 degrees clockwise, the right half is white
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for name in ("cat", "dog"):
+        for number in range(3):
+            Image.fromarray(picture).save(root / name / f"{number:03}.png", exif=exif)
+    pack(str(root), tmp_path / "shards", image_size=20)
+    image = read_image(open_shards(tmp_path / "shards", seed=0).train.sources[0])
+    assert image.size == (20, 30)
+    assert np.asarray(image)[:, 12:].min() > 200
+    assert np.asarray(image)[:, :8].max() < 50
+
+
+def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
+    data = pictures(tmp_path)
+    broken = Path(data) / "train" / "cat" / "004.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    packed = pack(data, tmp_path / "shards", image_size=100)
+    assert list(packed.unreadable) == [str(broken)]
+    assert "004.png: cannot be read" in packed.unreadable[str(broken)]
+    assert len(open_shards(tmp_path / "shards", seed=0).train) == 19
+    assert not pack(data, tmp_path / "as they are").unreadable  # nothing is decoded, every byte is kept
+
+
+# --- refusals
+
+
+def test_too_many_unreadable_images_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    data = pictures(tmp_path)
+    for number in range(3):
+        (Path(data) / "val" / "cat" / f"{number:03}.png").write_bytes(b"text")
+    with pytest.raises(UserError, match="more than 10% of the 20 images of the val set"):
+        pack(data, tmp_path / "shards", image_size=8)
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+
+
+def test_split_without_a_readable_image_is_refused(tmp_path: Path) -> None:
+    write_tree(tmp_path / "pictures" / "train", {"cat": 2, "dog": 2})
+    (write_tree(tmp_path / "pictures" / "val", {"cat": 1}) / "cat" / "000.png").write_bytes(b"text")
+    with pytest.raises(UserError, match=r"no image of the val set can be read: .*000\.png"):
+        pack(str(tmp_path / "pictures"), tmp_path / "shards", image_size=8)
+
+
+def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pictures(tmp_path)
+    add = packing._Tar.add
+
+    def fill(tar: packing._Tar, sample: bytes) -> None:
+        if tar.path.name.startswith("val"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(tar, sample)
+
+    monkeypatch.setattr(packing._Tar, "add", fill)
+    with pytest.raises(UserError, match=r"the disk is full: .* MB free at"):
+        pack(data, tmp_path / "shards")
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+
+
+def test_folder_that_has_something_is_refused_and_an_empty_one_filled(tmp_path: Path) -> None:
+    data = pictures(tmp_path, 2)
+    out = tmp_path / "shards"
+    out.mkdir()
+    pack(data, out)
+    before = every_file(out)
+    with pytest.raises(UserError, match="shards: exists already"):
+        pack(data, out)
+    assert every_file(out) == before
+
+
+def test_folder_inside_of_the_data_is_refused(tmp_path: Path) -> None:
+    data = pictures(tmp_path, 2)
+    with pytest.raises(UserError, match=r"inside of .*pictures"):
+        pack(data, Path(data) / "train" / ".." / "shards")
+
+
+@pytest.mark.parametrize("option", ["shard_mb", "image_size"])
+def test_sizes_below_one_are_refused(tmp_path: Path, option: str) -> None:
+    with pytest.raises(UserError, match=f"{option} must be at least 1, not 0"):
+        pack("digits", tmp_path / "shards", **{option: 0})
+
+
+# --- the command
+
+
+def test_command_says_what_was_written_and_how_to_train_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = pictures(tmp_path)
+    broken = Path(data) / "train" / "cat" / "004.png"
+    broken.write_bytes(b"text")
+    Pack(data=data, out=tmp_path / "my shards", image_size=6).call()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"left out: {broken}: not a picture that Pillow can read"
+    assert lines[1].startswith("train  19 images in 1 shard, 0.1 MB")
+    assert [line.split()[0] for line in lines[2:4]] == ["val", "test"]
+    assert lines[4] == f"train on them: vitascope train --data '{tmp_path / 'my shards'}'"

@@ -1,0 +1,248 @@
+"""RandAugment: PIL's operations level for level, drawn for each image by itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageOps
+
+from tests.model import law
+from vitascope.data.randaugment import OPERATIONS, RandAugment, apply_operations, operation_arguments
+from vitascope.data.randomness import uniform
+from vitascope.errors import UserError
+
+PAPER = (
+    "Identity AutoContrast Equalize Rotate Solarize Color Posterize Contrast Brightness Sharpness "
+    "ShearX ShearY TranslateX TranslateY"
+)
+FACTORS = [0.1, 0.19, 0.55, 1.0, 1.4, 1.81, 1.9]
+ENHANCED = {
+    "Color": ImageEnhance.Color,
+    "Contrast": ImageEnhance.Contrast,
+    "Brightness": ImageEnhance.Brightness,
+    "Sharpness": ImageEnhance.Sharpness,
+}
+
+
+def pictures(channels: int = 3, height: int = 19, width: int = 26, seed: int = 0) -> torch.Tensor:
+    """Pictures as levels: noise, a narrow range, a gradient, few levels, one colour, almost one colour."""
+    generator = np.random.default_rng(seed)
+    shape = (channels, height, width)
+    noise = generator.integers(0, 256, shape)
+    narrow = generator.integers(90, 140, shape)
+    gradient = (np.linspace(20, 230, width) + 20 * generator.random(shape)).astype(np.int64)
+    few = generator.choice([3, 77, 200, 255], shape)
+    flat = np.full(shape, 131)
+    almost = flat.copy()
+    almost[0, 4, 5] = 9
+    return torch.from_numpy(np.stack([noise, narrow, gradient, few, flat, almost])).float()
+
+
+def picture_of(levels: torch.Tensor) -> Image.Image:
+    pixels = levels.to(torch.uint8).numpy()
+    return Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+
+
+def levels_of(picture: Image.Image) -> torch.Tensor:
+    pixels = np.asarray(picture)
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()).float()
+
+
+def applied(name: str, levels: torch.Tensor, argument: float = 0.0) -> torch.Tensor:
+    count = len(levels)
+    return apply_operations(levels, np.full(count, OPERATIONS.index(name)), np.full(count, argument))
+
+
+def by_pil(levels: torch.Tensor, operation: Callable[[Image.Image], Image.Image]) -> torch.Tensor:
+    return torch.stack([levels_of(operation(picture_of(one))) for one in levels])
+
+
+def rand_augment(images: torch.Tensor, indices: Any, **options: Any) -> torch.Tensor:
+    change = RandAugment(**options)
+    return change(images, uniform(0, 0, np.asarray(indices), change.draws))
+
+
+def test_operations_are_those_of_the_paper() -> None:
+    assert sorted(OPERATIONS) == sorted(PAPER.split())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", ENHANCED)
+def test_enhancements_are_pil_s(name: str, channels: int) -> None:
+    levels = pictures(channels)
+    for factor in FACTORS:
+        expected = by_pil(levels, lambda one, factor=factor: ENHANCED[name](one).enhance(factor))  # type: ignore[misc]
+        assert torch.equal(applied(name, levels, factor), expected), factor
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("side", [9, 19, 60])
+def test_equalize_is_pil_s(channels: int, side: int) -> None:
+    levels = pictures(channels, side)
+    assert torch.equal(applied("Equalize", levels), by_pil(levels, ImageOps.equalize))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_auto_contrast_is_pil_s_without_its_rounding_errors(channels: int) -> None:
+    levels = pictures(channels)
+    difference = applied("AutoContrast", levels) - by_pil(levels, ImageOps.autocontrast)
+    assert difference.min() >= 0  # PIL's scale is inexact and it rounds down, at times white to 254
+    assert difference.max() <= 1
+    assert (difference > 0).float().mean() < 0.05
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 26, 128, 255, 256])
+def test_solarize_is_pil_s(threshold: int) -> None:
+    levels = pictures()
+    expected = by_pil(levels, lambda one: ImageOps.solarize(one, threshold))
+    assert torch.equal(applied("Solarize", levels, threshold), expected)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
+def test_posterize_is_pil_s(bits: int) -> None:
+    levels = pictures()
+    expected = by_pil(levels, lambda one: ImageOps.posterize(one, bits))
+    assert torch.equal(applied("Posterize", levels, bits), expected)
+
+
+def affine(name: str, argument: float, width: int, height: int) -> tuple[float, ...]:
+    return {
+        "ShearX": (1, argument, 0, 0, 1, 0),
+        "ShearY": (1, 0, 0, argument, 1, 0),
+        "TranslateX": (1, 0, argument * width, 0, 1, 0),
+        "TranslateY": (1, 0, 0, 0, 1, argument * height),
+    }[name]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("Rotate", 27.0), ("ShearX", 0.27), ("ShearY", 0.27), ("TranslateX", 0.4), ("TranslateY", 0.37)],
+)
+def test_geometry_is_pil_s_inside_and_grey_outside(name: str, argument: float, sign: int) -> None:
+    levels, argument = pictures(), sign * argument
+    height, width = levels.shape[-2:]
+
+    def moved(one: Image.Image) -> Image.Image:
+        if name == "Rotate":
+            return one.rotate(argument, Image.Resampling.BILINEAR, fillcolor=(128, 128, 128))
+        data = affine(name, argument, width, height)
+        how = Image.Resampling.BILINEAR
+        return one.transform(one.size, Image.Transform.AFFINE, data, how, fillcolor=(128, 128, 128))
+
+    found, expected = applied(name, levels, argument), by_pil(levels, moved)
+    inside = by_pil(torch.full_like(levels, 255), moved).eq(255) & applied(name, levels * 0, argument).eq(0)
+    outside = applied(name, levels * 0, argument).eq(128)
+    assert inside.float().mean() > 0.4
+    assert (found - expected)[inside].abs().max() <= 1  # PIL rounds down, halves up
+    assert outside.float().mean() > 0.02
+    assert torch.equal(found[outside], expected[outside])
+
+
+@law
+@given(
+    operations=st.lists(st.integers(0, 13), min_size=1, max_size=9),
+    seed=st.integers(0, 2**31),
+    channels=st.sampled_from([1, 3]),
+)
+def test_operations_of_a_batch_are_those_of_its_images_one_by_one(
+    operations: list[int], seed: int, channels: int
+) -> None:
+    count = len(operations)
+    levels = pictures(channels, 9, 14, seed)[torch.arange(count) % 6]
+    generator = np.random.default_rng(seed)
+    signs = np.where(generator.random(count) < 0.5, -1.0, 1.0)
+    arguments = operation_arguments(np.array(operations), generator.random(count) * 10, signs)
+    together = apply_operations(levels, np.array(operations), arguments)
+    for at in range(count):
+        one = slice(at, at + 1)
+        alone = apply_operations(levels[one], np.array(operations[one]), arguments[one])
+        assert torch.equal(together[one], alone), OPERATIONS[operations[at]]
+
+
+def test_identity_and_other_images_stay_as_they_are() -> None:
+    levels = pictures()
+    operations = np.array([OPERATIONS.index(name) for name in ["Solarize", "Identity"] * 3])
+    found = apply_operations(levels, operations, np.zeros(6))
+    assert torch.equal(found[1::2], levels[1::2])
+    assert torch.equal(found[::2], 255 - levels[::2])
+
+
+@law
+@given(seed=st.integers(0, 2**31), channels=st.sampled_from([1, 3]), num_ops=st.integers(1, 4))
+def test_an_image_is_changed_alike_in_any_batch(seed: int, channels: int, num_ops: int) -> None:
+    images = pictures(channels, 9, 9, seed) / 255
+    indices = np.random.default_rng(seed).integers(0, 10**7, 6)
+    together = rand_augment(images, indices, num_ops=num_ops)
+    assert together.dtype == torch.float32
+    assert together.shape == images.shape
+    assert together.min() >= 0
+    assert together.max() <= 1
+    for at in (0, 5):
+        alone = rand_augment(images[at : at + 1], indices[at : at + 1], num_ops=num_ops)
+        assert torch.equal(alone[0], together[at])
+
+
+def chosen(count: int = 7000, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Operations and arguments that one layer draws for `count` images."""
+    return RandAugment(**options)._choose(uniform(0, 0, np.arange(count), 3))
+
+
+@pytest.mark.parametrize("probability", [1.0, 0.5])
+def test_operations_are_equally_frequent(probability: float) -> None:
+    operations, _ = chosen(probability=probability)
+    share = probability / len(OPERATIONS)
+    counts = np.bincount(operations, minlength=len(OPERATIONS)) / len(operations)
+    others = np.delete(counts, OPERATIONS.index("Identity"))
+    assert np.abs(others - share).max() < 5 * (share / len(operations)) ** 0.5
+    idle = share + 1 - probability
+    assert abs(counts[OPERATIONS.index("Identity")] - idle) < 5 * (idle / len(operations)) ** 0.5
+
+
+def test_magnitudes_scatter_by_the_standard_deviation_and_signs_by_half() -> None:
+    operations, arguments = chosen(70_000, magnitude=5.0, std=0.5)
+    turns = arguments[operations == OPERATIONS.index("Rotate")] / 3  # magnitudes with a sign
+    assert abs((turns > 0).mean() - 1 / 2) < 5 * 0.5 / len(turns) ** 0.5
+    assert abs(np.abs(turns).mean() - 5) < 5 * 0.5 / len(turns) ** 0.5
+    assert abs(np.abs(turns).std() - 0.5) < 0.04
+
+
+def test_magnitudes_without_scatter_are_all_the_same() -> None:
+    operations, arguments = chosen(magnitude=9.0, std=0.0)
+    turns = arguments[operations == OPERATIONS.index("Rotate")]
+    np.testing.assert_allclose(np.abs(turns), 27)
+
+
+def test_magnitudes_are_cut_off_at_ten() -> None:
+    operations, arguments = chosen(magnitude=10.0, std=2.0)
+    assert np.abs(arguments[operations == OPERATIONS.index("Rotate")]).max() == 30
+    assert arguments[operations == OPERATIONS.index("Posterize")].min() == 1  # none: a black picture
+
+
+def test_layers_draw_for_themselves() -> None:
+    change = RandAugment(num_ops=2)
+    first, second = np.split(uniform(0, 0, np.arange(500), change.draws), 2, axis=1)
+    same = change._choose(first)[0] == change._choose(second)[0]
+    assert same.mean() < 0.2
+
+
+@pytest.mark.parametrize("std", [0.0, 0.5])
+def test_ends_of_the_draws_are_operations_with_finite_arguments(std: float) -> None:
+    ends = np.array([0.0, 1 - 2.0**-53])
+    draws = np.stack(np.meshgrid(ends, ends, ends), axis=-1).reshape(-1, 3)
+    operations, arguments = RandAugment(std=std)._choose(draws)
+    assert set(operations) == {0, len(OPERATIONS) - 1}
+    assert np.isfinite(arguments).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_ops": 0}, {"magnitude": 10.5}, {"magnitude": -1}, {"std": -0.1}, {"probability": 0.0}],
+)
+def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"{next(iter(options.values())):g}"):
+        RandAugment(**options)

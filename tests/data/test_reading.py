@@ -1,0 +1,236 @@
+"""Reading ahead: crops that are a function, and processes that neither hang nor outlive what started them."""
+
+import dataclasses
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.data import noise, write_tree
+from vitascope.data.augment import crop_draws
+from vitascope.data.datasets import read_tree
+from vitascope.data.preprocess import ImageError, Preprocess
+from vitascope.data.reading import Reader, ReadingPool, random_crop
+from vitascope.errors import UserError
+
+FIT = Preprocess(image_size=(4, 6))
+ORDER = np.arange(8)
+SPANS = [(0, 3), (3, 6), (6, 8)]
+
+
+def smooth(height: int, width: int) -> np.ndarray:
+    """uint8 (H, W, 3) without sharp edges."""
+    return np.asarray(Image.fromarray(noise(6, 8)).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def jpeg(pixels: np.ndarray, **options: object) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "jpeg", quality=95, **options)
+    return out.getvalue()
+
+
+unit = st.floats(0, 1, exclude_max=True)
+
+
+@given(
+    width=st.integers(1, 5000),
+    height=st.integers(1, 5000),
+    draws=st.tuples(unit, unit, unit, unit),
+    smallest=st.floats(0.01, 1),
+)
+def test_crop_lies_in_the_picture_and_has_the_area_and_proportions_that_were_drawn(
+    width: int, height: int, draws: tuple[float, ...], smallest: float
+) -> None:
+    left, top, right, bottom = random_crop(width, height, np.array(draws), smallest)
+    assert 0 <= left < right <= width * (1 + 1e-12)
+    assert 0 <= top < bottom <= height * (1 + 1e-12)
+    assert 3 / 4 - 1e-6 <= (right - left) / (bottom - top) <= 4 / 3 + 1e-6
+    share = (right - left) * (bottom - top) / (width * height)
+    fits = 1 - draws[0] * (1 - smallest)
+    assert share <= fits + 1e-6
+    longest = max(width / height, height / width)
+    if fits * longest <= 4 / 3:
+        assert share == pytest.approx(fits)
+    else:  # as long as the picture is narrow
+        assert min((right - left) / width, (bottom - top) / height) < 1
+        assert max((right - left) / width, (bottom - top) / height) == pytest.approx(1)
+
+
+def test_crops_are_spread_over_area_proportions_and_places() -> None:
+    draws = crop_draws(0, 0, np.arange(4000))
+    boxes = np.array([random_crop(400, 400, row, 0.08) for row in draws])
+    left, top, right, bottom = boxes.T
+    area = (right - left) * (bottom - top) / 400**2
+    assert np.quantile(area, [0.0, 0.5, 1.0]) == pytest.approx([0.08, 0.54, 1.0], abs=0.02)
+    small = area < 0.5
+    proportions = np.log((right - left) / (bottom - top))[small] / np.log(4 / 3)
+    assert np.quantile(proportions, [0, 0.25, 0.5, 0.75, 1]) == pytest.approx([-1, -0.5, 0, 0.5, 1], abs=0.06)
+    place = (left / (400 - (right - left)))[small]
+    assert np.quantile(place, [0, 0.25, 0.5, 0.75, 1]) == pytest.approx([0, 0.25, 0.5, 0.75, 1], abs=0.04)
+
+
+def test_cropped_pixels_are_those_of_pillow(tmp_path: Path) -> None:
+    box = (3.5, 2.0, 33.25, 27.0)
+    for pixels in (noise(30, 40), noise(30, 40, 1)):
+        path = tmp_path / "picture.png"
+        Image.fromarray(pixels).save(path)
+        found = FIT.cropped(path, lambda width, height: box if (width, height) == (40, 30) else (0, 0, 1, 1))
+        image = Image.fromarray(pixels).convert("RGB").resize((6, 4), Image.Resampling.BICUBIC, box=box)
+        np.testing.assert_array_equal(found, np.asarray(image).transpose(2, 0, 1))
+    grey = dataclasses.replace(FIT, channels=1, mean=(0.5,), std=(0.5,))
+    assert grey.cropped(noise(30, 40), lambda *size: box).shape == (1, 4, 6)
+
+
+def test_crop_is_of_the_upright_picture() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    content = jpeg(smooth(60, 80), exif=exif.tobytes())
+    lying = np.asarray(Image.open(io.BytesIO(content)))
+    fit = Preprocess(image_size=(16, 24))
+    box = (10.0, 5.0, 50.0, 75.0)
+    found = fit.cropped(content, lambda width, height: box if (width, height) == (60, 80) else (0, 0, 1, 1))
+    np.testing.assert_array_equal(found, fit.cropped(np.rot90(lying, -1).copy(), lambda *size: box))
+    as_stored = dataclasses.replace(fit, exif_orientation=False)
+    found = as_stored.cropped(content, lambda width, height: (0, 0, width, height))
+    np.testing.assert_array_equal(found, fit.cropped(lying, lambda *size: (0, 0, 80, 60)))
+
+
+@pytest.mark.parametrize(("side", "decoded"), [(15, 400), (17, 200), (33, 100), (100, 50)])
+def test_large_jpegs_are_decoded_smaller_where_enough_pixels_remain(
+    side: int, decoded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = smooth(300, 400)
+    sizes = []
+    resize = Image.Image.resize
+    monkeypatch.setattr(
+        Image.Image, "resize", lambda self, *a, **k: sizes.append(self.width) or resize(self, *a, **k)
+    )
+    square = Preprocess(image_size=(4, 4))
+    box = (40.0, 30.0, 40.0 + side, 30.0 + side)
+    found = square.cropped(jpeg(pixels), lambda *size: box)
+    assert sizes == [decoded]
+    whole = square.cropped(
+        Image.open(io.BytesIO(jpeg(pixels))), lambda *size: box
+    )  # another's stays as it is
+    assert sizes == [decoded, 400]
+    assert np.abs(found.astype(int) - whole).mean() < 2
+    evaluated = square.pixels(jpeg(pixels))
+    assert sizes == [decoded, 400, 400]
+    np.testing.assert_array_equal(evaluated, square.pixels(Image.open(io.BytesIO(jpeg(pixels)))))
+
+
+def test_broken_picture_is_named_when_it_is_cropped(tmp_path: Path) -> None:
+    path = tmp_path / "gone.jpg"
+    with pytest.raises(ImageError, match=r"gone\.jpg: no such file"):
+        FIT.cropped(path, lambda *size: (0, 0, 1, 1))
+    many = dataclasses.replace(FIT, channels=4, mean=(0.5,) * 4, std=(0.5,) * 4)
+    with pytest.raises(UserError, match="1 or 3 channels, the model has 4") as refused:
+        many.cropped(noise(8, 8), lambda *size: (0, 0, 8, 8))
+    assert not isinstance(refused.value, ImageError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fatal(Reader):
+    """Ends the process that reads a certain image."""
+
+    signum: int = 0
+
+    def __call__(self, index: int, epoch: int) -> np.ndarray:
+        if index == 5:
+            if not self.signum:
+                raise UserError("no picture is of this kind")
+            os.kill(os.getpid(), self.signum)
+        return super().__call__(index, epoch)
+
+
+def test_process_that_is_killed_is_one_clear_error() -> None:
+    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signal.SIGKILL), 8, 3, workers=2)
+    with pytest.raises(UserError, match=r"killed by SIGKILL.*memory.*--workers, now 2.*--batch-size"):
+        list(pool.read(ORDER, SPANS, 0))
+    pool.close()
+
+
+def test_process_hands_on_what_a_user_can_mend() -> None:
+    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT), 8, 3, workers=2)
+    with pytest.raises(UserError, match="no picture is of this kind"):
+        list(pool.read(ORDER, SPANS, 0))
+    pool.close()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_processes_read_on_when_their_group_is_told_to_stop(signum: signal.Signals) -> None:
+    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signum), 8, 3, workers=2)
+    assert [len(pixels) for pixels, _ in pool.read(ORDER, SPANS, 0)] == [3, 3, 2]
+    pool.close()
+
+
+SCRIPT = """
+    import os, signal, sys
+    import numpy as np
+    from vitascope.data.datasets import read_tree
+    from vitascope.data.preprocess import Preprocess
+    from vitascope.data.reading import Reader, ReadingPool
+    from pathlib import Path
+
+    if __name__ == "__main__":
+        images = read_tree(Path(sys.argv[1]))
+        pool = ReadingPool(Reader(images.sources, Preprocess(image_size=(4, 4))), 8, 3, workers=2)
+        batches = pool.read(np.arange(8), [(0, 3), (3, 6), (6, 8)], 0)
+        next(batches)
+        print(*(process.pid for process in pool._processes), flush=True)
+        if sys.argv[2] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if sys.argv[2] == "stopped":
+            os.killpg(0, signal.SIGINT)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")
+@pytest.mark.parametrize("end", ["done", "stopped", "killed"])
+def test_no_process_outlives_the_one_that_reads(end: str, tmp_path: Path) -> None:
+    """It ends in the middle of an epoch, with the pool open."""
+    root = write_tree(tmp_path / "images", {"a": 4, "b": 4})
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    done = subprocess.run(
+        [sys.executable, str(script), str(root), end],
+        capture_output=True, text=True, timeout=60, start_new_session=True, check=False,
+    )  # fmt: skip
+    tracebacks = done.stderr.count("Traceback")
+    assert tracebacks == (1 if end == "stopped" else 0), done.stderr  # its own
+    deadline = time.monotonic() + 20
+    for pid in map(int, done.stdout.split()):
+        while alive(pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")  # where there is such a thing, a process that nobody waits for
+    return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def test_pool_is_read_again_and_gives_each_image_once(tmp_path: Path) -> None:
+    images = read_tree(write_tree(tmp_path, {"a": 5, "b": 3}))
+    reader = Reader(images.sources, FIT, seed=1, crop_scale=0.2)
+    pool = ReadingPool(reader, 8, 3, workers=3)
+    for epoch in (0, 1):
+        order = np.random.default_rng(epoch).permutation(8)
+        read = [pixels.copy() for pixels, faults in pool.read(order, SPANS, epoch) if not faults]
+        expected = [reader(int(index), epoch) for index in order]
+        np.testing.assert_array_equal(np.concatenate(read), np.stack(expected))
+    pool.close()

@@ -1,0 +1,337 @@
+"""Tar shards: which images and labels they hold, in which order an epoch reads them, and what is refused."""
+
+import dataclasses
+import itertools
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data import write_tree
+from tests.data.test_tar import write_tar
+from tests.model import law
+from vitascope.data import shard_samples
+from vitascope.data.pack import pack
+from vitascope.data.preprocess import ImageError, read_image
+from vitascope.data.shards import is_shards, open_shards, read_shards, shard_order
+from vitascope.errors import UserError
+
+
+def write_shard(path: Path, labels: list[int], *, first: int = 0) -> Path:
+    """A foreign shard: pictures that are no pictures, but whose bytes say which they are."""
+    members = {}
+    for number, label in enumerate(labels, first):
+        members[f"{number:04}.jpg"] = f"picture {number} of class {label}".encode()
+        members[f"{number:04}.cls"] = str(label).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_tar(path, members)
+
+
+def one_shard(tmp_path: Path, members: Mapping[str, bytes]) -> Path:
+    write_tar(tmp_path / "a.tar", dict(members))
+    return tmp_path
+
+
+def packed(tmp_path: Path) -> Path:
+    pictures = write_tree(tmp_path / "pictures", {"cat": 10, "dog": 10})
+    pack(str(pictures), tmp_path / "shards")
+    return tmp_path / "shards"
+
+
+# --- order
+
+
+@law
+@given(
+    counts=st.lists(st.integers(0, 30), max_size=12),
+    seed=st.integers(0, 2**31),
+    epoch=st.integers(0, 50),
+    group=st.integers(1, 5),
+)
+def test_order_is_a_permutation_that_reads_a_group_of_shards_to_its_end(
+    counts: list[int], seed: int, epoch: int, group: int
+) -> None:
+    order = shard_order(seed, epoch, np.array(counts, dtype=np.int64), group)
+    assert order.dtype == np.int64
+    assert sorted(order.tolist()) == list(range(sum(counts)))
+    shards = np.repeat(np.arange(len(counts)), counts)[order]
+    open_at = [set(shards[:cut]) & set(shards[cut:]) for cut in range(len(shards))]
+    assert max(map(len, open_at), default=0) <= group
+
+
+def test_order_depends_on_seed_and_epoch_alone_and_mixes_inside_the_group() -> None:
+    counts = np.full(8, 20)
+    first = shard_order(1, 2, counts)
+    np.testing.assert_array_equal(first, shard_order(1, 2, counts))
+    for other in (shard_order(1, 3, counts), shard_order(2, 2, counts)):
+        assert set(first[:80] // 20) != set(other[:80] // 20)  # other shards first
+    assert len(set(first[:12] // 20)) > 1
+    assert (np.diff(first) < 0).any()
+
+
+def test_set_reads_few_shards_at_a_time_in_whatever_order_its_images_are(tmp_path: Path) -> None:
+    for shard in range(8):
+        write_shard(tmp_path / f"{shard}.tar", [0, 1] * 10, first=100 * shard)
+    images = read_shards(tmp_path)["all"]
+    images = images.subset("train", np.random.default_rng(0).permutation(len(images))[:150])
+    order = images.order(3, 4)
+    assert sorted(order.tolist()) == list(range(150))
+    shards = images.sources.shards[order]
+    assert max(len(set(shards[:cut]) & set(shards[cut:])) for cut in range(150)) <= 4
+    assert not np.array_equal(order, images.order(3, 5))
+
+
+# --- reading
+
+
+def test_pictures_and_labels_of_foreign_shards_are_read_in_their_order(tmp_path: Path) -> None:
+    write_shard(tmp_path / "b-1.tar", [1, 1], first=3)
+    write_shard(tmp_path / "b-0.tar", [2, 0, 1])
+    images = read_shards(tmp_path)["all"]
+    assert images.labels.tolist() == [2, 0, 1, 1, 1]
+    assert images.labels.dtype == np.int64
+    assert images.class_names == ("0", "1", "2")
+    assert [source.read_bytes().decode() for source in images.sources] == [
+        f"picture {number} of class {label}" for number, label in enumerate(images.labels)
+    ]
+    assert [str(source) for source in images.sources[2:4]] == [
+        f"{tmp_path / 'b-0.tar'}:0002.jpg",
+        f"{tmp_path / 'b-1.tar'}:0003.jpg",
+    ]
+
+
+def test_sources_survive_pickling_and_are_small(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", [0, 1])
+    sources = read_shards(tmp_path)["all"].sources
+    again = pickle.loads(pickle.dumps(sources))  # noqa: S301 - our own
+    assert again[1] == sources[1]
+    assert again[-1].read_bytes() == b"picture 1 of class 1"
+    with pytest.raises(IndexError):
+        sources[2]
+
+
+def test_subset_takes_what_it_is_given(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", [0, 1, 2, 1])
+    part = read_shards(tmp_path)["all"].subset("part", np.array([3, 0]))
+    assert part.name == "part"
+    assert part.labels.tolist() == [1, 0]
+    assert [source.name for source in part.sources] == ["0003.jpg", "0000.jpg"]
+
+
+def test_label_is_read_from_json_and_cls_comes_first(tmp_path: Path) -> None:
+    members = {"a.jpg": b"x", "a.json": b'{"label": 1, "width": 9}', "b.json": b'{"label": 0}', "b.png": b"x"}
+    members |= {"c.jpg": b"x", "c.json": b'{"label": 0}', "c.cls": b" 1\n"}
+    assert read_shards(one_shard(tmp_path, members))["all"].labels.tolist() == [1, 0, 1]
+
+
+def test_other_members_are_passed_over(tmp_path: Path) -> None:
+    members = {
+        "README": b"hello",
+        "notes.json": b"[1]",
+        "a.JPG": b"x",
+        "a.txt": b"a cat",
+        "a.seg.png": b"mask",
+    }
+    members |= {"a.cls": b"1", "d.x/a.jpg": b"y", "d.x/a.cls": b"0"}
+    images = read_shards(one_shard(tmp_path, members))["all"]
+    assert [source.name for source in images.sources] == ["a.JPG", "d.x/a.jpg"]
+
+
+def test_class_names_are_the_lines_of_classes_txt(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", [0, 1])
+    (tmp_path / "classes.txt").write_text("cat\ndog\n\nzebra\n")
+    assert read_shards(tmp_path)["all"].class_names == ("cat", "dog", "zebra")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train/a.tar", "validation/a.tar", "test/a.tar"),
+        ("train-0.tar", "val-0.tar", "test-0.tar"),
+        ("imagenet1k-train-0000.tar", "imagenet1k-validation-00.tar", "imagenet1k_test.00.tar"),
+    ],
+)
+def test_splits_are_those_of_folders_or_names(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for count, name in zip((6, 4, 2), names, strict=True):
+        write_shard(tmp_path / name, [0, 1] * count)
+    assert is_shards(tmp_path)
+    splits = open_shards(tmp_path, seed=0)
+    assert [len(splits.train), len(splits.val), len(splits.final)] == [12, 8, 4]
+    assert [splits.train.name, splits.val.name, splits.final.name] == ["train", "val", "test"]
+    assert splits.channels == 3
+
+
+def test_shards_without_splits_are_split_by_seed_without_overlap_or_loss(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", [0, 1] * 25)
+    write_shard(tmp_path / "b.tar", [1, 0] * 25, first=50)
+    first, again, other = (open_shards(tmp_path, seed=seed) for seed in (1, 1, 2))
+    names = [[source.name for source in part.sources] for part in (first.train, first.val, first.final)]
+    assert [len(part) for part in names] == [80, 10, 10]
+    assert sorted(itertools.chain(*names)) == [f"{number:04}.jpg" for number in range(100)]
+    assert names[1] == [source.name for source in again.val.sources]
+    assert names[1] != [source.name for source in other.val.sources]
+    assert len(first.train.order(0, 0)) == 80
+
+
+def test_validation_is_taken_from_train_where_there_is_none(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train-0.tar", [0, 1] * 10)
+    splits = open_shards(tmp_path, seed=0)
+    assert [len(splits.train), len(splits.val), splits.test] == [18, 2, None]
+
+
+def test_folder_with_class_folders_is_no_folder_of_shards(tmp_path: Path) -> None:
+    assert not is_shards(tmp_path)
+    assert not is_shards(tmp_path / "missing")
+    write_shard(tmp_path / "archive.tar", [0, 1])
+    (tmp_path / "._archive.tar").write_bytes(b"what another system leaves")
+    assert is_shards(tmp_path)
+    write_tree(tmp_path / "train", {"cat": 1})
+    assert not is_shards(tmp_path)
+
+
+def test_picture_is_read_and_named_like_a_file(tmp_path: Path) -> None:
+    images = open_shards(packed(tmp_path), seed=0).train
+    assert read_image(images.sources[0]).size == (8, 8)
+    broken = dataclasses.replace(images.sources[0], size=50)
+    with pytest.raises(ImageError, match=r"train-00000\.tar:00000000\.png: cannot be read"):
+        read_image(broken)
+    Path(images.sources.paths[0]).write_bytes(b"")
+    with pytest.raises(ImageError, match=r"the shard ends .* bytes too early"):
+        read_image(images.sources[0])
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"a.jpg": b"x"}, r"sample 'a' has no label \(\.cls"),
+        ({"a.jpg": b"x", "a.json": b'{"width": 2}'}, "sample 'a' has no label"),
+        ({"a.cls": b"1"}, "sample 'a' has 0 pictures"),
+        ({"a.jpg": b"x", "a.png": b"x", "a.cls": b"1"}, "sample 'a' has 2 pictures"),
+        ({"a.jpg": b"x", "b.jpg": b"x", "a.cls": b"1", "b.cls": b"0"}, "one after the other"),
+        ({"a.jpg": b"x", "a.cls": b"dog"}, r"'a\.cls' holds b'dog', not an integer"),
+        ({"a.jpg": b"x", "a.cls": b"-1"}, "not an integer"),
+        ({"a.jpg": b"x", "a.cls": b""}, "not an integer"),
+        ({"a.jpg": b"x", "a.cls": b"1" * 19}, "19 bytes, too many for a label"),
+        ({"a.jpg": b"x", "a.json": b"{"}, r"'a\.json' is not JSON"),
+        ({"a.jpg": b"x", "a.json": b"[" * 100_000}, "is not JSON"),
+        ({"a.jpg": b"x", "a.json": b'{"label": "dog"}'}, "says label 'dog', not an integer"),
+        ({"a.jpg": b"x", "a.json": b'{"label": true}'}, "not an integer"),
+        ({"a.jpg": b"x", "a.json": b'{"label": 1e3}'}, "not an integer"),
+        ({"a.jpg": b"x", "a.cls": b"0"}, "largest label is 0; a classifier has 2 to"),
+        ({"a.jpg": b"x", "a.cls": b"9" * 18}, "largest label is 999999999999999999"),
+        ({"a.txt": b"x"}, "no images in its shards"),
+        ({}, "no images in its shards"),
+    ],
+)
+def test_shard_that_makes_no_sense_is_refused(
+    tmp_path: Path, members: dict[str, bytes], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        read_shards(one_shard(tmp_path, members))
+
+
+def test_picture_too_large_to_be_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_samples, "MAX_PICTURE", 10)
+    with pytest.raises(UserError, match=r"'0000\.jpg' has 20 bytes, too many for a picture"):
+        read_shards(write_shard(tmp_path / "a.tar", [0, 1]).parent)
+
+
+def test_shard_of_no_split_beside_shards_of_one_is_refused(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train-0.tar", [0, 1])
+    write_shard(tmp_path / "more-0.tar", [0, 1])
+    with pytest.raises(UserError, match=r"more-0\.tar: its name says no split"):
+        read_shards(tmp_path)
+
+
+def test_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
+    write_shard(tmp_path / "val-0.tar", [0, 1])
+    assert list(read_shards(tmp_path)) == ["val"]  # to be measured on
+    with pytest.raises(UserError, match="nothing to train on; it has val"):
+        open_shards(tmp_path, seed=0)
+
+
+@pytest.mark.parametrize("content", [b"cat\n", b"cat\ncat\n", b"\xff\xfe\n\n"])
+def test_classes_txt_that_names_no_classes_is_refused(tmp_path: Path, content: bytes) -> None:
+    write_shard(tmp_path / "a.tar", [0, 1])
+    (tmp_path / "classes.txt").write_bytes(content)
+    with pytest.raises(UserError, match=r"classes\.txt"):
+        read_shards(tmp_path)
+
+
+def test_label_beyond_the_class_names_is_refused(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", [0, 2])
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    with pytest.raises(UserError, match="label 2 in the all shards, with 2 class names"):
+        read_shards(tmp_path)
+
+
+# --- the index
+
+
+def test_shorter_and_missing_shards_are_named(tmp_path: Path) -> None:
+    folder = packed(tmp_path)
+    shard = folder / "val-00000.tar"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-512])
+    with pytest.raises(
+        UserError, match=rf"val-00000\.tar: {len(whole) - 512:,} bytes, .* {len(whole):,} bytes"
+    ):
+        open_shards(folder, seed=0)
+    shard.unlink()
+    with pytest.raises(UserError, match=r"val-00000\.tar: missing"):
+        open_shards(folder, seed=0)
+
+
+def test_shard_with_other_images_than_the_index_says_is_refused(tmp_path: Path) -> None:
+    folder = packed(tmp_path)
+    index = json.loads((folder / "index.json").read_text())
+    index["splits"]["train"][0]["count"] += 1
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"16 images in the train shards, index\.json says 17"):
+        open_shards(folder, seed=0)
+
+
+def test_newer_index_is_refused(tmp_path: Path) -> None:
+    folder = packed(tmp_path)
+    index = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps({**index, "version": 2}))
+    with pytest.raises(UserError, match="version 2, this vitascope reads 1"):
+        open_shards(folder, seed=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"class_names": [1, 2]},
+        {"class_names": ["cat"]},
+        {"class_names": None},
+        {"channels": 4},
+        {"splits": {}},
+        {"splits": []},
+        {"splits": {"train": [{"file": "train-00000.tar"}]}},
+        {"splits": {"train": [{"file": "../train.tar", "count": 1, "bytes": 1, "sha256": ""}]}},
+        {"splits": {"train": [{"file": "train.tar", "count": "many", "bytes": 1, "sha256": ""}]}},
+    ],
+)
+def test_index_that_makes_no_sense_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    folder = packed(tmp_path)
+    index = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps(index | change))
+    with pytest.raises(UserError, match=r"index\.json: not an index of vitascope's"):
+        open_shards(folder, seed=0)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000, b"{}"])
+def test_index_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+    write_shard(tmp_path / "a.tar", [0, 1])
+    (tmp_path / "index.json").write_bytes(content)
+    with pytest.raises(UserError, match="not an index of vitascope's"):
+        read_shards(tmp_path)

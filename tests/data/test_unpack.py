@@ -1,0 +1,403 @@
+"""Archives of folders: unpacked once and whole; and those that would write elsewhere or fill the disk."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data import write_tree
+from vitascope.data import unpack as module
+from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
+from vitascope.data.unpack import is_archive, unpack
+from vitascope.errors import UserError
+
+MODES = {".tar": "w", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.bz2": "w:bz2", ".tar.xz": "w:xz", ".zip": ""}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "unpacked"
+
+
+def pack(path: Path, root: Path, below: str = "") -> Path:
+    """An archive of a folder's content, of the kind that its name says."""
+    files = sorted(root.rglob("*"))
+    mode = MODES["".join(path.suffixes)]
+    if not mode:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in files:
+                archive.write(file, below + str(file.relative_to(root)))
+        return path
+    with tarfile.open(path, mode) as tar:
+        for file in files:
+            tar.add(file, below + str(file.relative_to(root)), recursive=False)
+    return path
+
+
+def entry(name: str, content: bytes = b"x", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    for field, value in fields.items():
+        setattr(member, field, value)
+    return member, content
+
+
+def tar_of(path: Path, *entries: tuple[tarfile.TarInfo, bytes], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as tar:
+        for member, content in entries:
+            tar.addfile(member, io.BytesIO(content) if member.isreg() else None)
+    return path
+
+
+def zip_of(path: Path, *members: tuple[str | zipfile.ZipInfo, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return path
+
+
+def check_refused(path: Path, cache: Path, match: str) -> None:
+    """Refused in one line that names the archive, and nothing is left anywhere."""
+    before = {p for p in cache.parent.parent.rglob("*") if not p.is_relative_to(cache.parent)}
+    with pytest.raises(UserError, match=match) as caught:
+        unpack(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert {p.name for p in cache.iterdir()} == {".lock"}
+    assert {p for p in cache.parent.parent.rglob("*") if not p.is_relative_to(cache.parent)} == before
+
+
+# --- what is unpacked
+
+
+@pytest.mark.parametrize("suffix", MODES)
+@pytest.mark.parametrize("below", ["", "./", "pets/", "a/b/"])
+def test_archive_is_its_folder(tmp_path: Path, cache: Path, suffix: str, below: str) -> None:
+    root = tmp_path / "source"
+    write_tree(root / "train", {"cat": 5, "dog": 4})
+    write_tree(root / "test", {"cat": 1, "dog": 2})
+    archive = pack(tmp_path / f"pets{suffix}", root, below)
+    assert is_archive(archive)
+    splits, of_folder = open_data(str(archive), seed=2), open_data(str(root), seed=2)
+    assert splits.test is not None
+    assert class_counts(splits.test) == {"cat": 1, "dog": 2}
+    for ours, theirs in ((splits.train, of_folder.train), (splits.val, of_folder.val)):
+        contents = [Path(str(source)).read_bytes() for source in ours.sources]
+        assert contents == [Path(str(source)).read_bytes() for source in theirs.sources]
+    assert all(Path(str(source)).is_relative_to(cache) for source in splits.train.sources)
+    assert len(open_for_evaluation(str(archive), ("cat", "dog"))) == 3
+
+
+def test_archive_of_class_folders_is_one_tree(tmp_path: Path) -> None:
+    archive = pack(tmp_path / "pets.zip", write_tree(tmp_path / "source", {"cat": 10, "dog": 10}))
+    splits = open_data(str(archive))
+    assert [len(images) for images in (splits.train, splits.val, splits.final)] == [16, 2, 2]
+
+
+def test_train_alone_is_no_wrapping(tmp_path: Path) -> None:
+    write_tree(tmp_path / "source" / "train", {"cat": 10, "dog": 10})
+    splits = open_data(str(pack(tmp_path / "pets.tar", tmp_path / "source")))
+    assert (len(splits.train), len(splits.val), splits.test) == (18, 2, None)
+
+
+def test_rests_of_another_system_are_no_folder(tmp_path: Path) -> None:
+    root = write_tree(tmp_path / "source" / "pets", {"cat": 10, "dog": 10}).parent
+    (root / "__MACOSX").mkdir()
+    (root / "__MACOSX" / "._cat.png").write_bytes(b"x")
+    (root / ".DS_Store").write_bytes(b"x")
+    assert len(open_data(str(pack(tmp_path / "pets.zip", root))).train) == 16
+
+
+def test_archive_of_known_files_is_read_as_they_are(tmp_path: Path) -> None:
+    from tests.data.test_idx import write_set
+
+    root = write_set(tmp_path / "source")
+    assert open_data(str(pack(tmp_path / "digits.zip", root, "raw/"))).channels == 1
+
+
+def test_archive_is_unpacked_once_and_again_when_it_changes(tmp_path: Path, cache: Path) -> None:
+    root = write_tree(tmp_path / "source", {"cat": 3, "dog": 3})
+    archive = pack(tmp_path / "pets.tar", root)
+    first = unpack(archive)
+    (first / "mark").write_text("still there")
+    assert unpack(archive) == first
+    assert (first / "mark").exists()
+    os.utime(archive, (1, 1))
+    assert unpack(archive) != first
+    assert len(list(cache.glob("pets-*"))) == 2
+
+
+def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path, cache: Path) -> None:
+    archive = pack(tmp_path / "pets.tar", write_tree(tmp_path / "source", {"cat": 3, "dog": 3}))
+    name = unpack(archive).name
+    shutil.rmtree(cache / name)
+    (cache / f".{name}" / "cat").mkdir(parents=True)
+    (cache / f".{name}" / "cat" / "half.png").write_bytes(b"half")
+    assert not list(unpack(archive).rglob("half.png"))
+    assert {path.name for path in cache.iterdir()} == {".lock", name}
+
+
+def test_names_of_any_length_and_letters_are_kept(tmp_path: Path) -> None:
+    names = ["ä/" + "long" * 50 + ".png", "c:at"[2:] + "/…  .png", "dog/" + os.fsdecode(b"\xff\xfe") + ".png"]
+    for format_ in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        path = tmp_path / f"{format_}.tar"
+        with tarfile.open(path, "w", format=format_) as tar:
+            for name in names:
+                tar.addfile(*[entry(name)[0], io.BytesIO(b"x")])
+        folder = unpack(path)
+        assert {str(p.relative_to(folder)) for p in folder.rglob("*.png")} == set(names)
+
+
+def test_compression_is_known_by_the_content(tmp_path: Path) -> None:
+    root = write_tree(tmp_path / "source", {"cat": 3, "dog": 3})
+    archive = pack(tmp_path / "pets.tar.xz", root).rename(tmp_path / "pets.tar")
+    assert len(list(unpack(archive).rglob("*.png"))) == 6
+
+
+def test_rights_and_owners_of_members_are_not_taken_over(tmp_path: Path) -> None:
+    folder = unpack(tar_of(tmp_path / "a.tar", entry("cat/x.png", mode=0o6777), entry("dog/y.png", mode=0)))
+    for path in folder.rglob("*.png"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o7133 == 0
+        assert path.stat().st_uid == os.getuid()
+
+
+# --- what is refused
+
+HOSTILE_NAMES = {
+    "../evil.png": "leads outside",
+    "cat/../../evil.png": "leads outside",
+    "cat/..": "leads outside",
+    "/tmp/evil.png": "an absolute path",
+    "//evil.png": "an absolute path",
+    "\\evil.png": "an absolute path",
+    "..\\evil.png": "leads outside",
+    "cat\\evil.png": "a backslash",
+    "C:/evil.png": "a drive letter",
+    "c:evil.png": "a drive letter",
+    "cat/\x1b[31mevil.png": "a control character",
+    "cat/new\nline.png": "a control character",
+}
+
+
+@pytest.mark.parametrize(("name", "fault"), HOSTILE_NAMES.items())
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_names_that_lead_elsewhere_are_refused(
+    tmp_path: Path, cache: Path, name: str, fault: str, kind: str
+) -> None:
+    if kind == "tar":
+        path = tar_of(tmp_path / "a.tar", entry("cat/1.png"), entry(name))
+    else:
+        path = zip_of(tmp_path / "a.zip", ("cat/1.png", b"x"), (name, b"x"))
+    check_refused(path, cache, f"member .* is .*{fault}")
+
+
+def test_zip_name_with_a_zero_byte_is_refused(tmp_path: Path, cache: Path) -> None:
+    path = zip_of(tmp_path / "a.zip", ("cat/1.pngX../x", b"x"))
+    path.write_bytes(path.read_bytes().replace(b"pngX", b"png\0"))
+    check_refused(path, cache, "control character")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        (tarfile.SYMTYPE, "a link"),
+        (tarfile.LNKTYPE, "a link"),
+        (tarfile.CHRTYPE, "neither a file nor a folder"),
+        (tarfile.BLKTYPE, "neither a file nor a folder"),
+        (tarfile.FIFOTYPE, "neither a file nor a folder"),
+        (tarfile.GNUTYPE_SPARSE, "neither a file nor a folder"),
+        (b"V", "neither a file nor a folder|cannot be read"),
+    ],
+)
+def test_members_that_are_no_plain_files_are_refused(
+    tmp_path: Path, cache: Path, kind: bytes, fault: str
+) -> None:
+    path = tar_of(
+        tmp_path / "a.tar", entry("cat/1.png"), entry("cat/odd.png", b"", type=kind, linkname="1.png")
+    )
+    check_refused(path, cache, fault)
+
+
+def test_writing_through_a_link_of_the_archive_is_refused(tmp_path: Path, cache: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    link = entry("cat", b"", type=tarfile.SYMTYPE, linkname=str(outside))
+    check_refused(tar_of(tmp_path / "a.tar", link, entry("cat/evil.png")), cache, "'cat' is a link")
+
+
+@pytest.mark.parametrize("mode", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR])
+def test_zip_members_that_are_no_plain_files_are_refused(tmp_path: Path, cache: Path, mode: int) -> None:
+    odd = zipfile.ZipInfo("cat/odd.png")
+    odd.external_attr = (mode | 0o777) << 16
+    check_refused(zip_of(tmp_path / "a.zip", (odd, b"/etc/passwd")), cache, "odd.png' is (a link|neither)")
+
+
+def test_encrypted_zip_is_refused(tmp_path: Path, cache: Path) -> None:
+    path = zip_of(tmp_path / "a.zip", ("cat/1.png", b"x"))
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(content)
+    check_refused(path, cache, "'cat/1.png' is encrypted")
+
+
+@pytest.mark.parametrize("second", ["cat/1.png", "./cat/1.png", "cat//1.png", "cat/1.png/2.png", "cat"])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_members_in_each_other_s_place_are_refused(tmp_path: Path, cache: Path, second: str) -> None:
+    check_refused(tar_of(tmp_path / "a.tar", entry("cat/1.png"), entry(second)), cache, "there twice")
+    check_refused(zip_of(tmp_path / "a.zip", ("cat/1.png", b"x"), (second, b"y")), cache, "there twice")
+
+
+def test_too_many_members_are_refused(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_MEMBERS", 3)
+    check_refused(tar_of(tmp_path / "a.tar", *[entry(f"cat/{n}") for n in range(4)]), cache, "more than 3")
+    check_refused(zip_of(tmp_path / "a.zip", *[(f"cat/{n}", b"x") for n in range(4)]), cache, "more than 3")
+
+
+@pytest.mark.parametrize("packer", [gzip.compress, bz2.compress, lzma.compress])
+def test_bomb_in_a_tar_is_refused_unread(
+    tmp_path: Path, cache: Path, packer: Callable[[bytes], bytes]
+) -> None:
+    member, _ = entry("cat/1.png")
+    member.size = 2**40
+    path = tmp_path / "a.tar"
+    path.write_bytes(packer(member.tobuf() + bytes(2**25)))
+    check_refused(path, cache, "'cat/1.png' is part of a bomb")
+
+
+def test_bomb_behind_the_members_is_refused(tmp_path: Path, cache: Path) -> None:
+    path = tar_of(tmp_path / "a.tar", entry("cat/1.png"))
+    path.write_bytes(lzma.compress(path.read_bytes() + bytes(2**25)))
+    check_refused(path, cache, "a bomb")
+
+
+def test_bomb_in_a_zip_is_refused_unread(tmp_path: Path, cache: Path) -> None:
+    check_refused(zip_of(tmp_path / "a.zip", ("cat/1.png", bytes(2**25))), cache, "part of a bomb")
+    path = zip_of(tmp_path / "b.zip", ("cat/1.png", b"x" * 100))
+    content = path.read_bytes()
+    at = content.index(b"PK\x01\x02") + 24  # the size that the list of members says
+    path.write_bytes(content[:at] + b"\xff\xff\xff\x7f" + content[at + 4 :])
+    check_refused(path, cache, "part of a bomb")
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_name_of_megabytes_is_refused_unread(tmp_path: Path, cache: Path, kind: bytes) -> None:
+    member, _ = entry("././@LongLink", type=kind)
+    member.size = 2**32
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(member.tobuf() + b"a" * 2**22))
+    check_refused(path, cache, "a header of 4,294,967,296 bytes")
+
+
+def test_headers_nested_without_end_are_refused(tmp_path: Path, cache: Path) -> None:
+    header = entry("x", type=tarfile.XHDTYPE)[0]
+    header.size = 0
+    path = tmp_path / "a.tar"
+    path.write_bytes(header.tobuf() * 5000)
+    check_refused(path, cache, "cannot be read")
+
+
+def test_more_than_the_disk_has_room_for_is_refused(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    noise = np.random.default_rng(0).bytes(600)
+    check_refused(
+        tar_of(tmp_path / "a.tar", entry("a/1", noise), entry("a/2", noise)), cache, "VITASCOPE_CACHE"
+    )
+    check_refused(zip_of(tmp_path / "a.zip", ("a/1", noise), ("a/2", noise)), cache, "has room for 0.0 GB")
+
+
+@pytest.mark.parametrize("options", ["size=1m,nr_inodes=12", "size=40k"])
+def test_disk_that_fills_is_one_line_and_leaves_nothing(tmp_path: Path, options: str) -> None:
+    """On a real file system: its files run out, of which the room told nothing; or its bytes."""
+    if subprocess.run(
+        ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("needs to mount a file system of its own")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    noise = np.random.default_rng(0).bytes(3000)
+    path = zip_of(tmp_path / "a.zip", *[(f"cat/{n}.png", noise) for n in range(12)])
+    code = "import shutil, sys; from pathlib import Path; from vitascope.data.unpack import unpack\n"
+    code += "shutil.disk_usage = lambda path: shutil._ntuple_diskusage(1, 0, 2**30)\n"
+    code += "from vitascope.errors import UserError\n"
+    code += "try: unpack(Path(sys.argv[1]))\nexcept UserError as error: print(error)\n"
+    code += "print(sorted(p.name for p in Path(sys.argv[2]).rglob('*')))"
+    script = f'mount -t tmpfs -o {options} none "$1" && VITASCOPE_CACHE="$1" exec "$2" -c "$3" "$4" "$1"'
+    command = ["unshare", "-rm", "sh", "-c", script, "sh", str(disk), sys.executable, code, str(path)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "cannot be unpacked: No space left on device" in output[0]
+    assert output[1:] == ["['.lock', 'unpacked']"]
+
+
+# --- damage
+
+
+@pytest.mark.parametrize("suffix", MODES)
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_archive_that_is_cut_short_is_refused(tmp_path: Path, cache: Path, suffix: str, share: float) -> None:
+    root = write_tree(tmp_path / "source", {"cat": 10, "dog": 10}, size=(16, 16))
+    path = pack(tmp_path / f"pets{suffix}", root)
+    content = path.read_bytes()
+    content = content.rstrip(b"\0") if suffix == ".tar" else content
+    path.write_bytes(content[: int(len(content) * share)])
+    check_refused(path, cache, "cannot be read|cut short")
+
+
+def test_tar_that_is_cut_between_members_is_refused(tmp_path: Path, cache: Path) -> None:
+    path = tar_of(tmp_path / "a.tar", *[entry(f"cat/{n}.png") for n in range(5)])
+    path.write_bytes(path.read_bytes()[: 3 * 1024])
+    check_refused(path, cache, "damaged or cut short after 3 members")
+
+
+def test_damaged_header_in_the_middle_is_refused(tmp_path: Path, cache: Path) -> None:
+    path = tar_of(tmp_path / "a.tar", *[entry(f"cat/{n}.png") for n in range(5)])
+    content = bytearray(path.read_bytes())
+    content[2 * 1024 + 150] ^= 1  # in the checksum of the third header
+    path.write_bytes(content)
+    check_refused(path, cache, "damaged or cut short after 2 members")
+
+
+@pytest.mark.parametrize("suffix", [".tar.gz", ".tar.bz2", ".tar.xz", ".zip"])
+def test_changed_content_is_found_by_the_checksum(tmp_path: Path, cache: Path, suffix: str) -> None:
+    noise = np.random.default_rng(0).bytes(5000)
+    root = tmp_path / "source"
+    root.mkdir()
+    (root / "noise").write_bytes(noise)
+    path = pack(tmp_path / f"a{suffix}", root)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    check_refused(path, cache, "cannot be read")
+
+
+@pytest.mark.parametrize("suffix", MODES)
+def test_changed_bytes_are_unpacked_inside_or_refused(tmp_path: Path, cache: Path, suffix: str) -> None:
+    root = write_tree(tmp_path / "source", {"cat": 2, "dog": 1}, size=(4, 4))
+    good = pack(tmp_path / f"good{suffix}", root).read_bytes()
+    random = np.random.default_rng(0)
+    path = tmp_path / f"a{suffix}"
+    for _ in range(40):
+        content = bytearray(good)
+        for _ in range(random.integers(1, 5)):
+            content[random.integers(len(content))] = random.integers(256)
+        path.write_bytes(content)
+        try:
+            assert unpack(path).is_relative_to(cache)
+        except UserError:
+            assert not [p for p in cache.iterdir() if p.name.startswith(".a")]
+        assert {p.name for p in tmp_path.iterdir()} == {"source", "cache", path.name, f"good{suffix}"}

@@ -1,0 +1,115 @@
+"""RandAugment against timm, which runs PIL, and against torchvision's own kernels."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitascope.data.randaugment import OPERATIONS, apply_operations, operation_arguments
+
+timm_augment = pytest.importorskip(
+    "timm.data.auto_augment", reason="timm is not installed (vitascope[peers])"
+)
+torchvision = pytest.importorskip(
+    "torchvision.transforms.v2.functional", reason="torchvision is not installed (vitascope[peers])"
+)
+
+TIMM = {
+    "Solarize": "SolarizeIncreasing",
+    "Posterize": "PosterizeIncreasing",
+    "Color": "ColorIncreasing",
+    "Contrast": "ContrastIncreasing",
+    "Brightness": "BrightnessIncreasing",
+    "Sharpness": "SharpnessIncreasing",
+    "TranslateX": "TranslateXRel",
+    "TranslateY": "TranslateYRel",
+}
+GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
+NAMES = [name for name in OPERATIONS if name != "Identity"]
+
+
+def timm_arguments(name: str, magnitude: float) -> tuple[Any, ...]:
+    function = timm_augment.LEVEL_TO_ARG[TIMM.get(name, name)]
+    return () if function is None else function(magnitude, dict(timm_augment._HPARAMS_DEFAULT))
+
+
+def our_argument(name: str, magnitude: float, sign: float) -> float:
+    operation = np.array([OPERATIONS.index(name)])
+    return float(operation_arguments(operation, np.array([magnitude]), np.array([sign]))[0])
+
+
+def pictures(count: int = 4, height: int = 24, width: int = 33) -> torch.Tensor:
+    """Smooth pictures with a little noise, whole levels: (B, 3, H, W)."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(count, 3, 4, 5, generator=generator) * 220 + 15
+    smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bilinear", align_corners=True)
+    return (smooth + 10 * torch.rand(smooth.shape, generator=generator)).round()
+
+
+def applied(name: str, levels: torch.Tensor, argument: float) -> torch.Tensor:
+    count = len(levels)
+    return apply_operations(levels, np.full(count, OPERATIONS.index(name)), np.full(count, argument))
+
+
+def test_timm_s_increasing_list_has_our_operations() -> None:
+    missing = {TIMM.get(name, name) for name in NAMES} - set(timm_augment._RAND_INCREASING_TRANSFORMS)
+    assert not missing
+    others = set(timm_augment._RAND_INCREASING_TRANSFORMS) - {TIMM.get(name, name) for name in NAMES}
+    assert others == {"Invert", "SolarizeAdd"}  # not in the paper
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_arguments_are_timm_s(name: str, sign: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timm_augment, "_randomly_negate", lambda value: sign * value)
+    for magnitude in np.linspace(0, 9.99, 81):
+        expected = (*timm_arguments(name, magnitude), 0.0)[0]  # 0 where there is none
+        assert our_argument(name, magnitude, sign) == pytest.approx(expected), magnitude
+
+
+def test_posterize_keeps_a_bit_where_timm_makes_a_black_picture() -> None:
+    assert timm_arguments("Posterize", 10.0) == (0,)
+    assert our_argument("Posterize", 10.0, 1.0) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("magnitude", [2.0, 9.0])
+def test_pictures_are_timm_s(name: str, magnitude: float) -> None:
+    levels = pictures()
+    random.seed(1)
+    arguments = timm_arguments(name, magnitude)
+    fill = {"resample": Image.Resampling.BILINEAR, "fillcolor": (128, 128, 128)}
+    operation = timm_augment.NAME_TO_OP[TIMM.get(name, name)]
+    found = applied(name, levels, float((*arguments, 0.0)[0]))
+    for mine, source in zip(found, levels, strict=True):
+        picture = Image.fromarray(source.byte().permute(1, 2, 0).numpy())
+        theirs = torch.from_numpy(np.array(operation(picture, *arguments, **fill))).permute(2, 0, 1)
+        difference = (mine - theirs).abs()
+        if name in GEOMETRIC:  # ours fades into the grey at the border; PIL cuts
+            assert (difference > 1).float().mean() < 0.13
+        else:
+            assert difference.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "function"),
+    [
+        ("AutoContrast", 0.0, "autocontrast"),
+        ("Equalize", 0.0, "equalize"),
+        ("Solarize", 77.0, "solarize"),
+        ("Posterize", 3.0, "posterize"),
+        ("Color", 1.6, "adjust_saturation"),
+        ("Contrast", 0.4, "adjust_contrast"),
+        ("Brightness", 1.6, "adjust_brightness"),
+        ("Sharpness", 1.7, "adjust_sharpness"),
+    ],
+)
+def test_pictures_are_torchvision_s(name: str, argument: float, function: str) -> None:
+    levels = pictures()
+    options = () if argument == 0 else (int(argument) if argument > 2 else argument,)
+    theirs = getattr(torchvision, function)(levels.byte(), *options)
+    difference = (applied(name, levels, argument) - theirs).abs()
+    assert difference.max() <= 1  # it rounds elsewhere: the luma, the smooth picture
