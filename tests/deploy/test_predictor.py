@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from tests.data import noise, write_picture
-from tests.model import small_model
+from tests.model import small_model, small_resnet
 from vitascope.data.preprocess import ImageError, Preprocess
 from vitascope.deploy.predictor import Prediction, Predictor
 from vitascope.errors import UserError
@@ -115,6 +115,20 @@ def test_unreadable_picture_is_named(tmp_path: Path, position: int) -> None:
 def test_model_without_a_head_is_refused() -> None:
     with pytest.raises(UserError, match="no head"):
         predictor(head="none")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "auto"])
+def test_a_resnet_answers_as_it_does_by_itself(tmp_path: Path, precision: str) -> None:
+    model = small_resnet(class_names=NAMES)
+    fit = default_preprocess(model.config)
+    image = noise(50, 40)
+    with torch.no_grad():
+        expected = model(fit.normalize(torch.from_numpy(fit.pixels(image))[None]))[0].softmax(dim=0)
+    save_pretrained(model, tmp_path)
+    loaded = Predictor.from_pretrained(tmp_path, precision=precision, device="cpu")
+    answer = loaded([image])[0]
+    np.testing.assert_allclose(scores(answer), expected.numpy(), atol=1e-6 if precision == "fp32" else 3e-2)
+    assert [guess.label for guess in answer] == [NAMES[guess.index] for guess in answer]
 
 
 @pytest.mark.parametrize("top_k", [0, -1])

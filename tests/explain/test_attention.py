@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.explain import MODELS, heatmap, shares
-from tests.model import random_images, small_model
+from tests.model import random_images, small_model, small_resnet
 from vitascope import explain
 from vitascope.errors import UserError
 from vitascope.explain.attention import to_heatmap
@@ -172,3 +172,9 @@ def test_a_model_that_looks_at_no_patch_has_a_map_of_zeros() -> None:
     rows = torch.zeros(2, 18, 18)
     rows[:, :, 1] = 1  # everything looks at the register
     assert torch.equal(to_heatmap(model, random_images(2, 3, 32, 32), rows), torch.zeros(2, 4, 4))
+
+
+def test_a_resnet_is_refused() -> None:
+    for method in METHODS:
+        with pytest.raises(UserError, match="a ResNet has no attention to show"):
+            method(small_resnet(), random_images(1, 3, 32, 32))

@@ -212,6 +212,27 @@ def test_explanation_shows_the_picture_beside_its_heatmap(tmp_path: Path, pictur
     np.testing.assert_array_equal(right, plots.overlay(plots.enlarged(picture), heat))
 
 
+def test_masked_patches_are_covered_and_framed_in_what_was_given(tmp_path: Path) -> None:
+    rows = {name: [noise(8, 12, seed=1), noise(8, 12, seed=2)] for name in ("image", "given", "predicted")}
+    hidden, replaced, kept = np.zeros((3, 2, 2, 3), dtype=bool)
+    hidden[0, 1, 2] = replaced[0, 0, 1] = kept[1, 0, 0] = kept[1, 1, 0] = True
+    figure = plots.draw_masked(rows, hidden, replaced, kept)
+    assert_shows_something(drawn(figure, tmp_path))
+    assert all(name in texts(figure) for name in rows)
+    panels = figure.axes
+    for panel, picture in zip(panels, [picture for row in rows.values() for picture in row], strict=True):
+        np.testing.assert_array_equal(panel.images[0].get_array(), picture)
+    assert [len(panel.images) for panel in panels] == [1, 1, 2, 2, 1, 1]
+    cover = panels[2].images[1]
+    np.testing.assert_array_equal(cover.get_array()[..., 3], hidden[0])
+    assert list(cover.get_extent()) == list(panels[2].images[0].get_extent())
+    framed = [
+        [(*box.get_xy(), box.get_width(), box.get_height()) for box in panel.patches] for panel in panels
+    ]
+    assert framed == [[], [], [(3.5, -0.5, 4, 4)], [(-0.5, -0.5, 4, 4), (-0.5, 3.5, 4, 4)], [], []]
+    assert panels[2].patches[0].get_edgecolor() != panels[3].patches[0].get_edgecolor()
+
+
 def test_figures_leave_matplotlib_global_state_alone() -> None:
     import sys
 

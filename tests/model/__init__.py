@@ -8,9 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
 
+from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
 from vitascope.model.positions import Layout
-from vitascope.model.sizes import named_config
+from vitascope.model.resnet import ResNet
+from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.sizes import ModelConfig, named_config
 from vitascope.model.vit import VisionTransformer
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -134,13 +137,18 @@ def sequence(T: int) -> Layout:
     return Layout((T, 1), 0)
 
 
-def on_meta(config: ViTConfig) -> VisionTransformer:
+def small_resnet(seed: int = 0, **overrides: Any) -> ResNet:
+    values: dict[str, Any] = {"image_size": 32, "num_classes": 5, "layers": (1, 2), "width": 4}
+    return randomize(ResNet(ResNetConfig.from_dict(values | overrides)), seed).eval()
+
+
+def on_meta(config: ModelConfig) -> Classifier:
     with torch.device("meta"):
-        return VisionTransformer(config)
+        return build(config)
 
 
 @functools.cache
-def named_on_meta(name: str) -> VisionTransformer:
+def named_on_meta(name: str) -> Classifier:
     return on_meta(named_config(name))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.model import law, random_images, randomize
+from tests.model import law, random_images, randomize, small_resnet
 from vitascope.errors import UserError
 from vitascope.model.resnet import (
     DIALECTS,
@@ -25,8 +25,11 @@ from vitascope.model.resnet import (
     max_pool,
     same_padding,
 )
+from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.resnet_shapes import (
     RESNETS,
+    ROOTS,
+    RootName,
     Unit,
     feature_hw,
     multiply_adds,
@@ -105,8 +108,10 @@ class NumpyResNet:
         return np.maximum(shortcut + self.conv_norm(maps, f"{name}.conv3", f"{name}.norm3"), 0)
 
     def __call__(self, images: Array) -> Array:
-        maps = np.maximum(self.conv_norm(images, "root.conv", "root.norm", 2), 0)
-        maps = windows(maps, 3, 2, -np.inf).max((-2, -1))
+        stride = 2 if self.weights["root.conv.weight"].shape[-1] == 7 else 1
+        maps = np.maximum(self.conv_norm(images, "root.conv", "root.norm", stride), 0)
+        if stride == 2:
+            maps = windows(maps, 3, 2, -np.inf).max((-2, -1))
         for s, units in enumerate(self.layers):
             for u in range(units):
                 maps = self.unit(maps, f"stages.{s}.{u}", 2 if s > 0 and u == 0 else 1)
@@ -192,6 +197,19 @@ def test_features_equal_numpy(dialect: Dialect, layers: tuple[int, ...], size: t
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(("size", "grid"), [((32, 32), (8, 8)), ((9, 14), (3, 4))])
+def test_features_after_the_root_of_cifar_equal_numpy(size: tuple[int, int], grid: tuple[int, int]) -> None:
+    model = randomize(ResNetFeatures(3, (1, 2, 1), width=8, root="cifar").double())
+    images = random_images(2, 3, *size).double()
+    expected = NumpyResNet(model.state_dict(), (1, 2, 1), JAX)(images.numpy())
+    actual = model(images).detach()
+    assert model.root.conv.kernel_size == (3, 3)
+    assert model.stride == 4
+    assert actual.shape == (2, model.channels, *grid)
+    assert feature_hw(size, (1, 2, 1), "cifar") == grid
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_a_norm_of_more_than_32_channels_has_32_groups() -> None:
     model = randomize(ResNetFeatures(1, (1,), width=64).double())
     images = random_images(1, 1, 16, 16).double()
@@ -239,7 +257,7 @@ def test_any_image_size_gives_its_sides_over_the_stride_rounded_up(
 
 
 def test_parameters_have_the_names_of_the_checkpoint_tables() -> None:
-    model = ResNet(3, 5, (1, 2), width=8)
+    model = small_resnet(width=8)
     unit = [f"{part}{i}" for i in (1, 2, 3) for part in ("conv", "norm")]
     layers = ["root.conv", "root.norm"]
     for name, parts in (
@@ -253,19 +271,20 @@ def test_parameters_have_the_names_of_the_checkpoint_tables() -> None:
     assert set(model.state_dict()) == {*expected, "head.weight", "head.bias"}
 
 
+@pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize("width", [4, 64])
 @pytest.mark.parametrize("layers", [*RESNETS.values(), (1,), (2, 3)])
 @pytest.mark.parametrize("image_hw", [(224, 224), (97, 130)])
 def test_counts_equal_the_built_network(
-    layers: tuple[int, ...], width: int, image_hw: tuple[int, int]
+    layers: tuple[int, ...], width: int, image_hw: tuple[int, int], root: RootName
 ) -> None:
     with torch.device("meta"):
-        model = ResNetFeatures(2, layers, width)
+        model = ResNetFeatures(2, layers, width, root=root)
         images = torch.empty(1, 2, *image_hw)
-    assert num_parameters(2, layers, width) == sum(value.numel() for value in model.parameters())
+    assert num_parameters(2, layers, width, root) == sum(value.numel() for value in model.parameters())
     with FlopCounterMode(display=False) as counter:
         model(images)
-    assert multiply_adds(image_hw, 2, layers, width) == counter.get_total_flops() / 2
+    assert multiply_adds(image_hw, 2, layers, width, root) == counter.get_total_flops() / 2
 
 
 def test_the_r50_has_the_size_of_every_other_resnet_50() -> None:
@@ -304,11 +323,12 @@ def test_filters_start_as_he_normal_and_norms_as_the_identity() -> None:
 
 
 def test_the_first_prediction_is_uniform() -> None:
-    assert (ResNet(3, 5, (1,), width=4)(random_images(2, 3, 16, 16)) == 0).all()
+    model = ResNet(ResNetConfig(num_classes=5, layers=(1,), width=4))
+    assert (model(random_images(2, 3, 16, 16)) == 0).all()
 
 
 def test_logits_read_the_mean_of_the_features() -> None:
-    model = randomize(ResNet(3, 5, (1, 1), width=4))
+    model = small_resnet()
     images = random_images(2, 3, 37, 32)
     pooled = model.features(images).flatten(2).mean(-1)
     torch.testing.assert_close(model.embed(images), pooled)
@@ -316,10 +336,41 @@ def test_logits_read_the_mean_of_the_features() -> None:
 
 
 def test_an_image_is_classified_alike_alone_and_in_a_batch() -> None:
-    model, images = randomize(ResNet(3, 5, (1, 1), width=8).train()), random_images(4, 3, 32, 32)
+    model, images = small_resnet(width=8).train(), random_images(4, 3, 32, 32)
     alone = torch.cat([model(images[index : index + 1]) for index in range(4)])
     torch.testing.assert_close(model(images), alone, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(model.eval()(images), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_trace_is_the_forward_pass_with_what_lies_between() -> None:
+    model, images = small_resnet(), random_images(2, 3, 32, 48)
+    trace = model.trace(images)
+    assert {name: tuple(value.shape) for name, value in trace.values.items()} == {
+        "root": (2, 4, 8, 12),
+        "stage0": (2, 16, 8, 12),
+        "stage1": (2, 32, 4, 6),
+        "features": (2, 32, 4, 6),
+        "pooled": (2, 32),
+        "logits": (2, 5),
+    }
+    assert torch.equal(trace["logits"], model(images))
+    assert torch.equal(trace["pooled"], model.embed(images))
+    assert torch.equal(trace["features"], model.features(images))
+    assert torch.equal(model.features.stages[0](trace["root"]), trace["stage0"])
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), r"normalized floats, not torch.uint8"),
+        (torch.zeros(32, 3, 32), r"must be \(batch, 3, height, width\), not \(32, 3, 32\)"),
+        (torch.zeros(1, 1, 32, 32), r"must be \(batch, 3, height, width\), not \(1, 1, 32, 32\)"),
+    ],
+)
+def test_what_is_no_batch_of_normalized_images_is_refused(images: torch.Tensor, message: str) -> None:
+    for run in (small_resnet(), small_resnet().embed, small_resnet().trace):
+        with pytest.raises(UserError, match=message):
+            run(images)
 
 
 def two_classes(images: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -330,10 +381,10 @@ def two_classes(images: int) -> tuple[torch.Tensor, torch.Tensor]:
     return pattern[:, None] + 0.3 * random_images(images, 1, 16, 16), labels
 
 
-@pytest.mark.parametrize("dialect", list(DIALECTS))
-def test_a_resnet_learns_two_patterns(dialect: str) -> None:
+@pytest.mark.parametrize("root", ROOTS)
+def test_a_resnet_learns_two_patterns(root: RootName) -> None:
     torch.manual_seed(0)
-    model = ResNet(1, 2, (1, 1), width=8, dialect=dialect)
+    model = ResNet(ResNetConfig(in_channels=1, num_classes=2, layers=(1, 1), width=8, root=root))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     images, labels = two_classes(32)
     losses = []
@@ -350,7 +401,8 @@ def test_a_resnet_learns_two_patterns(dialect: str) -> None:
 
 @dialects
 def test_bf16_autocast_stays_close_to_fp32_and_trains(dialect: Dialect) -> None:
-    model = randomize(ResNet(3, 5, (1, 1), width=8, dialect="jax" if dialect is JAX else "timm"))
+    model = small_resnet(layers=(1, 1), width=8)
+    model.features = randomize(ResNetFeatures(3, (1, 1), 8, "jax" if dialect is JAX else "timm"))
     images = random_images(4, 3, 32, 32)
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(images)
@@ -393,6 +445,7 @@ def test_a_compiled_resnet_is_one_graph() -> None:
         ({"width": 0}, r"width must be at least 1, not 0"),
         ({"in_channels": 0}, r"in_channels must be at least 1, not 0"),
         ({"layers": (2, 0)}, r"at least 1 unit, not layers \(2, 0\)"),
+        ({"layers": (1,) * 9}, r"at most 8 stages, not 9"),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_the_numbers(options: dict[str, int], message: str) -> None:
@@ -419,3 +472,10 @@ def test_an_image_without_pixels_has_no_count() -> None:
 def test_an_unknown_dialect_names_the_nearest() -> None:
     with pytest.raises(UserError, match=r"unknown dialect 'tim'; nearest: timm; it is one of jax, timm"):
         ResNetFeatures(3, (1,), dialect="tim")
+
+
+def test_an_unknown_root_names_the_known() -> None:
+    with pytest.raises(
+        UserError, match=r"unknown root 'cifar10'; nearest: cifar; it is one of imagenet, cifar"
+    ):
+        ResNetFeatures(3, (1,), root="cifar10")

@@ -4,8 +4,13 @@ import pytest
 
 from tests.model import named_on_meta
 from vitascope.errors import UserError
-from vitascope.model.config import OPTIONS
+from vitascope.model.config import OPTIONS, ViTConfig
+from vitascope.model.resnet import ResNet
+from vitascope.model.resnet_config import RESNET_OPTIONS, ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
+
+VITS = [name for name in list_models() if NAMED_SIZES[name].kind is ViTConfig]
+RESNETS = [name for name in list_models() if NAMED_SIZES[name].kind is ResNetConfig]
 
 PROMISED = [
     "vit_ti16",
@@ -22,6 +27,9 @@ PROMISED = [
     "deit_ti16_distilled",
     "deit_s16_distilled",
     "deit_b16_distilled",
+    "resnet26",
+    "resnet50",
+    "resnet101",
 ]
 
 
@@ -36,7 +44,10 @@ def test_names_are_listed_in_the_order_of_the_table() -> None:
 @pytest.mark.parametrize("name", list_models())
 def test_every_named_size_can_be_built(name: str) -> None:
     model = named_on_meta(name)
-    assert len(model.encoder.blocks) == model.config.depth
+    if isinstance(model, ResNet):
+        assert tuple(map(len, model.features.stages)) == model.config.layers
+    else:
+        assert len(model.encoder.blocks) == model.config.depth
     assert all(parameter.device.type == "meta" for parameter in model.parameters())
 
 
@@ -44,16 +55,16 @@ def test_every_named_size_can_be_built(name: str) -> None:
 def test_every_named_size_says_where_it_was_published_and_sets_options_that_exist(name: str) -> None:
     size = NAMED_SIZES[name]
     assert size.source
-    assert set(size.options) <= set(OPTIONS)
+    assert set(size.options) <= set(OPTIONS if size.kind is ViTConfig else RESNET_OPTIONS)
 
 
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", VITS)
 def test_the_patch_in_a_name_is_that_of_the_model(name: str) -> None:
     patch = int(re.search(r"_(?:r\d+_)?\d*[a-z]+(\d+)", name)[1])  # 32 in vit_r26_s32, 16 in dinov3_7b16
     assert named_config(name).patch_hw == (patch, patch)
 
 
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", VITS)
 def test_images_are_224_wide_with_1000_classes_or_those_of_dinov2_without(name: str) -> None:
     config = named_config(name)
     assert config.image_hw == ((518, 518) if name.startswith("dinov2") else (224, 224))
@@ -61,7 +72,7 @@ def test_images_are_224_wide_with_1000_classes_or_those_of_dinov2_without(name: 
     assert (config.readout.head == "none") == name.startswith("dinov")
 
 
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", VITS)
 def test_heads_of_named_sizes_are_64_wide_but_for_the_largest(name: str) -> None:
     config = named_config(name)
     wider = {"vit_h14": 80, "dinov3_7b16": 128}
@@ -112,3 +123,45 @@ def test_a_name_like_no_other_is_refused_without_a_nearest() -> None:
 def test_an_unknown_override_is_refused_with_the_nearest() -> None:
     with pytest.raises(UserError, match="unknown model option 'embed_dims'; nearest: embed_dim"):
         named_config("vit_b16", embed_dims=3)
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_the_numbers_in_the_name_of_a_resnet_are_its_own(name: str) -> None:
+    found = re.fullmatch(r"resnet(\d+)(?:_w(\d+))?(_cifar)?", name)
+    config = named_config(name)
+    assert 3 * sum(config.layers) + 2 == int(found[1])
+    assert config.width == int(found[2] or 64)
+    assert config.root == ("cifar" if found[3] else "imagenet")
+    assert config.image_hw == ((32, 32) if found[3] else (224, 224))
+    assert config.num_classes == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "millions"),
+    [
+        ("resnet50", {}, 25.557),  # as torchvision counts them
+        ("resnet101", {}, 44.549),
+        ("resnet164_w16_cifar", {"num_classes": 10}, 1.7),  # He et al. 2016, Identity Mappings, table 4
+    ],
+)
+def test_resnets_have_the_published_number_of_parameters(
+    name: str, options: dict[str, int], millions: float
+) -> None:
+    assert named_config(name, **options).num_parameters == pytest.approx(millions * 1e6, rel=3e-3)
+
+
+def test_resnets_for_small_images_keep_them_large_until_the_second_stage() -> None:
+    small = [name for name in RESNETS if name.endswith("_cifar")]
+    assert len(small) >= 3
+    for name in small:
+        assert named_config(name).grid == (8, 8)
+        assert 0.5e6 < named_config(name, num_classes=10).num_parameters < 6e6
+
+
+def test_a_named_resnet_takes_its_own_options_and_no_others() -> None:
+    config = named_config("resnet26", image_size=32, num_classes=10, root="cifar")
+    assert (config.layers, config.image_hw, config.grid) == ((2, 2, 2, 2), (32, 32), (4, 4))
+    with pytest.raises(UserError, match="unknown option of a ResNet 'depth'"):
+        named_config("resnet26", depth=3)
+    with pytest.raises(UserError, match="unknown model option 'layers'"):
+        named_config("vit_b16", layers=(1,))

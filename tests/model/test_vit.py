@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.model import VARIANTS, law_of_models, random_images, small_config, small_model
 from vitascope.errors import UserError
 from vitascope.model.patches import patchify, unpatchify
+from vitascope.model.trace import Trace
 from vitascope.model.vit import VisionTransformer
 
 
@@ -225,6 +226,29 @@ def test_windows_that_do_not_tile_an_image_are_refused_with_the_numbers() -> Non
     model = small_model(attention="window", window=2)
     with pytest.raises(UserError, match="a grid of 4x5 patches is not a multiple of the window 2x2"):
         model(random_images(1, 3, 32, 40))
+
+
+# From given patch embeddings on
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_the_model_goes_on_from_patch_embeddings_and_from_tokens(pool: str) -> None:
+    model, images = small_model(pool=pool, num_registers=1), random_images(2, 3, 32, 48)
+    z0 = model.assemble(model.patch_embedding(images), (4, 6))
+    assert torch.equal(z0, model.embeddings(images))
+    zL = model.encode_tokens(z0, (4, 6))
+    assert torch.equal(zL, model.encode(images))
+    assert torch.equal(model.norm(zL), model.forward_features(images))
+    first = model.encode_tokens(z0, (4, 6), read=slice(0, 1))
+    torch.testing.assert_close(first, zL[:, :1])
+
+
+def test_a_trace_keeps_the_embeddings_that_were_given() -> None:
+    model, trace = small_model(), Trace()
+    patches = random_images(2, 16, 16)
+    z0 = model.assemble(patches, (4, 4), trace)
+    assert torch.equal(trace["patch_embeddings"], patches)
+    assert torch.equal(trace["embeddings"], z0)
 
 
 # The tokens beside the patches

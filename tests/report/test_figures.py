@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data import noise
-from tests.model import law, small_model
+from tests.model import law, small_model, small_resnet
 from vitascope.data.datasets import ImageSet
+from vitascope.model.classifier import Classifier
 from vitascope.report.figures import choose_shown, draw_figures, to_picture
 from vitascope.weights.store import default_preprocess
 
@@ -69,6 +70,7 @@ def test_pictures_have_matplotlib_layout() -> None:
     np.testing.assert_array_equal(to_picture(pixels[:1]), pixels[0])
 
 
+NAMES = ("a", "b", "c", "d", "e")
 RESNET = {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 32}
 
 
@@ -87,19 +89,28 @@ RESNET = {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 32}
 def test_every_figure_is_drawn_and_shows_something(
     tmp_path: Path, options: dict[str, Any], missing: set[str]
 ) -> None:
+    names = {"curves", "confusion", "predictions", "attention", "positions", "filters"}
+    assert drawn(tmp_path, small_model(class_names=NAMES, **options)) == names - missing
+
+
+def test_a_resnet_has_the_figures_that_need_no_attention(tmp_path: Path) -> None:
+    model = small_resnet(class_names=NAMES, in_channels=1)
+    assert drawn(tmp_path, model) == {"curves", "confusion", "predictions"}
+
+
+def drawn(run: Path, model: Classifier) -> set[str]:
+    """The figures of a run, each of which shows something."""
     record = {"kind": "epoch", "step": 2, "epoch": 1, "train_loss": 1.0, "val_loss": 1.2}
     record |= {"train_accuracy": 0.5, "val_accuracy": 0.4}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-    model = small_model(class_names=("a", "b", "c", "d", "e"), **options)
+    (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     labels, probabilities = answers(12, 5, 0)
     sources = [noise(20, 20, seed=number) for number in range(12)]
-    images = ImageSet("test", sources, labels, model.config.class_names)
+    images = ImageSet("test", sources, labels, NAMES)
 
-    figures = draw_figures(tmp_path, model, default_preprocess(model.config), images, probabilities)
+    figures = draw_figures(run, model, default_preprocess(model.config), images, probabilities)
 
-    names = {"curves", "confusion", "predictions", "attention", "positions", "filters"}
-    assert set(figures) == names - missing
     for name, path in figures.items():
-        assert path == tmp_path / "figures" / f"{name}.png"
+        assert path == run / "figures" / f"{name}.png"
         pixels = np.asarray(Image.open(path).convert("RGB"))
         assert (pixels != 255).any(axis=-1).mean() > 0.01, name
+    return set(figures)

@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.model import small_model
+from tests.model import small_model, small_resnet
 from vitascope.errors import UserError
 from vitascope.weights.convert import compare, convert
-from vitascope.weights.store import from_pretrained, load_pretrained, save_pretrained
+from vitascope.weights.store import CheckpointError, from_pretrained, load_pretrained, save_pretrained
 
 BODY = {"embed_dim": 128, "num_heads": 2}
 
@@ -121,3 +121,12 @@ def test_what_the_other_library_has_not_is_refused_before_anything_is_written(tm
     assert not (tmp_path / "theirs").exists()
     with pytest.raises(UserError, match="nearest: timm"):
         convert(tmp_path / "ours", tmp_path / "theirs", to="tim")
+
+
+def test_a_resnet_is_copied_bitwise_and_has_no_other_format(tmp_path: Path) -> None:
+    save_pretrained(small_resnet(), tmp_path / "resnet")
+    done = convert(tmp_path / "resnet", tmp_path / "copy")
+    assert (done.parity.first, done.changes) == (None, [])
+    with pytest.raises(CheckpointError, match="timm has no ResNet like this one"):
+        convert(tmp_path / "resnet", tmp_path / "other", to="timm")
+    assert not (tmp_path / "other").exists()

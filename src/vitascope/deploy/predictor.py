@@ -12,8 +12,8 @@ import torch
 
 from vitascope.data.preprocess import ImageSource, Preprocess
 from vitascope.errors import UserError
+from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device, resolve_precision
-from vitascope.model.vit import VisionTransformer
 from vitascope.weights.store import load_pretrained
 
 
@@ -45,21 +45,23 @@ class Predictor:
 
     def __init__(
         self,
-        model: VisionTransformer,
+        model: Classifier,
         preprocess: Preprocess,
         *,
         precision: str = "auto",
         device: str = "auto",
         batch_size: int = 32,
     ) -> None:
-        if not model.config.readout.gives_classes:
+        if not model.config.gives_classes:
             raise UserError("this model has no head: it gives features, not classes; use `model.embed`")
         self.preprocess = preprocess
         self.precision = precision
         self.batch_size = batch_size
         self.device = resolve_device(device)
         self.config = model.config
-        self._models = {torch.float32: model.eval().to(self.device, torch.float32)}
+        self._models: dict[torch.dtype, Classifier] = {
+            torch.float32: model.eval().to(self.device, torch.float32)
+        }
 
     @classmethod
     def from_pretrained(
@@ -112,7 +114,7 @@ class Predictor:
         images = self.preprocess.normalize(pixels.to(self.device)).to(dtype)
         return model(images).float().softmax(dim=1).cpu()
 
-    def _model_for(self, batch_size: int) -> tuple[VisionTransformer, torch.dtype]:
+    def _model_for(self, batch_size: int) -> tuple[Classifier, torch.dtype]:
         """The model in the precision for a batch; a copy in another precision is made once and kept."""
         dtype = resolve_precision(self.precision, self.config, self.device, batch_size, training=False)
         if dtype not in self._models:

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError
+from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer
 
 
 @torch.no_grad()
-def attention(model: VisionTransformer, images: Tensor, layer: int = -1, head: int | None = None) -> Tensor:
+def attention(model: Classifier, images: Tensor, layer: int = -1, head: int | None = None) -> Tensor:
     """How much the image's representation attends to each patch in a layer.
 
     The mean row of the tokens that pooling reads. Pool "cls" reads the class token, and the distillation
@@ -27,8 +28,9 @@ def attention(model: VisionTransformer, images: Tensor, layer: int = -1, head: i
         float32 (B, grid_h, grid_w), each image's largest value 1.
 
     Raises:
-        UserError: no such layer or head; names the range.
+        UserError: no such layer or head, naming the range; a ResNet.
     """
+    model = attending(model)
     depth, heads = model.config.depth, model.config.num_heads
     if not -depth <= layer < depth:
         raise UserError(f"no layer {layer}: the model has {depth}, 0 to {depth - 1} (or -{depth} to -1)")
@@ -37,6 +39,17 @@ def attention(model: VisionTransformer, images: Tensor, layer: int = -1, head: i
     weights = attention_weights(model, images)[layer]  # (B, heads, T, T)
     mixed = weights.mean(dim=1) if head is None else weights[:, head]  # (B, T, T)
     return to_heatmap(model, images, mixed)
+
+
+def attending(model: Classifier) -> VisionTransformer:
+    """A model that attends.
+
+    Raises:
+        UserError: a ResNet, which does not.
+    """
+    if not isinstance(model, VisionTransformer):
+        raise UserError("a ResNet has no attention to show: this method is for Vision Transformers")
+    return model
 
 
 def attention_weights(model: VisionTransformer, images: Tensor) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,15 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 RIGHT, WRONG, INK, GREY = "#1a7f4b", "#c2352b", "#222222", "#8a8a8a"
 SERIES = ("#3457a6", "#d9772b")
+HIDDEN = "#d4d4d4"
 MAX_GRID = 32
 """Images in a grid."""
 
@@ -123,6 +126,55 @@ def draw_predictions(
         axes.imshow(pictures[index], cmap="gray", vmin=0, vmax=255)
         axes.set_title(text, color=RIGHT if right else WRONG, fontsize=9)
     return figure
+
+
+def draw_masked(
+    rows: Mapping[str, Sequence[npt.NDArray[np.uint8]]],
+    hidden: npt.NDArray[np.bool_],
+    replaced: npt.NDArray[np.bool_],
+    kept: npt.NDArray[np.bool_],
+) -> Figure:
+    """Masked patch prediction: a row of pictures for each thing that there is to see, a column an image.
+
+    Args:
+        rows: pictures by what they are; those named "given" are marked with what follows.
+        hidden: which patches were [mask], (n, gh, gw).
+        replaced: which were another patch, (n, gh, gw).
+        kept: which were as they are, and asked for all the same, (n, gh, gw).
+    """
+    n = len(hidden)
+    figure = new_figure(1.3 * n + 0.4, 1.3 * len(rows) + 0.9, "Masked patch prediction: what was there?")
+    grid = figure.subplots(len(rows), n, squeeze=False)
+    for line, (name, pictures) in zip(grid, rows.items(), strict=True):
+        line[0].set_ylabel(name, fontsize=11, color=INK)
+        for index, (axes, picture) in enumerate(zip(line, pictures, strict=True)):
+            axes.imshow(picture, cmap="gray", vmin=0, vmax=255)
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+            if name == "given":
+                _cover(axes, hidden[index])
+                _frame(axes, replaced[index], SERIES[1])
+                _frame(axes, kept[index], RIGHT)
+    frames = {"another patch of the image": SERIES[1], "left as it is, but asked for": RIGHT}
+    handles = [Patch(facecolor=HIDDEN, label="[mask]")]
+    handles += [Patch(facecolor="none", edgecolor=colour, label=text) for text, colour in frames.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+    return figure
+
+
+def _cover(axes: Axes, which: npt.NDArray[np.bool_]) -> None:
+    """Hide some patches of the picture in the axes; `which` is (gh, gw)."""
+    extent = axes.images[0].get_extent()
+    axes.imshow(np.where(which[..., None], to_rgba(HIDDEN), 0.0), extent=extent)
+
+
+def _frame(axes: Axes, which: npt.NDArray[np.bool_], colour: str) -> None:
+    """Frame some patches of the picture in the axes; `which` is (gh, gw)."""
+    height, width = axes.images[0].get_size()
+    ph, pw = height / which.shape[0], width / which.shape[1]
+    for row, column in zip(*np.nonzero(which), strict=True):
+        corner = (column * pw - 0.5, row * ph - 0.5)
+        axes.add_patch(Rectangle(corner, pw, ph, fill=False, edgecolor=colour, linewidth=1.5))
 
 
 def draw_position_similarity(positions: npt.NDArray[np.floating[Any]], grid: tuple[int, int]) -> Figure:

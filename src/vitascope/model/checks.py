@@ -38,6 +38,8 @@ def is_a(value: object, kind: Any) -> bool:
         return any(is_a(value, part) for part in get_args(kind))
     if get_origin(kind) is tuple:
         return isinstance(value, tuple | list) and all(is_a(part, get_args(kind)[0]) for part in value)
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if kind is int:
@@ -49,6 +51,8 @@ def wanted(kind: Any) -> str:
     """A field's type in words."""
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(wanted(part) for part in get_args(kind))
+    if get_origin(kind) is Literal:
+        return ", ".join(map(repr, get_args(kind)))
     if get_origin(kind) is tuple:
         return "a list of names" if get_args(kind)[0] is str else "a list of whole numbers"
     return {int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}.get(

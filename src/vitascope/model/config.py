@@ -183,6 +183,18 @@ class ViTConfig:
         """
         return 2 * cost.multiply_adds(self)
 
+    @property
+    def gives_classes(self) -> bool:
+        """Whether the head answers with classes, and not with features."""
+        return self.readout.gives_classes
+
+    @property
+    def summary(self) -> str:
+        """The model in a phrase."""
+        (height, width), (ph, pw) = self.image_hw, self.patch_hw
+        patch = str(ph) if ph == pw else f"{ph}x{pw}"
+        return f"{self.depth} blocks of width {self.embed_dim}, {height}x{width} pixels in patches of {patch}"
+
     def replace(self, **options: Any) -> ViTConfig:
         """A copy with options changed, each by its own name, whatever its group.
 

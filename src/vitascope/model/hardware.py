@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from vitascope.errors import UserError, check_choice
-from vitascope.model.config import ViTConfig
+from vitascope.model.sizes import ModelConfig
 
 PRECISIONS = ("auto", "fp32", "bf16")
 
@@ -38,7 +39,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_precision(
-    precision: str, config: ViTConfig, device: torch.device, batch_size: int, *, training: bool
+    precision: str, config: ModelConfig, device: torch.device, batch_size: int, *, training: bool
 ) -> torch.dtype:
     """The dtype to compute in.
 
@@ -66,7 +67,7 @@ def has_amx() -> bool:
 
 
 @contextmanager
-def suitable_threads(config: ViTConfig, device: torch.device, batch_size: int) -> Iterator[None]:
+def suitable_threads(config: ModelConfig, device: torch.device, batch_size: int) -> Iterator[None]:
     """One thread on the CPU for work so small that threads would wait for each other more than they work.
 
     A layer's activations under a quarter of a million numbers, as with the embedded digits: a second core
@@ -80,6 +81,32 @@ def suitable_threads(config: ViTConfig, device: torch.device, batch_size: int) -
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def explaining_memory() -> Iterator[None]:
+    """Turn an allocation that fails, on a GPU or a CPU, into one line with the way out.
+
+    Raises:
+        UserError: there is not enough memory.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is one
+        reason = str(error)
+        on_cpu = isinstance(error, MemoryError) or "can't allocate memory" in reason
+        if not on_cpu and not isinstance(error, torch.OutOfMemoryError):
+            raise
+        asked = re.search(r"(\d+) bytes|Tried to allocate ([\d.]+ \w+)", reason)
+        size = (
+            ""
+            if asked is None
+            else f" ({asked[2] or f'{int(asked[1]) / 2**30:,.1f} GiB'} more were asked for)"
+        )
+        raise UserError(
+            f"out of memory{size}; try a smaller --batch-size, --accumulate 2 or more, "
+            "--gradient-checkpointing, or a smaller --image-size or model"
+        ) from error
 
 
 def reuse_freed_memory() -> None:

@@ -19,6 +19,9 @@ from torch import Tensor, nn
 
 from vitascope.errors import check_choice
 from vitascope.model import resnet_shapes as shapes
+from vitascope.model.images import check_images
+from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.trace import Trace
 
 DialectName = Literal["jax", "timm"]
 
@@ -177,22 +180,28 @@ class ResNetFeatures(nn.Module):
     """Root and stages: images (B, C, H, W) -> feature maps (B, channels, H/stride, W/stride), never negative.
 
     Sides are rounded up, so any size is taken. `layers` has the number of units in each stage; without one,
-    only the root is left, a 7x7 convolution and a pool, of stride 4 (so R+ViT-Ti/16, whose patches are 8x8,
-    has a token for every 32 pixels, whatever its name says; timm builds the same).
+    only the root is left, for ImageNet a 7x7 convolution and a pool, of stride 4 (so R+ViT-Ti/16, whose
+    patches are 8x8, has a token for every 32 pixels, whatever its name says; timm builds the same).
 
     Raises:
-        UserError: an unknown dialect, or numbers of which no network can be built.
+        UserError: an unknown dialect or root, or numbers of which no network can be built.
     """
 
     def __init__(
-        self, in_channels: int, layers: Sequence[int], width: int = 64, dialect: DialectName = "jax"
+        self,
+        in_channels: int,
+        layers: Sequence[int],
+        width: int = 64,
+        dialect: DialectName = "jax",
+        root: shapes.RootName = "imagenet",
     ) -> None:
         super().__init__()
         shapes.check_shape(in_channels, layers, width)
         check_choice("dialect", dialect, DIALECTS)
-        numerics = DIALECTS[dialect]
-        self.layers, self.width = tuple(layers), width
-        self.root = ConvNorm(in_channels, width, 7, 2, numerics)
+        check_choice("root", root, shapes.ROOTS)
+        numerics, first = DIALECTS[dialect], shapes.ROOTS[root]
+        self.layers, self.width, self.root_name = tuple(layers), width, root
+        self.root = ConvNorm(in_channels, width, first.kernel, first.stride, numerics)
         self.stages = nn.Sequential(
             *(
                 nn.Sequential(*(Bottleneck(unit, numerics) for unit in units))
@@ -208,41 +217,60 @@ class ResNetFeatures(nn.Module):
     @property
     def stride(self) -> int:
         """Pixels from one feature to the next."""
-        return shapes.total_stride(self.layers)
+        return shapes.total_stride(self.layers, self.root_name)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, trace: Trace | None = None) -> Tensor:
         """Feature maps of images (B, C, H, W), normalized floats."""
-        maps = max_pool(F.relu(self.root(images)))  # (B, width, H/4, W/4)
-        return self.stages(maps)
+        maps = F.relu(self.root(images))
+        if shapes.ROOTS[self.root_name].pools:
+            maps = max_pool(maps)  # (B, width, H/4, W/4)
+        if trace is not None:
+            trace.keep("root", maps)
+        for index, stage in enumerate(self.stages):
+            maps = stage(maps)
+            if trace is not None:
+                trace.keep(f"stage{index}", maps)
+        return maps
 
 
 class ResNet(nn.Module):
     """A classifier: features, their mean over the image, one linear layer. (B, C, H, W) -> logits (B, K).
 
-    The head starts at zero, as in vit_jax: the first prediction is uniform.
-
-    Raises:
-        UserError: as `ResNetFeatures`.
+    Any H and W are taken. The head starts at zero, as in vit_jax: the first prediction is uniform.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        num_classes: int,
-        layers: Sequence[int],
-        width: int = 64,
-        dialect: DialectName = "jax",
-    ) -> None:
+    def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
-        self.features = ResNetFeatures(in_channels, layers, width, dialect)
-        self.head = nn.Linear(self.features.channels, num_classes)
+        self.config = config
+        self.features = ResNetFeatures(config.in_channels, config.layers, config.width, root=config.root)
+        self.head = nn.Linear(self.features.channels, config.num_classes)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, K) of images (B, C, H, W)."""
+        """Logits (B, K) of images (B, C, H, W), normalized floats.
+
+        Raises:
+            UserError: raw pixels, another number of dimensions or colours.
+        """
         return self.head(self.embed(images))
 
     def embed(self, images: Tensor) -> Tensor:
-        """The mean of the features over the image: (B, C, H, W) -> (B, channels)."""
+        """The mean of the features over the image: (B, C, H, W) -> (B, D), D the channels of the features."""
+        check_images(images, self.config.in_channels)
         return self.features(images).mean(dim=(2, 3))
+
+    def trace(self, images: Tensor) -> Trace:
+        """The forward pass with every intermediate kept.
+
+        `root`, after the pool where there is one; `stage0`, `stage1`, ...; `features`, which is the last of
+        them, all (B, channels, rows, columns); `pooled`, as `embed` gives it, (B, D); `logits` (B, K).
+        """
+        check_images(images, self.config.in_channels)
+        trace = Trace()
+        features = self.features(images, trace)
+        pooled = features.mean(dim=(2, 3))
+        trace.keep("features", features)
+        trace.keep("pooled", pooled)
+        trace.keep("logits", self.head(pooled))
+        return trace

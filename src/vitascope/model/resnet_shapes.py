@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from vitascope.errors import UserError
 
@@ -25,6 +26,32 @@ EXPANSION = 4
 
 GROUPS = 32
 """Groups of a GroupNorm (Wu & He 2018), where there are so many channels."""
+
+MAX_STAGES = 8
+"""More would leave one feature of an image of a thousand pixels."""
+
+RootName = Literal["imagenet", "cifar"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Root:
+    """What comes before the stages: one convolution, and perhaps a 3x3 max pool of stride 2."""
+
+    kernel: int
+    stride: int
+    pools: bool
+
+    @property
+    def reduction(self) -> int:
+        """Sides of the image over those of what the first stage gets."""
+        return self.stride * (2 if self.pools else 1)
+
+
+ROOTS: dict[RootName, Root] = {
+    "imagenet": Root(kernel=7, stride=2, pools=True),
+    "cifar": Root(kernel=3, stride=1, pools=False),
+}
+"""He et al. 2016, table 1 and section 4.2: of a 32x32 image the first would leave 8x8 before any unit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +108,13 @@ def check_shape(in_channels: int, layers: Sequence[int], width: int) -> None:
     """Refuse what cannot be built.
 
     Raises:
-        UserError: numbers below 1, or channels that the groups of a norm do not divide.
+        UserError: numbers below 1, too many stages, or channels that the groups of a norm do not divide.
     """
     for name, value in (("in_channels", in_channels), ("width", width)):
         if value < 1:
             raise UserError(f"{name} must be at least 1, not {value}")
+    if len(layers) > MAX_STAGES:
+        raise UserError(f"a ResNet has at most {MAX_STAGES} stages, not {len(layers)}")
     if any(units < 1 for units in layers):
         raise UserError(f"each stage needs at least 1 unit, not layers {tuple(layers)}")
     norm_groups(width)
@@ -100,7 +129,9 @@ def stages(layers: Sequence[int], width: int = 64) -> list[list[Unit]]:
     for stage, count in enumerate(layers):
         units = []
         for index in range(count):
-            stride = 2 if stage > 0 and index == 0 else 1  # the root's pool has halved the first already
+            stride = (
+                2 if stage > 0 and index == 0 else 1
+            )  # the first stage keeps the size that the root gives it
             units.append(Unit(in_channels, width * 2**stage, stride))
             in_channels = units[-1].out_channels
         result.append(units)
@@ -112,22 +143,29 @@ def out_channels(layers: Sequence[int], width: int = 64) -> int:
     return width * 2 ** (len(layers) - 1) * EXPANSION if layers else width
 
 
-def total_stride(layers: Sequence[int]) -> int:
-    """Pixels from one feature to the next: 4 after the root and in the first stage, then 8, 16 and 32."""
-    return 4 * 2 ** max(0, len(layers) - 1)
+def total_stride(layers: Sequence[int], root: RootName = "imagenet") -> int:
+    """Pixels from one feature to the next: the root's and the first stage's, doubled by each further stage.
+
+    4, 8, 16 and 32 for one to four stages after the root of ImageNet; 1, 2 and 4 after CIFAR's.
+    """
+    return ROOTS[root].reduction * 2 ** max(0, len(layers) - 1)
 
 
-def feature_hw(image_hw: tuple[int, int], layers: Sequence[int]) -> tuple[int, int]:
+def feature_hw(
+    image_hw: tuple[int, int], layers: Sequence[int], root: RootName = "imagenet"
+) -> tuple[int, int]:
     """Rows and columns of the feature maps: the image's over the stride, rounded up ("SAME" padding)."""
-    stride = total_stride(layers)
+    stride = total_stride(layers, root)
     return -(-image_hw[0] // stride), -(-image_hw[1] // stride)
 
 
-def convolutions(in_channels: int, layers: Sequence[int], width: int = 64) -> Iterator[Convolution]:
+def convolutions(
+    in_channels: int, layers: Sequence[int], width: int = 64, root: RootName = "imagenet"
+) -> Iterator[Convolution]:
     """Every convolution, in the order of the forward pass; the shortcut's stands last in its unit."""
     check_shape(in_channels, layers, width)
-    yield Convolution(in_channels, width, kernel=7, reduction=2)
-    reduction = 4
+    yield Convolution(in_channels, width, ROOTS[root].kernel, ROOTS[root].stride)
+    reduction = ROOTS[root].reduction
     for unit in (unit for stage in stages(layers, width) for unit in stage):
         yield Convolution(unit.in_channels, unit.channels, 1, reduction)
         reduction *= unit.stride
@@ -137,17 +175,25 @@ def convolutions(in_channels: int, layers: Sequence[int], width: int = 64) -> It
             yield Convolution(unit.in_channels, unit.out_channels, 1, reduction)
 
 
-def num_parameters(in_channels: int, layers: Sequence[int], width: int = 64) -> int:
+def num_parameters(
+    in_channels: int, layers: Sequence[int], width: int = 64, root: RootName = "imagenet"
+) -> int:
     """Trainable numbers of `ResNetFeatures`: kernels, and scale and shift of each norm. No head.
 
     Raises:
         UserError: see `check_shape`.
     """
-    each = convolutions(in_channels, layers, width)
+    each = convolutions(in_channels, layers, width, root)
     return sum(conv.num_weights + 2 * conv.out_channels for conv in each)
 
 
-def multiply_adds(image_hw: tuple[int, int], in_channels: int, layers: Sequence[int], width: int = 64) -> int:
+def multiply_adds(
+    image_hw: tuple[int, int],
+    in_channels: int,
+    layers: Sequence[int],
+    width: int = 64,
+    root: RootName = "imagenet",
+) -> int:
     """Multiply-adds of one image's forward pass through `ResNetFeatures`; each counts as 1. No head.
 
     Matrix products only: norms, and the standardization of the weights, which no image multiplies, are left
@@ -161,5 +207,5 @@ def multiply_adds(image_hw: tuple[int, int], in_channels: int, layers: Sequence[
         raise UserError(f"image {height}x{width_px} must be positive")
     return sum(
         conv.num_weights * -(-height // conv.reduction) * -(-width_px // conv.reduction)
-        for conv in convolutions(in_channels, layers, width)
+        for conv in convolutions(in_channels, layers, width, root)
     )

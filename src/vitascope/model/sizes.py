@@ -7,6 +7,10 @@ from typing import Any
 
 from vitascope.errors import UserError, nearest
 from vitascope.model.config import ViTConfig
+from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.resnet_shapes import RESNETS
+
+ModelConfig = ViTConfig | ResNetConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,9 +18,11 @@ class NamedSize:
     """A published shape."""
 
     options: dict[str, Any]
-    """What differs from `ViTConfig()`."""
+    """What differs from the configuration's defaults."""
     source: str
     """Where it was published."""
+    kind: type[ModelConfig] = ViTConfig
+    """Of what it is a size."""
 
 
 _TI = {"embed_dim": 192, "depth": 12, "num_heads": 3}
@@ -31,6 +37,10 @@ _DEIT = "Touvron et al. 2021, table 1"
 _DINOV2 = "Oquab et al. 2024"
 _REGISTERS = "Darcet et al. 2024"
 _DINOV3 = "Siméoni et al. 2025"
+_RESNET = "He et al. 2016, table 1"
+_CIFAR = "after He et al. 2016, section 4.2"
+_RESNEXT = "Xie et al. 2017, section 5.3"
+_IDENTITY = "He et al. 2016, Identity Mappings"
 
 _DISTILLED = {"distillation_token": True}
 _R26 = {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "patch_size": 32}
@@ -54,6 +64,8 @@ _DINOV3_OPTIONS = {
     "layer_scale": 1e-5,
     "head": "none",
 }
+
+_SMALL = {"image_size": 32, "root": "cifar"}
 
 NAMED_SIZES: dict[str, NamedSize] = {
     "vit_ti16": NamedSize({**_TI, "patch_size": 16}, _AUGREG),
@@ -99,7 +111,18 @@ NAMED_SIZES: dict[str, NamedSize] = {
         },
         _DINOV3,
     ),
+    "resnet26": NamedSize({"layers": RESNETS["r26"]}, _AUGREG, ResNetConfig),
+    "resnet50": NamedSize({"layers": RESNETS["r50"]}, _RESNET, ResNetConfig),
+    "resnet101": NamedSize({"layers": (3, 4, 23, 3)}, _RESNET, ResNetConfig),
+    "resnet56_w16_cifar": NamedSize({**_SMALL, "layers": (6, 6, 6), "width": 16}, _CIFAR, ResNetConfig),
+    "resnet29_w32_cifar": NamedSize({**_SMALL, "layers": (3, 3, 3), "width": 32}, _CIFAR, ResNetConfig),
+    "resnet164_w16_cifar": NamedSize(
+        {**_SMALL, "layers": (18, 18, 18), "width": 16}, _IDENTITY, ResNetConfig
+    ),
+    "resnet29_w64_cifar": NamedSize({**_SMALL, "layers": (3, 3, 3), "width": 64}, _RESNEXT, ResNetConfig),
 }
+"""By name. A network for CIFAR is named by its depth, width and root: papers give the depth alone, and the
+same depth to networks of other units and widths."""
 
 
 def list_models() -> list[str]:
@@ -107,7 +130,7 @@ def list_models() -> list[str]:
     return list(NAMED_SIZES)
 
 
-def named_config(name: str, **overrides: Any) -> ViTConfig:
+def named_config(name: str, **overrides: Any) -> ModelConfig:
     """The configuration of a named size, with any option changed.
 
     Raises:
@@ -117,4 +140,5 @@ def named_config(name: str, **overrides: Any) -> ViTConfig:
         raise UserError(
             f"unknown model {name!r}{nearest(name, NAMED_SIZES)}; `vitascope models` lists all names"
         )
-    return ViTConfig.from_dict({**NAMED_SIZES[name].options, **overrides})
+    size = NAMED_SIZES[name]
+    return size.kind.from_dict({**size.options, **overrides})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import Encoder, PatchDropout
 from vitascope.model.heads import classification_head, pooling
+from vitascope.model.images import check_images
 from vitascope.model.initialization import initialize
 from vitascope.model.patches import patch_embedding
 from vitascope.model.positions import position_embedding
@@ -80,23 +80,33 @@ class VisionTransformer(nn.Module):
 
     def encode(self, images: Tensor, trace: Trace | None = None, read: slice = slice(None)) -> Tensor:
         """z_L, equations 1 to 3: (B, C, H, W) -> (B, T, D), or only the tokens that `read` selects."""
-        layout = self.positions.layout(self.grid_of(images), images.device)
-        z0, layout = self.patch_dropout(self.embeddings(images, trace), layout)
+        return self.encode_tokens(self.embeddings(images, trace), self.grid_of(images), trace, read)
+
+    def encode_tokens(
+        self, z0: Tensor, grid: tuple[int, int], trace: Trace | None = None, read: slice = slice(None)
+    ) -> Tensor:
+        """z_L from z_0 of a grid, equations 2 and 3: (B, T, D) -> (B, T, D), or what `read` selects."""
+        z0, layout = self.patch_dropout(z0, self.positions.layout(grid, z0.device))
         return self.encoder(z0, layout, trace, read)
 
     def embeddings(self, images: Tensor, trace: Trace | None = None) -> Tensor:
-        """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1: (B, C, H, W) -> (B, T, D)."""
+        """z_0 of images, equation 1: (B, C, H, W) -> (B, T, D)."""
         grid = self.grid_of(images)
-        patches = self.patch_embedding(images)  # (B, N, D)
-        if trace is not None:
-            trace.keep("patch_embeddings", patches)
+        return self.assemble(self.patch_embedding(images), grid, trace)
+
+    def assemble(self, patches: Tensor, grid: tuple[int, int], trace: Trace | None = None) -> Tensor:
+        """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1: (B, N, D) -> (B, T, D).
+
+        `patches` are what `patch_embedding` gives, x_p E of a grid; a task may change them on the way.
+        """
         prefix = [self.class_token, self.distillation_token, self.registers]
         tokens = [
-            part.to(patches.dtype).expand(images.shape[0], -1, -1) for part in prefix if part is not None
+            part.to(patches.dtype).expand(patches.shape[0], -1, -1) for part in prefix if part is not None
         ]
         z0 = self.positions(torch.cat([*tokens, patches], dim=1), grid)  # (B, T, D)
         z0 = self.embedding_norm(self.dropout(z0))
         if trace is not None:
+            trace.keep("patch_embeddings", patches)
             trace.keep("embeddings", z0)
         return z0
 
@@ -112,12 +122,5 @@ class VisionTransformer(nn.Module):
             UserError: raw pixels, another number of dimensions or colours, or a size that patches do not
                 tile.
         """
-        if not images.is_floating_point():
-            raise UserError(
-                f"images must be normalized floats, not {images.dtype}; see `Preprocess.normalize`"
-            )
-        if images.ndim != 4 or images.shape[1] != self.config.in_channels:
-            raise UserError(
-                f"images must be (batch, {self.config.in_channels}, height, width), not {tuple(images.shape)}"
-            )
+        check_images(images, self.config.in_channels)
         return self.config.grid_of((images.shape[2], images.shape[3]))

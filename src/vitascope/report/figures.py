@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from vitascope.data.datasets import ImageSet
 from vitascope.data.preprocess import Preprocess
 from vitascope.explain import plots, rollout
+from vitascope.model.classifier import Classifier
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.records import read_metrics
@@ -20,12 +21,14 @@ from vitascope.report.records import read_metrics
 
 def draw_figures(
     run: Path,
-    model: VisionTransformer,
+    model: Classifier,
     preprocess: Preprocess,
     images: ImageSet,
     probabilities: npt.NDArray[np.float32],
 ) -> dict[str, Path]:
     """Draw everything that a run shows into its `figures/`; returns the paths by name.
+
+    A ResNet has no attention, positions or patch embedding, and so no figures of them.
 
     Args:
         run: the run folder; its metrics give the curves.
@@ -45,19 +48,28 @@ def draw_figures(
     shown = choose_shown(images.labels, probabilities)
     pixels = np.stack([preprocess.pixels(images.sources[index]) for index in shown])  # (n, C, H, W)
     pictures = [to_picture(tile) for tile in pixels]
-    heat = rollout(model, preprocess.normalize(torch.from_numpy(pixels)).to(next(model.parameters()).device))
-    seen = [
-        plots.overlay(plots.enlarged(picture, 96), tile)
-        for picture, tile in zip(pictures, heat.cpu().numpy(), strict=True)
-    ]
     said: dict[str, Any] = {
         "truths": [images.class_names[images.labels[index]] for index in shown],
         "guesses": [images.class_names[guesses[index]] for index in shown],
         "confidences": [float(probabilities[index].max()) for index in shown],
     }
     figures["predictions"] = plots.draw_predictions(pictures, title=f"{images.name} predictions", **said)
-    figures["attention"] = plots.draw_predictions(seen, title="the same under attention rollout", **said)
+    if isinstance(model, VisionTransformer):
+        tiles = preprocess.normalize(torch.from_numpy(pixels)).to(next(model.parameters()).device)
+        seen = [
+            plots.overlay(plots.enlarged(picture, 96), heat)
+            for picture, heat in zip(pictures, rollout(model, tiles).cpu().numpy(), strict=True)
+        ]
+        figures["attention"] = plots.draw_predictions(seen, title="the same under attention rollout", **said)
+        figures |= draw_embedding(model)
+    return {
+        name: plots.save_figure(figure, run / "figures" / f"{name}.png") for name, figure in figures.items()
+    }
 
+
+def draw_embedding(model: VisionTransformer) -> dict[str, Figure]:
+    """What equation 1 has learned, as far as it learns: `positions` and `filters`."""
+    figures: dict[str, Figure] = {}
     grid = model.config.grid
     table = model.positions.table(grid)  # (1, T, D)
     if table is not None:
@@ -66,9 +78,7 @@ def draw_figures(
     if model.config.in_channels in (1, 3) and isinstance(model.patch_embedding, ConvPatches):
         filters = model.patch_embedding.weight.detach().float().cpu().numpy()  # (D, C, ph, pw)
         figures["filters"] = plots.draw_patch_filters(filters)
-    return {
-        name: plots.save_figure(figure, run / "figures" / f"{name}.png") for name, figure in figures.items()
-    }
+    return figures
 
 
 def choose_shown(

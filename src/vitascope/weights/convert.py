@@ -12,9 +12,10 @@ from torch import Tensor
 
 from vitascope.data.preprocess import ImageSource, Preprocess
 from vitascope.errors import UserError, check_choice
-from vitascope.model.vit import VisionTransformer
-from vitascope.weights.mapping import changes, to_family
-from vitascope.weights.store import FAMILIES, Loaded, load_pretrained
+from vitascope.model.classifier import Classifier
+from vitascope.model.config import ViTConfig
+from vitascope.weights.mapping import changes
+from vitascope.weights.store import FAMILIES, Loaded, load_pretrained, write_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +75,13 @@ def convert(
     loaded = load_pretrained(ref, revision)
     pixels = load_pixels(loaded.preprocess, images)  # a picture that cannot be read leaves no folder behind
     family = FAMILIES[to]
-    files = to_family(family, loaded.model, loaded.preprocess, folder)
+    files = write_model(loaded.model, folder, loaded.preprocess, family)
     again = load_pretrained(folder, family=to)
+    config = loaded.model.config
     return Conversion(
         source_family=loaded.family,
         files=files,
-        changes=changes(family, loaded.model.config) + lost(loaded, again),
+        changes=(changes(family, config) if isinstance(config, ViTConfig) else []) + lost(loaded, again),
         parity=compare(loaded.model, again.model, loaded.preprocess.normalize(pixels)),
     )
 
@@ -106,7 +108,7 @@ def load_pixels(preprocess: Preprocess, images: Sequence[ImageSource]) -> Tensor
 
 
 @torch.inference_mode()
-def compare(model: VisionTransformer, other: VisionTransformer, images: Tensor) -> Parity:
+def compare(model: Classifier, other: Classifier, images: Tensor) -> Parity:
     """Run two models on the same images (B, C, H, W) and find where they first differ."""
     trace, theirs = model.trace(images), other.trace(images)
     differences = {

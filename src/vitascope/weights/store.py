@@ -13,8 +13,10 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import check_choice
+from vitascope.model.classifier import Classifier, build, kind_of
 from vitascope.model.config import ViTConfig
-from vitascope.model.sizes import NAMED_SIZES, named_config
+from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.deit import Deit
 from vitascope.weights.dinov2 import Dinov2
@@ -23,7 +25,17 @@ from vitascope.weights.files import CheckpointError, refusal
 from vitascope.weights.huggingface import HuggingFace
 from vitascope.weights.jax import Jax
 from vitascope.weights.mapping import Family, Source, from_family, refuse, to_family
-from vitascope.weights.own import Vitascope, default_preprocess
+from vitascope.weights.own import (
+    MODEL_TYPE,
+    Vitascope,
+    default_preprocess,
+    is_resnet,
+    misfits,
+    read_preprocess,
+    read_resnet,
+    read_resnet_config,
+    write_resnet,
+)
 from vitascope.weights.sources import open_source
 from vitascope.weights.timm import Timm
 from vitascope.weights.torchvision import Torchvision
@@ -41,7 +53,7 @@ FAMILIES: dict[str, Family] = {
 class Loaded:
     """A checkpoint, loaded."""
 
-    model: VisionTransformer
+    model: Classifier
     """In evaluation mode, on the CPU, in float32."""
     preprocess: Preprocess
     """The preprocessing that it was trained with."""
@@ -55,7 +67,7 @@ def from_pretrained(
     *,
     family: str | None = None,
     config: ViTConfig | None = None,
-) -> VisionTransformer:
+) -> Classifier:
     """The model behind a MODEL argument, in evaluation mode, on the CPU, in float32.
 
     Args:
@@ -63,7 +75,7 @@ def from_pretrained(
             (`torchvision/vit_b_16`). `timm:FILE` and the like name the family of a file that does not tell.
         revision: branch, tag or commit of a hub id; `owner/name@revision` says the same.
         family: one of `FAMILIES`; None finds it from the keys and the configuration.
-        config: the architecture, where the checkpoint cannot tell it; None reads it.
+        config: the architecture, where the checkpoint cannot tell it; None reads it. A ResNet's always can.
 
     Raises:
         CheckpointError: nothing there, a broken file, an unknown family, or missing, extra and misshapen
@@ -81,17 +93,26 @@ def load_pretrained(
 ) -> Loaded:
     """`from_pretrained` with the preprocessing beside it; the same arguments and errors."""
     source, kind = identify(ref, revision, family)
-    config = config or kind.read_config(source)
-    state = from_family(kind, source, config)
+    found = read_config(source, kind) if config is None else config
+    if isinstance(found, ResNetConfig):
+        resnet = read_resnet(source, found)
+        return Loaded(resnet.eval().float(), read_preprocess(source), kind.name)
+    state = from_family(kind, source, found)
     with torch.device("meta"):
-        model = VisionTransformer(config)
+        model = VisionTransformer(found)
     model.load_state_dict(state, strict=True, assign=True)
-    return Loaded(model.eval().float(), kind.read_preprocess(source, config), kind.name)
+    return Loaded(model.eval().float(), kind.read_preprocess(source, found), kind.name)
 
 
-def pretrained_config(ref: str | os.PathLike[str]) -> ViTConfig:
+def pretrained_config(ref: str | os.PathLike[str]) -> ModelConfig:
     """The architecture behind a MODEL argument, without building it; errors as `from_pretrained`."""
-    source, family = identify(ref)
+    return read_config(*identify(ref))
+
+
+def read_config(source: Source, family: Family) -> ModelConfig:
+    """The architecture of a checkpoint of a family's."""
+    if family.name == MODEL_TYPE and is_resnet(source):
+        return read_resnet_config(source)
     return family.read_config(source)
 
 
@@ -126,7 +147,7 @@ def identify(
 
 
 def save_pretrained(
-    model: VisionTransformer,
+    model: Classifier,
     folder: str | os.PathLike[str],
     *,
     preprocess: Preprocess | None = None,
@@ -144,15 +165,25 @@ def save_pretrained(
             written, or in whose folder others would be read instead.
     """
     check_choice("format", format, FAMILIES)
-    preprocess = preprocess or default_preprocess(model.config)
-    to_family(FAMILIES[format], model, preprocess, Path(folder))
+    write_model(model, Path(folder), preprocess or default_preprocess(model.config), FAMILIES[format])
     return Path(folder)
 
 
-def create_model(
-    name: str, *, weights: str | os.PathLike[str] | None = None, **overrides: Any
-) -> VisionTransformer:
-    """A named model, with any option of `ViTConfig` changed: `create_model("vit_b16", num_classes=10)`.
+def write_model(model: Classifier, folder: Path, preprocess: Preprocess, family: Family) -> list[Path]:
+    """Write a model as a family's library loads it; returns the files.
+
+    Raises:
+        CheckpointError: the family has no such model, or it cannot be written.
+    """
+    if isinstance(model, VisionTransformer):
+        return to_family(family, model, preprocess, folder)
+    if family.name != MODEL_TYPE:
+        raise CheckpointError(f"{family.name} has no ResNet like this one; its only format is {MODEL_TYPE}")
+    return write_resnet(model, preprocess, folder)
+
+
+def create_model(name: str, *, weights: str | os.PathLike[str] | None = None, **overrides: Any) -> Classifier:
+    """A named model, with any of its options changed: `create_model("vit_b16", num_classes=10)`.
 
     Args:
         name: one of `list_models()`.
@@ -160,16 +191,16 @@ def create_model(
             of norms, say); positions are interpolated to another `image_size`, and the head is taken over
             where its classes are the same, or unnamed and as many. One logged line tells what was loaded,
             left out and initialized. None initializes at random.
-        **overrides: options of `ViTConfig`.
+        **overrides: options of `ViTConfig`, or for a ResNet of `ResNetConfig`.
 
     Raises:
         UserError: an unknown name or option, naming the nearest; a checkpoint that does not fit.
     """
     if weights is None:
-        return VisionTransformer(named_config(name, **overrides))
+        return build(named_config(name, **overrides))
     named_config(name, **overrides)  # an unknown name is refused before anything is fetched
     source = from_pretrained(weights)
-    model = VisionTransformer(adapted(source.config, name, str(weights), overrides))
+    model = build(adapted(source.config, name, str(weights), overrides))
     log.warning("%s: %s", weights, "; ".join(transfer(source, model, str(weights))))
     return model
 
@@ -178,9 +209,10 @@ def create_model(
 _SHAPE = {"in_channels", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio"}
 _SAID = _SHAPE | {"stem", "positions", "distillation_token", "num_registers"}
 _LEFT_OPEN = {"image_size", "head", "layer_scale", "resample", "position_prefix"}
+_RESNET_SHAPE = {"in_channels", "layers", "width", "root"}
 
 
-def adapted(source: ViTConfig, name: str | None, weights: str, overrides: dict[str, Any]) -> ViTConfig:
+def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict[str, Any]) -> ModelConfig:
     """The configuration of trained weights for a new task: theirs, with options changed.
 
     A head that is no linear layer gives way to one where a number of classes is asked for (paper, section
@@ -190,7 +222,11 @@ def adapted(source: ViTConfig, name: str | None, weights: str, overrides: dict[s
         CheckpointError: the weights are of another shape than the name or the options say.
     """
     expected = source.replace(**overrides) if name is None else named_config(name, **overrides)
-    said = _SHAPE if name is None else _SAID | NAMED_SIZES[name].options.keys() - _LEFT_OPEN
+    refuse_other_kind(weights, source, str(name), expected)
+    if isinstance(source, ResNetConfig):
+        said = _RESNET_SHAPE
+    else:
+        said = _SHAPE if name is None else _SAID | NAMED_SIZES[name].options.keys() - _LEFT_OPEN
     differing = [
         f"{option} is {source.option(option)!r}, not {expected.option(option)!r}"
         for option in sorted(said)
@@ -200,19 +236,27 @@ def adapted(source: ViTConfig, name: str | None, weights: str, overrides: dict[s
     options = dict(overrides)
     if options.get("num_classes", source.num_classes) != source.num_classes:
         options.setdefault("class_names", ())
-    if "num_classes" in options and source.readout.head not in ("linear", "zero"):
+    other_head = isinstance(source, ViTConfig) and source.readout.head not in ("linear", "zero")
+    if "num_classes" in options and other_head:
         options.setdefault("head", "linear")
     return source.replace(**options)
 
 
-def transfer(source: VisionTransformer, target: VisionTransformer, name: str) -> list[str]:
+def refuse_other_kind(weights: str, source: ModelConfig, name: str, target: ModelConfig) -> None:
+    """Refuse to start a ViT from a ResNet, or the other way round."""
+    if type(source) is not type(target):
+        raise CheckpointError(f"{weights} is {kind_of(source)}, and {name} is {kind_of(target)}")
+
+
+def transfer(source: Classifier, target: Classifier, name: str) -> list[str]:
     """Start a model from a trained one; returns in words what was loaded, left out and initialized.
 
     Raises:
         CheckpointError: the bodies differ; every difference is listed.
     """
+    refuse_other_kind(name, source.config, "the model", target.config)
     notes = []
-    if source.config.grid != target.config.grid:
+    if isinstance(source, VisionTransformer) and source.config.grid != target.config.grid:
         (h, w), (new_h, new_w) = source.config.grid, target.config.grid
         if any(True for _ in source.positions.parameters()):
             notes.append(f"positions interpolated from {h}x{w} to {new_h}x{new_w}")
@@ -231,20 +275,11 @@ def transfer(source: VisionTransformer, target: VisionTransformer, name: str) ->
     return [f"{len(body)} tensors of the body loaded", *notes, left_out, made]
 
 
-def fit_state(model: VisionTransformer, state: dict[str, Tensor], name: str) -> None:
+def fit_state(model: Classifier, state: dict[str, Tensor], name: str) -> None:
     """Load a state of ours whole, or refuse it with every missing, extra and misshapen key.
 
     Raises:
         CheckpointError: with the list.
     """
-    expected = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    found = {key: tuple(value.shape) for key, value in state.items()}
-    faults = [f"missing {key} {shape}" for key, shape in expected.items() if key not in found]
-    faults += [f"extra {key} {shape}" for key, shape in found.items() if key not in expected]
-    faults += [
-        f"{key} is {found[key]}, the model has {shape}"
-        for key, shape in expected.items()
-        if key in found and found[key] != shape
-    ]
-    refuse(faults, f"{name} does not fit the model")
+    refuse(misfits(model, state), f"{name} does not fit the model")
     model.load_state_dict(state, strict=True)

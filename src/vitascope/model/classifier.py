@@ -1,0 +1,29 @@
+"""`Classifier`: whatever answers images with classes, a ViT or the CNN that ViTs are compared with."""
+
+from __future__ import annotations
+
+from typing import overload
+
+from vitascope.model.config import ViTConfig
+from vitascope.model.resnet import ResNet
+from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.sizes import ModelConfig
+from vitascope.model.vit import VisionTransformer
+
+Classifier = VisionTransformer | ResNet
+
+
+@overload
+def build(config: ViTConfig) -> VisionTransformer: ...
+@overload
+def build(config: ResNetConfig) -> ResNet: ...
+@overload
+def build(config: ModelConfig) -> Classifier: ...
+def build(config: ModelConfig) -> Classifier:
+    """The model of a configuration, with random weights."""
+    return ResNet(config) if isinstance(config, ResNetConfig) else VisionTransformer(config)
+
+
+def kind_of(config: ModelConfig) -> str:
+    """What a configuration is of, in words, for messages."""
+    return "a ResNet" if isinstance(config, ResNetConfig) else "a Vision Transformer"

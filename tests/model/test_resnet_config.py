@@ -1,0 +1,103 @@
+"""The configuration of a ResNet: what it counts, what it refuses, what it is as JSON."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.model import count_parameters, law, law_of_models, on_meta
+from vitascope.errors import UserError
+from vitascope.model.resnet_config import RESNET_OPTIONS, ResNetConfig
+
+
+@st.composite
+def resnet_configs(draw: st.DrawFn) -> ResNetConfig:
+    side, num_classes = st.integers(1, 70), draw(st.integers(1, 7))
+    names = tuple(f"class {number}" for number in range(num_classes))
+    return ResNetConfig(
+        image_size=(draw(side), draw(side)),
+        in_channels=draw(st.integers(1, 4)),
+        num_classes=num_classes,
+        class_names=draw(st.sampled_from([(), names])),
+        layers=tuple(draw(st.lists(st.integers(1, 3), max_size=4))),
+        width=draw(st.sampled_from([1, 2, 4, 8, 16, 32, 64])),
+        root=draw(st.sampled_from(["imagenet", "cifar"])),
+    )
+
+
+@law_of_models
+@given(resnet_configs())
+def test_parameters_and_flops_are_those_of_the_built_model(config: ResNetConfig) -> None:
+    model = on_meta(config)
+    assert config.num_parameters == count_parameters(model)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.empty(1, config.in_channels, *config.image_hw, device="meta"))
+    assert config.flops == counter.get_total_flops()
+
+
+@law
+@given(resnet_configs())
+def test_places_and_channels_are_those_of_the_features(config: ResNetConfig) -> None:
+    images = torch.empty(2, config.in_channels, *config.image_hw, device="meta")
+    maps = on_meta(config).features(images)
+    assert maps.shape == (2, config.embed_dim, *config.grid)
+    assert config.num_tokens == maps[0, 0].numel()
+
+
+@law
+@given(resnet_configs())
+def test_json_gives_the_same_configuration_back(config: ResNetConfig) -> None:
+    values = json.loads(json.dumps(config.to_dict()))
+    assert ResNetConfig.from_dict(values) == config
+    assert tuple(values) == RESNET_OPTIONS
+    assert all(config.option(name) == getattr(config, name) for name in RESNET_OPTIONS)
+
+
+def test_replace_changes_what_it_names_and_nothing_else() -> None:
+    config = ResNetConfig(class_names=("a", "b"), num_classes=2)
+    changed = config.replace(image_size=32, root="cifar")
+    assert (changed.image_hw, changed.root) == ((32, 32), "cifar")
+    assert changed.replace(image_size=224, root="imagenet") == config
+
+
+def test_the_summary_says_units_width_and_pixels() -> None:
+    expected = "ResNet of 3, 4, 6, 3 units, width 64, 224x224 pixels"
+    assert ResNetConfig().summary == expected
+    assert ResNetConfig(image_size=(32, 48)).summary.endswith("32x48 pixels")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layer": (1,)}, "unknown option of a ResNet 'layer'; nearest: layers"),
+        ({"image_size": 0}, "image 0x0 must be positive"),
+        ({"image_size": (32, 32, 3)}, r"a size is a whole number or \(height, width\)"),
+        ({"num_classes": 0}, "num_classes must be at least 1, not 0"),
+        ({"num_classes": True}, "num_classes must be a whole number, not True"),
+        ({"num_classes": 3, "class_names": ("a", "b")}, "2 class_names for num_classes 3"),
+        ({"class_names": "abc"}, "class_names is a list of names, not the text 'abc'"),
+        ({"layers": 3}, "layers must be a list of whole numbers, not 3"),
+        ({"layers": (1, 0)}, r"each stage needs at least 1 unit, not layers \(1, 0\)"),
+        ({"layers": [1] * 100_000}, "at most 8 stages, not 100000"),
+        ({"width": 48}, "48 channels are not 32 equal groups"),
+        ({"width": 8.0}, "width must be a whole number, not 8.0"),
+        ({"root": "cifar10"}, "unknown root 'cifar10'; nearest: cifar"),
+        ({"in_channels": 0}, "in_channels must be at least 1, not 0"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ResNetConfig.from_dict(options)
+
+
+def test_it_is_known_without_torch() -> None:
+    code = (
+        "import sys; from vitascope.model.sizes import named_config; config = named_config('resnet50'); "
+        "config.num_parameters, config.flops, config.summary; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
