@@ -44,11 +44,12 @@ from contestants import our_training
 from reports import fill_in, markdown_table, newest_numbers, note, publish, write_numbers
 from vitascope.data.datasets import open_data
 from vitascope.model.config import ViTConfig
-from vitascope.training.loop import resolve_config, train
+from vitascope.training.defaults import resolve_config
 from vitascope.training.recipes import RECIPES, TrainConfig
+from vitascope.training.train import train
 
 RECIPE = "digits"
-BATCH_SIZE = RECIPES[RECIPE]["batch_size"]
+BATCH_SIZE = RECIPES[RECIPE].option("batch_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,7 +300,7 @@ def selected(texts: Sequence[str]) -> list[Change]:
 
 def parse() -> argparse.Namespace:
     parser = options(__doc__, rounds=7, warmup=1, steps=5)
-    epochs = RECIPES[RECIPE]["epochs"]
+    epochs = RECIPES[RECIPE].option("epochs")
     parser.add_argument("--seeds", type=positive, default=3, help="runs of each option (default 3)")
     parser.add_argument(
         "--epochs", type=positive, default=epochs, help=f"of a run (default {epochs}, the recipe's)"

@@ -21,8 +21,8 @@ from vitascope.deploy.predictor import Predictor
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
 from vitascope.model.vit import VisionTransformer
-from vitascope.training.optim import adamw
-from vitascope.training.recipes import TrainConfig
+from vitascope.training.optim import optimizer_of
+from vitascope.training.options import Optimization
 from vitascope.weights.store import default_preprocess
 
 CPU = torch.device("cpu")
@@ -96,7 +96,7 @@ def our_training(config: ViTConfig, batch_size: int, dtype: torch.dtype) -> Iter
     reuse_freed_memory()
     model = VisionTransformer(config)
     with suitable_threads(config, CPU, batch_size):
-        yield training_step(model, adamw(model, TrainConfig()), config, batch_size, dtype)
+        yield training_step(model, optimizer_of(model, Optimization()), config, batch_size, dtype)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-ablation, axial, reports = load("ablation"), load("axial"), load("reports")
+ablation, axial, reading, reports = load("ablation"), load("axial"), load("reading"), load("reports")
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +156,27 @@ def test_exponents_and_ratios_of_costs_that_follow_the_formula(followed) -> None
     rows = [re.split(r" *\| *", line)[1:-1] for line in axial.comparison_table(followed).splitlines()]
     assert all(row[1] == row[2] == row[3] == row[4] and row[5] == "1.0" for row in rows[2:])
     assert {line.split("|")[5].strip() for line in axial.points_table(followed).splitlines()[2:]} == {"1.00"}
+
+
+def test_readers_deliver_every_picture_as_normalized_floats(tmp_path: Path) -> None:
+    folder = reading.make_photographs(tmp_path / "pictures", 8)
+    entrants = [e for e in reading.entrants_of(folder, tmp_path, [0, 1]) if e.name != reading.PEER]
+    assert len(entrants) == 6
+    for entrant in entrants:
+        batches = list(entrant.build(3, entrant.workers)(1))
+        assert sum(map(len, batches)) == (8 if "folder" in entrant.name else 4)  # the rest is val and test
+        for batch in batches:
+            assert batch.shape[1:] == (3, 224, 224)
+            assert -1 <= batch.min() < 0 < batch.max() <= 1
+    assert "8 pictures, median 500 x 375 pixels" in reading.describe_pictures(folder)
+
+
+def test_readers_are_compared_with_torchvision_of_as_many_workers() -> None:
+    entrants = [reading.Entrant(name, None, workers) for workers in (0, 2) for name in (reading.PEER, "ours")]
+    rows = reading.table(entrants, [[100, 50], [150, 100], [400, 400], [300, 500]]).splitlines()[2:]
+    shares = [row.split("|")[-2].strip() for row in rows]
+    assert shares == ["1.00", "1.75", "1.00", "1.00"]
+    assert reading.table(entrants[1:2], [[150, 100]]).split("|")[-2].strip() == "-"
 
 
 def test_numbers_are_read_back_as_they_were_written(ablated, followed, results) -> None:

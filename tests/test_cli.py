@@ -1,11 +1,13 @@
 """The command line: what it prints, what it writes, and how it refuses."""
 
+import ast
 import contextlib
+import itertools
 import json
 import os
-import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,14 +15,38 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vitascope
 from vitascope import __version__
 from vitascope.cli import COMMANDS, main
+from vitascope.cli.parsing import fields_of
 from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
 
+ROOT = Path(vitascope.__file__).parent
 SHAPE = ["--image-size", "16", "--patch-size", "8", "--embed-dim", "16", "--depth", "1", "--num-heads", "2"]
-SHORT = ["--epochs", "1", "--batch-size", "8", "--precision", "fp32", "--device", "cpu", "--workers", "0"]
+SHORT = [
+    "--recipe",
+    "base",
+    "--epochs",
+    "1",
+    "--batch-size",
+    "8",
+    "--precision",
+    "fp32",
+    "--device",
+    "cpu",
+    "--workers",
+    "0",
+]
 
+MASKING = {"masking", "target", "corrupt"}
+DISTILLATION = {"teacher", "distill", "distill_weight", "temperature"}
+SUPPRESSED = {"train": {"task", *MASKING}, "pretrain": {"task", *DISTILLATION, "distillation"}}
+HELP_SOURCES = [
+    ROOT / "training" / "options.py",
+    *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "pack", "train", "use")),
+]
 POSITIONAL = {
+    "pack": {"data", "out"},
     "evaluate": {"model"},
     "predict": {"model", "images"},
     "explain": {"model", "image"},
@@ -82,7 +108,7 @@ def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture
     assert main(argv) == 0
     out = capsys.readouterr().out
     assert out.startswith("usage: vitascope COMMAND")
-    for command in ("train", "evaluate", "predict", "explain", "convert", "models"):
+    for command in COMMANDS:
         assert f"\n  {command}" in out
 
 
@@ -93,23 +119,27 @@ def test_help_of_a_command_lists_its_options(command: str, capsys: pytest.Captur
     assert stop.value.code == 0
     out = capsys.readouterr().out
     assert f"vitascope {command}" in out
-    for name in COMMANDS[command].__dataclass_fields__:
-        assert (f"--{name.replace('_', '-')} " in out) != (name in POSITIONAL.get(command, ()))
+    for field in fields_of(COMMANDS[command]):
+        hidden = field.name in (*POSITIONAL.get(command, ()), *SUPPRESSED.get(command, ()))
+        assert (f"--{field.name.replace('_', '-')} " in out) != hidden, field.name
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_breaks_no_sentence_where_the_window_is_wide(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line.strip("│ ") for line in lines if line.startswith(("│", "  "))]  # in a box, or indented
-    told = [row for row in rows if not re.fullmatch(r"--[a-z-]+ \S+( \.\.\.)?", row)]  # an option's own row
-    assert len(told) > 1
-    assert [row for row in told if row and not row.endswith((".", ")", "exit"))] == []
-    assert "(default: )" not in "".join(rows)
+def told(source: Path) -> Iterator[tuple[str, str]]:
+    """Name and text of the fields that the classes of a file document."""
+    for kind in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        for field, text in itertools.pairwise(kind.body if isinstance(kind, ast.ClassDef) else []):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                assert isinstance(field.target, ast.Name)
+                yield field.target.id, ast.literal_eval(text.value)
+
+
+@pytest.mark.parametrize("source", HELP_SOURCES, ids=lambda source: source.name)
+def test_help_breaks_lines_only_after_sentences(source: Path) -> None:
+    """The help keeps a text's lines, however wide the window is."""
+    texts = dict(told(source))
+    assert texts
+    lines = {name: line for name, text in texts.items() for line in text.splitlines()}
+    assert {name: line for name, line in lines.items() if not line.strip().endswith(".")} == {}
 
 
 @pytest.mark.parametrize("argv", [["--help"], *([command, "--help"] for command in COMMANDS)])
@@ -155,18 +185,22 @@ def test_program_and_module_are_the_same() -> None:
 
 def test_models_lists_every_name_and_its_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
-    lines = capsys.readouterr().out.splitlines()[1 : 1 + len(list_models())]
+    vits, resnets, _ = capsys.readouterr().out.split("\n\n")
+    assert "heads" in vits.splitlines()[0]
+    assert "root" in resnets.splitlines()[0]
+    lines = vits.splitlines()[1:] + resnets.splitlines()[1:]
     assert [line.split()[0] for line in lines] == list_models()
     for line, size in zip(lines, NAMED_SIZES.values(), strict=True):
         assert line.endswith(size.source)
+    assert all(line.startswith("resnet") for line in resnets.splitlines()[1:])
+    assert resnets.splitlines()[2].split()[:6] == ["resnet50", "224", "3,4,6,3", "64", "imagenet", "25.56"]
 
 
 @pytest.mark.parametrize("options", [[], ["--image-size", "448", "--num-classes", "7"]])
 def test_models_counts_what_is_built(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
-    from vitascope.model.config import ViTConfig
-    from vitascope.model.vit import VisionTransformer
+    from vitascope.model.classifier import build
 
     assert main(["models", "--json", *options]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -175,11 +209,12 @@ def test_models_counts_what_is_built(options: list[str], capsys: pytest.CaptureF
         counted = row.pop("parameters")
         assert row.pop("flops") > 0
         assert row.pop("source") == NAMED_SIZES[name].source
-        config = ViTConfig.from_dict(row)
+        assert row.pop("architecture") == ("resnet" if name.startswith("resnet") else "vit")
+        config = NAMED_SIZES[name].kind.from_dict(row)
         if not options:
             assert config == named_config(name)  # each at its own size
         with torch.device("meta"):
-            model = VisionTransformer(config)
+            model = build(config)
         assert counted == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -189,14 +224,14 @@ def test_models_that_a_size_does_not_fit_are_named_with_the_reason(
     argv = ["models", "--image-size", "240"]  # 15 patches of 16, but no whole number of 14 or 32
     assert main([*argv, "--json"]) == 0
     fits = set(json.loads(capsys.readouterr().out))
-    assert {"vit_b16", "dinov3_s16"} <= fits
+    assert {"vit_b16", "dinov3_s16", "resnet26"} <= fits
     assert not fits & {"vit_b32", "vit_h14", "dinov2_s14"}
     assert main(argv) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     for name in list_models():
         assert ("left out" in lines[name]) == (name not in fits)
     assert "nearest: 238x238" in lines["vit_h14"]
-    assert "225x225" in refusal(["models", "--image-size", "225"], capsys)
+    assert "0x0" in refusal(["models", "--image-size", "0"], capsys)
 
 
 # --- a run, from training to explanation
@@ -472,7 +507,6 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         ),
         (["explain", "runs/tiny", "data/red/0.png", "--head", "1"], "--method attention"),
         (["explain", "runs/tiny", "data/red/0.png", "--layer", "0"], "--method attention"),
-        (["models", "--image-size", "100"], "nearest: 96x96"),
         (["explain", "runs/tiny", "data/red/0.png", "--out", "map.xyz"], "ends in .png"),
         (["explain", "runs/tiny", "data/red/0.png", "--out", "data"], "ends in .png"),
         (["explain", "runs/tiny", "data/red/0.png", "--out", "data/red/0.png"], "is the picture itself"),
@@ -543,7 +577,7 @@ def test_stops_have_their_own_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vitascope.errors import Interrupted
-    from vitascope.training import loop
+    from vitascope.training import train
 
     for error, status in (
         (KeyboardInterrupt(), 130),
@@ -554,7 +588,7 @@ def test_stops_have_their_own_status(
         def stopped(_: object, error: BaseException = error) -> None:
             raise error
 
-        monkeypatch.setattr(loop, "train", stopped)
+        monkeypatch.setattr(train, "train", stopped)
         assert main(["train"]) == status
         err = capsys.readouterr().err
         assert err.count("\n") == 1

@@ -15,16 +15,20 @@ if TYPE_CHECKING:
     from vitascope.deploy.predictor import Prediction, Predictor
     from vitascope.errors import UserError
     from vitascope.model.config import ViTConfig
+    from vitascope.model.resnet import ResNet
+    from vitascope.model.resnet_config import ResNetConfig
     from vitascope.model.sizes import list_models
     from vitascope.model.trace import Trace
     from vitascope.model.vit import VisionTransformer
-    from vitascope.training.loop import resume, train
     from vitascope.training.recipes import TrainConfig
+    from vitascope.training.train import pretrain, resume, train
     from vitascope.weights.store import create_model, from_pretrained, save_pretrained
 
 _HOMES = {
     "Prediction": "deploy.predictor",
     "Predictor": "deploy.predictor",
+    "ResNet": "model.resnet",
+    "ResNetConfig": "model.resnet_config",
     "Trace": "model.trace",
     "TrainConfig": "training.recipes",
     "UserError": "errors",
@@ -33,14 +37,17 @@ _HOMES = {
     "create_model": "weights.store",
     "from_pretrained": "weights.store",
     "list_models": "model.sizes",
-    "resume": "training.loop",
+    "pretrain": "training.train",
+    "resume": "training.train",
     "save_pretrained": "weights.store",
-    "train": "training.loop",
+    "train": "training.train",
 }
 
 __all__ = [
     "Prediction",
     "Predictor",
+    "ResNet",
+    "ResNetConfig",
     "Trace",
     "TrainConfig",
     "UserError",
@@ -50,6 +57,7 @@ __all__ = [
     "explain",
     "from_pretrained",
     "list_models",
+    "pretrain",
     "resume",
     "save_pretrained",
     "train",

@@ -36,4 +36,4 @@ def tiny_config(data: Path, **options: Any) -> TrainConfig:
         "batch_size": 4,
         "device": "cpu",
     }
-    return TrainConfig(**(values | options))
+    return TrainConfig.from_dict(values | options)

@@ -11,31 +11,35 @@ from vitascope.training.recipes import TrainConfig
 from vitascope.weights.store import save_pretrained
 
 
+def sizes(config: TrainConfig) -> tuple[int | None, int | None]:
+    return config.architecture.image_size, config.architecture.patch_size
+
+
 @pytest.fixture
 def data(tmp_path):
     return write_folder(tmp_path / "greys")
 
 
 def test_small_images_are_trained_on_at_their_own_size(data) -> None:
-    config, model = resolve_config(TrainConfig(data=str(data)), open_data(str(data)))
-    assert (config.image_size, config.patch_size, model.grid) == (16, 2, (8, 8))
+    config, model = resolve_config(TrainConfig().replace(data=str(data)), open_data(str(data)))
+    assert (*sizes(config), model.grid) == (16, 2, (8, 8))
 
 
 def test_photographs_are_trained_on_at_224(tmp_path) -> None:
     folder = write_folder(tmp_path / "photos", per_class=4, side=300)
-    config, model = resolve_config(TrainConfig(data=str(folder)), open_data(str(folder)))
-    assert (config.image_size, config.patch_size, model.grid) == (224, 16, (14, 14))
-    assert config.model == "vit_ti16"
+    config, model = resolve_config(TrainConfig().replace(data=str(folder)), open_data(str(folder)))
+    assert (*sizes(config), model.grid) == (224, 16, (14, 14))
+    assert config.architecture.model == "vit_ti16"
 
 
 def test_a_small_size_that_is_named_gets_patches_of_an_eighth(data) -> None:
-    config, model = resolve_config(TrainConfig(data=str(data), image_size=32), open_data(str(data)))
-    assert (config.patch_size, model.grid) == (4, (8, 8))
+    config, model = resolve_config(TrainConfig().replace(data=str(data), image_size=32), open_data(str(data)))
+    assert (sizes(config)[1], model.grid) == (4, (8, 8))
 
 
 def test_what_is_named_is_kept(data) -> None:
-    named = TrainConfig(
-        data=str(data), image_size=96, patch_size=32, batch_size=3, model="vit_s32", pool="mean"
+    named = TrainConfig().replace(
+        data=str(data), image_size=96, patch_size=32, batch_size=3, model="vit_s32", pool="mean", ema=0.5
     )
     config, model = resolve_config(named, open_data(str(data)))
     assert config == named
@@ -45,7 +49,7 @@ def test_what_is_named_is_kept(data) -> None:
 
 def test_a_named_size_that_patches_do_not_tile_is_refused(data) -> None:
     with pytest.raises(UserError, match="nearest: 36x36"):
-        resolve_config(TrainConfig(data=str(data), image_size=35), open_data(str(data)))
+        resolve_config(TrainConfig().replace(data=str(data), image_size=35), open_data(str(data)))
 
 
 @pytest.mark.parametrize("images", [1, 20, 71, 511, 512, 50_000])
@@ -58,7 +62,7 @@ def test_the_batch_leaves_an_epoch_four_steps_unless_it_is_the_smallest(images: 
 
 def test_weights_of_another_architecture_are_refused_in_its_words(data, tmp_path) -> None:
     save_pretrained(small_model(), tmp_path / "m")
-    config = TrainConfig(data=str(data), weights=str(tmp_path / "m"), model="vit_s16")
+    config = TrainConfig().replace(data=str(data), weights=str(tmp_path / "m"), model="vit_s16")
     with pytest.raises(UserError, match=r"depth is 3, not 12; embed_dim is 16, not 384.*leave out --model"):
         resolve_config(config, open_data(str(data)))
 
@@ -74,7 +78,7 @@ def test_weights_of_another_architecture_are_refused_in_its_words(data, tmp_path
 def test_weights_keep_the_options_that_a_run_has_no_name_for(data, tmp_path, options) -> None:
     base = small_model(**options).config
     save_pretrained(small_model(**options), tmp_path / "m")
-    config = TrainConfig(data=str(data), weights=str(tmp_path / "m"), image_size=16, drop_path=0.1)
+    config = TrainConfig().replace(data=str(data), weights=str(tmp_path / "m"), image_size=16, drop_path=0.1)
     _, model = resolve_config(config, open_data(str(data)))
     assert model == base.replace(
         image_size=16, num_classes=2, class_names=("dark", "light"), drop_path=0.1, dropout=0.0
@@ -82,9 +86,11 @@ def test_weights_keep_the_options_that_a_run_has_no_name_for(data, tmp_path, opt
 
 
 def test_options_of_the_model_reach_it(data) -> None:
-    config = TrainConfig(data=str(data), options=["positions=rotary", "window=[2, 4]", "attention=window"])
+    config = TrainConfig().replace(
+        data=str(data), options=["positions=rotary", "window=[2, 4]", "attention=window"]
+    )
     resolved, model = resolve_config(config, open_data(str(data)))
-    assert resolved.options == config.options
+    assert resolved.architecture.options == config.architecture.options
     assert (model.embedding.positions, model.block.attention, model.window) == ("rotary", "window", (2, 4))
 
 
@@ -98,4 +104,4 @@ def test_options_of_the_model_reach_it(data) -> None:
 )
 def test_options_of_the_model_that_cannot_be_or_do_nothing_are_refused(data, options, reason) -> None:
     with pytest.raises(UserError, match=re.escape(reason)):
-        resolve_config(TrainConfig(data=str(data), options=options), open_data(str(data)))
+        resolve_config(TrainConfig().replace(data=str(data), options=options), open_data(str(data)))

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from tests.model import small_model
-from vitascope.training.optim import adamw, learning_rate, running_average
-from vitascope.training.recipes import TrainConfig
+from vitascope.errors import UserError
+from vitascope.training.optim import freeze_body, learning_rate, optimizer_of, train_mode, update_average
+from vitascope.training.options import Optimization
 
 # What is added to tokens or scores, and what is a token itself.
 STATES = ("class_token", "distillation_token", "registers", "pool.query", "positions.")
@@ -24,7 +25,7 @@ STATES = ("class_token", "distillation_token", "registers", "pool.query", "posit
 )
 def test_decay_touches_weight_matrices_only(options: dict[str, Any]) -> None:
     model = small_model(**options)
-    optimizer = adamw(model, TrainConfig(weight_decay=0.1))
+    optimizer = optimizer_of(model, Optimization(weight_decay=0.1))
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     norms = (torch.nn.LayerNorm, torch.nn.GroupNorm)
     of_norms = [id(p) for module in model.modules() if isinstance(module, norms) for p in module.parameters()]
@@ -35,29 +36,109 @@ def test_decay_touches_weight_matrices_only(options: dict[str, Any]) -> None:
 
 
 def test_the_rate_warms_up_linearly_then_falls_along_a_cosine_to_zero() -> None:
-    config = TrainConfig(epochs=10, warmup_epochs=2, lr=0.5)
-    rates = [learning_rate(config, step, steps_per_epoch=10) for step in range(101)]
+    config = Optimization(epochs=10, warmup_epochs=2, lr=0.5)
+    rates = [learning_rate(config, 128, step, steps_per_epoch=10) for step in range(101)]
     assert rates[:20] == pytest.approx([0.5 * (step + 1) / 20 for step in range(20)])
     assert rates[20:] == pytest.approx([0.25 * (1 + math.cos(math.pi * step / 80)) for step in range(81)])
     assert rates[100] == pytest.approx(0)
 
 
 def test_warm_up_longer_than_the_run_still_gives_a_rate_for_every_step() -> None:
-    config = TrainConfig(epochs=1, warmup_epochs=5, lr=1.0)
-    rates = [learning_rate(config, step, steps_per_epoch=3) for step in range(3)]
+    config = Optimization(epochs=1, warmup_epochs=5, lr=1.0)
+    rates = [learning_rate(config, 128, step, steps_per_epoch=3) for step in range(3)]
     assert all(0 < rate <= 1 for rate in rates)
 
 
 def test_one_step_runs_at_the_peak() -> None:
-    assert learning_rate(TrainConfig(epochs=1, lr=1.0), 0, steps_per_epoch=1) == 1.0
+    assert learning_rate(Optimization(epochs=1, lr=1.0), 128, 0, steps_per_epoch=1) == 1.0
 
 
 def test_the_running_average_is_exponential_from_the_first_weights_on() -> None:
-    layer = torch.nn.Linear(1, 1, bias=False)
-    average = running_average(layer, 0.75)
+    layer, average = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
     expected = None
-    for value in (1.0, 3.0, -2.0):
+    for step, value in enumerate((1.0, 3.0, -2.0)):
         torch.nn.init.constant_(layer.weight, value)
-        average.update_parameters(layer)
+        update_average(average, layer, 0.75, step)
         expected = value if expected is None else 0.75 * expected + 0.25 * value
-    assert average.module.weight.item() == pytest.approx(expected)
+        assert average.weight.item() == pytest.approx(expected)
+
+
+def test_the_linear_schedule_falls_in_equal_steps_and_the_constant_one_stays() -> None:
+    linear = Optimization(epochs=10, warmup_epochs=0, lr=1.0, schedule="linear")
+    rates = [learning_rate(linear, 128, step, steps_per_epoch=1) for step in range(10)]
+    assert rates == pytest.approx([1 - step / 10 for step in range(10)])
+    constant = Optimization(epochs=10, warmup_steps=2, lr=1.0, schedule="constant")
+    assert [learning_rate(constant, 128, step, 1) for step in range(10)] == [0.5] + 9 * [1.0]
+
+
+def test_the_rate_is_in_proportion_to_the_batch_that_it_is_meant_for() -> None:
+    options = Optimization(epochs=1, warmup_epochs=0, lr=5e-4, lr_batch=512, schedule="constant")
+    assert learning_rate(options, 1024, 0, 5) == pytest.approx(1e-3)
+    assert learning_rate(options, 128, 0, 5) == pytest.approx(1.25e-4)
+
+
+def test_a_warm_up_in_steps_that_would_not_end_is_refused_with_the_numbers() -> None:
+    with pytest.raises(UserError, match=r"10,000 steps would not end: the run has 30 \(3 epochs of 10\)"):
+        learning_rate(Optimization(epochs=3, warmup_steps=10_000), 128, 0, 10)
+
+
+def test_layer_decay_slows_the_layers_near_the_image() -> None:
+    model = small_model(depth=3, positions="learned")
+    optimizer = optimizer_of(model, Optimization(layer_decay=0.5))
+    scale = {id(p): group["lr_scale"] for group in optimizer.param_groups for p in group["params"]}
+    expected = {
+        "patch_embedding.": 0.5**4,
+        "class_token": 0.5**4,
+        "positions.": 0.5**4,
+        "norm.": 1.0,
+        "head.": 1.0,
+    }
+    expected |= {f"encoder.blocks.{index}.": 0.5 ** (3 - index) for index in range(3)}
+    for name, parameter in model.named_parameters():
+        wanted = [value for prefix, value in expected.items() if name.startswith(prefix)]
+        assert [scale[id(parameter)]] == wanted, name
+
+
+def test_layer_decay_is_the_same_for_a_model_inside_a_tasks_module() -> None:
+    class Around(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = small_model(depth=2)
+            self.mask_token = torch.nn.Parameter(torch.zeros(1, 1, 16))
+
+    around = Around()
+    options = Optimization(layer_decay=0.5, weight_decay=0.1)
+    groups = {
+        id(p): (group["lr_scale"], group["weight_decay"])
+        for group in optimizer_of(around, options).param_groups
+        for p in group["params"]
+    }
+    alone = {
+        id(p): (group["lr_scale"], group["weight_decay"])
+        for group in optimizer_of(around.body, options).param_groups
+        for p in group["params"]
+    }
+    assert groups == alone | {id(around.mask_token): (0.5**3, 0.0)}
+
+
+def test_layer_decay_of_a_model_without_blocks_is_refused() -> None:
+    with pytest.raises(UserError, match="no blocks"):
+        optimizer_of(torch.nn.Linear(2, 2), Optimization(layer_decay=0.5))
+
+
+def test_sgd_has_momentum() -> None:
+    optimizer = optimizer_of(small_model(), Optimization(optimizer="sgd"))
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert {group["momentum"] for group in optimizer.param_groups} == {0.9}
+
+
+def test_of_a_frozen_model_the_head_alone_is_trained() -> None:
+    model = small_model(dropout=0.5)
+    freeze_body(model)
+    train_mode(model, frozen=True)
+    trained = [p for group in optimizer_of(model, Optimization()).param_groups for p in group["params"]]
+    assert {id(p) for p in trained} == {id(p) for p in model.head.parameters()}
+    assert model.head.training
+    assert not any(
+        part.training for name, part in model.named_modules() if name and not name.startswith("head")
+    )

@@ -8,7 +8,7 @@ def test_without_a_terminal_first_and_last_epoch_are_lines(capsys) -> None:
     bar = Progress(epochs=5, images_per_epoch=10)
     for epoch in range(1, 6):
         bar.advance(10)
-        bar.epoch(epoch, train_loss=1.25, val_accuracy=0.5)
+        bar.epoch(epoch, train_loss=1.25, val={"loss": 1.0, "accuracy": 0.5})
     bar.close()
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in out] == ["1/5", "5/5"]
@@ -19,7 +19,7 @@ def test_on_a_terminal_there_is_a_bar_with_speed_and_time_left(monkeypatch, caps
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
     bar = Progress(epochs=2, images_per_epoch=10, done=10)
     bar.advance(5)
-    bar.epoch(1, train_loss=0.5, val_accuracy=0.75)
+    bar.epoch(1, train_loss=0.5, val={"loss": 1.0, "accuracy": 0.75})
     bar.close()
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from vitascope.errors import UserError
-from vitascope.training.recipes import RECIPES, TrainConfig, default_recipe
+from vitascope.training.recipes import GROUP_OF, RECIPES, TrainConfig, default_recipe
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -14,14 +14,44 @@ def test_every_recipe_is_a_valid_configuration_and_differs_from_the_others(recip
 
 
 def test_options_override_the_recipe() -> None:
-    assert TrainConfig.from_recipe("digits", epochs=3).epochs == 3
-    assert RECIPES["digits"]["epochs"] != 3
+    assert TrainConfig.from_recipe("digits", epochs=3).option("epochs") == 3
+    assert RECIPES["digits"].option("epochs") != 3
 
 
-def test_the_recipe_follows_from_data_and_weights() -> None:
-    assert default_recipe("digits", None) == "digits"
-    assert default_recipe("photos/", None) == "small-data"
-    assert default_recipe("photos/", "runs/x") == "finetune"
+@pytest.mark.parametrize(
+    ("options", "recipe"),
+    [
+        ({}, "digits"),
+        ({"data": "photos/"}, "small-data"),
+        ({"data": "photos/", "weights": "runs/x"}, "finetune"),
+        ({"data": "photos/", "teacher": "runs/x"}, "distill"),
+        ({"data": "photos/", "model": "resnet29_w32_cifar"}, "cnn"),
+        ({"data": "photos/", "model": "vit_s16"}, "small-data"),
+        ({"data": "digits", "task": "masked"}, "masked"),
+    ],
+)
+def test_the_recipe_follows_from_what_is_asked_for(options: dict[str, str], recipe: str) -> None:
+    assert default_recipe(TrainConfig.from_dict(options)) == recipe
+    assert TrainConfig.from_recipe(**options) == RECIPES[recipe].replace(**options)
+
+
+def test_options_of_the_model_are_added_to_the_recipes() -> None:
+    config = TrainConfig.from_recipe("small-data", options=["positions=rotary", "resnet_layers=[3]"])
+    assert config.architecture.options == ("stem=resnet", "positions=rotary", "resnet_layers=[3]")
+
+
+def test_a_recipes_option_goes_with_the_one_that_it_matters_with() -> None:
+    assert TrainConfig.from_recipe("small-data", options=["stem=conv"]).architecture.options == ("stem=conv",)
+    same = TrainConfig.from_recipe("small-data", options=["stem=resnet"])
+    assert same.architecture.options == ("resnet_layers=[2]", "stem=resnet")
+
+
+def test_every_option_has_one_name_and_one_place() -> None:
+    config = TrainConfig()
+    groups = [getattr(config, group) for group in set(GROUP_OF.values()) - {None}]
+    names = [field.name for part in (config, *groups) for field in dataclasses.fields(part)]
+    assert sorted(names) == sorted([*GROUP_OF, *set(GROUP_OF.values()) - {None}])
+    assert len(set(GROUP_OF)) == len(GROUP_OF)
 
 
 def test_unknown_recipe_names_the_nearest() -> None:
@@ -43,6 +73,14 @@ def test_unknown_option_names_the_nearest() -> None:
         ("batch_size", 0),
         ("lr", -1.0),
         ("label_smoothing", 1.0),
+        ("layer_decay", 0.0),
+        ("magnitude", 11.0),
+        ("erase", 1.5),
+        ("accumulate", 0),
+        ("temperature", 0.0),
+        ("distill_weight", 2.0),
+        ("corrupt", 1.0),
+        ("keep_checkpoints", 0),
         ("ema", 1.0),
         ("crop_scale", 0.0),
         ("flip", 1.5),
@@ -57,7 +95,7 @@ def test_unknown_option_names_the_nearest() -> None:
 )
 def test_numbers_without_sense_are_refused_by_name(option: str, value: float | str) -> None:
     with pytest.raises(UserError, match=option):
-        TrainConfig(**{option: value})
+        TrainConfig.from_dict({option: value})
 
 
 @pytest.mark.parametrize(
@@ -85,18 +123,25 @@ def test_a_file_that_yaml_cannot_read_is_refused_in_one_line(tmp_path) -> None:
 
 def test_option_of_the_model_that_is_given_twice_is_refused() -> None:
     with pytest.raises(UserError, match="positions is given twice"):
-        TrainConfig(options=["positions=rotary", "positions=none"])
+        TrainConfig.from_dict({"options": ["positions=rotary", "positions=none"]})
 
 
 def test_options_of_the_model_are_read_as_values() -> None:
-    config = TrainConfig(options=["positions=rotary", "window=[2, 3]", "num_registers=4", "class_token=true"])
-    assert config.model_options() == {
+    config = TrainConfig.from_dict(
+        {"options": ["positions=rotary", "window=[2, 3]", "num_registers=4", "class_token=true"]}
+    )
+    assert config.architecture.model_options() == {
         "positions": "rotary",
         "window": [2, 3],
         "num_registers": 4,
         "class_token": True,
     }
-    assert config.options == ("positions=rotary", "window=[2, 3]", "num_registers=4", "class_token=true")
+    assert config.architecture.options == (
+        "positions=rotary",
+        "window=[2, 3]",
+        "num_registers=4",
+        "class_token=true",
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +157,7 @@ def test_options_of_the_model_are_read_as_values() -> None:
 )
 def test_options_of_the_model_that_are_none_are_refused(text: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        TrainConfig(options=[text])
+        TrainConfig.from_dict({"options": [text]})
 
 
 def test_yaml_brings_every_option_back(tmp_path) -> None:
@@ -122,7 +167,7 @@ def test_yaml_brings_every_option_back(tmp_path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(config.to_yaml(), encoding="utf-8")
     assert TrainConfig.from_yaml(path) == config
-    assert set(yaml.safe_load(config.to_yaml())) == {field.name for field in dataclasses.fields(config)}
+    assert set(yaml.safe_load(config.to_yaml())) == set(GROUP_OF)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "epochs: 3\nepocs: 4"])

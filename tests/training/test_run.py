@@ -14,7 +14,7 @@ def test_an_existing_run_is_never_overwritten(tmp_path) -> None:
     run = create_run(config)
     before = (run / "config.yaml").read_bytes()
     with pytest.raises(UserError, match=r"exists.*--resume"):
-        create_run(TrainConfig(run=str(tmp_path / "r"), epochs=3))
+        create_run(TrainConfig(run=str(tmp_path / "r"), seed=3))
     assert (run / "config.yaml").read_bytes() == before
 
 

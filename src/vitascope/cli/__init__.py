@@ -9,8 +9,9 @@ from typing import Any
 
 from vitascope import __version__
 from vitascope.cli.checkpoints import Convert, Models
+from vitascope.cli.pack import Pack
 from vitascope.cli.parsing import parse
-from vitascope.cli.train import Train, parse_train
+from vitascope.cli.train import Pretrain, Train, parse_run
 from vitascope.cli.use import Evaluate, Explain, Predict
 from vitascope.errors import Interrupted, UserError, nearest
 
@@ -18,11 +19,13 @@ DESCRIPTION = "Train, look inside and ship Vision Transformers."
 
 COMMANDS: dict[str, type[Any]] = {
     "train": Train,
+    "pretrain": Pretrain,
     "evaluate": Evaluate,
     "predict": Predict,
     "explain": Explain,
     "convert": Convert,
     "models": Models,
+    "pack": Pack,
 }
 
 
@@ -44,8 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(
                 f"unknown command {args[0]!r}{nearest(args[0], COMMANDS)}; see `vitascope --help`"
             )
-        command = parse_train(args[1:]) if args[0] == "train" else parse(COMMANDS[args[0]], args[0], args[1:])
-        command.call()
+        command = COMMANDS[args[0]]
+        reading = parse_run if issubclass(command, Train | Pretrain) else parse
+        reading(command, args[0], args[1:]).call()
         return 0
     except UserError as error:
         print(f"vitascope: error: {error}", file=sys.stderr)
@@ -60,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vitascope: error: {error}", file=sys.stderr)
         return 2
     except Interrupted as stop:
+        if int(os.environ.get("RANK", "0")):
+            return 128 + stop.signum  # under torchrun the first process says it
         print(f"vitascope: {stop}; continue with: vitascope train --resume {stop.run}", file=sys.stderr)
         return 128 + stop.signum
 

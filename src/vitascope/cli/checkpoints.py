@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,8 +13,9 @@ import tyro
 from vitascope.cli.use import Model
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
-from vitascope.model.sizes import NAMED_SIZES, named_config
-from vitascope.training.recipes import MaybeInt
+from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
+from vitascope.training.options import MaybeInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class Models:
     """List the named models: size, parameters, cost, where published."""
 
     image_size: MaybeInt = None
-    """Count for this side, pixels. Default: each model's own, 224 for all but DINOv2."""
+    """Count for this side, pixels. Default: each model's own, mostly 224."""
     num_classes: int = 1000
     """Count the heads with this many classes."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -68,7 +70,8 @@ class Models:
         overrides: dict[str, Any] = {"num_classes": self.num_classes}
         if self.image_size is not None:
             overrides["image_size"] = self.image_size
-        configs, misfits = {}, {}
+        configs: dict[str, ModelConfig] = {}
+        misfits = {}
         for name in NAMED_SIZES:
             try:
                 configs[name] = named_config(name, **overrides)
@@ -79,13 +82,7 @@ class Models:
         if self.json:
             print(json.dumps({name: self._row(name, config) for name, config in configs.items()}))
             return
-        print("name                 pixels  tokens  width  depth  heads   parameters   GFLOPs  source")
-        for name, config in configs.items():
-            print(
-                f"{name:<20} {config.image_hw[0]:>6} {config.num_tokens:>7} {config.embed_dim:>6} "
-                f"{config.depth:>6} {config.num_heads:>6} {config.num_parameters / 1e6:>10.2f} M "
-                f"{config.flops / 1e9:>8.1f}  {NAMED_SIZES[name].source}"
-            )
+        print("\n\n".join("\n".join(table) for table in (vit_table(configs), resnet_table(configs)) if table))
         for name, reason in misfits.items():
             print(f"{name:<20} left out: {reason}")
         print(
@@ -94,11 +91,48 @@ class Models:
         )
 
     @staticmethod
-    def _row(name: str, config: ViTConfig) -> dict[str, Any]:
+    def _row(name: str, config: ModelConfig) -> dict[str, Any]:
         """A model in JSON."""
         return {
+            "architecture": "resnet" if isinstance(config, ResNetConfig) else "vit",
             **config.to_dict(),
             "parameters": config.num_parameters,
             "flops": config.flops,
             "source": NAMED_SIZES[name].source,
         }
+
+
+def vit_table(configs: Mapping[str, ModelConfig]) -> list[str]:
+    """The Vision Transformers, a line each under a header; nothing where there are none."""
+    lines = [
+        table_line(
+            name,
+            config,
+            f"{config.num_tokens:>7} {config.embed_dim:>6} {config.depth:>6} {config.num_heads:>6}",
+        )
+        for name, config in configs.items()
+        if isinstance(config, ViTConfig)
+    ]
+    header = "name                 pixels  tokens  width  depth  heads   parameters   GFLOPs  source"
+    return [header, *lines] if lines else []
+
+
+def resnet_table(configs: Mapping[str, ModelConfig]) -> list[str]:
+    """The ResNets, likewise."""
+    lines = [
+        table_line(
+            name, config, f"{','.join(map(str, config.layers)):>9} {config.width:>7} {config.root:>10}"
+        )
+        for name, config in configs.items()
+        if isinstance(config, ResNetConfig)
+    ]
+    header = "name                 pixels     units   width       root   parameters   GFLOPs  source"
+    return [header, *lines] if lines else []
+
+
+def table_line(name: str, config: ModelConfig, sizes: str) -> str:
+    """What every model has, around the sizes of its kind."""
+    return (
+        f"{name:<20} {config.image_hw[0]:>6} {sizes} {config.num_parameters / 1e6:>10.2f} M "
+        f"{config.flops / 1e9:>8.1f}  {NAMED_SIZES[name].source}"
+    )

@@ -7,8 +7,9 @@ import dataclasses
 import io
 import itertools
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 
 
 def parse(command: type[T], name: str, args: Sequence[str], default: Any = None) -> T:
@@ -28,8 +30,8 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
             or of the wrong kind.
     """
     given = [word.split("=")[0].replace("_", "-") for word in args]
-    for field in dataclasses.fields(command):
-        option = f"--{field.name.replace('_', '-')}"
+    fields = {f"--{field.name.replace('_', '-')}": field for field in fields_of(command)}
+    for option, field in fields.items():
         if isinstance(field.default, tuple) and given.count(option) > 1:  # tyro would drop all but the last
             raise UserError(f"{option} is given more than once; give it once, with all its values")
     options: dict[str, Any] = {} if default is None else {"default": default}
@@ -37,19 +39,33 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
     try:
         with contextlib.redirect_stderr(complaint):
             parsed, unknown = tyro.cli(
-                command, prog=f"vitascope {name}", args=list(args), return_unknown_args=True, **options
+                command,
+                prog=f"vitascope {name}",
+                args=list(args),
+                return_unknown_args=True,
+                config=(tyro.conf.OmitArgPrefixes,),  # groups of options are titles in the help, no more
+                **options,
             )
     except SystemExit as stop:
         if not stop.code:
             raise  # the help was asked for, and is printed
         raise UserError(f"{unboxed(complaint.getvalue())}; see `vitascope {name} --help`") from None
     if unknown:
-        known = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(command)]
         word = next((word for word in unknown if word.startswith("-")), unknown[0])
         raise UserError(
-            f"unknown option {word!r}{nearest(word.split('=')[0], known)}; see `vitascope {name} --help`"
+            f"unknown option {word!r}{nearest(word.split('=')[0], fields)}; see `vitascope {name} --help`"
         )
     return parsed
+
+
+def fields_of(command: type[DataclassInstance]) -> Iterator[dataclasses.Field[Any]]:
+    """A command's options: its fields, and those of the groups among them."""
+    for field in dataclasses.fields(command):
+        group = field.default_factory
+        if isinstance(group, type) and dataclasses.is_dataclass(group):
+            yield from fields_of(group)
+        else:
+            yield field
 
 
 def unboxed(complaint: str) -> str:

@@ -1,17 +1,44 @@
-"""`vitascope train`: options, a recipe or a file under them, and what is said at the end."""
+"""`vitascope train` and `vitascope pretrain`: options, a recipe or a file under them, and what came out."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitascope.cli.parsing import parse
+import tyro
+
+from vitascope.cli.parsing import MaybePath, parse
 from vitascope.errors import UserError
-from vitascope.training.recipes import MaybePath, MaybeText, TrainConfig, default_recipe
+from vitascope.training.options import Distillation, Engine, Masking, MaybeText
+from vitascope.training.recipes import GROUP_OF, TrainConfig, default_recipe, merged_options
+
+if TYPE_CHECKING:
+    from vitascope.training.finish import PretrainResult, TrainResult
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Train(TrainConfig):
+class _Run(TrainConfig):
+    """What both commands share: where the options under the given ones come from."""
+
+    recipe: MaybeText = None
+    """Named starting point, which the options change; see docs/training.md."""
+    config: MaybePath = None
+    """A run's config.yaml to start from instead of a recipe: runs the same again."""
+    resume: MaybeText = None
+    """A stopped run to continue, one of its checkpoints, or `auto`; takes engine options only."""
+
+    def __post_init__(self) -> None:
+        """Check nothing yet: `chosen` makes a `TrainConfig`, whose refusals are then one clear line."""
+
+    def chosen(self) -> TrainConfig:
+        """The configuration, without where it came from."""
+        return TrainConfig.from_dict({name: self.option(name) for name in GROUP_OF})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Train(_Run):
     """Train a classifier; without options, on the embedded digits.
 
     A new run folder gets the model, metrics, checkpoints and figures.
@@ -19,62 +46,137 @@ class Train(TrainConfig):
     Ctrl-C saves before it stops; `--resume` continues.
     """
 
-    recipe: MaybeText = None
-    """Named starting point, which the options change: `digits`, `small-data` or `finetune`.
-    Default: `digits` for digits, `finetune` with --weights, else `small-data`."""
-    config: MaybePath = None
-    """A run's config.yaml to start from instead of a recipe: runs the same again."""
-    resume: MaybePath = None
-    """A stopped run folder to continue; takes no other option."""
-
-    def __post_init__(self) -> None:
-        """Check nothing yet: `call` makes a `TrainConfig`, whose refusals are then one clear line."""
+    masking: tyro.conf.Suppress[Masking] = dataclasses.field(default_factory=Masking)
+    """Belongs to `pretrain`."""
 
     def call(self) -> None:
         """Train or resume, and say what came out."""
-        from vitascope.training import loop
-
         if self.resume is not None:
-            changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
-            changed.remove("resume")
-            if changed:
-                raise UserError(
-                    f"--resume takes everything from {self.resume / 'config.yaml'}; "
-                    f"leave out {', '.join('--' + name.replace('_', '-') for name in changed)}"
-                )
-            result = loop.resume(self.resume)
-        else:
-            names = [field.name for field in dataclasses.fields(TrainConfig)]
-            result = loop.train(TrainConfig(**{name: getattr(self, name) for name in names}))
-        evaluation, run = result.evaluation, result.run
-        right = round(evaluation.accuracy * len(evaluation.labels))
-        print(
-            f"{evaluation.split:<6} {evaluation.accuracy:.2%} right: {right} of {len(evaluation.labels)} "
-            f"images, after {result.seconds:.1f} s of training"
-        )
-        if evaluation.split == "test" and self.data == "digits":
-            from vitascope.data.datasets import digits_baseline
+            resume(self.resume, self.engine)
+            return
+        from vitascope.training.train import train
 
-            print(f"       {digits_baseline():.2%} scikit-learn's SVC() on the same split")
-        print(f"model  {run / 'model'}")
-        for path in result.figures.values():
-            print(f"figure {path}")
+        say_trained(train(self.chosen()))
 
 
-def parse_train(args: Sequence[str]) -> Train:
-    """Options of `train`: a recipe or a file decides the defaults, so it is read before the rest."""
-    first = parse(Train, "train", args)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pretrain(_Run):
+    """Learn from images without their labels, by masked patch prediction.
+
+    Half of each image's patches are hidden; it learns to say what was there.
+
+    `vitascope train --weights RUN` fine-tunes what it has learned.
+    """
+
+    distillation: tyro.conf.Suppress[Distillation] = dataclasses.field(default_factory=Distillation)
+    """Belongs to `train`."""
+
+    def call(self) -> None:
+        """Pre-train or resume, and say what came out."""
+        if self.resume is not None:
+            resume(self.resume, self.engine)
+            return
+        from vitascope.training.train import pretrain
+
+        say_pretrained(pretrain(self.chosen()))
+
+
+def resume(ref: str, engine: Engine) -> None:
+    """Continue a run of either command, and say what came out."""
+    from vitascope.training import train
+    from vitascope.training.finish import TrainResult
+
+    result = train.resume(ref, **dataclasses.asdict(engine))
+    if isinstance(result, TrainResult):
+        say_trained(result)
+    else:
+        say_pretrained(result)
+
+
+def say_trained(result: TrainResult) -> None:
+    """What training has made, in a few lines."""
+    from vitascope.training.distributed import is_first
+
+    if not is_first():
+        return
+    evaluation, run = result.evaluation, result.run
+    right = round(evaluation.accuracy * len(evaluation.labels))
+    print(
+        f"{evaluation.split:<6} {evaluation.accuracy:.2%} right: {right} of {len(evaluation.labels)} "
+        f"images, after {result.seconds:.1f} s of training"
+    )
+    if evaluation.split == "test" and TrainConfig.from_yaml(run / "config.yaml").data == "digits":
+        from vitascope.data.datasets import digits_baseline
+
+        print(f"       {digits_baseline():.2%} scikit-learn's SVC() on the same split")
+    say_files(run, result.figures)
+
+
+def say_pretrained(result: PretrainResult) -> None:
+    """What pre-training has made, in a few lines."""
+    from vitascope.training.distributed import is_first
+
+    if not is_first():
+        return
+    said = [f"loss {result.metrics['loss']:.3f} for hidden patches"]
+    if "accuracy" in result.metrics:
+        said.append(f"{result.metrics['accuracy']:.2%} of their colours right")
+    print(f"{result.split:<6} {', '.join(said)}, after {result.seconds:.1f} s of training")
+    say_files(result.run, result.figures)
+    print(f"next   vitascope train --weights {result.run} --data FOLDER")
+
+
+def say_files(run: Path, figures: dict[str, Path]) -> None:
+    """Where the model and the pictures are."""
+    print(f"model  {run / 'model'}")
+    for path in figures.values():
+        print(f"figure {path}")
+
+
+R = TypeVar("R", bound=_Run)
+
+
+def parse_run(command: type[R], name: str, args: Sequence[str]) -> R:
+    """Options of `train` or `pretrain`: a recipe or a file decides the defaults, so it is read first.
+
+    Raises:
+        UserError: as `parse`; an unknown recipe; both a recipe and a file.
+    """
+    first = parse(command, name, args)
     if first.resume is not None:
-        return first
+        return _parse_resume(command, name, args, first)
     if first.config is not None:
         if first.recipe is not None:
             raise UserError("--config holds every option already; leave out --recipe")
         base = TrainConfig.from_yaml(first.config)
     else:
-        base = TrainConfig.from_recipe(
-            first.recipe or default_recipe(first.data, first.weights),
-            data=first.data,
-            weights=first.weights,
+        task = "masked" if command is Pretrain else "classify"
+        base = TrainConfig.from_recipe(first.recipe or default_recipe(first.chosen().replace(task=task)))
+    parsed = parse(command, name, args, _over(command, base, recipe=first.recipe, config=first.config))
+    options = merged_options(base.architecture.options, first.architecture.options)
+    return dataclasses.replace(parsed, architecture=dataclasses.replace(parsed.architecture, options=options))
+
+
+def _over(command: type[R], base: TrainConfig, **others: Any) -> R:
+    """A command whose options are those of a configuration."""
+    given = {field.name: getattr(base, field.name) for field in dataclasses.fields(TrainConfig)}
+    return command(**given, **others)
+
+
+def _parse_resume(command: type[R], name: str, args: Sequence[str], first: R) -> R:
+    """`--resume` with engine options over those of the run; what else is given must be as in the run."""
+    from vitascope.training.run import find_run, open_run
+
+    assert first.resume is not None
+    run, _ = find_run(first.resume)
+    _, base = open_run(run)
+    parsed = parse(command, name, args, _over(command, base, resume=first.resume))
+    changed = [option for option, group in GROUP_OF.items() if group != "engine"]
+    changed = [option for option in changed if parsed.option(option) != base.option(option)]
+    changed += [option for option in ("recipe", "config") if getattr(first, option) is not None]
+    if changed:
+        raise UserError(
+            f"--resume takes all but the engine's options from {run / 'config.yaml'}; "
+            f"leave out {', '.join('--' + option.replace('_', '-') for option in changed)}"
         )
-    default = Train(**dataclasses.asdict(base), recipe=first.recipe, config=first.config)
-    return parse(Train, "train", args, default)
+    return parsed

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from vitascope.cli.parsing import MaybePath
 from vitascope.errors import UserError
-from vitascope.training.recipes import MaybeInt, MaybePath, MaybeText
+from vitascope.training.options import MaybeInt, MaybeText
 
 Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
 
@@ -148,11 +149,12 @@ class Explain:
 
         from vitascope import explain
         from vitascope.explain import plots
+        from vitascope.explain.attention import attending
         from vitascope.report.figures import to_picture
         from vitascope.weights.store import load_pretrained
 
         loaded = load_pretrained(self.model)
-        model, preprocess = loaded.model, loaded.preprocess
+        model, preprocess = attending(loaded.model), loaded.preprocess
         pixels = preprocess.pixels(self.image)  # (C, H, W)
         images = preprocess.normalize(torch.from_numpy(pixels)[None])  # (1, C, H, W)
         if self.method == "rollout":
@@ -162,7 +164,7 @@ class Explain:
             heads = "mean of all heads" if self.head is None else f"head {self.head}"
             what = f"attention of layer {self.layer % model.config.depth}, {heads}"
         title = f"{what} over {Path(self.image).name}"
-        if model.config.readout.gives_classes:
+        if model.config.gives_classes:
             with torch.inference_mode():
                 score, index = model(images)[0].softmax(dim=0).max(dim=0)
             names = model.config.class_names or [str(number) for number in range(model.config.num_classes)]

@@ -1,4 +1,4 @@
-"""The task of classification: a model and a batch to a loss and what to count."""
+"""The task of classification: images to classes."""
 
 from __future__ import annotations
 
@@ -8,23 +8,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitascope.data.loading import Loader
+from vitascope.data.preprocess import Preprocess
+from vitascope.training.evaluate import evaluate
+from vitascope.training.task import Examples, Sums
+
 
 @dataclasses.dataclass(frozen=True)
 class Classify:
     """Cross-entropy with label smoothing (Szegedy et al. 2016)."""
 
+    preprocess: Preprocess
     label_smoothing: float = 0.0
 
-    def loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss, a scalar with gradients, and sums over the batch: `loss`, `correct`, `count`.
+    def module(self, model: nn.Module) -> nn.Module:
+        """The model itself."""
+        return model
 
-        Args:
-            model: images to logits (B, K).
-            images: normalized floats (B, C, H, W).
-            labels: int64 (B,).
-        """
-        logits = model(images).float()  # (B, K)
-        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
-        count = torch.tensor(float(len(labels)), device=loss.device)
-        correct = (logits.argmax(dim=1) == labels).sum()
-        return loss, {"loss": loss.detach() * count, "correct": correct, "count": count}
+    def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
+        """The mean loss, a scalar with gradients, and sums over the images: `loss`, `correct`, `count`."""
+        logits = module(self.preprocess.normalize(examples.images)).float()  # (B, K)
+        loss = F.cross_entropy(logits, examples.targets, label_smoothing=self.label_smoothing)
+        return loss, classified(loss, logits, examples.labels)
+
+    def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
+        """Cross-entropy without smoothing and accuracy, over all processes."""
+        measured = evaluate(module, loader, precision=precision)
+        return {"loss": measured.loss, "accuracy": measured.accuracy}
+
+
+def classified(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
+    """The sums of a classification: of the mean loss of logits (B, K) for labels (B,)."""
+    count = torch.tensor(float(len(labels)), device=loss.device)
+    correct = (logits.argmax(dim=1) == labels).sum()
+    return {"loss": loss.detach() * count, "correct": correct, "count": count}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from vitascope.data.datasets import ImageSet, open_data, open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.errors import UserError
 from vitascope.model.hardware import resolve_device, resolve_precision
+from vitascope.training.distributed import gather
 from vitascope.training.run import CONFIG, open_run
 from vitascope.weights.store import load_pretrained
 
@@ -76,30 +79,55 @@ class Evaluation:
 def evaluate(model: nn.Module, loader: Loader, *, precision: torch.dtype = torch.float32) -> Evaluation:
     """Measure a model on every readable image of a split, in the split's order.
 
+    With several processes each measures its part, and all get the whole.
+
+    Args:
+        model: normalized images (B, C, H, W) to logits (B, K).
+        loader: of the split, without a seed.
+        precision: dtype to compute in.
+
     Raises:
         UserError: no image could be read.
     """
-    was_training = model.training
-    model.eval()
-    logits, labels, indices = [], [], []
-    for batch in loader.epoch():
-        with torch.autocast(batch.pixels.device.type, precision, enabled=precision != torch.float32):
-            logits.append(model(loader.preprocess.normalize(batch.pixels)).float().cpu())  # (B, K)
-        labels.append(batch.labels.cpu())
-        indices.append(batch.indices)
-    model.train(was_training)
-    if not logits:
+    logits: list[Tensor] = []
+    labels: list[Tensor] = []
+    indices: list[npt.NDArray[np.int64]] = []
+    with evaluation_mode(model):
+        for batch in loader.epoch():
+            with torch.autocast(batch.pixels.device.type, precision, enabled=precision != torch.float32):
+                answer = model(loader.preprocess.normalize(batch.pixels)).float().cpu()  # (B, K)
+            logits.append(answer)
+            labels.append(batch.labels.cpu())
+            indices.append(batch.indices)
+    parts = gather((logits, labels, indices, loader.unreadable))
+    answers = [answer for part in parts for answer in part[0]]
+    truths = [truth for part in parts for truth in part[1]]
+    if not sum(map(len, truths)):
         raise UserError(f"no image of the {loader.images.name} set could be read")
-    everything, truth = torch.cat(logits), torch.cat(labels)
+    places = np.concatenate([place for part in parts for place in part[2]])
+    order = np.argsort(places, kind="stable")
+    everything, truth = torch.cat(answers)[order], torch.cat(truths)[order]
     return Evaluation(
         split=loader.images.name,
         class_names=loader.images.class_names,
-        indices=np.concatenate(indices),
+        indices=places[order],
         labels=truth.numpy(),
         probabilities=everything.softmax(dim=1).numpy(),
         loss=float(F.cross_entropy(everything, truth)),
-        unreadable=dict(loader.unreadable),
+        unreadable={path: reason for part in parts for path, reason in part[3].items()},
     )
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and afterwards each part in the mode that it had."""
+    modes = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 def evaluate_pretrained(
@@ -127,7 +155,7 @@ def evaluate_pretrained(
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
     loaded = load_pretrained(ref)
     model = loaded.model
-    if not model.config.readout.gives_classes:
+    if not model.config.gives_classes:
         raise UserError(
             f"{ref} has no head: it gives features, not classes, so nothing can be right or wrong"
         )

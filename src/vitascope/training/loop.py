@@ -1,349 +1,344 @@
-"""The only training loop: `train` starts a run, `resume` continues one, to the bit."""
+"""The only training loop: it makes a run from a `TrainConfig`, or goes on with one."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import json
 import math
-import os
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from vitascope.data.augment import Augmentation
-from vitascope.data.datasets import ImageSet, Splits, open_data
+from vitascope.data.datasets import ImageSet, Splits
 from vitascope.data.loading import Batch, Loader
 from vitascope.data.randomness import step_seed
 from vitascope.errors import Interrupted, UserError
-from vitascope.model.config import ViTConfig
-from vitascope.model.hardware import resolve_device, resolve_precision, reuse_freed_memory, suitable_threads
-from vitascope.model.vit import VisionTransformer
-from vitascope.report.figures import draw_figures
-from vitascope.training.checkpoint import load_checkpoint, save_checkpoint
-from vitascope.training.classify import Classify
-from vitascope.training.defaults import default_batch_size, resolve_config
-from vitascope.training.evaluate import Evaluation, evaluate
-from vitascope.training.optim import adamw, learning_rate, running_average
+from vitascope.model.classifier import build
+from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
+from vitascope.model.sizes import ModelConfig
+from vitascope.training.checkpoint import checkpoints, save_checkpoint
+from vitascope.training.distributed import (
+    is_first,
+    largest,
+    rank,
+    reducing,
+    shard,
+    spread,
+    sum_over_processes,
+    world_size,
+)
+from vitascope.training.optim import freeze_body, learning_rate, optimizer_of, train_mode, update_average
 from vitascope.training.progress import Progress
 from vitascope.training.recipes import TrainConfig
-from vitascope.training.run import Recorder, create_run, open_run
-from vitascope.weights.own import default_preprocess
-from vitascope.weights.store import (
-    from_pretrained,
-    load_pretrained,
-    save_pretrained,
-    transfer,
+from vitascope.training.run import Recorder
+from vitascope.training.signals import Stop, stop_signals
+from vitascope.training.start import augmentation_of, identity, make_task, refuse_other, start_model
+from vitascope.training.state import (
+    all_finite,
+    model_state,
+    optimizer_state,
+    restore_model,
+    restore_optimizer,
 )
+from vitascope.training.task import Examples, Sums
+from vitascope.weights.store import save_pretrained
 
-
-@dataclasses.dataclass(frozen=True)
-class TrainResult:
-    """What a finished run has made.
-
-    Attributes:
-        run: the run folder.
-        model: the finished model, in evaluation mode.
-        evaluation: the model on the test split (on `val` where a data set has no test split).
-        seconds: time in the loop, validation included, over all of the run's processes.
-        figures: paths of the pictures, by name.
-    """
-
-    run: Path
-    model: VisionTransformer
-    evaluation: Evaluation
-    seconds: float
-    figures: dict[str, Path]
-
-
-def train(config: TrainConfig) -> TrainResult:
-    """Train a classifier from a configuration; what `vitascope train` calls.
-
-    Raises:
-        UserError: data, model or options that cannot be used.
-        Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
-    """
-    splits = open_data(config.data, seed=config.seed)
-    config, model_config = resolve_config(config, splits)
-    run = create_run(config)
-    try:
-        trainer = Trainer(run, config, model_config, splits)
-    except (UserError, KeyboardInterrupt):
-        shutil.rmtree(run)  # a run that cannot start leaves nothing
-        raise
-    return trainer.fit()
-
-
-def resume(run: str | os.PathLike[str]) -> TrainResult:
-    """Continue a run from its newest checkpoint (from its start where there is none), to the same end.
-
-    On the CPU the weights become bitwise those of a run that was never stopped.
-
-    Raises:
-        UserError: no run there, it has finished, no whole checkpoint, or the data are others by now.
-    """
-    folder, config = open_run(run)
-    if (folder / "model" / "config.json").is_file():
-        raise UserError(f"{run}: this run has finished; `vitascope evaluate {run}` measures it")
-    splits = open_data(config.data, seed=config.seed)
-    config, model_config = resolve_config(config, splits)
-    trainer = Trainer(folder, config, model_config, splits)
-    trainer.restore()
-    return trainer.fit()
+RECORD_EVERY = 10
+"""Steps from one recorded loss to the next: reading it makes a GPU wait."""
 
 
 class Trainer:
-    """One run: its parts, its counters, its loop."""
+    """One run: its parts, its counters, its loop.
 
-    def __init__(self, run: Path, config: TrainConfig, model_config: ViTConfig, splits: Splits) -> None:
+    With several processes each has a Trainer, and all do the same steps; the first one writes and speaks.
+
+    Args:
+        run: the run folder.
+        config: resolved.
+        model_config: of the model.
+        splits: the data.
+        device: this process's.
+
+    Raises:
+        UserError: weights, a teacher, images or options that cannot be used.
+    """
+
+    def __init__(
+        self, run: Path, config: TrainConfig, model_config: ModelConfig, splits: Splits, device: torch.device
+    ) -> None:
         reuse_freed_memory()
-        self.run, self.config, self.splits = run, config, splits
-        self.batch_size = config.batch_size or default_batch_size(len(splits.train))
-        self.device = resolve_device(config.device)
-        self.precision = resolve_precision(
-            config.precision, model_config, self.device, self.batch_size, training=True
-        )
-        self.model = self._start_model(model_config).to(self.device)
-        self.average = running_average(self.model, config.ema) if config.ema else None
-        self.optimizer = adamw(self.model, config)
-        self.task = Classify(config.label_smoothing)
-        self.augmentation = Augmentation(
-            flip=config.flip,
-            crop_scale=config.crop_scale,
-            shift=config.shift,
-            rotate=config.rotate,
-            color_jitter=config.color_jitter,
-        )
-        self.train_loader = self._loader(splits.train, seed=config.seed)
-        self.val_loader = self._loader(splits.val)
+        self.run, self.config, self.splits, self.device = run, config, splits, device
+        options, engine = config.optimization, config.engine
+        assert options.batch_size is not None
+        self.batch_size = options.batch_size
+        share = max(1, self.batch_size // (world_size() * engine.accumulate))
+        self.precision = resolve_precision(engine.precision, model_config, device, share, training=True)
+        self.threads = suitable_threads(model_config, device, share)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == torch.float16)
+
+        model, self.preprocess = start_model(config, model_config)
+        self.task = make_task(config, model.config, self.preprocess, splits, device, self.precision)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.module = self.task.module(model).to(device)
+        self.model_config = model.config
+        self.average = copy.deepcopy(self.module).requires_grad_(False).eval() if options.ema else None
+        if options.freeze:
+            freeze_body(model)
+        self.parallel = spread(self.module, engine.parallel, device)
+        if self.average is not None and self.parallel is self.module and world_size() > 1:
+            shard(self.average, device)
+        if engine.compile:
+            self.module.compile()
+        self.optimizer = optimizer_of(self.module, options)
+        self.augmentation, self.mixing = augmentation_of(config)
+
+        self.train_loader = self.loader(splits.train, seed=config.seed)
+        if self.train_loader.crops:
+            self.augmentation = self.augmentation.without_crop()
+        self.val_loader = self.loader(splits.val)
         self.steps_per_epoch = self.train_loader.batches_per_epoch
+        learning_rate(options, self.batch_size, 0, self.steps_per_epoch)  # refuses an endless warm-up
+        self.identity = identity(config, self.model_config, splits.train)
         self.step = 0
         self.best_loss = math.inf
         self.seconds = 0.0
-        self.sums: dict[str, Tensor] = {}
+        self.sums: Sums = {}
 
-    def _start_model(self, model_config: ViTConfig) -> VisionTransformer:
-        """The model before the first step, and the preprocessing that belongs to it."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.config.seed)
-            model = VisionTransformer(model_config)
-        self.preprocess = default_preprocess(model_config)
-        if self.config.weights is not None:
-            loaded = load_pretrained(self.config.weights)
-            notes = transfer(loaded.model, model, self.config.weights)
-            print(f"weights of {self.config.weights}: {'; '.join(notes)}")
-            self.preprocess = loaded.preprocess.at_size(model_config.image_hw)
-        return model
-
-    def _loader(self, images: ImageSet, seed: int | None = None) -> Loader:
+    def loader(self, images: ImageSet, seed: int | None = None) -> Loader:
+        """Batches of a split; with a seed for training: shuffled, and cropped where workers read."""
         return Loader(
             images,
             self.preprocess,
             self.batch_size,
             seed=seed,
             device=self.device,
-            workers=self.config.workers,
+            workers=self.config.engine.workers,
+            part=(rank(), world_size()),
+            crop_scale=1.0 if seed is None else self.config.augmentation.crop_scale,
         )
 
     @property
-    def trained(self) -> VisionTransformer:
+    def trained(self) -> nn.Module:
         """The weights that are evaluated and saved: the running average where there is one."""
-        model = self.model if self.average is None else self.average.module
-        assert isinstance(model, VisionTransformer)
-        return model
+        return self.module if self.average is None else self.average
 
-    def fit(self) -> TrainResult:
-        """Train to the end, from wherever the counters stand; then test, save and draw."""
-        print(self.describe(), flush=True)
-        recorder = Recorder(self.run, self.step)
+    def fit(self) -> None:
+        """Train to the end of the last epoch, from wherever the counters stand.
+
+        Raises:
+            UserError: the loss or a weight is no number any more, or a checkpoint cannot be written.
+            Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
+        """
         images = len(self.train_loader)
         epoch, batch = divmod(self.step, self.steps_per_epoch)
-        progress = Progress(self.config.epochs, images, epoch * images + batch * self.batch_size)
+        done = epoch * images + batch * self.batch_size
+        progress = Progress(self.config.optimization.epochs, images, done, shown=is_first())
+        recorder = Recorder(self.run, self.step) if is_first() else None
         try:
-            threads = suitable_threads(self.model.config, self.device, self.batch_size)
-            with threads, torch.random.fork_rng(devices=[]), stop_signals() as stop:
+            with self.threads, torch.random.fork_rng(devices=[]), stop_signals() as stop:
                 self._loop(recorder, progress, stop)
-            progress.close()
-            return self._finish(recorder)
         finally:
             progress.close()
-            recorder.close()
+            if recorder is not None:
+                recorder.close()
 
-    def describe(self) -> str:
-        """The run in three lines."""
-        config, model = self.config, self.model.config
-        size, patch = "x".join(map(str, model.image_hw)), model.patch_hw[0]
-        splits = {split.name: len(split) for split in (self.splits.train, self.splits.val, self.splits.final)}
-        sizes = ", ".join(f"{count:,} {name}" for name, count in splits.items())
-        for path, reason in {**self.train_loader.unreadable, **self.val_loader.unreadable}.items():
-            print(f"left out: {reason if path in reason else f'{path}: {reason}'}")
-        start = "" if self.step == 0 else f", from step {self.step:,}"
-        return (
-            f"data   {config.data}: {sizes} images of {model.num_classes} classes\n"
-            f"model  {model.num_parameters / 1e6:.2f} M parameters: {model.depth} blocks of width "
-            f"{model.embed_dim}, {size} pixels in patches of {patch}\n"
-            f"run    {self.run}: {config.epochs} epochs of {self.steps_per_epoch} steps{start}, "
-            f"{str(self.precision).removeprefix('torch.')} on {self.device}"
-        )
-
-    def _loop(self, recorder: Recorder, progress: Progress, stop: Stop) -> None:
+    def _loop(self, recorder: Recorder | None, progress: Progress, stop: Stop) -> None:
         """Epochs of steps; a checkpoint when it is due."""
-        self.model.train()
+        train_mode(self.module, frozen=self.config.optimization.freeze)
         saved = clock = time.monotonic()
-        while self.step < self.config.epochs * self.steps_per_epoch:
+        while self.step < self.config.optimization.epochs * self.steps_per_epoch:
             epoch, start = divmod(self.step, self.steps_per_epoch)
             for batch in self.train_loader.epoch(epoch, start=start):
-                self._training_step(batch, epoch, recorder)
-                progress.advance(len(batch.labels))
+                loss = self._training_step(batch, epoch)
+                progress.advance(batch.planned)
+                if self.step % RECORD_EVERY == 0:
+                    self._record_step(loss, recorder)
                 if self.step % self.steps_per_epoch == 0:
                     self._end_epoch(epoch, recorder, progress)
                 now = time.monotonic()
                 self.seconds, clock = self.seconds + now - clock, now
-                if stop.signum is not None or now - saved >= self.config.checkpoint_seconds:
+                due = now - saved >= self.config.engine.checkpoint_seconds
+                save, signum = largest(due, stop.signum)
+                if save or signum:
                     self.save()
                     saved = time.monotonic()
-                if stop.signum is not None:
-                    raise Interrupted(self.run, stop.signum)
+                if signum:
+                    raise Interrupted(self.run, int(signum))
         self.save()
 
-    def _training_step(self, batch: Batch, epoch: int, recorder: Recorder) -> None:
-        """Forward, backward, update; everything random in it is a function of the seed and the counters."""
-        config = self.config
-        rate = learning_rate(config, self.step, self.steps_per_epoch)
-        torch.manual_seed(step_seed(config.seed, self.step))
-        if len(batch.labels):
-            images = self.augmentation(batch.pixels, batch.indices, seed=config.seed, epoch=epoch)
-            images = self.preprocess.normalize(images)  # (B, C, H, W)
-            with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
-                loss, sums = self.task.loss(self.model, images, batch.labels)
-            loss.backward()
-            if config.clip_grad:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_grad)
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            if self.average is not None:
-                self.average.update_parameters(self.model)
-            self.sums = {name: self.sums.get(name, torch.zeros(())) + value for name, value in sums.items()}
+    def _training_step(self, batch: Batch, epoch: int) -> Tensor:
+        """Forward, backward, update; everything random in it is a function of the seed and the counters.
+
+        Returns this process's part of the global batch's mean loss, a scalar.
+        """
+        torch.manual_seed(step_seed(self.config.seed, self.step * world_size() + rank()))
+        parts = self._parts(batch)
+        total = torch.zeros((), device=self.device)
+        for number, part in enumerate(parts):
+            with reducing(self.parallel, number == len(parts) - 1):
+                total += self._backward(part, batch.planned, epoch)
+        self._update()
         self.step += 1
-        if self.step % 10 == 0 and len(batch.labels):
-            value = float(loss.detach())
-            self._check_finite(value)
-            recorder.record("step", self.step, {"loss": value, "lr": rate})
+        return total
+
+    def _parts(self, batch: Batch) -> list[Batch]:
+        """What is computed one after the other: as many parts in each process, which wait for each other."""
+        accumulate = self.config.engine.accumulate
+        parts = batch.split(accumulate) if len(batch.labels) else []
+        if world_size() > 1:
+            parts += [
+                dataclasses.replace(
+                    batch, pixels=batch.pixels[:0], labels=batch.labels[:0], indices=batch.indices[:0]
+                )
+            ] * (accumulate - len(parts))
+        return parts
+
+    def _backward(self, part: Batch, planned: int, epoch: int) -> Tensor:
+        """Add a part's gradients, by its share of the global batch; that share of its loss, detached."""
+        weight = len(part.labels) / planned
+        examples = self._examples(part if weight else black(part), epoch)
+        with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
+            loss, sums = self.task.loss(self.parallel, examples)
+        # Gradients are averaged over the processes, so that each has to weigh its own that much more.
+        self.scaler.scale(loss * (weight * world_size())).backward()
+        images = 1.0 if weight else 0.0
+        self.sums = {name: self.sums.get(name, 0.0) + images * value for name, value in sums.items()}
+        return loss.detach() * weight
+
+    def _examples(self, part: Batch, epoch: int) -> Examples:
+        """Augment and mix; an image's draw is f(seed, epoch, index), that of a mixture f(seed, step)."""
+        seed = self.config.seed
+        images = self.augmentation(part.pixels, part.indices, seed=seed, epoch=epoch)  # (B, C, H, W)
+        targets = part.labels
+        if self.mixing is not None:
+            targets = F.one_hot(targets, self.model_config.num_classes).float()  # (B, K)
+            images, targets = self.mixing(images, targets, seed=seed, step=self.step)
+        return Examples(
+            images=images, labels=part.labels, targets=targets, indices=part.indices, seed=seed, epoch=epoch
+        )
+
+    def _update(self) -> None:
+        """Clip, step, average."""
+        options = self.config.optimization
+        self.rate = learning_rate(options, self.batch_size, self.step, self.steps_per_epoch)
+        if options.clip_grad:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.module.parameters(), options.clip_grad)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate * group["lr_scale"]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            assert options.ema is not None
+            update_average(self.average, self.module, options.ema, self.step)
+
+    def _record_step(self, loss: Tensor, recorder: Recorder | None) -> None:
+        value = float(sum_over_processes({"loss": loss})["loss"])
+        self._check_finite(value)
+        if recorder is not None:
+            recorder.record("step", self.step, {"loss": value, "lr": self.rate})
 
     def _check_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
             raise UserError(
-                f"the loss is {loss} at step {self.step}: training has diverged; try a lower --lr than "
-                f"{self.config.lr:g} or --precision fp32 (the run so far is in {self.run})"
+                f"the loss is {loss} at step {self.step:,}, where the rate is {self.rate:.3g}: training has "
+                f"diverged; try a lower --lr than {self.config.optimization.lr:g}, a longer --warmup-epochs, "
+                f"--clip-grad 1 or --precision fp32. {self._last_good()}"
             )
 
-    def _end_epoch(self, epoch: int, recorder: Recorder, progress: Progress) -> None:
+    def _last_good(self) -> str:
+        saved = sorted(checkpoints(self.run))
+        newest = f"its newest checkpoint is {saved[-1].name}" if saved else "it has no checkpoint yet"
+        return f"The run so far is in {self.run}; {newest}"
+
+    def _end_epoch(self, epoch: int, recorder: Recorder | None, progress: Progress) -> None:
         """Validate, record, and keep the weights if they are the best so far."""
-        means = {name: float(total / self.sums["count"]) for name, total in self.sums.items()}
+        sums = sum_over_processes(self.sums)
+        means = {name: float(total / sums["count"]) for name, total in sums.items() if name != "count"}
         self._check_finite(means["loss"])
         self.sums = {}
-        val = evaluate(self.trained, self.val_loader, precision=self.precision)
-        progress.epoch(epoch + 1, means["loss"], val.accuracy)
-        recorder.record(
-            "epoch",
-            self.step,
-            {
+        val = self.task.validate(self.trained, self.val_loader, self.precision)
+        progress.epoch(epoch + 1, means["loss"], val)
+        if recorder is not None:
+            accuracy = {"train_accuracy": means.pop("correct")} if "correct" in means else {}
+            record = {
                 "epoch": epoch + 1,
-                "train_loss": means["loss"],
-                "train_accuracy": means["correct"],
-                "val_loss": val.loss,
-                "val_accuracy": val.accuracy,
+                **{f"train_{name}": value for name, value in means.items()},
+                **accuracy,
+                **{f"val_{name}": value for name, value in val.items()},
                 "images_per_second": round(progress.images_per_second, 1),
-            },
-        )
-        if val.loss < self.best_loss:
-            self.best_loss = val.loss
-            save_pretrained(self.trained, self.run / "checkpoints" / "best", preprocess=self.preprocess)
+            }
+            recorder.record("epoch", self.step, record)
+        if val["loss"] < self.best_loss:
+            self.best_loss = val["loss"]
+            self.save_model(self.run / "checkpoints" / "best")
 
-    def _finish(self, recorder: Recorder) -> TrainResult:
-        """The finished model, measured on what it has not seen, saved and drawn."""
-        best = self.run / "checkpoints" / "best"
-        model = from_pretrained(best).to(self.device) if self.config.keep == "best" else self.trained.eval()
-        evaluation = evaluate(model, self._loader(self.splits.final), precision=self.precision)
-        recorder.record("test", self.step, {**evaluation.summary(), "seconds": round(self.seconds, 2)})
-        measured = self.splits.final.subset(evaluation.split, evaluation.indices)
-        figures = draw_figures(self.run, model, self.preprocess, measured, evaluation.probabilities)
-        save_pretrained(model, self.run / "model", preprocess=self.preprocess)
-        return TrainResult(self.run, model.cpu(), evaluation, self.seconds, figures)
+    def save_model(self, folder: Path) -> None:
+        """The trained model as a model folder: whole, also where it is sharded."""
+        state = model_state(self.trained) if world_size() > 1 else self.trained.state_dict()
+        if not is_first():
+            return
+        model = build(self.model_config)
+        names = model.state_dict().keys()
+        own = {name.removeprefix("body."): value for name, value in state.items()}
+        model.load_state_dict({name: own[name] for name in names})
+        save_pretrained(model, folder, preprocess=self.preprocess)
 
     def save(self) -> None:
-        """Write a checkpoint of everything that the next step depends on."""
+        """Write a checkpoint of everything that the next step depends on.
+
+        Raises:
+            UserError: a weight is no number, or the checkpoint cannot be written.
+        """
+        (broken,) = largest(not all_finite(self.module))
+        if broken:
+            self._check_finite(math.nan)
         state: dict[str, Any] = {
-            "data": self._data_identity(),
-            "model": self.model.state_dict(),
-            "average": None if self.average is None else self.average.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "sums": self.sums,
+            "identity": self.identity,
+            "model": model_state(self.module, whole=False),
+            "average": None if self.average is None else model_state(self.average, whole=False),
+            "optimizer": optimizer_state(self.module, self.optimizer),
+            "scaler": self.scaler.state_dict(),
+            "sums": self.sums if world_size() == 1 else sum_over_processes(self.sums),
             "best_loss": self.best_loss,
             "seconds": self.seconds,
         }
-        save_checkpoint(self.run, self.step, state)
+        save_checkpoint(self.run, self.step, state, keep=self.config.engine.keep_checkpoints)
 
-    def restore(self) -> None:
-        """Continue from the newest checkpoint, if there is one.
+    def restore(self, found: tuple[int, dict[str, Any]] | None) -> None:
+        """Continue from a checkpoint, if there is one.
 
         Raises:
-            UserError: the data are not those of the checkpoint.
+            UserError: the data, the model or the task are not those of the checkpoint.
         """
-        shutil.rmtree(self.run / "figures", ignore_errors=True)
-        found = load_checkpoint(self.run)
+        if is_first():
+            shutil.rmtree(self.run / "figures", ignore_errors=True)
         if found is None:
             return
         self.step, state = found
-        if state["data"] != self._data_identity():
-            raise UserError(
-                f"{self.config.data} has changed since the run began: it was {state['data']}, "
-                f"it is {self._data_identity()}; a resumed run needs the same data"
-            )
-        self.model.load_state_dict(state["model"])
+        refuse_other(state["identity"], self.identity)
+        restore_model(self.module, state["model"])
         if self.average is not None:
-            self.average.load_state_dict(state["average"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.sums, self.best_loss, self.seconds = state["sums"], state["best_loss"], state["seconds"]
-
-    def _data_identity(self) -> str:
-        classes = json.dumps(self.splits.train.class_names, ensure_ascii=False)
-        return f"{len(self.train_loader):,} training images of the classes {classes}"
-
-
-@dataclasses.dataclass
-class Stop:
-    """Which signal asked for a stop, if one did."""
-
-    signum: int | None = None
+            restore_model(self.average, state["average"])
+        restore_optimizer(self.module, self.optimizer, state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.best_loss, self.seconds = state["best_loss"], state["seconds"]
+        if is_first():
+            self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
+        else:
+            self.sums = {name: torch.zeros((), device=self.device) for name in state["sums"]}
 
 
-@contextmanager
-def stop_signals() -> Iterator[Stop]:
-    """Turn SIGINT and SIGTERM into a request to stop after the step; a second one acts at once."""
-    stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread may handle signals
-        return
-
-    def ask(signum: int, frame: object) -> None:
-        stop.signum = signum
-        signal.signal(signum, previous[signal.Signals(signum)])
-
-    previous = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    for signum in previous:
-        signal.signal(signum, ask)
-    try:
-        yield stop
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+def black(part: Batch) -> Batch:
+    """One black image in the place of none, for a process that only takes part in what all compute."""
+    _, C, H, W = part.pixels.shape
+    pixels, labels = part.pixels.new_zeros(1, C, H, W), part.labels.new_zeros(1)
+    return dataclasses.replace(part, pixels=pixels, labels=labels, indices=np.zeros(1, np.int64))

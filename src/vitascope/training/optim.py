@@ -1,41 +1,123 @@
-"""AdamW with the usual exceptions from weight decay, the schedule, and the running average."""
+"""The optimizer with the usual exceptions from weight decay, the schedule, and the running average."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from vitascope.training.recipes import TrainConfig
+from vitascope.errors import UserError
+from vitascope.training.options import Optimization
 
 # Parameters that are tokens or places, not matrices that multiply.
-_STATES = ("class_token", "distillation_token", "registers", "positions.", "pool.query")
+_STATES = ("class_token", "distillation_token", "registers", "mask_token", "positions.", "pool.query")
+_EMBEDDING = (*_STATES[:-1], "patch_embedding.", "embedding_norm.")
+MOMENTUM = 0.9
 
 
-def adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019): decay on weight matrices only."""
-    decayed: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        (decayed if parameter.ndim > 1 and not name.startswith(_STATES) else others).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter 2019) or SGD with momentum, over whatever is not frozen.
+
+    Weight decay is for matrices only. Each group has a factor `lr_scale`, which layer-wise decay makes
+    smaller towards the image (Clark et al. 2020, ELECTRA; Bao et al. 2022, BEiT).
+
+    Raises:
+        UserError: layer-wise decay for a model that has no blocks.
+    """
+    depth = depth_of(name for name, _ in module.named_parameters())
+    if options.layer_decay != 1 and not depth:
+        raise UserError("layer_decay is for Vision Transformers: this model has no blocks; leave it at 1")
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            name = name.removeprefix("body.")  # a task's module holds the model by this name
+            decayed = parameter.ndim > 1 and not name.startswith(_STATES)
+            scale = options.layer_decay ** (depth + 1 - layer_of(name, depth))
+            groups.setdefault((decayed, scale), []).append(parameter)
+    parameters = [
+        {"params": found, "weight_decay": options.weight_decay * decayed, "lr_scale": scale}
+        for (decayed, scale), found in groups.items()
+        if found
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, fused=True)
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=options.lr, momentum=MOMENTUM, foreach=True
+        )  # fused takes no shards
+    return torch.optim.AdamW(parameters, lr=options.lr, fused=True)
 
 
-def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float:
-    """The rate of a step, counted from 0: linear warm-up to `config.lr`, then a cosine to 0 at the end."""
-    total = config.epochs * steps_per_epoch
-    warmup = min(round(config.warmup_epochs * steps_per_epoch), total - 1)
+def depth_of(names: Iterable[str]) -> int:
+    """How many encoder blocks the parameters of these names are of."""
+    blocks = [re.search(r"(?:^|\.)encoder\.blocks\.(\d+)\.", name) for name in names]
+    return max((int(found[1]) + 1 for found in blocks if found), default=0)
+
+
+def layer_of(name: str, depth: int) -> int:
+    """Which layer a parameter lies in: 0 before the blocks, 1 to `depth` in them, `depth` + 1 after them."""
+    block = re.match(r"encoder\.blocks\.(\d+)\.", name)
+    if block:
+        return int(block[1]) + 1
+    return 0 if name.startswith(_EMBEDDING) else depth + 1
+
+
+def freeze_body(model: nn.Module) -> None:
+    """Leave nothing to train but the head, on features without dropout."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith("head."))
+
+
+def train_mode(model: nn.Module, *, frozen: bool) -> None:
+    """Training mode; of a frozen model, for the head alone."""
+    model.train()
+    if frozen:
+        for name, part in model.named_children():
+            part.train(name == "head")
+
+
+def peak_rate(options: Optimization, batch_size: int) -> float:
+    """The largest rate of the run: `lr`, scaled in proportion to the batch where it is meant for another."""
+    return options.lr if options.lr_batch is None else options.lr * batch_size / options.lr_batch
+
+
+def learning_rate(options: Optimization, batch_size: int, step: int, steps_per_epoch: int) -> float:
+    """The rate of a step, counted from 0: linear warm-up to the peak, then down to 0 at the end.
+
+    Raises:
+        UserError: a warm-up in steps that would not end within the run.
+    """
+    peak = peak_rate(options, batch_size)
+    total = options.epochs * steps_per_epoch
+    if options.warmup_steps is not None and options.warmup_steps >= total:
+        raise UserError(
+            f"the warm-up of {options.warmup_steps:,} steps would not end: the run has {total:,} "
+            f"({options.epochs} epochs of {steps_per_epoch}); give a smaller --warmup-steps or more --epochs"
+        )
+    warmup = options.warmup_steps
+    if warmup is None:
+        warmup = min(round(options.warmup_epochs * steps_per_epoch), total - 1)
     if step < warmup:
-        return config.lr * (step + 1) / warmup
-    return config.lr * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
+        return peak * (step + 1) / warmup
+    passed = (step - warmup) / (total - warmup)
+    if options.schedule == "constant":
+        return peak
+    return (
+        peak * (1 - passed) if options.schedule == "linear" else peak * 0.5 * (1 + math.cos(math.pi * passed))
+    )
 
 
-def running_average(model: nn.Module, decay: float) -> AveragedModel:
-    """Exponential moving average of the weights; the first update copies them."""
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+def update_average(average: nn.Module, module: nn.Module, decay: float, step: int) -> None:
+    """One step of the exponential moving average of the weights (Polyak and Juditsky 1992, for decay 0.9999).
+
+    The first, at `step` 0, copies them.
+    """
+    theirs, ours = list(average.parameters()), list(module.parameters())
+    with torch.no_grad():
+        if step == 0:
+            for mine, new in zip(theirs, ours, strict=True):
+                mine.copy_(new)
+        else:
+            get_ema_multi_avg_fn(decay)(theirs, ours, step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import NoReturn
 
@@ -20,9 +21,11 @@ class Progress:
         epochs: of the whole run.
         images_per_epoch: training images.
         done: images of the run that were done before, when it is resumed.
+        shown: whether to say it.
     """
 
-    def __init__(self, epochs: int, images_per_epoch: int, done: int = 0) -> None:
+    def __init__(self, epochs: int, images_per_epoch: int, done: int = 0, *, shown: bool = True) -> None:
+        self.shown = shown
         self.epochs = epochs
         self.total = epochs * images_per_epoch
         self.done = done
@@ -30,7 +33,7 @@ class Progress:
         self._done_before = done
         self._last_line = self._started
         self._bar: tqdm[NoReturn] | None = None
-        if sys.stderr.isatty():
+        if shown and sys.stderr.isatty():
             self._bar = tqdm(
                 total=self.total,
                 initial=done,
@@ -54,9 +57,10 @@ class Progress:
         elif time.monotonic() - self._last_line >= 3 * LINE_SECONDS:  # within a long epoch
             self._print(f"{self.done:,} of {self.total:,} images")
 
-    def epoch(self, epoch: int, train_loss: float, val_accuracy: float) -> None:
-        """An epoch (counted from 1) has ended."""
-        text = f"epoch {epoch}/{self.epochs}  loss {train_loss:.3f}  val {val_accuracy:.1%}"
+    def epoch(self, epoch: int, train_loss: float, val: Mapping[str, float]) -> None:
+        """An epoch (counted from 1) has ended; `val` has the validation's `loss`, and may have `accuracy`."""
+        said = f"{val['accuracy']:.1%}" if "accuracy" in val else f"loss {val['loss']:.3f}"
+        text = f"epoch {epoch}/{self.epochs}  loss {train_loss:.3f}  val {said}"
         if self._bar is not None:
             self._bar.set_description(text)
             return
@@ -65,6 +69,8 @@ class Progress:
             self._print(text)
 
     def _print(self, text: str) -> None:
+        if not self.shown:
+            return
         self._last_line = time.monotonic()
         left = timedelta(seconds=round((self.total - self.done) / max(1e-9, self.images_per_second)))
         print(f"{text}  {self.images_per_second:,.0f} images/s  {left} left", flush=True)

@@ -67,6 +67,34 @@ def open_run(folder: str | os.PathLike[str]) -> tuple[Path, TrainConfig]:
     return run, TrainConfig.from_yaml(run / CONFIG)
 
 
+def find_run(ref: str | os.PathLike[str]) -> tuple[Path, Path | None]:
+    """What `--resume` names: a run folder, and the checkpoint if it is one of its checkpoints.
+
+    Args:
+        ref: a run folder, `RUN/checkpoints/step-N`, or `auto` for the newest unfinished run in runs/.
+
+    Raises:
+        UserError: nothing to resume there.
+    """
+    path = Path(ref)
+    if str(ref) == "auto":
+        unfinished = [
+            config.parent
+            for config in Path("runs").glob(f"*/{CONFIG}")
+            if not (config.parent / "model" / "config.json").is_file()
+        ]
+        if not unfinished:
+            raise UserError("runs: no unfinished run to resume")
+        return max(unfinished, key=_last_written), None
+    if path.parent.name == "checkpoints" and (path.parent.parent / CONFIG).is_file():
+        return path.parent.parent, path
+    return path, None
+
+
+def _last_written(run: Path) -> float:
+    return max(path.stat().st_mtime for path in (run / CONFIG, run / METRICS) if path.exists())
+
+
 class Recorder:
     """Writes metrics to `metrics.jsonl` and to TensorBoard's event file.
 

@@ -1,0 +1,127 @@
+"""What a teacher brings: a CNN teaches a ViT, beside the same ViT that has only the labels.
+
+    .venv/bin/python benchmarks/distillation.py --data cifar10 --out
+
+A ResNet of ours is trained first; then one student three times, on the same images, for the same epochs, with
+the same seed and recipe (`distill`): alone, from the teacher's decisions (`--distill hard`), and from its
+probabilities (`--distill soft`). All are measured on the test images; of a student with a teacher, each head
+alone and both in the mean, which is how it is used (Touvron et al. 2021, table 3, where on ImageNet the
+distillation head is the better one and hard the better kind).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import vitascope as vs
+from learning import engine, heading, options, schedule, train, vit, write_limited
+from reports import markdown_table, publish
+from vitascope.data.datasets import open_data
+from vitascope.data.loading import Loader
+from vitascope.model.hardware import resolve_device, resolve_precision
+from vitascope.training.distill import both_heads
+from vitascope.weights.store import load_pretrained
+
+HEADER = ("model", "parameters", "class head, %", "distillation head, %", "both, %", "training, s")
+
+NOTES = """\
+Test accuracy, of one run each. "class head": the one that labels teach, the only one of the teacher and of
+the student alone; "distillation head": the one that the teacher teaches; "both": the mean of their logits,
+which is what the model answers with. "training": seconds in the loop, validation included; a student's are
+with its teacher's answers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A model, measured."""
+
+    name: str
+    parameters: int
+    accuracies: dict[str, float]
+    """Share of the test images that are right, by head as `both_heads` names them."""
+    seconds: float
+
+    def row(self) -> tuple[str, ...]:
+        """The table's line; a dash for a head that the model lacks."""
+        heads = (self.accuracies.get(head) for head in ("class_head", "distillation_head", "both_heads"))
+        shares = ("-" if share is None else f"{100 * share:.2f}" for share in heads)
+        return (self.name, f"{self.parameters:,}", *shares, f"{self.seconds:,.0f}")
+
+
+def configs(arguments: argparse.Namespace, data: str, runs: Path) -> dict[str, vs.TrainConfig]:
+    """What is trained, in this order; the students with a teacher have the first run's model for one."""
+
+    def config(recipe: str, run: str, **options: Any) -> vs.TrainConfig:
+        return vs.TrainConfig.from_recipe(
+            recipe,
+            data=data,
+            run=str(runs / run),
+            seed=arguments.seed,
+            **(schedule(arguments.epochs) | options | engine(arguments)),
+        )
+
+    taught = {**vit(arguments), "teacher": str(runs / "teacher")}
+    teacher_epochs = arguments.teacher_epochs or arguments.epochs
+    return {
+        f"teacher: {arguments.teacher}": config(
+            "cnn", "teacher", model=arguments.teacher, **schedule(teacher_epochs)
+        ),
+        "student alone": config("distill", "alone", **vit(arguments)),
+        "student, hard": config("distill", "hard", **taught, distill="hard"),
+        "student, soft": config("distill", "soft", **taught, distill="soft"),
+    }
+
+
+def measure(name: str, config: vs.TrainConfig) -> Result:
+    """Train, and measure on the test images."""
+    trained = train(name, config)
+    accuracies = {"class_head": trained.evaluation.accuracy}
+    if config.distillation.teacher is not None:
+        accuracies = measure_heads(trained.run, config)
+    return Result(name, trained.model.config.num_parameters, accuracies, trained.seconds)
+
+
+def measure_heads(run: Path, config: vs.TrainConfig) -> dict[str, float]:
+    """Accuracy of each head of a finished run, and of both."""
+    loaded, device = load_pretrained(run), resolve_device(config.engine.device)
+    images = open_data(config.data, seed=config.seed).final
+    precision = resolve_precision("auto", loaded.model.config, device, 128, training=False)
+    loader = Loader(images, loaded.preprocess, 128, device=device)
+    return both_heads(loaded.model.to(device), loader, precision)
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    parser = options(__doc__, epochs=30)
+    parser.add_argument("--seed", type=int, default=0, help="of every run (default 0)")
+    parser.add_argument(
+        "--teacher", default="resnet29_w32_cifar", help="named ResNet (default resnet29_w32_cifar)"
+    )
+    parser.add_argument("--teacher-epochs", type=int, help="the teacher's (default: those of all)")
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    arguments = parse()
+    with tempfile.TemporaryDirectory() as folder:
+        data, images = arguments.data, "all training images"
+        if arguments.limit is not None:
+            data = write_limited(data, arguments.limit, Path(folder) / "data")
+            images = f"{arguments.limit:,} training images"
+        method = (
+            f"recipes `cnn` and `distill`, {arguments.epochs} epochs of {images} (a tenth of them chooses "
+            f"the weights; {arguments.teacher_epochs or arguments.epochs} epochs for the teacher), seed "
+            f"{arguments.seed}"
+        )
+        report = heading(f"What a teacher brings: {arguments.data}", method)
+        runs = configs(arguments, data, Path(folder))
+        results = [measure(name, config) for name, config in runs.items()]
+    table = markdown_table(HEADER, [result.row() for result in results])
+    publish("distillation", f"{report}\n{table}\n\n{NOTES}", arguments)
+
+
+if __name__ == "__main__":
+    main()

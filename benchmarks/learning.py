@@ -1,0 +1,89 @@
+"""What benchmarks of learning share: their options, a part of a data set, a run and what it ended with."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import vitascope as vs
+from contest import describe_machine, describe_versions, positive
+from reports import note
+from vitascope.data.datasets import ImageSet, open_data
+from vitascope.data.preprocess import read_image
+from vitascope.training.finish import TrainResult
+
+
+def options(description: str | None, *, epochs: int) -> argparse.ArgumentParser:
+    """The options of all of them."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
+    parser.add_argument("--epochs", type=positive, default=epochs, help=f"default {epochs}")
+    parser.add_argument("--limit", type=positive, help="training images, at most (default: all)")
+    parser.add_argument("--embed-dim", type=positive, default=192, help="the ViT's width (default 192)")
+    parser.add_argument("--depth", type=positive, default=12, help="the ViT's blocks (default 12)")
+    parser.add_argument("--num-heads", type=positive, default=3, help="the ViT's heads (default 3)")
+    parser.add_argument("--device", default="auto", help="default auto")
+    parser.add_argument("--precision", default="auto", help="default auto")
+    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    return parser
+
+
+def vit(arguments: argparse.Namespace) -> dict[str, int]:
+    """The shape of the ViT that was asked for."""
+    return {name: getattr(arguments, name) for name in ("embed_dim", "depth", "num_heads")}
+
+
+def schedule(epochs: int) -> dict[str, float]:
+    """Epochs, a twentieth of them to warm up, but one at least."""
+    return {"epochs": epochs, "warmup_epochs": max(1.0, epochs / 20)}
+
+
+def engine(arguments: argparse.Namespace) -> dict[str, str]:
+    """Where and how it is computed."""
+    return {"device": arguments.device, "precision": arguments.precision}
+
+
+def train(name: str, config: vs.TrainConfig) -> TrainResult:
+    """A run, with its own report on stderr."""
+    note(f"training {name}")
+    with contextlib.redirect_stdout(sys.stderr):
+        return vs.train(config)
+
+
+def write_limited(data: str, limit: int, folder: Path) -> str:
+    """A folder with `limit` training images, as many of each class as can be, and all test images."""
+    splits = open_data(data)
+    places = [np.flatnonzero(splits.train.labels == label) for label in range(len(splits.train.class_names))]
+    chosen = np.concatenate([place[: limit // len(places)] for place in places])
+    for name, images in (("train", splits.train.subset("train", chosen)), ("test", splits.final)):
+        write_images(images, folder / name)
+    return str(folder)
+
+
+def write_images(images: ImageSet, folder: Path) -> None:
+    """Each image as `folder/<class>/<number>.png`."""
+    for name in images.class_names:
+        (folder / name).mkdir(parents=True)
+    for index, (source, label) in enumerate(zip(images.sources, images.labels, strict=True)):
+        read_image(source).save(folder / images.class_names[label] / f"{index:06}.png")
+
+
+def heading(title: str, method: str) -> str:
+    """What stands above the tables: when, where, how."""
+    return (
+        f"# {title}\n\n"
+        f"- machine: {describe_machine()}\n"
+        f"- versions: {describe_versions()}\n"
+        f"- date: {datetime.date.today().isoformat()}\n"
+        f"- command: `{shlex.join(['python', *sys.argv])}`, {torch.get_num_threads()} threads\n"
+        f"- method: {method}\n"
+    )

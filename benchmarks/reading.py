@@ -1,0 +1,278 @@
+"""Reading JPEGs for training at 224 pixels: images per second of one process, torchvision beside vitascope.
+
+Everyone delivers the same: batches of normalized floats, cropped at random (8% to 100% of the area, bilinear,
+antialiased) and mirrored in half of the cases, in an order shuffled anew in every epoch. Each entrant lives
+in a process of its own with its workers, and the rounds are interleaved (A B C, A B C, ...), an epoch each,
+so that a machine that changes its speed changes it for all. Shares are of torchvision with as many workers.
+
+    python benchmarks/reading.py                  # photo-like pictures that it makes itself
+    python benchmarks/reading.py --data FOLDER    # FOLDER/<class>/*.jpg
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import importlib.metadata
+import importlib.util
+import multiprocessing
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from contest import describe_machine, describe_versions, missing_peers, positive, rate
+from reports import markdown_table, note, publish
+from vitascope.data.augment import Augmentation
+from vitascope.data.datasets import median_size, read_tree
+from vitascope.data.loading import Loader
+from vitascope.data.pack import pack
+from vitascope.data.preprocess import Preprocess
+from vitascope.data.shards import read_shards
+from vitascope.data.splits import ImageSet
+from vitascope.model.hardware import reuse_freed_memory
+
+SIZE = 224
+SMALLEST = 0.08
+"""Share of the area that a crop keeps, at least."""
+PACKED_SIZE = 256
+"""The shorter side of what `vitascope pack --image-size` stores: a usual choice for training at 224."""
+PREPROCESS = Preprocess(image_size=(SIZE, SIZE), interpolation="bilinear")
+
+NOTES = f"""\
+Everyone delivers batches of normalized floats: pictures cropped at random ({SMALLEST:.0%} to 100% of the
+area, bilinear) and mirrored in half of the cases. torchvision runs ImageFolder, RandomResizedCrop,
+RandomHorizontalFlip, ToTensor and Normalize in DataLoader's workers, which live on between epochs. Shards
+hold the files' own bytes; those of {PACKED_SIZE} pixels hold pictures made so small that their shorter side
+has {PACKED_SIZE} (`vitascope pack --image-size {PACKED_SIZE}`): fewer pixels
+to decode, and so crops that are less sharp."""
+
+Epoch = Callable[[int], Iterator[Tensor]]
+"""From the number of an epoch to its batches, float32 (B, 3, H, W)."""
+PEER = "torchvision"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entrant:
+    """Who reads, from which folder, with how many workers."""
+
+    name: str
+    build: Callable[[int, int], Epoch]
+    """From the batch size and the number of workers."""
+    workers: int
+
+
+def torchvision_epochs(folder: Path, batch_size: int, workers: int) -> Epoch:
+    """ImageFolder and DataLoader with the transforms of torchvision's own reference training."""
+    from contestants import make_torchvision_importable
+
+    make_torchvision_importable()
+    from torchvision import datasets, transforms
+
+    steps = [
+        transforms.RandomResizedCrop(SIZE, scale=(SMALLEST, 1.0)),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize(PREPROCESS.mean, PREPROCESS.std),
+    ]
+    loader = torch.utils.data.DataLoader(
+        datasets.ImageFolder(str(folder), transforms.Compose(steps)),
+        batch_size=batch_size,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
+
+    def epoch(number: int) -> Iterator[Tensor]:
+        del number  # its order comes from torch's generator
+        for images, _ in loader:
+            yield images
+
+    return epoch
+
+
+def folder_epochs(folder: Path, batch_size: int, workers: int) -> Epoch:
+    """Ours, from the same files."""
+    return our_epochs(read_tree(folder), batch_size, workers)
+
+
+def shard_epochs(folder: Path, batch_size: int, workers: int) -> Epoch:
+    """Ours, from tar shards."""
+    return our_epochs(read_shards(folder)["train"], batch_size, workers)
+
+
+def our_epochs(images: ImageSet, batch_size: int, workers: int) -> Epoch:
+    """What a step of `vitascope train` does before the model, with its setting of the allocator."""
+    reuse_freed_memory()
+    loader = Loader(
+        images, PREPROCESS, batch_size, seed=0, workers=workers, memory_budget=0, crop_scale=SMALLEST
+    )
+    augmentation = Augmentation(flip=0.5)
+
+    def epoch(number: int) -> Iterator[Tensor]:
+        for batch in loader.epoch(number):
+            varied = augmentation(batch.pixels, batch.indices, seed=0, epoch=number)
+            yield PREPROCESS.normalize(varied)
+
+    return epoch
+
+
+def serve(connection: Connection, build: Callable[[], Epoch]) -> None:
+    """An entrant's process: reads one epoch for every number that is sent, and answers the seconds."""
+    torch.set_num_threads(1)  # as many cores for everyone: one for the batches and one for each worker
+    epoch = build()
+    while (number := connection.recv()) is not None:
+        start = time.perf_counter()
+        images = 0
+        for batch in epoch(number):
+            assert batch.shape[1:] == (3, SIZE, SIZE), batch.shape
+            assert batch.dtype == torch.float32, batch.dtype
+            images += len(batch)
+        connection.send((images, time.perf_counter() - start))
+
+
+class Process:
+    """An entrant's process; not a daemon, which could have no workers, and started as it starts those."""
+
+    def __init__(self, entrant: Entrant, batch_size: int) -> None:
+        self._connection, far_end = multiprocessing.Pipe()
+        build = partial(entrant.build, batch_size, entrant.workers)
+        self._process = multiprocessing.Process(target=serve, args=(far_end, build))
+        self._process.start()
+        far_end.close()
+
+    def read(self, epoch: int) -> float:
+        """Images per second of an epoch."""
+        self._connection.send(epoch)
+        images, seconds = self._connection.recv()
+        return images / seconds
+
+    def close(self) -> None:
+        """End the process."""
+        with contextlib.suppress(ConnectionError):  # it has failed, and said why
+            self._connection.send(None)
+        self._process.join()
+
+
+def measure(entrants: list[Entrant], batch_size: int, rounds: int) -> list[list[float]]:
+    """Images per second of each entrant in each round, after an epoch that fills the caches."""
+    processes = [Process(entrant, batch_size) for entrant in entrants]
+    try:
+        rates: list[list[float]] = [[] for _ in entrants]
+        for number in range(rounds + 1):
+            for process, entrant, found in zip(processes, entrants, rates, strict=True):
+                value = process.read(number)
+                note(f"round {number}/{rounds}: {entrant.name}, {entrant.workers} workers: {value:.0f} img/s")
+                if number:
+                    found.append(value)
+    finally:
+        for process in processes:
+            process.close()
+    return rates
+
+
+def make_photographs(root: Path, count: int) -> Path:
+    """Photo-like JPEGs of 500 x 375, quality 90, in two classes: smooth random fields with grain."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        width, height = (500, 375) if number % 3 else (375, 500)
+        field = np.zeros((height, width, 3))
+        for octave, strength in ((6, 60), (20, 40), (70, 25), (200, 14)):  # as energy falls in photographs
+            coarse = rng.normal(size=(octave * height // width + 1, octave, 3)).astype(np.float32)
+            for channel in range(3):
+                band = Image.fromarray(coarse[..., channel]).resize((width, height), Image.Resampling.BICUBIC)
+                field[..., channel] += strength * np.asarray(band)
+        field += rng.normal(scale=5, size=(height, width, 1))
+        path = root / f"class{number % 2}" / f"{number:05}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.clip(field + 128, 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(path, quality=90)
+    return root
+
+
+def entrants_of(folder: Path, scratch: Path, workers: list[int]) -> list[Entrant]:
+    """Everyone who can take part, by number of workers; packs the shards into `scratch`."""
+    builds: dict[str, Callable[[int, int], Epoch]] = {
+        "vitascope, folder": partial(folder_epochs, folder),
+        "vitascope, shards": partial(shard_epochs, pack(str(folder), scratch / "shards").folder),
+        f"vitascope, shards of {PACKED_SIZE} pixels": partial(
+            shard_epochs, pack(str(folder), scratch / "small", image_size=PACKED_SIZE).folder
+        ),
+    }
+    if importlib.util.find_spec(PEER) is not None:
+        builds = {PEER: partial(torchvision_epochs, folder), **builds}
+    return [Entrant(name, build, count) for count in workers for name, build in builds.items()]
+
+
+def table(entrants: list[Entrant], rates: list[list[float]]) -> str:
+    """Medians over the rounds; shares of torchvision are medians of the ratios within the rounds."""
+    theirs = {e.workers: found for e, found in zip(entrants, rates, strict=True) if e.name == PEER}
+    rows = []
+    for entrant, found in zip(entrants, rates, strict=True):
+        share = "-"
+        if entrant.workers in theirs:
+            pairs = zip(found, theirs[entrant.workers], strict=True)
+            share = f"{statistics.median(ours / peer for ours, peer in pairs):.2f}"
+        spread = f"{rate(min(found))} to {rate(max(found))}"
+        rows.append((entrant.name, str(entrant.workers), rate(statistics.median(found)), spread, share))
+    header = ("entrant", "workers", "img/s", "slowest to fastest round", "of torchvision")
+    return markdown_table(header, rows)
+
+
+def describe_pictures(folder: Path) -> str:
+    """How many pictures, and how large they are in the middle."""
+    images = read_tree(folder)
+    height, width = median_size(images)
+    size = statistics.median(Path(str(source)).stat().st_size for source in images.sources)
+    return f"{len(images):,} pictures, median {width} x {height} pixels and {size / 1e3:.0f} kB"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, help="folder of <class>/*.jpg (default: makes photo-like ones)")
+    parser.add_argument("--images", type=positive, default=512, help="how many it makes (default 512)")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="(default 0 1 2)")
+    parser.add_argument("--batch-size", type=positive, default=64, help="(default 64)")
+    parser.add_argument("--rounds", type=positive, default=5, help="interleaved rounds (default 5)")
+    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    machine = describe_machine()  # as found
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = arguments.data or make_photographs(Path(scratch) / "pictures", arguments.images)
+        entrants = entrants_of(folder, Path(scratch), arguments.workers)
+        pictures = describe_pictures(folder)
+        rates = measure(entrants, arguments.batch_size, arguments.rounds)
+    report = (
+        f"# Reading JPEGs for training at {SIZE} pixels\n\n"
+        f"- machine: {machine}\n"
+        f"- versions: {describe_versions()}, Pillow {importlib.metadata.version('pillow')}\n"
+        f"- date: {datetime.date.today().isoformat()}\n"
+        f"- command: `{shlex.join(['python', *sys.argv])}`\n"
+        f"- pictures: {pictures}{'' if arguments.data else ', made up: smooth random fields with grain'}\n"
+        f"- method: interleaved rounds: {arguments.rounds}, an epoch each, after one that is not timed; "
+        f"batch {arguments.batch_size}; one thread in each process; medians\n\n"
+        f"{table(entrants, rates)}\n\n{missing_peers((PEER,))}{NOTES}"
+    )
+    publish("reading", report, arguments)
+
+
+if __name__ == "__main__":
+    main()

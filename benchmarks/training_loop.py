@@ -1,0 +1,120 @@
+"""What `vitascope train` costs beside the bare training step: data, augmentation, mixing, clipping, averages.
+
+    .venv/bin/python benchmarks/training_loop.py --data cifar10/ --out
+
+The recipe `small-data` on a folder of small images: the loop's own steps, each with a batch read, augmented
+and mixed, take turns with bare steps of the same model on one batch that lies ready: forward, loss, backward,
+AdamW, zero_grad, in the same precision. About 3 minutes on 2 quiet cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import vitascope as vs
+from contest import positive
+from learning import heading
+from reports import markdown_table, publish
+from vitascope.data.datasets import open_data
+from vitascope.model.classifier import build
+from vitascope.model.hardware import resolve_device
+from vitascope.training.defaults import resolve_config
+from vitascope.training.loop import Trainer
+from vitascope.training.optim import optimizer_of
+
+Step = Callable[[], None]
+
+NOTES = """\
+Medians over the rounds. The loop's step contains the bare one, and besides: the next batch of the epoch,
+crop, flip, RandAugment and random erasing of each image, mixup or CutMix, the clipping of gradients, the
+running average of the weights, and the counters. Validation and checkpoints are left out."""
+
+
+def loop_step(trainer: Trainer) -> Step:
+    """The loop's next step, epoch after epoch."""
+    epochs = itertools.count()
+    batches = ((batch, epoch) for epoch in epochs for batch in trainer.train_loader.epoch(epoch))
+
+    def step() -> None:
+        trainer._training_step(*next(batches))
+
+    return step
+
+
+def bare_step(trainer: Trainer) -> Step:
+    """The same model's step on a batch that lies ready."""
+    model = build(trainer.model_config).to(trainer.device)
+    model.load_state_dict(trainer.module.state_dict())
+    optimizer = optimizer_of(model, trainer.config.optimization)
+    batch = next(iter(trainer.train_loader.epoch(0)))
+    images = trainer.preprocess.normalize(batch.pixels)  # (B, C, H, W)
+    mixed = trainer.precision != torch.float32
+
+    def step() -> None:
+        with torch.autocast(trainer.device.type, trainer.precision, enabled=mixed):
+            loss = F.cross_entropy(model(images).float(), batch.labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def seconds(step: Step, count: int) -> float:
+    """Of one step, the mean of some."""
+    begun = time.perf_counter()
+    for _ in range(count):
+        step()
+    return (time.perf_counter() - begun) / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=positive, default=7, help="of each in turn (default 7)")
+    parser.add_argument("--steps", type=positive, default=10, help="in a round (default 10)")
+    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
+    parser.add_argument("--recipe", default="small-data", help="default small-data")
+    arguments = parser.parse_args()
+    method = f"{arguments.rounds} rounds of {arguments.steps} steps of each in turn, after 4 untimed steps"
+    report = heading(f"The training loop beside its bare step: {arguments.recipe}", method)
+    config = vs.TrainConfig.from_recipe(arguments.recipe, data=arguments.data)
+    splits = open_data(config.data)
+    config, model_config = resolve_config(config, splits)
+    with tempfile.TemporaryDirectory() as run:
+        trainer = Trainer(Path(run), config, model_config, splits, resolve_device("auto"))
+        trainer.module.train()
+        steps = {"loop": loop_step(trainer), "bare step": bare_step(trainer)}
+        for step in steps.values():
+            seconds(step, 4)
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        for _ in range(arguments.rounds):
+            for name, step in steps.items():
+                times[name].append(seconds(step, arguments.steps))
+    rates = {name: trainer.batch_size / statistics.median(found) for name, found in times.items()}
+    rows = [
+        (name, f"{rate:,.0f}", f"{rate / rates['bare step']:.1%}", spread(times[name]))
+        for name, rate in rates.items()
+    ]
+    table = markdown_table(("what", "images/s", "of the bare step", "ms a step, least to most"), rows)
+    what = f"{trainer.model_config.summary}, batch {trainer.batch_size}, {trainer.precision}"
+    publish("training_loop", f"{report}- model: {what}\n\n{table}\n\n{NOTES}", arguments)
+
+
+def spread(times: list[float]) -> str:
+    return f"{1000 * min(times):.0f} to {1000 * max(times):.0f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""What a run starts from: the parts that a configuration names, and what it may be continued with."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+import torch
+
+from vitascope.data.augment import Augmentation
+from vitascope.data.datasets import ImageSet, Splits
+from vitascope.data.mixing import Mixing
+from vitascope.data.preprocess import Preprocess, source_name
+from vitascope.data.randaugment import RandAugment
+from vitascope.errors import UserError
+from vitascope.model.classifier import Classifier, build
+from vitascope.model.config import ViTConfig
+from vitascope.model.sizes import ModelConfig
+from vitascope.training.classify import Classify
+from vitascope.training.distill import Distill
+from vitascope.training.distributed import is_first
+from vitascope.training.masked import Masked
+from vitascope.training.options import Engine
+from vitascope.training.recipes import TrainConfig
+from vitascope.training.task import Task
+from vitascope.training.teachers import open_teacher
+from vitascope.weights.own import default_preprocess
+from vitascope.weights.store import load_pretrained, transfer
+
+_ENGINE = tuple(field.name for field in dataclasses.fields(Engine))
+"""What may be another when a run goes on; one of them is an option of the model too."""
+
+
+def start_model(config: TrainConfig, model_config: ModelConfig) -> tuple[Classifier, Preprocess]:
+    """The model before the first step, and the preprocessing that belongs to it.
+
+    Raises:
+        UserError: weights that cannot be read, or do not fit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = build(model_config)
+    if config.weights is None:
+        return model, default_preprocess(model_config)
+    loaded = load_pretrained(config.weights)
+    notes = transfer(loaded.model, model, config.weights)
+    if is_first():
+        print(f"weights of {config.weights}: {'; '.join(notes)}")
+    return model, loaded.preprocess.at_size(model_config.image_hw)
+
+
+def make_task(
+    config: TrainConfig,
+    model_config: ModelConfig,
+    preprocess: Preprocess,
+    splits: Splits,
+    device: torch.device,
+    precision: torch.dtype,
+) -> Task:
+    """What the run learns.
+
+    Raises:
+        UserError: a teacher that cannot be opened, or knows other classes.
+    """
+    if config.task == "masked":
+        if not isinstance(model_config, ViTConfig):
+            raise UserError(
+                "masked patch prediction needs a Vision Transformer: a CNN has no patches to hide"
+            )
+        return Masked(masking=config.masking, config=model_config, preprocess=preprocess)
+    smoothing = config.optimization.label_smoothing
+    if config.distillation.teacher is None:
+        return Classify(preprocess, smoothing)
+    teacher = open_teacher(
+        config.distillation.teacher, splits.train.class_names, device=device, precision=precision
+    )
+    return Distill(
+        options=config.distillation, preprocess=preprocess, teacher=teacher, label_smoothing=smoothing
+    )
+
+
+def augmentation_of(config: TrainConfig) -> tuple[Augmentation, Mixing | None]:
+    """What is varied in each image, and how images are mixed, if they are."""
+    asked = config.augmentation
+    randaugment = None
+    if asked.randaugment:
+        randaugment = RandAugment(
+            num_ops=asked.randaugment, magnitude=asked.magnitude, probability=asked.operation_probability
+        )
+    augmentation = Augmentation(
+        flip=asked.flip,
+        crop_scale=asked.crop_scale,
+        shift=asked.shift,
+        rotate=asked.rotate,
+        color_jitter=asked.color_jitter,
+        randaugment=randaugment,
+        erase=asked.erase,
+    )
+    mixes = asked.mixup or asked.cutmix
+    return augmentation, Mixing(mixup=asked.mixup, cutmix=asked.cutmix) if mixes else None
+
+
+def identity(config: TrainConfig, model_config: ModelConfig, images: ImageSet) -> dict[str, Any]:
+    """What a checkpoint belongs to: only a run of the same may go on from it. Plain values by name."""
+    names = [source_name(source).replace("\\", "/").rsplit("/", 1)[-1] for source in images.sources]
+    content = json.dumps([names, images.labels.tolist()]).encode()
+    model = model_config.to_dict()
+    return {
+        "task": config.task,
+        "training images": len(images),
+        "classes": list(images.class_names),
+        "names and labels of the training images, SHA-256": hashlib.sha256(content).hexdigest()[:16],
+        **{f"model: {name}": value for name, value in model.items() if name not in ("class_names", *_ENGINE)},
+        "batch_size": config.optimization.batch_size,
+        "seed": config.seed,
+    }
+
+
+def refuse_other(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to go on from a checkpoint with other data, another model or another order.
+
+    Raises:
+        UserError: naming every difference.
+    """
+    plain = json.loads(json.dumps(now))
+    differences = [
+        f"{name} was {saved.get(name)!r}, is {plain.get(name)!r}"
+        for name in dict.fromkeys([*saved, *plain])
+        if saved.get(name) != plain.get(name)
+    ]
+    if differences:
+        raise UserError(
+            f"the checkpoint is not of this run: {'; '.join(differences)}; a run goes on with the same data "
+            "and options, or starts anew with another --run"
+        )

@@ -1,0 +1,134 @@
+"""`train`, `pretrain` and `resume`: from a configuration, or a run folder, to a finished run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from vitascope.data.datasets import open_data
+from vitascope.errors import UserError
+from vitascope.model.hardware import explaining_memory
+from vitascope.training.checkpoint import load_checkpoint, load_checkpoint_at
+from vitascope.training.defaults import resolve_config
+from vitascope.training.distributed import by_first, is_first, join_processes, world_size
+from vitascope.training.finish import PretrainResult, TrainResult, finish_pretraining, finish_training
+from vitascope.training.lock import run_lock
+from vitascope.training.loop import Trainer
+from vitascope.training.recipes import GROUP_OF, TrainConfig
+from vitascope.training.run import create_run, find_run, open_run
+
+
+def train(config: TrainConfig) -> TrainResult:
+    """Train a classifier from a configuration; what `vitascope train` calls.
+
+    Under `torchrun` every process calls it, and all return the same.
+
+    Raises:
+        UserError: data, model or options that cannot be used.
+        Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
+    """
+    if config.task != "classify":
+        raise UserError(f"this configures the task {config.task!r}: it is for `vitascope pretrain`")
+    with _new_run(config) as trainer:
+        trainer.fit()
+        return finish_training(trainer)
+
+
+def pretrain(config: TrainConfig) -> PretrainResult:
+    """Pre-train a body by masked patch prediction; what `vitascope pretrain` calls.
+
+    Raises:
+        UserError: data, model or options that cannot be used.
+        Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
+    """
+    config = config.replace(task="masked")
+    with _new_run(config) as trainer:
+        trainer.fit()
+        return finish_pretraining(trainer)
+
+
+def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | PretrainResult:
+    """Continue a run from a checkpoint to the same end, with any number of processes.
+
+    On the CPU, with as many processes, the weights become bitwise those of a run that was never stopped.
+
+    Args:
+        run: a run folder: its newest whole checkpoint, or its start where there is none; one checkpoint of
+            it, `RUN/checkpoints/step-N`, which must be whole; or `auto`, the newest unfinished run in runs/.
+        **engine: options of `Engine` that are others than the run's: another device, say.
+
+    Raises:
+        UserError: no run there, it has finished or is in use, no whole checkpoint, or the data, the classes
+            or the model are others by now; options that are not the engine's.
+    """
+    folder, checkpoint = find_run(run)
+    _, config = open_run(folder)
+    for name in engine:
+        if GROUP_OF.get(name) != "engine":
+            raise UserError(f"{name!r} is decided by the run; a resumed one takes options of the engine only")
+    config = config.replace(**engine)
+    if (folder / "model" / "config.json").is_file():
+        raise UserError(f"{folder}: this run has finished; `vitascope evaluate {folder}` measures it")
+    device = join_processes(config.engine.device)
+    with _locked(folder), explaining_memory():
+        splits = open_data(config.data, seed=config.seed)
+        config, model_config = resolve_config(config, splits)
+        trainer = Trainer(folder, config, model_config, splits, device)
+        trainer.restore(load_checkpoint(folder) if checkpoint is None else load_checkpoint_at(checkpoint))
+        _say(trainer)
+        trainer.fit()
+        return finish_training(trainer) if config.task == "classify" else finish_pretraining(trainer)
+
+
+@contextmanager
+def _new_run(config: TrainConfig) -> Iterator[Trainer]:
+    """A trainer in a run folder of its own; a run that cannot start leaves nothing."""
+    device = join_processes(config.engine.device)
+    splits = open_data(config.data, seed=config.seed)
+    config, model_config = resolve_config(config, splits)
+    run = by_first(lambda: create_run(config))
+    with _locked(run):
+        try:
+            with explaining_memory():
+                trainer = Trainer(run, config, model_config, splits, device)
+        except (UserError, KeyboardInterrupt):
+            if is_first():
+                shutil.rmtree(run)
+            raise
+        _say(trainer)
+        with explaining_memory():
+            yield trainer
+
+
+@contextmanager
+def _locked(run: Path) -> Iterator[None]:
+    """The run folder for these processes alone."""
+    with run_lock(run) if is_first() else nullcontext():
+        by_first(lambda: None)
+        yield
+
+
+def _say(trainer: Trainer) -> None:
+    """The run in three lines."""
+    if not is_first():
+        return
+    config, splits = trainer.config, trainer.splits
+    for path, reason in {**trainer.train_loader.unreadable, **trainer.val_loader.unreadable}.items():
+        print(f"left out: {reason if path in reason else f'{path}: {reason}'}")
+    counts = {split.name: len(split) for split in (splits.train, splits.val, splits.final)}
+    sizes = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    classes = len(splits.train.class_names)
+    parameters = sum(p.numel() for p in trainer.module.parameters())
+    start = "" if trainer.step == 0 else f", from step {trainer.step:,}"
+    several = f", {world_size()} processes" if world_size() > 1 else ""
+    print(
+        f"data   {config.data}: {sizes} images of {classes} classes\n"
+        f"model  {parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}\n"
+        f"run    {trainer.run}: {config.optimization.epochs} epochs of {trainer.steps_per_epoch} steps"
+        f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}",
+        flush=True,
+    )

@@ -1,0 +1,119 @@
+"""Two processes over gloo beside one: the same batches, the same losses, one run that both can go on with."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training import tiny_config, write_folder
+from vitascope.report.records import read_metrics
+from vitascope.training import loop, train
+from vitascope.training.checkpoint import checkpoints
+from vitascope.training.distributed import by_first, gather, largest, sum_over_processes
+from vitascope.training.recipes import TrainConfig
+from vitascope.weights.store import from_pretrained
+
+ROOT = Path(__file__).parent.parent.parent
+
+# 20 training images in batches of 6: the last of an epoch has 2, so that one process has none of it.
+SHARED: dict[str, Any] = {"batch_size": 6, "epochs": 4, "precision": "fp32", "lr": 1e-3, "color_jitter": 0.4}
+KINDS: dict[str, dict[str, Any]] = {
+    # No bias of the keys: its gradient is zero but for rounding, which Adam makes steps of the full rate of.
+    "plain": {"ema": 0.0, "lr": 1e-4, "options": ["qkv_bias=no_key"]},
+    "mixed": {"accumulate": 2, "mixup": 0.8, "cutmix": 1.0, "randaugment": 2, "erase": 0.5, "ema": 0.9},
+    "sgd": {"optimizer": "sgd", "ema": 0.5, "clip_grad": 0.1, "gradient_checkpointing": True},
+}
+LAYOUTS = ("ddp", "fsdp")
+
+
+def of_two(path: Path, name: str, kind: str, **options: Any) -> TrainConfig:
+    """Write what two processes shall do."""
+    data = path.parent / "data"
+    config = tiny_config(data, run=str(path / "runs" / name), **SHARED | KINDS[kind], **options)
+    (path / f"{name}.yaml").write_text(config.to_yaml())
+    return config
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Runs of one process and of two, of every kind."""
+    root = tmp_path_factory.mktemp("distributed")
+    write_folder(root / "data")
+    two = root / "two"
+    two.mkdir()
+    every = loop.RECORD_EVERY
+    loop.RECORD_EVERY = 1
+    try:
+        for kind in KINDS:
+            config = tiny_config(root / "data", run=str(root / "one" / kind), **SHARED | KINDS[kind])
+            train.train(config)
+            for layout in LAYOUTS:
+                of_two(two, f"{kind}-{layout}", kind, parallel=layout)
+        for layout in LAYOUTS:
+            of_two(two, f"stopped-{layout}", "mixed", parallel=layout)
+            stop_one(of_two(two, f"resumed-{layout}", "mixed", parallel=layout))
+        run_two(two)
+        for layout in LAYOUTS:
+            assert len(checkpoints(two / "runs" / f"stopped-{layout}")) == 1
+            train.resume(two / "runs" / f"stopped-{layout}")
+    finally:
+        loop.RECORD_EVERY = every
+    return root
+
+
+def stop_one(config: TrainConfig) -> None:
+    """One process begins a run, and is stopped."""
+    from tests.training import two_processes
+
+    rank, two_processes.rank = two_processes.rank, lambda: 1
+    try:
+        two_processes.stop_in_the_middle(config)
+    finally:
+        two_processes.rank = rank
+
+
+def run_two(folder: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "tests.training.two_processes", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    names = ("loss", "train_loss", "val_loss")
+    return [
+        (record["step"], record[name]) for record in read_metrics(run) for name in names if name in record
+    ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_have_the_loss_curve_of_one(place, kind: str, layout: str) -> None:
+    one, two = losses(place / "one" / kind), losses(place / "two" / "runs" / f"{kind}-{layout}")
+    assert len(one) == 16 + 2 * 4 + 1
+    assert [step for step, _ in one] == [step for step, _ in two]
+    assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], rel=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("begun", ["stopped", "resumed"])
+def test_a_run_goes_on_with_another_number_of_processes(place, begun: str, layout: str) -> None:
+    """`stopped` began with two processes and went on with one, `resumed` the other way round."""
+    whole, run = place / "one" / "mixed", place / "two" / "runs" / f"{begun}-{layout}"
+    assert [step for step, _ in losses(run)] == [step for step, _ in losses(whole)]
+    assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in losses(whole)], rel=1e-6)
+    for name, tensor in from_pretrained(whole).state_dict().items():
+        torch.testing.assert_close(from_pretrained(run).state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_one_process_is_left_as_it_is() -> None:
+    assert by_first(lambda: 3) == 3
+    assert gather("a") == ["a"]
+    assert largest(1.0, 0.0) == (1.0, 0.0)
+    assert sum_over_processes({"loss": torch.tensor(2.5)})["loss"].item() == 2.5
+    assert sum_over_processes({}) == {}

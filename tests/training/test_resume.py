@@ -1,0 +1,220 @@
+"""2N steps are N steps, a kill and N steps more, bitwise, for every task, however the images are read."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training import tiny_config, write_folder
+from vitascope.data.loading import Loader
+from vitascope.errors import UserError
+from vitascope.report.records import read_metrics
+from vitascope.training import loop, train
+from vitascope.training.checkpoint import STATE, checkpoints, load_checkpoint_at
+from vitascope.training.recipes import TrainConfig
+from vitascope.weights.store import from_pretrained
+
+KILLED_AFTER = 8  # of 15 steps: in the middle of the second epoch of 5
+
+COMMON: dict[str, Any] = {
+    "ema": 0.9,
+    "accumulate": 2,
+    "dropout": 0.1,
+    "drop_path": 0.2,
+    "randaugment": 2,
+    "erase": 0.5,
+    "crop_scale": 0.5,
+    "checkpoint_seconds": 0.0,
+}
+TASKS: dict[str, dict[str, Any]] = {
+    "classify": {"mixup": 0.8, "cutmix": 1.0},
+    "masked": {"task": "masked", "target": "downsampled", "randaugment": 0},
+    "distill": {"mixup": 0.8, "pool": "cls"},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data") / "greys")
+
+
+@pytest.fixture(scope="module")
+def teacher(data, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("teacher") / "run"
+    return train.train(tiny_config(data, run=str(run), epochs=1)).run
+
+
+@pytest.fixture
+def streamed(monkeypatch) -> None:
+    """No split fits into memory: workers read it anew in every epoch."""
+    monkeypatch.setitem(Loader.__init__.__kwdefaults__, "memory_budget", 0)
+
+
+def run_of(config: TrainConfig) -> None:
+    (train.pretrain if config.task == "masked" else train.train)(config)
+
+
+def killed(config: TrainConfig) -> Path:
+    """Begin a run in a process that a SIGKILL ends."""
+    step = loop.Trainer._training_step
+
+    def or_die(self: loop.Trainer, *arguments):
+        if self.step == KILLED_AFTER:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *arguments)
+
+    child = os.fork()
+    if child == 0:
+        loop.Trainer._training_step = or_die
+        try:
+            run_of(config)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    run = Path(config.run or "")
+    assert not (run / "model").exists()
+    return run
+
+
+def final_state(run: Path) -> dict[str, Any]:
+    """Weights, running average and optimizer after the last step."""
+    step, state = load_checkpoint_at(checkpoints(run)[-1])
+    assert step == 15
+    return {name: state[name] for name in ("model", "average", "optimizer")}
+
+
+def assert_bitwise(one: Any, other: Any) -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert_bitwise(one[name], other[name])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_bitwise(mine, theirs)
+    else:
+        assert one == other
+
+
+def recorded(run: Path) -> list[dict[str, Any]]:
+    clocks = ("images_per_second", "seconds")
+    return [{k: v for k, v in record.items() if k not in clocks} for record in read_metrics(run)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_killed_run_goes_on_bitwise(data, teacher, streamed, tmp_path, task: str, workers: int) -> None:
+    options = COMMON | TASKS[task] | {"workers": workers}
+    if task == "distill":
+        options["teacher"] = str(teacher)
+    run_of(tiny_config(data, run=str(tmp_path / "whole"), **options))
+    run = killed(tiny_config(data, run=str(tmp_path / "killed"), **options))
+    train.resume(run)
+    assert_bitwise(final_state(run), final_state(tmp_path / "whole"))
+    assert recorded(run) == recorded(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("engine", [{"workers": 4}, {"workers": 0}, {"gradient_checkpointing": True}])
+def test_a_run_goes_on_bitwise_with_another_engine(data, streamed, tmp_path, engine: dict[str, Any]) -> None:
+    options = COMMON | TASKS["classify"] | {"workers": 1, "dropout": 0.0, "drop_path": 0.0}
+    train.train(tiny_config(data, run=str(tmp_path / "whole"), **options))
+    run = killed(tiny_config(data, run=str(tmp_path / "killed"), **options))
+    train.resume(run, **engine)
+    assert_bitwise(final_state(run), final_state(tmp_path / "whole"))
+
+
+def test_a_frozen_run_goes_on_bitwise_and_leaves_its_body_alone(data, teacher, tmp_path) -> None:
+    options = COMMON | {"freeze": True, "optimizer": "sgd", "weights": str(teacher), "lr": 0.1}
+    train.train(tiny_config(data, run=str(tmp_path / "whole"), **options))
+    run = killed(tiny_config(data, run=str(tmp_path / "killed"), **options))
+    train.resume(run)
+    state = final_state(run)
+    assert_bitwise(state, final_state(tmp_path / "whole"))
+    before = from_pretrained(teacher).state_dict()
+    assert {name for name in before if not torch.equal(before[name], state["model"][name])} == {
+        "head.weight",
+        "head.bias",
+    }
+
+
+def test_resume_takes_one_checkpoint_by_its_path_and_never_another_instead(data, tmp_path, capsys) -> None:
+    run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0, keep_checkpoints=2))
+    older, newest = checkpoints(run)
+    content = bytearray((newest / STATE).read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest / STATE).write_bytes(content)
+    with pytest.raises(UserError, match=STATE):
+        train.resume(newest)
+    train.resume(run)
+    assert str(newest) in capsys.readouterr().err
+    assert older.name < newest.name
+
+
+def test_auto_resumes_the_newest_unfinished_run(data, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no unfinished run"):
+        train.resume("auto")
+    train.train(tiny_config(data, run="runs/finished", epochs=1))
+    run = killed(tiny_config(data, run="runs/stopped", checkpoint_seconds=0.0))
+    assert train.resume("auto").run == run
+
+
+@pytest.mark.parametrize(
+    ("line", "difference"),
+    [
+        ("embed_dim: 32", "model: embed_dim was 16, is 32"),
+        ("batch_size: 5", "batch_size was 4, is 5"),
+        ("seed: 1", "names and labels of the training images"),
+        ("options: [positions=rotary]", "model: positions was 'learned', is 'rotary'"),
+    ],
+)
+def test_a_run_whose_options_were_edited_is_refused_with_the_difference(
+    data, tmp_path, line, difference
+) -> None:
+    run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
+    name = line.partition(":")[0]
+    lines = (run / "config.yaml").read_text().splitlines()
+    kept = [text for text in lines if not text.startswith(f"{name}:")]
+    (run / "config.yaml").write_text("\n".join([*kept, line]))
+    with pytest.raises(UserError) as refused:
+        train.resume(run)
+    assert difference in str(refused.value)
+
+
+def test_other_classes_are_refused_with_the_difference(tmp_path) -> None:
+    folder = write_folder(tmp_path / "data")
+    run = killed(tiny_config(folder, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
+    (folder / "dark").rename(folder / "dim")
+    with pytest.raises(UserError, match=r"classes was \['dark', 'light'\], is \['dim', 'light'\]"):
+        train.resume(run)
+
+
+def test_options_that_are_not_the_engines_are_refused_on_resume(data, tmp_path) -> None:
+    run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
+    with pytest.raises(UserError, match="'epochs' is decided by the run"):
+        train.resume(run, epochs=9)
+
+
+def test_a_run_that_another_process_holds_is_not_resumed(data, tmp_path) -> None:
+    run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
+    ready, hold = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with train.run_lock(run):
+            os.write(hold, b"x")
+            signal.pause()
+    os.read(ready, 1)
+    try:
+        with pytest.raises(UserError, match=str(child)):
+            train.resume(run)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert train.resume(run).run == run

@@ -1,0 +1,58 @@
+"""What each of two processes runs for test_distributed.py.
+
+`torchrun ... -m tests.training.two_processes FOLDER` trains each `<name>.yaml` there as `FOLDER/runs/<name>`.
+One whose name begins with "stopped" gets a SIGTERM, in the second process alone, after half its steps; one
+that begins with "resumed" goes on with a run that is there.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitascope.errors import Interrupted
+from vitascope.training import loop, train
+from vitascope.training.distributed import rank
+from vitascope.training.recipes import TrainConfig
+
+RECORDED = 1
+STOP_AFTER = 7
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    loop.RECORD_EVERY = RECORDED
+    for path in sorted(folder.glob("*.yaml")):
+        run(path)
+
+
+def run(path: Path) -> None:
+    if path.stem.startswith("resumed"):
+        train.resume(path.parent / "runs" / path.stem)
+    elif path.stem.startswith("stopped"):
+        stop_in_the_middle(TrainConfig.from_yaml(path))
+    else:
+        train.train(TrainConfig.from_yaml(path))
+
+
+def stop_in_the_middle(config: TrainConfig) -> None:
+    step = loop.Trainer._training_step
+
+    def and_stop(self: loop.Trainer, *arguments):
+        if self.step == STOP_AFTER and rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, *arguments)
+
+    loop.Trainer._training_step = and_stop
+    try:
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            train.train(config)
+    finally:
+        loop.Trainer._training_step = step
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
