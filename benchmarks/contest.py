@@ -334,7 +334,10 @@ def options(description: str | None, *, rounds: int, warmup: int, steps: int) ->
         "--steps", type=positive, default=steps, help=f"timed steps in a round, at least (default {steps})"
     )
     parser.add_argument(
-        "--seconds", type=float, default=0.5, help="seconds of timed steps in a round, at least (default 0.5)"
+        "--seconds",
+        type=float,
+        default=0.5,
+        help="seconds of timed steps in a round, at least (default %(default)s)",
     )
     parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
     return parser

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import vitascope as vs
-from learning import engine, heading, options, schedule, train, vit, write_limited
+from learning import engine, heading, named_values, options, schedule, train, vit, write_limited
 from reports import markdown_table, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
@@ -55,13 +55,15 @@ class Result:
 def configs(arguments: argparse.Namespace, data: str, runs: Path) -> dict[str, vs.TrainConfig]:
     """What is trained, in this order; the students with a teacher have the first run's model for one."""
 
+    changes = named_values(arguments.options, fixed=("data", "run", "seed", "epochs", "teacher"))
+
     def config(recipe: str, run: str, **options: Any) -> vs.TrainConfig:
         return vs.TrainConfig.from_recipe(
             recipe,
             data=data,
             run=str(runs / run),
             seed=arguments.seed,
-            **(schedule(arguments.epochs) | options | engine(arguments)),
+            **(schedule(arguments.epochs) | changes | options | engine(arguments)),
         )
 
     taught = {**vit(arguments), "teacher": str(runs / "teacher")}
@@ -101,6 +103,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         "--teacher", default="resnet29_w32_cifar", help="named ResNet (default resnet29_w32_cifar)"
     )
     parser.add_argument("--teacher-epochs", type=int, help="the teacher's (default: those of all)")
+    parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of `vitascope train`")
     return parser.parse_args(given)
 
 
@@ -114,7 +117,7 @@ def main() -> None:
         method = (
             f"recipes `cnn` and `distill`, {arguments.epochs} epochs of {images} (a tenth of them chooses "
             f"the weights; {arguments.teacher_epochs or arguments.epochs} epochs for the teacher), seed "
-            f"{arguments.seed}"
+            f"{arguments.seed}{''.join(f', {word}' for word in arguments.options)}"
         )
         report = heading(f"What a teacher brings: {arguments.data}", method)
         runs = configs(arguments, data, Path(folder))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +20,7 @@ from contest import describe_machine, describe_versions, positive
 from reports import note
 from vitascope.data.datasets import ImageSet, open_data
 from vitascope.data.preprocess import read_image
+from vitascope.errors import UserError
 from vitascope.training.finish import TrainResult
 
 
@@ -35,6 +39,24 @@ def options(description: str | None, *, epochs: int) -> argparse.ArgumentParser:
     parser.add_argument("--precision", default="auto", help="default auto")
     parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
     return parser
+
+
+def named_values(words: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
+    """Options of `vitascope train` as they are given to a benchmark, NAME=VALUE each.
+
+    Raises:
+        UserError: a word that is none, or names what the benchmark fixes.
+    """
+    options: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or name in fixed:
+            raise UserError(f"expected an option NAME=VALUE that this benchmark leaves open, not {word!r}")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value  # a name
+    return options
 
 
 def vit(arguments: argparse.Namespace) -> dict[str, int]:

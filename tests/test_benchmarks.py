@@ -5,6 +5,7 @@ None is run to its end here: they take minutes, and mean something only on a qui
 
 import dataclasses
 import importlib
+import inspect
 import itertools
 import math
 import re
@@ -14,10 +15,16 @@ from types import ModuleType
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import vitascope as vs
+from vitascope.data.datasets import open_data
+from vitascope.data.mixing import Mixing
+from vitascope.errors import UserError
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import BlockOptions, EmbeddingOptions, ReadoutOptions, TrainingOptions
+from vitascope.model.sizes import named_config
 
 ROOT = Path(__file__).parent.parent
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
@@ -240,3 +247,238 @@ def test_docs_name_every_option_and_every_choice() -> None:
 def test_every_group_of_options_is_looked_at() -> None:
     fields = {field.name for group in GROUPS for field in dataclasses.fields(group)}
     assert fields == {name for name, group in OPTIONS.items() if group is not None}
+
+
+data_sizes = load("data_sizes")
+
+
+@pytest.fixture(scope="module")
+def compared() -> object:
+    """A made-up measurement: two seeds, but for the largest share, which the ViT lacks."""
+    runs = [
+        data_sizes.Run(model, share, seed, int(10 * share), 30, 900, 5_000_000, 10**9, accuracy, 60.0)
+        for model, start in (("ViT", 0.5), ("hybrid", 0.7), ("ResNet", 0.7))
+        for share, seeds in ((10.0, 2), (100.0, 1))
+        for seed, accuracy in enumerate([start, start + 0.1][:seeds])
+        if (model, share) != ("ViT", 100.0)
+    ]
+    setting = {"data": "cifar10", "steps": 900, "batch_size": 128, "epochs": 30}
+    return data_sizes.Measurement("a CPU", "torch", "2026-01-02", "python x", setting, runs)
+
+
+def test_shares_are_of_each_class_nested_and_measured_on_all_test_images(tmp_path: Path) -> None:
+    splits = data_sizes.open_data("digits")
+    found = {}
+    for share in (5, 40):
+        data_sizes.write_share(splits, share, tmp_path / str(share))
+        found[share] = data_sizes.open_data(str(tmp_path / str(share)))
+        for name in ("train", "val"):
+            whole, part = (data_sizes.np.bincount(getattr(s, name).labels) for s in (splits, found[share]))
+            assert part.tolist() == [max(1, round(share / 100 * count)) for count in whole], (name, share)
+        assert len(found[share].test) == len(splits.test)
+    few, many = ([path.read_bytes() for path in found[share].train.sources] for share in (5, 40))
+    assert set(few) < set(many)
+
+
+def test_every_share_has_as_many_steps_with_the_same_augmentation_and_schedule() -> None:
+    for images in (900, 2250, 4500, 13_500, 45_000):
+        epochs = data_sizes.epochs_of(10_560, images, 128)
+        assert epochs * math.ceil(images / 128) == pytest.approx(10_560, rel=0.01)
+    vit, hybrid, cnn = data_sizes.configs(data_sizes.parse([]), "digits", 3, 400).values()
+    assert vit.architecture.options == ("stem=conv",)
+    assert vit.replace(options=hybrid.architecture.options) == hybrid
+    assert "stem=resnet" in hybrid.architecture.options
+    assert cnn.architecture.model == "resnet29_w64_cifar"
+    assert vit.augmentation == cnn.augmentation
+    assert vit.optimization == cnn.optimization
+    assert vit.optimization.warmup_steps == 20
+
+
+def test_only_what_is_missing_is_trained_on_the_share_that_it_names() -> None:
+    tiny = ["--image-size", "8", "--embed-dim", "8", "--depth", "1", "--num-heads", "1", "--device", "cpu"]
+    asked = ["--shares", "8", "--seeds", "1", "--models", "ViT", "hybrid", "--batch-size", "64"]
+    arguments = data_sizes.parse([*asked, *tiny])
+    arguments.steps = 2
+    splits = data_sizes.open_data("digits")
+    (run,) = data_sizes.runs_of(arguments, splits, {("hybrid", 8.0, 0)})
+    assert (run.model, run.share, run.seed, run.images) == ("ViT", 8.0, 0, 100)
+    assert (run.epochs, run.steps) == (1, 2)
+    assert 0 <= run.accuracy < 1
+    arguments.shares = [1.0]
+    with pytest.raises(data_sizes.UserError, match="1% are 10 images, less than a batch"):
+        list(data_sizes.runs_of(arguments, splits, set()))
+
+
+def test_data_sizes_are_read_back_tabled_and_drawn(compared, results) -> None:
+    reports.write_numbers("data_sizes", compared.to_json())
+    numbers = reports.newest_numbers("data_sizes").read_text(encoding="utf-8")
+    assert data_sizes.Measurement.from_json(numbers) == compared
+    rows = [re.split(r" *\| *", line)[1:-1] for line in compared.table().splitlines()]
+    assert rows[2] == ["100", "10%", "30", "55.00 (50.00 to 60.00)", *2 * ["75.00 (70.00 to 80.00)"]]
+    assert rows[3] == ["1,000", "100%", "30", "-", "70.00", "70.00"]
+    assert "a CPU" in compared.report()
+    (axes,) = data_sizes.draw(compared).axes
+    assert [line.get_xdata().tolist() for line in axes.lines] == [[100], [100, 1000], [100, 1000]]
+    assert [line.get_ydata()[0] for line in axes.lines] == pytest.approx([55, 75, 75])
+    names = {text.get_text(): text for text in axes.texts}
+    assert names.keys() == set(data_sizes.MODELS)
+    apart = abs(names["hybrid"].xy[1] - names["ResNet"].xy[1])  # both lines end at 70
+    assert apart >= (axes.get_ylim()[1] - axes.get_ylim()[0]) / 20
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_pages_show_the_newest_data_sizes(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    if "<!-- data_sizes -->" not in text:
+        return
+    shown = reports.between(text, "data_sizes")
+    if not list(reports.RESULTS.glob("*-data_sizes.json")):
+        assert shown == ""
+        return
+    numbers = reports.newest_numbers("data_sizes").read_text(encoding="utf-8")
+    assert shown == data_sizes.Measurement.from_json(numbers).for_docs() + "\n"
+
+
+gpu_training, cifar = load("gpu_training"), load("cifar")
+
+
+@pytest.fixture
+def tiny_case() -> object:
+    """A model and pictures that a CPU trains on in no time."""
+    case = gpu_training.CASES[1]
+    return dataclasses.replace(case, image_size=8, num_classes=3, batch_size=4, depth=1)
+
+
+def test_bare_steps_and_the_loop_train_one_model_on_equal_batches(tiny_case, tmp_path: Path) -> None:
+    setting = gpu_training.Setting(device=torch.device("cpu"), dtype=torch.float32)
+    names = [gpu_training.OURS, gpu_training.LOOP]
+    found = gpu_training.entrants(tiny_case, setting, ["eager"], names, tmp_path)
+    assert [(entrant.name, entrant.images) for entrant in found] == [(name, 4) for name in names]
+    assert len({entrant.flops for entrant in found}) == 1
+    assert all(entrant.first > 0 for entrant in found)
+    bare, loop = (inspect.getclosurevars(entrant.step).nonlocals for entrant in found)
+    assert bare["model"].config == loop["trainer"].model_config
+    assert bare["model"].config.replace(class_names=()) == named_config(
+        "vit_ti16", image_size=8, patch_size=4, num_classes=3, depth=1
+    )
+    before = [parameter.clone() for parameter in bare["model"].parameters()]
+    gpu_training.take_turns(found, setting, rounds=2, warmup=1, steps=2)
+    assert all(len(entrant.times) == 2 for entrant in found)
+    assert loop["trainer"].step == 7  # the first one, and three in each round
+    pairs = zip(before, bare["model"].parameters(), strict=True)
+    assert all(not torch.equal(old, new) for old, new in pairs)
+    assert (loop["trainer"].train_loader.batches_per_epoch, loop["trainer"].mixing) == (4, Mixing())
+
+
+def test_every_step_of_the_loop_has_a_full_batch(tiny_case) -> None:
+    splits = gpu_training.random_splits(tiny_case)
+    assert len(splits.train) % tiny_case.batch_size == 0
+    assert set(splits.train.labels.tolist()) == {0, 1, 2}
+
+
+def test_gpu_table_compares_within_a_mode_and_with_the_peaks() -> None:
+    seconds = {"timm, bare step": 0.2, "vitascope, bare step": 0.1, "vitascope, whole loop": 0.125}
+    found = [
+        gpu_training.Entrant(name=name, mode=mode, step=int, images=10, flops=10**12, first=1, times=times)
+        for mode, factor in (("eager", 1), ("compiled", 0.5))
+        for name, second in seconds.items()
+        if (times := [factor * second, 9 * factor * second, factor * second / 2])
+    ]
+    ceiling = gpu_training.Entrant(
+        name="matmul", mode="eager", step=int, images=0, flops=10**12, times=[0.05]
+    )
+    lines = gpu_training.table([*found, ceiling], 40.0).splitlines()
+    rows = [re.split(r" *\| *", line)[1:-1] for line in lines[2:8]]
+    assert rows[2] == [
+        *("vitascope, whole loop", "eager", "80.0", "8.89 to 160", "1.60", "80.0%", "40.0%", "20.0%", "1.0 s")
+    ]
+    assert [row[4] for row in rows] == 2 * ["1.00", "2.00", "1.60"]
+    assert [row[5] for row in rows] == 2 * ["-", "-", "80.0%"]
+    assert "Ceiling: 20.0 TFLOP/s." in lines
+    assert "data sheet" not in gpu_training.table([*found, ceiling], None)
+
+
+@pytest.fixture(scope="module")
+def trained() -> object:
+    """A made-up measurement of two seeds."""
+    runs = [
+        cifar.Run(seed, right, 100.0, [0.5, 1.0, 1.5], [0.5, 0.8, 0.9], [2.0, 1.5, 1.2])
+        for seed, right in enumerate((95, 97))
+    ]
+    options = vs.TrainConfig.from_recipe("small-data", data="cifar10", epochs=3, lr=0.002).to_dict()
+    options = {name: value for name, value in options.items() if name not in ("run", "seed")}
+    images = {"train": 900, "val": 100, "test": 100}
+    return cifar.Measurement("GPU", "torch", "2026-01-02", ["python x"], options, 5_000, images, "test", runs)
+
+
+def test_cifar_is_read_back_tabled_and_drawn(trained, results) -> None:
+    reports.write_numbers("cifar", trained.to_json())
+    text = reports.newest_numbers("cifar").read_text(encoding="utf-8")
+    assert cifar.Measurement.from_json(text) == trained
+    rows = [re.split(r" *\| *", line)[1:-1] for line in trained.table().splitlines()[2:]]
+    assert rows[0] == ["0", "95.00%", "95 of 100", "100 s", "27"]
+    assert rows[-1] == ["mean", "96.00%", "", "100 s", "27"]
+    assert "small-data with epochs=3, lr=0.002\n" in trained.report()
+    figure = cifar.draw(trained)
+    accuracy, _, loss, by_minutes = figure.axes
+    assert [line.get_ydata().tolist() for line in accuracy.lines] == 2 * [[50, 80, 90]]
+    assert loss.lines[0].get_xdata().tolist() == [1, 2, 3]
+    assert by_minutes.lines[1].get_xdata().tolist() == [0.5, 1.0, 1.5]
+    assert by_minutes.lines[1].get_ydata().tolist() == [2.0, 1.5, 1.2]
+
+
+def test_cifar_takes_any_option_but_what_it_measures_by() -> None:
+    words = ["lr=0.002", 'options=["stem=conv"]', "precision=bf16", "compile=true"]
+    config = cifar.configuration("cifar10", 7, words)
+    assert (config.optimization.lr, config.optimization.epochs, config.optimization.keep) == (
+        0.002,
+        7,
+        "last",
+    )
+    assert (config.architecture.options, config.engine.compile) == (("stem=conv",), True)
+    for word, complaint in (("keep=best", "keep=best"), ("fast", "fast"), ("learning=1", "unknown")):
+        with pytest.raises(UserError, match=complaint):
+            cifar.configuration("cifar10", 7, [word])
+    with pytest.raises(UserError, match="6,300,000"):
+        cifar.resolved(vs.TrainConfig.from_recipe("digits", embed_dim=480), open_data("digits"))
+
+
+def test_cifar_seeds_are_measured_on_the_last_weights_and_added_to(results, monkeypatch) -> None:
+    size = ["embed_dim=8", "depth=1", "num_heads=1", "image_size=8", "patch_size=4", "batch_size=256"]
+    words = [*size, 'options=["stem=conv"]', "device=cpu"]
+    arguments = cifar.parse(["--data", "digits", "--epochs", "2", "--seeds", "1", "--out", *words])
+    monkeypatch.setattr(cifar, "parse", lambda: arguments)
+    monkeypatch.setattr(
+        "vitascope.training.finish.draw_figures", lambda *_: {}
+    )  # takes longest, and is thrown away
+    cifar.main()
+    arguments.add, arguments.epochs = True, 100  # as many as there were
+    cifar.main()
+    measured = cifar.Measurement.from_json(reports.newest_numbers("cifar").read_text(encoding="utf-8"))
+    assert [run.seed for run in measured.runs] == [0, 1]
+    assert [len(run.minutes) for run in measured.runs] == [2, 2]
+    assert all(0 < run.minutes[0] < run.minutes[1] <= 1.1 * run.seconds / 60 for run in measured.runs)
+    assert (measured.measured_on, measured.tested, measured.options["keep"]) == ("test", 360, "last")
+    assert len(measured.commands) == 2
+    assert {path.suffix for path in results.iterdir()} == {".json", ".md", ".png"}
+    arguments.options = [*words, "lr=0.5"]
+    with pytest.raises(UserError, match="of other options"):
+        cifar.main()
+
+
+def test_as_many_epochs_as_minutes_hold() -> None:
+    probed = cifar.Run(0, 0, 84.0, [1.0, 1.2, 1.4], [0.1] * 3, [2.0] * 3)  # a minute to compile
+    assert cifar.epochs_in(5.1, probed) == 21
+    assert cifar.epochs_in(0.1, probed) == 1
+
+
+def test_going_on_keeps_what_is_measured_and_refuses_another_setting(compared, results, monkeypatch) -> None:
+    first, second = compared.runs[:2]
+    for run in (first, second):
+        given = ["--data", "digits", "--out", *(["--go-on"] if run is second else [])]
+        monkeypatch.setattr(data_sizes, "runs_of", lambda arguments, splits, done, run=run: iter([run]))
+        measured = data_sizes.measure(data_sizes.parse(given))
+    assert measured.runs == [first, second]
+    assert data_sizes.Measurement.from_json(reports.newest_numbers("data_sizes").read_text()) == measured
+    with pytest.raises(data_sizes.UserError, match="nothing to go on"):
+        data_sizes.measure(data_sizes.parse([*given, "--batch-size", "64"]))

@@ -1,39 +1,59 @@
 """Every command and snippet of the README and the docs is run, in the order in which a reader meets them."""
 
+import ast
+import dataclasses
+import inspect
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from vitascope.cli import main
+from vitascope.data import datasets, download, folders, hub_datasets, loading, pack, reading, shards, unpack
+from vitascope.training import defaults
+from vitascope.training.options import AugmentationOptions
+from vitascope.training.recipes import RECIPES
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+DATA_PAGE = ROOT / "docs" / "data.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NOT_RUN = {"tensorboard", "pip"}
+"""Programs that a page may name: a server that never ends, an installation."""
+TRACKERS = ("mlflow", "wandb")
+"""What pages import and no test needs: a stand-in takes its place."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return [text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
 
 
-@pytest.fixture(scope="module")
-def readers_folder(tmp_path_factory) -> Path:
-    """Where a reader of the docs stands: a folder with photos of two classes."""
-    folder = tmp_path_factory.mktemp("reader")
+@pytest.fixture
+def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a reader of a page stands: a folder with photos of two classes, and a cache of its own."""
+    folder = tmp_path / "reader"
+    monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
     noise = np.random.default_rng(0)
     for name, level in (("cat", 90), ("dog", 170)):
         (folder / "photos" / name).mkdir(parents=True)
         for number in range(1, 13):
             pixels = np.clip(noise.normal(level, 25, (24, 32, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / "photos" / name / f"{number:03}.jpg")
+    monkeypatch.chdir(folder)
     return folder
 
 
-def test_readme_runs_from_top_to_bottom(readers_folder, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(readers_folder)
+def test_readme_runs_from_top_to_bottom(readers_folder, capsys) -> None:
     ran = []
     for kind, text in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")):
         if kind == "python":
@@ -82,7 +102,146 @@ def test_every_file_that_is_linked_exists(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
-def test_no_other_page_has_commands_of_ours_that_nobody_runs(page: Path) -> None:
-    assert not blocks(page, "python")
-    assert not [line for text in blocks(page, "sh") for line in text.splitlines() if "vitascope " in line]
+def steps(page: Path) -> Iterator[tuple[str, str]]:
+    """What a page tells its reader to do, in order: ("python", code), or a program and the whole line."""
+    for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if kind == "python":
+            yield "python", text
+        for line in text.replace("\\\n", " ").splitlines() if kind == "sh" else []:
+            if words := shlex.split(line, comments=True):
+                is_code = words[:2] == ["python", "-c"]
+                yield words[0], words[2] if is_code else line
+
+
+def torchrun(line: str) -> None:
+    """A line as it is, in processes of its own without a GPU."""
+    beside_python = str(Path(sys.executable).parent)
+    path = os.pathsep.join([beside_python, os.environ.get("PATH", "")])
+    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(shlex.split(line), env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, f"{line}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, capsys) -> None:
+    text = page.read_text(encoding="utf-8")
+    if "from datasets import" in text:
+        pytest.importorskip("datasets", reason="datasets is not installed (vitascope[datasets])")
+    trackers = {name: MagicMock() for name in TRACKERS if f"import {name}" in text}
+    for name, tracker in trackers.items():
+        monkeypatch.setitem(sys.modules, name, tracker)
+    names: dict[str, object] = {}
+    said = {}
+    for program, step in steps(page):
+        capsys.readouterr()
+        if program == "python":
+            exec(compile(step, page.name, "exec"), names)  # noqa: S102 - our own page
+        elif program == "vitascope":
+            assert main(shlex.split(step, comments=True)[1:]) == 0, f"{step}\n{capsys.readouterr().err}"
+            said[step] = capsys.readouterr().out
+        elif program == "torchrun":
+            torchrun(step)
+        else:
+            assert program in NOT_RUN, f"no way to run {step!r}"
+    assert all(tracker.mock_calls for tracker in trackers.values())
+    if page == DATA_PAGE:
+        assert_broken_files_are_counted(said)
+
+
+def assert_broken_files_are_counted(said: dict[str, str]) -> None:
+    """The page has put one beside the 24 photos, and then measured and packed them."""
+    measured = json.loads(said["vitascope evaluate runs/photos --data photos/ --json"])
+    assert (measured["images"], measured["unreadable"]) == (24, 1)
+    assert "of 24 images" in said["vitascope evaluate runs/photos --data photos.zip"]
+    assert "left out" not in said["vitascope pack photos/ shards"]
+    assert "left out: photos/dog/broken.jpg" in said["vitascope pack photos/ small --image-size 16"]
+
+
+def test_contributing_has_make_alone() -> None:
+    assert {program for program, _ in steps(ROOT / "CONTRIBUTING.md")} == {"make"}
+
+
+def marked(page: Path, marker: str) -> str:
+    """What stands between a page's markers."""
+    found = re.search(
+        rf"<!-- {marker} -->\n(.*?)<!-- /{marker} -->", page.read_text(encoding="utf-8"), re.DOTALL
+    )
+    assert found is not None, marker
+    return found[1]
+
+
+def table(page: Path, header: str) -> list[list[str]]:
+    """The cells of the table whose first column is called so."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {header} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def test_every_kind_of_data_has_its_line() -> None:
+    named = [set(re.findall(r"`([^`]+)`", cell)) for cell, _ in table(DATA_PAGE, "DATA")]
+    assert set.union(*named) >= set(datasets.NAMES)
+    assert {*unpack.TAR_SUFFIXES, "photos.zip"} in named
+    used = {
+        word for program, step in steps(DATA_PAGE) if program == "vitascope" for word in shlex.split(step)
+    }
+    # Of the rest, these are in the commands of the page; downloads, CIFAR and IDX are in tests/data.
+    assert {"photos/", "photos.zip", "photos-hf/", "shards"} <= used
+    files = {file.name for published in download.KNOWN_SETS.values() for file in published}
+    assert "cifar-10-python.tar.gz" in files
+    assert hub_datasets.looks_like_hub_id("owner/name")
+    assert hub_datasets.looks_like_hub_id("owner/name@revision")
+
+
+def test_numbers_and_names_of_the_data_page_are_those_of_the_code(monkeypatch) -> None:
+    text = " ".join(DATA_PAGE.read_text(encoding="utf-8").split())
+    assert datasets.VAL_SHARE == datasets.TEST_SHARE == loading.MAX_UNREADABLE == 0.1  # "a tenth"
+    assert set(re.findall(r"`([^`]+)`", marked(DATA_PAGE, "suffixes"))) == folders.IMAGE_SUFFIXES
+    assert {"valid", "validation"} < set(folders.SPLIT_FOLDERS["val"])
+    for phrase in (
+        f"fit into {loading.MEMORY_BUDGET // 2**30} GiB",
+        f"{reading.READ_AHEAD} batches ahead",
+        f"Shards are read {shards.GROUP} at a time",
+        f"of quality {pack.JPEG_QUALITY}",
+        f"at most {defaults.SMALL_IMAGE} pixels",
+        f"all others at {defaults.LARGE_IMAGE}",
+        "called `{}`, `{}`, `{}` or `{}`".format(*hub_datasets.LABEL_COLUMNS),
+    ):
+        assert phrase in text, phrase
+    monkeypatch.setenv("VITASCOPE_CACHE", "/own")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/general")
+    assert download.cache_folder() == Path("/own")
+    monkeypatch.delenv("VITASCOPE_CACHE")
+    assert download.cache_folder() == Path("/general/vitascope")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert download.cache_folder() == Path("~/.cache/vitascope").expanduser()
+
+
+def augmentation_table() -> str:
+    """Every option of augmentation with its own words, and its value in three recipes."""
+    (body,) = ast.parse(inspect.getsource(AugmentationOptions)).body
+    assert isinstance(body, ast.ClassDef)
+    said = {}
+    for field, words in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr):
+            said[ast.unparse(field.target)] = ast.literal_eval(words.value).removesuffix(".")
+    assert list(said) == [field.name for field in dataclasses.fields(AugmentationOptions)]
+    recipes = ("base", "small-data", "digits")
+    lines = [f"| option | what | {' | '.join(f'`{name}`' for name in recipes)} |", "|---|---|--:|--:|--:|"]
+    for name, words in said.items():
+        values = [f"{RECIPES[recipe].option(name):g}" for recipe in recipes]
+        lines.append(f"| `--{name.replace('_', '-')}` | {words} | {' | '.join(values)} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_table_of_augmentation_is_that_of_the_options() -> None:
+    assert marked(DATA_PAGE, "augmentation") == augmentation_table()
+
+
+def test_every_recipe_has_its_line() -> None:
+    named = [cell.strip("`") for cell, *_ in table(ROOT / "docs" / "training.md", "`--recipe`")]
+    assert sorted(named) == sorted(RECIPES)

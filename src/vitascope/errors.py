@@ -15,6 +15,9 @@ class UserError(ValueError):
     keeps its traceback.
     """
 
+    said_elsewhere = False
+    """Whether another process of the same run, which raises it too, prints it."""
+
 
 class Interrupted(Exception):  # noqa: N818 - a stop, not an error
     """Training was stopped by a signal, after saving a checkpoint to continue from."""

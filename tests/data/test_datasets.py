@@ -319,3 +319,28 @@ def test_images_are_opened_in_the_order_of_their_names(tmp_path: Path) -> None:
         Image.new("L", (2, 2)).save(write_picture(tmp_path / "cat" / name))
     write_picture(tmp_path / "ant" / "z.png")
     assert [path.name for path in paths(read_tree(tmp_path))] == ["z.png", "a.png", "b.png", "c.png"]
+
+
+def test_images_without_classes_are_data_where_no_labels_are_asked_for(tmp_path) -> None:
+    for number in range(20):
+        write_picture(tmp_path / "photos" / ("a" if number % 2 else ".") / f"{number}.png", seed=number)
+    with pytest.raises(UserError, match="only one class"):
+        open_data(str(tmp_path / "photos"))
+    splits = open_data(str(tmp_path / "photos"), labelled=False)
+    assert (len(splits.train), len(splits.val), splits.test) == (18, 2, None)
+    assert splits.train.class_names == ("image",)
+    assert not set(splits.train.sources) & set(splits.val.sources)
+
+
+def test_a_folder_with_classes_is_split_the_same_without_labels(tmp_path) -> None:
+    write_tree(tmp_path, {"cat": 12, "dog": 12})
+    one, other = open_data(str(tmp_path)), open_data(str(tmp_path), labelled=False)
+    assert one.test is not None
+    assert other.test is not None
+    assert one.test.sources == other.test.sources
+    assert one.train.sources == other.train.sources
+
+
+def test_a_folder_without_images_is_no_data_without_labels_either(tmp_path) -> None:
+    with pytest.raises(UserError, match="0 images"):
+        open_data(str(tmp_path), labelled=False)

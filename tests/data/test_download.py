@@ -324,6 +324,7 @@ def test_name_of_cifar_is_downloaded_and_read(
 ) -> None:
     from tests.data.test_cifar import check, cifar_files, write_tar
 
+    monkeypatch.chdir(tmp_path)  # a folder of that name would come first
     server.content = write_tar(tmp_path / "cifar.tgz", cifar_files("10-python")).read_bytes()
     file = dataclasses.replace(published(server.url, content=server.content), name="cifar-10-python.tar.gz")
     monkeypatch.setitem(KNOWN_SETS, "cifar10", (file,))

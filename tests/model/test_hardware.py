@@ -65,12 +65,22 @@ def test_auto_with_amx_is_bf16_where_the_matrices_are_large(
 def test_auto_on_a_gpu_is_bf16_where_it_has_that(
     monkeypatch: pytest.MonkeyPatch, has_bf16: bool, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: has_bf16)
+    emulated = {True: True, False: has_bf16}  # every GPU has it where emulation counts
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: emulated[including_emulation]
+    )
     assert resolved(small_config(), 1, "cuda") == dtype
 
 
 def test_auto_on_mps_is_fp32(amx: bool) -> None:
     assert resolved(LARGE, 1024, "mps") == torch.float32
+
+
+def test_fp16_is_for_training_alone() -> None:
+    arguments = ("fp16", small_config(), torch.device("cuda"), 8)
+    assert resolve_precision(*arguments, training=True) == torch.float16
+    with pytest.raises(UserError, match="fp16"):
+        resolve_precision(*arguments, training=False)
 
 
 def test_unknown_precision_names_the_nearest() -> None:

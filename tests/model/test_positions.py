@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.model import by_loops, law, law_of_models, random_images, randomize, small_config, small_model
 from vitascope.model.attention import rotate
@@ -20,6 +21,7 @@ from vitascope.model.positions import (
     resample_positions,
     rotary_table,
     sincos_table,
+    workplace,
 )
 
 KINDS, RULES = get_args(Kind), get_args(Resample)
@@ -523,3 +525,46 @@ def test_tables_are_made_once_for_each_grid() -> None:
     assert rotary_table((3, 5), 16, 100.0) is rotary_table((3, 5), 16, 100.0)
     assert sincos_table("sincos_2d", (3, 5), 16) is sincos_table("sincos_2d", (3, 5), 16)
     assert sincos_table("sincos_2d", (3, 5), 16) is not sincos_table("sincos_2d", (5, 3), 16)
+
+
+@pytest.mark.parametrize("kind", [*SINCOS, "rotary"])
+def test_a_table_is_brought_to_a_device_once(kind: str) -> None:
+    model = small_model(positions=kind, image_size=(16, 136)).to("meta")  # a device that is not the CPU
+    images = torch.empty(1, 3, 16, 136, device="meta")
+    model(images)
+    with FromTheCPU() as copies:
+        model(images)
+    assert not copies.seen
+
+
+class FromTheCPU(TorchDispatchMode):
+    """Sees every operation that takes a tensor on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(value, torch.Tensor) and value.device == CPU for value in args):
+            self.seen.append(str(operation))
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", SINCOS)
+def test_waves_are_added_in_the_tokens_dtype_and_kept_in_each(kind: str) -> None:
+    layer, tokens = embedding(kind), torch.zeros(1, 16, 12)
+    for dtype in (torch.float32, torch.bfloat16):
+        kept = layer.table_for(tokens.to(dtype), (3, 5))
+        assert torch.equal(kept, layer.table((3, 5)).to(dtype))
+        assert kept is layer.table_for(tokens.to(dtype), (3, 5))
+
+
+def test_tables_are_computed_on_a_gpu_only_where_a_graph_would_wait_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = torch.device("cuda", 0)
+    assert workplace(gpu) == CPU
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert (workplace(gpu), workplace(torch.device("mps"))) == (gpu, CPU)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    assert workplace(gpu) == CPU

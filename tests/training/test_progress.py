@@ -38,3 +38,19 @@ def test_a_long_epoch_without_a_terminal_is_not_silent(monkeypatch, capsys) -> N
     bar = Progress(epochs=2, images_per_epoch=1000)
     bar.advance(128)
     assert capsys.readouterr().out.startswith("128 of 2,000 images  ")
+
+
+def test_images_that_cannot_be_read_are_named_once(capsys) -> None:
+    bar = Progress(epochs=2, images_per_epoch=10)
+    bar.left_out({"a.jpg": "a.jpg: truncated"})
+    bar.left_out({"a.jpg": "a.jpg: truncated", "b.jpg": "no picture"})
+    assert capsys.readouterr().out == "left out: a.jpg: truncated\nleft out: b.jpg: no picture\n"
+
+
+def test_only_the_first_of_several_processes_speaks(capsys) -> None:
+    bar = Progress(epochs=1, images_per_epoch=10, shown=False)
+    bar.advance(10)
+    bar.left_out({"a.jpg": "a.jpg: truncated"})
+    bar.epoch(1, train_loss=1.0, val={"loss": 1.0})
+    bar.close()
+    assert capsys.readouterr() == ("", "")

@@ -31,7 +31,7 @@ COMMON: dict[str, Any] = {
 }
 TASKS: dict[str, dict[str, Any]] = {
     "classify": {"mixup": 0.8, "cutmix": 1.0},
-    "masked": {"task": "masked", "target": "downsampled", "randaugment": 0},
+    "masked": {"task": "masked", "target": "downsampled", "randaugment": 0, "label_smoothing": 0.0},
     "distill": {"mixup": 0.8, "pool": "cls"},
 }
 

@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         reading(command, args[0], args[1:]).call()
         return 0
     except UserError as error:
-        print(f"vitascope: error: {error}", file=sys.stderr)
+        if not error.said_elsewhere:
+            print(f"vitascope: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("vitascope: interrupted", file=sys.stderr)
@@ -78,8 +79,8 @@ def overview() -> str:
         lines.append(f"  {name:<9} {summary}")
     lines.append(
         "\nA MODEL is a run folder, a model folder or file of any library, a hub id\n"
-        "(owner/name), or a name like torchvision/vit_b_16; DATA is `digits` or a folder\n"
-        "of images."
+        "(owner/name), or a name like torchvision/vit_b_16; DATA is a folder of images,\n"
+        "`digits`, `cifar10` or another known name, an archive, shards, or a hub id."
     )
     lines.append(
         "`vitascope COMMAND --help` lists a command's options; `vitascope --version` is\nthe version."

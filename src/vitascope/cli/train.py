@@ -76,6 +76,8 @@ class Pretrain(_Run):
         if self.resume is not None:
             resume(self.resume, self.engine)
             return
+        if self.optimization.keep != "last":
+            raise UserError("pre-training keeps its last weights; leave out --keep")
         from vitascope.training.train import pretrain
 
         say_pretrained(pretrain(self.chosen()))
@@ -140,9 +142,10 @@ def parse_run(command: type[R], name: str, args: Sequence[str]) -> R:
     """Options of `train` or `pretrain`: a recipe or a file decides the defaults, so it is read first.
 
     Raises:
-        UserError: as `parse`; an unknown recipe; both a recipe and a file.
+        UserError: as `parse`; an unknown recipe; both a recipe and a file; those of the other command.
     """
     first = parse(command, name, args)
+    task = "masked" if command is Pretrain else "classify"
     if first.resume is not None:
         return _parse_resume(command, name, args, first)
     if first.config is not None:
@@ -150,8 +153,10 @@ def parse_run(command: type[R], name: str, args: Sequence[str]) -> R:
             raise UserError("--config holds every option already; leave out --recipe")
         base = TrainConfig.from_yaml(first.config)
     else:
-        task = "masked" if command is Pretrain else "classify"
         base = TrainConfig.from_recipe(first.recipe or default_recipe(first.chosen().replace(task=task)))
+    if base.task != task:
+        other = "pretrain" if base.task == "masked" else "train"
+        raise UserError(f"{first.config or f'the recipe {first.recipe}'} is for `vitascope {other}`")
     parsed = parse(command, name, args, _over(command, base, recipe=first.recipe, config=first.config))
     options = merged_options(base.architecture.options, first.architecture.options)
     return dataclasses.replace(parsed, architecture=dataclasses.replace(parsed.architecture, options=options))

@@ -13,8 +13,10 @@ from vitascope.data.download import KNOWN_SETS, fetch_set
 from vitascope.data.folders import (
     IMAGE_SUFFIXES,
     SPLIT_FOLDERS,
+    has_classes,
     inner_folder,
     open_folder,
+    open_unlabelled,
     optional_split,
     read_tree,
 )
@@ -48,7 +50,7 @@ WAYS = (
 )
 
 
-def open_data(data: str, *, seed: int = 0) -> Splits:
+def open_data(data: str, *, seed: int = 0, labelled: bool = True) -> Splits:
     """The splits of a DATA argument, which is one of:
 
     - `digits`: scikit-learn's, embedded; 20% (stratified, random_state 0) are the test set;
@@ -62,13 +64,19 @@ def open_data(data: str, *, seed: int = 0) -> Splits:
       (`hub_datasets.open_hub_dataset`);
     - a `.zip` or tar of any of these folders, unpacked once (`unpack.unpack`).
 
-    What is missing of validation is taken from train, a tenth of each class by seed.
+    What is missing of validation is taken from train, a tenth of each class by seed. Without `labelled` a
+    folder may have no classes too (`folders.open_unlabelled`); one that has them is split as with it, so that
+    what is learned without labels has not seen the test images.
 
     Raises:
         UserError: nothing of these, or what the function named raises.
     """
     found = _found(data, seed)
-    return found if isinstance(found, Splits) else open_folder(found, seed=seed)
+    if isinstance(found, Splits):
+        return found
+    if not labelled and not has_classes(found):
+        return open_unlabelled(found, seed=seed)
+    return open_folder(found, seed=seed)
 
 
 def open_for_evaluation(data: str, class_names: tuple[str, ...]) -> ImageSet:

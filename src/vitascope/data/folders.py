@@ -44,6 +44,30 @@ def open_folder(root: Path, *, seed: int) -> Splits:
     return Splits(train, val, optional_split(root, "test", train.class_names), channels=3)
 
 
+def open_unlabelled(root: Path, *, seed: int) -> Splits:
+    """The splits of a folder of images without classes: all images below it, or below its `train/`.
+
+    A tenth by seed is the validation set; there is no test set.
+
+    Raises:
+        UserError: not two images.
+    """
+    folder = root / "train" if (root / "train").is_dir() else root
+    files = image_files(folder)
+    if len(files) < 2:
+        raise UserError(f"{folder}: {len(files)} images; at least 2 are needed")
+    images = ImageSet("train", files, np.zeros(len(files), dtype=np.int64), ("image",))
+    train, val = stratified_split(images, VAL_SHARE, "val", seed)
+    return Splits(train, val, None, channels=3)
+
+
+def has_classes(root: Path) -> bool:
+    """Whether a folder, or its `train/`, has two class folders with images or more."""
+    folder = root / "train" if (root / "train").is_dir() else root
+    below = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return sum(bool(image_files(path)) for path in below) > 1
+
+
 def inner_folder(folder: Path) -> Path:
     """What a folder wraps: itself, or what its only entry leads to; a split's folder is no wrapping."""
     splits = {name for names in SPLIT_FOLDERS.values() for name in names}

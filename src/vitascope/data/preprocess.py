@@ -13,6 +13,7 @@ It is saved with the model and used by training, evaluation, prediction and expl
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import math
 import os
@@ -161,6 +162,13 @@ def _planes(image: Image.Image) -> Pixels:
     return np.array(array[None] if array.ndim == 2 else array.transpose(2, 0, 1), order="C")
 
 
+@functools.lru_cache(maxsize=64)
+def by_channel(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """A number a channel, float32 (C, 1, 1), kept on the device: a step would wait for a copy of it."""
+    with torch.inference_mode(False):  # it may serve training next
+        return torch.tensor(numbers, device=device).view(-1, 1, 1)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocess:
     """Resize, crop and normalize: everything between a picture and a model's input.
@@ -269,8 +277,7 @@ class Preprocess:
     def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 (B, C, H, W), or floats in [0, 1], to normalized float32, on the pixels' device."""
         values = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
-        mean = torch.tensor(self.mean, device=values.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, device=values.device).view(-1, 1, 1)
+        mean, std = (by_channel(numbers, values.device) for numbers in (self.mean, self.std))
         return (values - mean).div_(std)
 
     def to_dict(self) -> dict[str, Any]:

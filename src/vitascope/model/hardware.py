@@ -14,6 +14,8 @@ from vitascope.errors import UserError, check_choice
 from vitascope.model.sizes import ModelConfig
 
 PRECISIONS = ("auto", "fp32", "bf16")
+TRAINING_PRECISIONS = (*PRECISIONS, "fp16")
+"""Training scales its losses for fp16's narrow range; nothing else does."""
 
 
 def resolve_device(device: str) -> torch.device:
@@ -43,15 +45,17 @@ def resolve_precision(
 ) -> torch.dtype:
     """The dtype to compute in.
 
-    `auto`: bf16 on GPUs that have it. On a CPU, bf16 with AMX (matrix products about 8 times faster) where
-    the matrices are large enough to pay for the conversions; fp32 without AMX, where bf16 is slower.
+    `auto`: bf16 on GPUs that compute in it; older ones emulate it, slowly. On a CPU, bf16 with AMX (matrix
+    products about 8 times faster) where the matrices are large enough to pay for the conversions; fp32
+    without AMX, where bf16 is slower. fp16 is for training alone.
     The border was measured with `benchmarks/precision.py`.
     """
-    check_choice("precision", precision, PRECISIONS)
+    check_choice("precision", precision, TRAINING_PRECISIONS if training else PRECISIONS)
     if precision != "auto":
-        return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if has_bf16 else torch.float32
     if device.type != "cpu" or not has_amx():
         return torch.float32
     tokens = batch_size * config.num_tokens

@@ -65,8 +65,20 @@ def resample_positions(
     return torch.cat([prefix, patches], dim=1)
 
 
-# Tables are kept for whoever comes next, so they must be plain tensors: not of inference mode, not on the
-# meta device, not the stand-ins that torch.export computes with, whatever their first caller was in.
+# Tables are kept for whoever comes next, so they must be plain tensors: not of inference mode, not the
+# stand-ins that torch.export computes with, whatever their first caller was in. They are kept where they are
+# used: a copy to a GPU in every forward pass would wait until the GPU has nothing left to do.
+
+CPU = torch.device("cpu")
+
+
+def workplace(device: torch.device) -> torch.device:
+    """Where a table for a device is computed: on the CPU, so that its numbers are the same for every device.
+
+    Not in a compiled graph: that makes its tables in each call, and would wait for the copy each time.
+    """
+    in_graph = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return device if in_graph and device.type == "cuda" else CPU
 
 
 def kept(make: Callable[Arguments, Table]) -> Callable[Arguments, Table]:
@@ -83,38 +95,43 @@ def kept(make: Callable[Arguments, Table]) -> Callable[Arguments, Table]:
 
 
 @kept
-def sincos_table(kind: str, grid: Grid, embed_dim: int) -> Tensor:
-    """The fixed embedding of every patch of a grid, float32 (1, N, D); see `SinCosPositions`."""
-    (gh, gw), D = grid, embed_dim
+def sincos_table(
+    kind: str, grid: Grid, embed_dim: int, device: torch.device = CPU, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The fixed embedding of every patch of a grid, (1, N, D); see `SinCosPositions`."""
+    (gh, gw), D, where = grid, embed_dim, workplace(device)
     with torch.inference_mode(False):
         if kind == "sincos_1d":
-            waves = sincos(torch.arange(gh * gw, device="cpu"), D // 2, last=D // 2)
+            waves = sincos(torch.arange(gh * gw, device=where), D // 2, last=D // 2)
         else:
-            rows = torch.arange(gh, device="cpu").repeat_interleave(gw)
-            columns = torch.arange(gw, device="cpu").repeat(gh)
+            rows = torch.arange(gh, device=where).repeat_interleave(gw)
+            columns = torch.arange(gw, device=where).repeat(gh)
             last = D // 4 - 1 if kind == "sincos_2d_big_vision" else D // 4
             waves = (*sincos(columns, D // 4, last), *sincos(rows, D // 4, last))
-        return torch.cat(waves, dim=1).float()[None]
+        return torch.cat(waves, dim=1).float()[None].to(device, dtype)
 
 
 def sincos(places: Tensor, dim: int, last: int) -> tuple[Tensor, ...]:
     """Sine and cosine of places (N,) at dim frequencies 10000^(-k / last): two of (N, dim)."""
-    frequencies = 10000.0 ** (-torch.arange(dim, dtype=torch.float64, device="cpu") / max(1, last))
-    angles = places.double()[:, None] * frequencies
+    exponents = -torch.arange(dim, dtype=torch.float64, device=places.device) / max(1, last)
+    angles = places.double()[:, None] * 10000.0**exponents
     return angles.sin(), angles.cos()
 
 
 @kept
-def rotary_table(grid: Grid, head_dim: int, base: float, rounded: bool = False) -> tuple[Tensor, Tensor]:
+def rotary_table(
+    grid: Grid, head_dim: int, base: float, rounded: bool = False, device: torch.device = CPU
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines of every patch of a grid, float32 (N, hd); see `RotaryPositions`."""
     count = head_dim // 4  # cut to, since a rounded step makes one too many for some widths
+    where = workplace(device)
     with torch.inference_mode(False):
-        periods = base ** torch.arange(0, 1, 4 / head_dim, dtype=torch.float32, device="cpu")[:count]
+        periods = base ** torch.arange(0, 1, 4 / head_dim, dtype=torch.float32, device=where)[:count]
         frequencies = 1 / (periods.bfloat16().float() if rounded else periods)
-        centres = [torch.arange(0.5, side, dtype=torch.float32, device="cpu") / side * 2 - 1 for side in grid]
+        centres = [torch.arange(0.5, side, dtype=torch.float32, device=where) / side * 2 - 1 for side in grid]
         places = torch.stack(torch.meshgrid(*centres, indexing="ij"), dim=-1).flatten(0, 1)  # (N, 2)
         angles = (2 * math.pi * places[:, :, None] * frequencies).flatten(1).tile(2)  # (N, hd)
-        return angles.cos(), angles.sin()
+        return angles.cos().to(device), angles.sin().to(device)
 
 
 @dataclasses.dataclass
@@ -148,11 +165,9 @@ class Positions(nn.Module):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         """Add positions to tokens (B, T, D) of a grid; another grid than the model's is interpolated to."""
-        table = self.table(grid)
+        table = self.table_for(tokens, grid)
         if table is None:
             return tokens
-        # In the tokens' dtype: under autocast the residual stream then stays bf16, which is 8% faster.
-        table = table.to(tokens.device, tokens.dtype)
         covered = table.shape[1]
         if covered == tokens.shape[1]:
             return tokens + table
@@ -162,6 +177,14 @@ class Positions(nn.Module):
     def table(self, grid: Grid) -> Tensor | None:
         """What `forward` adds, (1, T, D), or (1, N, D) where the prefix has none; None adds nothing."""
         return None
+
+    def table_for(self, tokens: Tensor, grid: Grid) -> Tensor | None:
+        """The table on the tokens' device and in their dtype.
+
+        Under autocast the residual stream then stays bf16, which is 8% faster.
+        """
+        table = self.table(grid)
+        return None if table is None else table.to(tokens.device, tokens.dtype)
 
     def layout(self, grid: Grid, device: torch.device) -> Layout:
         """What attention needs to know for a grid."""
@@ -242,6 +265,10 @@ class SinCosPositions(Positions):
         """The waves at every patch."""
         return sincos_table(self.kind, grid, self.embed_dim)
 
+    def table_for(self, tokens: Tensor, grid: Grid) -> Tensor:
+        """The same, kept on the device once it is there."""
+        return sincos_table(self.kind, grid, self.embed_dim, tokens.device, tokens.dtype)
+
 
 class RotaryPositions(Positions):
     """Rotary embeddings in 2-D as DINOv3 has them (Su et al. 2021; Siméoni et al. 2025, section 3.2).
@@ -259,8 +286,8 @@ class RotaryPositions(Positions):
 
     def layout(self, grid: Grid, device: torch.device) -> Layout:
         """The layout with cosines and sines."""
-        cos, sin = rotary_table(grid, self.head_dim, self.base, self.rounded)
-        return Layout(grid, self.num_prefix_tokens, rotation=(cos.to(device), sin.to(device)))
+        tables = rotary_table(grid, self.head_dim, self.base, self.rounded, device)
+        return Layout(grid, self.num_prefix_tokens, rotation=tables)
 
 
 class RelativeBias(Positions):

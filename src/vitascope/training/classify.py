@@ -39,6 +39,6 @@ class Classify:
 
 def classified(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
     """The sums of a classification: of the mean loss of logits (B, K) for labels (B,)."""
-    count = torch.tensor(float(len(labels)), device=loss.device)
+    count = torch.full((), float(len(labels)), device=loss.device)  # filled there: a copy would be waited for
     correct = (logits.argmax(dim=1) == labels).sum()
     return {"loss": loss.detach() * count, "correct": correct, "count": count}

@@ -82,10 +82,25 @@ def _from_training(config: TrainConfig, splits: Splits, is_vit: bool) -> dict[st
         "drop_path": asked.drop_path,
         "gradient_checkpointing": config.engine.gradient_checkpointing,
     }
-    if config.task == "masked":
+    if config.task == "masked" and is_vit:
         return of_vits | {"head": "none"}
+    if config.task == "masked":
+        raise UserError(
+            f"{asked.model or config.weights} is a CNN, which has no patches to hide: pre-training needs a "
+            "Vision Transformer"
+        )
     classes = {"class_names": splits.train.class_names, "num_classes": len(splits.train.class_names)}
     if config.distillation.teacher is not None:
+        if not is_vit:
+            raise UserError(
+                f"{asked.model or config.weights} is a CNN, which has no token for a teacher to teach; leave "
+                "out --teacher"
+            )
+        if asked.pool not in (None, "cls"):
+            raise UserError(
+                f"a teacher teaches a token beside the class token, and --pool {asked.pool} has none: add "
+                "--pool cls, or take --recipe distill"
+            )
         of_vits["distillation_token"] = True
     if is_vit:
         return of_vits | classes

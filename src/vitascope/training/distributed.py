@@ -81,8 +81,31 @@ def by_first(make: Callable[[], T]) -> T:
             answer[1] = error
     dist.broadcast_object_list(answer, src=0)
     if answer[1] is not None:
-        raise answer[1]
+        raise _of_all(answer[1])
     return answer[0]
+
+
+def by_all(make: Callable[[], T]) -> T:
+    """What every process makes for itself; a UserError of one is raised in all of them.
+
+    Without it the others would wait for one that is gone. Nothing that is made may wait for the others.
+    """
+    value, fault = None, None
+    try:
+        value = make()
+    except UserError as error:
+        fault = error
+    for found in gather(fault):
+        if found is not None:
+            raise _of_all(found)
+    assert value is not None
+    return value
+
+
+def _of_all(error: UserError) -> UserError:
+    """An error that is raised in all processes, and printed by the first."""
+    error.said_elsewhere = not is_first()
+    return error
 
 
 def gather(value: T) -> list[T]:

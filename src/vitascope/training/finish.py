@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 from vitascope.model.classifier import Classifier
@@ -72,6 +73,7 @@ def finish_training(trainer: Trainer) -> TrainResult:
         measured = final.subset(evaluation.split, evaluation.indices)
         figures = draw_figures(run, model, trainer.preprocess, measured, evaluation.probabilities)
         save_pretrained(model, run / "model", preprocess=trainer.preprocess)
+        shutil.rmtree(run / "checkpoints" / "last", ignore_errors=True)  # the same, once more
         return figures
 
     return TrainResult(run, model.cpu(), evaluation, trainer.seconds, by_first(leave))
@@ -84,10 +86,10 @@ def finish_pretraining(trainer: Trainer) -> PretrainResult:
     metrics = trainer.task.validate(trainer.trained, trainer.loader(final), trainer.precision)
     figures = draw_masked(run, task, trainer.trained, final)
 
-    trainer.save_model(run / "model")
-    by_first(lambda: None)
     if is_first():
         record(trainer, {"split": final.name, "images": len(final), **metrics})
+    trainer.save_model(run / "model")
+    by_first(lambda: None)
     model = from_pretrained(run)
     assert isinstance(model, VisionTransformer)
     return PretrainResult(run, model, metrics, final.name, trainer.seconds, figures)

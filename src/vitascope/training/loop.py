@@ -24,6 +24,7 @@ from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suit
 from vitascope.model.sizes import ModelConfig
 from vitascope.training.checkpoint import checkpoints, save_checkpoint
 from vitascope.training.distributed import (
+    gather,
     is_first,
     largest,
     rank,
@@ -140,9 +141,14 @@ class Trainer:
         epoch, batch = divmod(self.step, self.steps_per_epoch)
         done = epoch * images + batch * self.batch_size
         progress = Progress(self.config.optimization.epochs, images, done, shown=is_first())
+        progress.left_out(self._unreadable())
         recorder = Recorder(self.run, self.step) if is_first() else None
         try:
-            with self.threads, torch.random.fork_rng(devices=[]), stop_signals() as stop:
+            with (
+                self.threads,
+                torch.random.fork_rng(devices=[]),
+                stop_signals(patient=world_size() > 1) as stop,
+            ):
                 self._loop(recorder, progress, stop)
         finally:
             progress.close()
@@ -179,12 +185,15 @@ class Trainer:
         Returns this process's part of the global batch's mean loss, a scalar.
         """
         torch.manual_seed(step_seed(self.config.seed, self.step * world_size() + rank()))
+        options = self.config.optimization
+        self.rate = learning_rate(options, self.batch_size, self.step, self.steps_per_epoch)
         parts = self._parts(batch)
         total = torch.zeros((), device=self.device)
         for number, part in enumerate(parts):
             with reducing(self.parallel, number == len(parts) - 1):
                 total += self._backward(part, batch.planned, epoch)
-        self._update()
+        if parts:  # else none of its images could be read, and there is nothing to learn from
+            self._update()
         self.step += 1
         return total
 
@@ -201,7 +210,11 @@ class Trainer:
         return parts
 
     def _backward(self, part: Batch, planned: int, epoch: int) -> Tensor:
-        """Add a part's gradients, by its share of the global batch; that share of its loss, detached."""
+        """Add a part's gradients, by its share of the global batch; that share of its loss, detached.
+
+        The share is of the planned images: one that cannot be read counts as a loss of 0, so that all others
+        weigh what they would have, and no process has to know what another could not read.
+        """
         weight = len(part.labels) / planned
         examples = self._examples(part if weight else black(part), epoch)
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
@@ -227,7 +240,6 @@ class Trainer:
     def _update(self) -> None:
         """Clip, step, average."""
         options = self.config.optimization
-        self.rate = learning_rate(options, self.batch_size, self.step, self.steps_per_epoch)
         if options.clip_grad:
             self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.module.parameters(), options.clip_grad)
@@ -246,18 +258,16 @@ class Trainer:
         if recorder is not None:
             recorder.record("step", self.step, {"loss": value, "lr": self.rate})
 
-    def _check_finite(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise UserError(
-                f"the loss is {loss} at step {self.step:,}, where the rate is {self.rate:.3g}: training has "
-                f"diverged; try a lower --lr than {self.config.optimization.lr:g}, a longer --warmup-epochs, "
-                f"--clip-grad 1 or --precision fp32. {self._last_good()}"
-            )
-
-    def _last_good(self) -> str:
-        saved = sorted(checkpoints(self.run))
+    def _check_finite(self, loss: float, what: str = "the loss") -> None:
+        if math.isfinite(loss):
+            return
+        saved = checkpoints(self.run)
         newest = f"its newest checkpoint is {saved[-1].name}" if saved else "it has no checkpoint yet"
-        return f"The run so far is in {self.run}; {newest}"
+        raise UserError(
+            f"{what} is {loss} at step {self.step:,}, where the rate is {self.rate:.3g}: training has "
+            f"diverged; try a lower --lr than {self.config.optimization.lr:g}, a longer --warmup-epochs, "
+            f"--clip-grad 1 or --precision fp32. The run so far is in {self.run}; {newest}"
+        )
 
     def _end_epoch(self, epoch: int, recorder: Recorder | None, progress: Progress) -> None:
         """Validate, record, and keep the weights if they are the best so far."""
@@ -266,6 +276,8 @@ class Trainer:
         self._check_finite(means["loss"])
         self.sums = {}
         val = self.task.validate(self.trained, self.val_loader, self.precision)
+        self._check_finite(val["loss"], "the validation loss")
+        progress.left_out(self._unreadable())
         progress.epoch(epoch + 1, means["loss"], val)
         if recorder is not None:
             accuracy = {"train_accuracy": means.pop("correct")} if "correct" in means else {}
@@ -280,6 +292,11 @@ class Trainer:
         if val["loss"] < self.best_loss:
             self.best_loss = val["loss"]
             self.save_model(self.run / "checkpoints" / "best")
+
+    def _unreadable(self) -> dict[str, str]:
+        """Path and reason of the images that cannot be read, as far as any process has found out."""
+        found = gather({**self.train_loader.unreadable, **self.val_loader.unreadable})
+        return {path: reason for part in found for path, reason in part.items()}
 
     def save_model(self, folder: Path) -> None:
         """The trained model as a model folder: whole, also where it is sharded."""
@@ -300,7 +317,7 @@ class Trainer:
         """
         (broken,) = largest(not all_finite(self.module))
         if broken:
-            self._check_finite(math.nan)
+            self._check_finite(math.nan, "a weight")
         state: dict[str, Any] = {
             "identity": self.identity,
             "model": model_state(self.module, whole=False),
@@ -329,7 +346,8 @@ class Trainer:
         if self.average is not None:
             restore_model(self.average, state["average"])
         restore_optimizer(self.module, self.optimizer, state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # else the run has had another precision so far
+            self.scaler.load_state_dict(state["scaler"])
         self.best_loss, self.seconds = state["best_loss"], state["seconds"]
         if is_first():
             self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}

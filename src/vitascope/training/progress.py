@@ -26,6 +26,7 @@ class Progress:
 
     def __init__(self, epochs: int, images_per_epoch: int, done: int = 0, *, shown: bool = True) -> None:
         self.shown = shown
+        self._named: set[str] = set()
         self.epochs = epochs
         self.total = epochs * images_per_epoch
         self.done = done
@@ -67,6 +68,13 @@ class Progress:
         late = time.monotonic() - self._last_line >= LINE_SECONDS
         if epoch == 1 or epoch == self.epochs or late:
             self._print(text)
+
+    def left_out(self, unreadable: Mapping[str, str]) -> None:
+        """Name the images that cannot be read, each once; path and reason."""
+        for path, reason in unreadable.items():
+            if path not in self._named and self.shown:
+                tqdm.write(f"left out: {reason if path in reason else f'{path}: {reason}'}")
+            self._named.add(path)
 
     def _print(self, text: str) -> None:
         if not self.shown:

@@ -2,7 +2,7 @@
 
 runs/digits/
     config.yaml       every option: `vitascope train --config` of it reproduces the run
-    metrics.jsonl     one line a logged step, an epoch, and the final test
+    metrics.jsonl     one line a logged step, an epoch, and the final test; see `Recorder`
     events.out...     the same for TensorBoard
     checkpoints/      what `--resume` continues from
     model/            the finished model
@@ -98,15 +98,25 @@ def _last_written(run: Path) -> float:
 class Recorder:
     """Writes metrics to `metrics.jsonl` and to TensorBoard's event file.
 
+    Each line has its `kind` and the `step`, counted from 1, that it comes after, and beside them:
+
+    - `step`: `loss`, the mean over that step's images, and `lr`;
+    - `epoch`: `epoch`, counted from 1; `train_loss` and `train_accuracy`, the means over the epoch's steps as
+      they were taken, on augmented images and, where these are mixed, by their own classes; `val_loss` and
+      `val_accuracy`; `images_per_second`. Distillation adds `train_agree`, the share of images in which the
+      student says what its teacher says; of masked patches, accuracy is the share of right colours, if any;
+    - `test`: `split`, `images`, `loss`, `accuracy`, `seconds`, and of a classifier `correct`, `unreadable`.
+
     Args:
         run: the run folder.
         step: the step that the run continues from: whatever was recorded after it is dropped, since those
-            steps will be done, and recorded, again.
+            steps will be done, and recorded, again. So is a test, since a finished run is not continued.
     """
 
     def __init__(self, run: Path, step: int = 0) -> None:
         path = run / METRICS
-        kept = [record for record in read_metrics(run) if record["step"] <= step] if path.exists() else []
+        kept = read_metrics(run) if path.exists() else []
+        kept = [record for record in kept if record["step"] <= step and record["kind"] != "test"]
         aside = run / f".{METRICS}"
         aside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         os.replace(aside, path)

@@ -17,8 +17,13 @@ class Stop:
 
 
 @contextmanager
-def stop_signals() -> Iterator[Stop]:
-    """Turn SIGINT and SIGTERM into a request to stop after the step; a second one acts at once."""
+def stop_signals(*, patient: bool = False) -> Iterator[Stop]:
+    """Turn SIGINT and SIGTERM into a request to stop after the step; a second one, of either, acts at once.
+
+    Args:
+        patient: no further one acts. Of several processes each is told more than once, by whoever tells all
+            of them and by torchrun, which passes on what it is told, and kills what takes too long.
+    """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # only the main thread may handle signals
@@ -26,7 +31,8 @@ def stop_signals() -> Iterator[Stop]:
 
     def ask(signum: int, frame: object) -> None:
         stop.signum = signum
-        signal.signal(signum, previous[signal.Signals(signum)])
+        for number, handler in previous.items() if not patient else ():
+            signal.signal(number, handler)
 
     previous = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     for signum in previous:

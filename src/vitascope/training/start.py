@@ -23,7 +23,7 @@ from vitascope.training.distill import Distill
 from vitascope.training.distributed import is_first
 from vitascope.training.masked import Masked
 from vitascope.training.options import Engine
-from vitascope.training.recipes import TrainConfig
+from vitascope.training.recipes import GROUP_OF, TrainConfig
 from vitascope.training.task import Task
 from vitascope.training.teachers import open_teacher
 from vitascope.weights.own import default_preprocess
@@ -31,6 +31,7 @@ from vitascope.weights.store import load_pretrained, transfer
 
 _ENGINE = tuple(field.name for field in dataclasses.fields(Engine))
 """What may be another when a run goes on; one of them is an option of the model too."""
+_PLACES = ("data", "run", "weights", "teacher")
 
 
 def start_model(config: TrainConfig, model_config: ModelConfig) -> tuple[Classifier, Preprocess]:
@@ -62,13 +63,15 @@ def make_task(
     """What the run learns.
 
     Raises:
-        UserError: a teacher that cannot be opened, or knows other classes.
+        UserError: a teacher that cannot be opened, or knows other classes; a body that is to be frozen and
+            to learn.
     """
     if config.task == "masked":
-        if not isinstance(model_config, ViTConfig):
-            raise UserError(
-                "masked patch prediction needs a Vision Transformer: a CNN has no patches to hide"
-            )
+        assert isinstance(model_config, ViTConfig)
+        if config.optimization.freeze:
+            raise UserError("freeze trains a head alone, and pre-training is of the body; leave it out")
+        if config.optimization.label_smoothing:
+            raise UserError("label_smoothing is of labels, and pre-training has none; leave it out")
         return Masked(masking=config.masking, config=model_config, preprocess=preprocess)
     smoothing = config.optimization.label_smoothing
     if config.distillation.teacher is None:
@@ -82,8 +85,14 @@ def make_task(
 
 
 def augmentation_of(config: TrainConfig) -> tuple[Augmentation, Mixing | None]:
-    """What is varied in each image, and how images are mixed, if they are."""
+    """What is varied in each image, and how images are mixed, if they are.
+
+    Raises:
+        UserError: images that are mixed with their labels, where there are no labels.
+    """
     asked = config.augmentation
+    if config.task == "masked" and (asked.mixup or asked.cutmix):
+        raise UserError("mixup and cutmix mix labels too, and pre-training has none; leave them out")
     randaugment = None
     if asked.randaugment:
         randaugment = RandAugment(
@@ -103,32 +112,40 @@ def augmentation_of(config: TrainConfig) -> tuple[Augmentation, Mixing | None]:
 
 
 def identity(config: TrainConfig, model_config: ModelConfig, images: ImageSet) -> dict[str, Any]:
-    """What a checkpoint belongs to: only a run of the same may go on from it. Plain values by name."""
+    """What a checkpoint belongs to: only a run of the same may go on from it. Plain values by name.
+
+    Every option but the engine's is among them, and but the places of files, which may be moved.
+    """
     names = [source_name(source).replace("\\", "/").rsplit("/", 1)[-1] for source in images.sources]
     content = json.dumps([names, images.labels.tolist()]).encode()
     model = model_config.to_dict()
     return {
-        "task": config.task,
         "training images": len(images),
         "classes": list(images.class_names),
         "names and labels of the training images, SHA-256": hashlib.sha256(content).hexdigest()[:16],
         **{f"model: {name}": value for name, value in model.items() if name not in ("class_names", *_ENGINE)},
-        "batch_size": config.optimization.batch_size,
-        "seed": config.seed,
+        **{name: value for name, value in config.to_dict().items() if _decides(name)},
     }
 
 
+def _decides(option: str) -> bool:
+    """Whether an option is part of what a run is; those of the architecture are, as the model's own."""
+    return GROUP_OF[option] not in ("architecture", "engine") and option not in _PLACES
+
+
 def refuse_other(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to go on from a checkpoint with other data, another model or another order.
+    """Refuse to go on from a checkpoint with other data, another model or other options.
+
+    What the checkpoint does not know is an option that came later.
 
     Raises:
         UserError: naming every difference.
     """
     plain = json.loads(json.dumps(now))
     differences = [
-        f"{name} was {saved.get(name)!r}, is {plain.get(name)!r}"
-        for name in dict.fromkeys([*saved, *plain])
-        if saved.get(name) != plain.get(name)
+        f"{name} was {value!r}, is {plain.get(name)!r}"
+        for name, value in saved.items()
+        if value != plain.get(name)
     ]
     if differences:
         raise UserError(

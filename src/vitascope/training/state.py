@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from vitascope.errors import UserError
 from vitascope.training.distributed import world_size
 
 
@@ -30,17 +31,31 @@ def model_state(module: nn.Module, *, whole: bool = True) -> dict[str, Any]:
 
 
 def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's state by the parameters' names; each process's own shards."""
+    """The optimizer's state by the parameters' names; each process's own shards.
+
+    Empty before its first step: torch would take one to have something to save, which counts as a step.
+    """
+    if not optimizer.state:
+        return {}
     return {**get_optimizer_state_dict(module, optimizer)}
 
 
 def restore_model(module: nn.Module, state: dict[str, Any]) -> None:
-    """Give a module the full tensors that every process has read."""
+    """Give a module the full tensors that every process has read.
+
+    Raises:
+        UserError: some are missing: torch would leave those parameters as they are, and say nothing.
+    """
+    missing = sorted(module.state_dict().keys() - state.keys())
+    if missing:
+        raise UserError(f"the checkpoint has no {', '.join(missing)}: another version wrote it; start anew")
     set_model_state_dict(module, state, options=StateDictOptions(full_state_dict=True, strict=True))
 
 
 def restore_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Give an optimizer the full state that every process has read."""
+    """Give an optimizer the full state that every process has read; an empty one leaves it as it is."""
+    if not state:
+        return
     set_optimizer_state_dict(
         module, optimizer, state, options=StateDictOptions(full_state_dict=True, strict=True)
     )

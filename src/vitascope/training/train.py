@@ -9,12 +9,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from vitascope.data.datasets import open_data
+from vitascope.data.datasets import Splits, open_data
 from vitascope.errors import UserError
 from vitascope.model.hardware import explaining_memory
+from vitascope.model.sizes import ModelConfig
 from vitascope.training.checkpoint import load_checkpoint, load_checkpoint_at
 from vitascope.training.defaults import resolve_config
-from vitascope.training.distributed import by_first, is_first, join_processes, world_size
+from vitascope.training.distributed import by_all, by_first, is_first, join_processes, world_size
 from vitascope.training.finish import PretrainResult, TrainResult, finish_pretraining, finish_training
 from vitascope.training.lock import run_lock
 from vitascope.training.loop import Trainer
@@ -33,6 +34,8 @@ def train(config: TrainConfig) -> TrainResult:
     """
     if config.task != "classify":
         raise UserError(f"this configures the task {config.task!r}: it is for `vitascope pretrain`")
+    if config.optimization.freeze and config.weights is None:
+        raise UserError("freeze trains a head on features that nothing has learned yet: add --weights MODEL")
     with _new_run(config) as trainer:
         trainer.fit()
         return finish_training(trainer)
@@ -41,11 +44,13 @@ def train(config: TrainConfig) -> TrainResult:
 def pretrain(config: TrainConfig) -> PretrainResult:
     """Pre-train a body by masked patch prediction; what `vitascope pretrain` calls.
 
+    It keeps the last weights: what predicts is not saved, so that no earlier ones could be measured.
+
     Raises:
         UserError: data, model or options that cannot be used.
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
-    config = config.replace(task="masked")
+    config = config.replace(task="masked", keep="last")
     with _new_run(config) as trainer:
         trainer.fit()
         return finish_pretraining(trainer)
@@ -75,8 +80,7 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
         raise UserError(f"{folder}: this run has finished; `vitascope evaluate {folder}` measures it")
     device = join_processes(config.engine.device)
     with _locked(folder), explaining_memory():
-        splits = open_data(config.data, seed=config.seed)
-        config, model_config = resolve_config(config, splits)
+        config, model_config, splits = by_all(lambda: _opened(config))
         trainer = Trainer(folder, config, model_config, splits, device)
         trainer.restore(load_checkpoint(folder) if checkpoint is None else load_checkpoint_at(checkpoint))
         _say(trainer)
@@ -84,12 +88,17 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
         return finish_training(trainer) if config.task == "classify" else finish_pretraining(trainer)
 
 
+def _opened(config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
+    """The configuration with what the data decide, the model's, and the data."""
+    splits = open_data(config.data, seed=config.seed, labelled=config.task == "classify")
+    return *resolve_config(config, splits), splits
+
+
 @contextmanager
 def _new_run(config: TrainConfig) -> Iterator[Trainer]:
     """A trainer in a run folder of its own; a run that cannot start leaves nothing."""
     device = join_processes(config.engine.device)
-    splits = open_data(config.data, seed=config.seed)
-    config, model_config = resolve_config(config, splits)
+    config, model_config, splits = by_all(lambda: _opened(config))
     run = by_first(lambda: create_run(config))
     with _locked(run):
         try:
@@ -117,8 +126,6 @@ def _say(trainer: Trainer) -> None:
     if not is_first():
         return
     config, splits = trainer.config, trainer.splits
-    for path, reason in {**trainer.train_loader.unreadable, **trainer.val_loader.unreadable}.items():
-        print(f"left out: {reason if path in reason else f'{path}: {reason}'}")
     counts = {split.name: len(split) for split in (splits.train, splits.val, splits.final)}
     sizes = ", ".join(f"{count:,} {name}" for name, count in counts.items())
     classes = len(splits.train.class_names)

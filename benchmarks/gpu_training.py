@@ -1,0 +1,376 @@
+"""How fast ViTs train on a GPU: ours beside timm's in a plain loop, and what our whole loop makes of it.
+
+    python benchmarks/gpu_training.py --out
+    python benchmarks/gpu_training.py --peak-tflops 989 --out
+    python benchmarks/gpu_training.py --device cpu --depth 1 --batch-sizes 4 4 --steps 1 --matmul 256
+
+ViT-S/16 at 224 pixels and ViT-Ti/4 at 32, eager and under torch.compile, in bf16 autocast. Bare steps are of
+one batch that lies on the GPU: forward, cross-entropy, backward, fused AdamW, zero_grad; ours and timm's
+differ in the model alone. The loop's steps are what `vitascope train` does with our model and the recipe
+`small-data`: the next batch of random pictures that lie on the GPU, crop, flip, RandAugment, random erasing,
+mixup or CutMix, clipping, the running average, and reading the loss every tenth step. All take turns in one
+process. The third command only tries the script, on a CPU. A few minutes on an H200, most of them to compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import importlib.util
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import vitascope as vs
+from contest import positive, rate, ratio
+from contestants import make_torchvision_importable
+from learning import heading
+from reports import markdown_table, note, publish
+from vitascope.data.splits import ImageSet, Splits
+from vitascope.model.config import ViTConfig
+from vitascope.model.hardware import resolve_device
+from vitascope.model.vit import VisionTransformer
+from vitascope.training.defaults import resolve_config
+from vitascope.training.loop import RECORD_EVERY, Trainer
+from vitascope.training.optim import optimizer_of
+
+Step = Callable[[], object]
+
+OURS, TIMM, LOOP, MATMUL = "vitascope, bare step", "timm, bare step", "vitascope, whole loop", "matmul"
+MODES = ("eager", "compiled")
+BATCHES_AN_EPOCH = 4
+"""Of the loop's data; the last one is as large as the others."""
+
+NOTES = """\
+Medians over the rounds; a round's time is that of all its steps, from an idle GPU to an idle GPU. "of timm":
+times timm's images a second in the same mode. "of the bare step": the loop beside our own bare step. "of the
+ceiling": operations of the model's matrix products, counted for every token through every block, three
+forward passes a step, over those of the large bf16 product that took turns with the models; "of the data
+sheet": over the number that was given. "first step": with compiling what it needs; the
+loop's model is compiled already, for the bare step. Random weights, random pictures."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model, and what it is trained on."""
+
+    title: str
+    model: str
+    image_size: int
+    patch_size: int
+    num_classes: int
+    batch_size: int
+    depth: int | None = None
+
+    def config(self, **changes: object) -> vs.TrainConfig:
+        """The loop's: `small-data` with the plain ViT's stem and pooling, without stochastic depth."""
+        return vs.TrainConfig.from_recipe(
+            "small-data",
+            data=f"{BATCHES_AN_EPOCH * self.batch_size} random pictures",
+            model=self.model,
+            image_size=self.image_size,
+            patch_size=self.patch_size,
+            depth=self.depth,
+            batch_size=self.batch_size,
+            pool="cls",
+            drop_path=0.0,
+            options=("stem=conv",),
+            **changes,
+        )
+
+
+CASES = (
+    Case(
+        title="ViT-S/16 at 224 pixels",
+        model="vit_s16",
+        image_size=224,
+        patch_size=16,
+        num_classes=1000,
+        batch_size=256,
+    ),
+    Case(
+        title="ViT-Ti/4 at 32 pixels",
+        model="vit_ti16",
+        image_size=32,
+        patch_size=4,
+        num_classes=10,
+        batch_size=1024,
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where and how all of a case compute."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, step: Step, count: int) -> float:
+        """Of one step: so many, from idle to idle."""
+        self.synchronize()
+        begun = time.perf_counter()
+        for _ in range(count):
+            step()
+        self.synchronize()
+        return (time.perf_counter() - begun) / count
+
+
+@dataclasses.dataclass(kw_only=True)
+class Entrant:
+    """Who takes turns with the others, and the seconds of a step in each round."""
+
+    name: str
+    mode: str
+    step: Step
+    images: int
+    """Images in a step; none in a matrix product."""
+    flops: int
+    """Floating-point operations of a step; a multiply-add counts as 2."""
+    first: float = 0.0
+    """Seconds of the first step."""
+    times: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def images_per_second(self) -> float:
+        """Of the median round."""
+        return self.images / statistics.median(self.times)
+
+    @property
+    def flops_per_second(self) -> float:
+        """Of the median round."""
+        return self.flops / statistics.median(self.times)
+
+
+def random_splits(case: Case) -> Splits:
+    """Pictures of noise, in all classes, that fill whole batches."""
+    generator = np.random.default_rng(0)
+    count, side = BATCHES_AN_EPOCH * case.batch_size, case.image_size
+    pixels = generator.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+    names = tuple(str(label) for label in range(case.num_classes))
+    images = ImageSet("train", list(pixels), np.arange(count) % case.num_classes, names)
+    return Splits(images, images.subset("val", np.arange(1)), None, channels=3)
+
+
+def bare_step(model: nn.Module, optimizer: torch.optim.Optimizer, case: Case, setting: Setting) -> Step:
+    """Forward, loss, backward, update, always of the same random batch."""
+    device, side = setting.device, case.image_size
+    images = torch.randn(case.batch_size, 3, side, side, device=device)
+    labels = torch.randint(case.num_classes, (case.batch_size,), device=device)
+    mixed = setting.dtype != torch.float32
+
+    def step() -> None:
+        with torch.autocast(device.type, setting.dtype, enabled=mixed):
+            loss = F.cross_entropy(model(images).float(), labels, label_smoothing=0.1)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def our_step(case: Case, config: ViTConfig, setting: Setting, mode: str) -> Step:
+    """Our model with the optimizer that `vitascope train` gives it."""
+    model = VisionTransformer(config).to(setting.device).train()
+    if mode == "compiled":
+        model.compile()
+    return bare_step(model, optimizer_of(model, case.config().optimization), case, setting)
+
+
+def timm_step(case: Case, config: ViTConfig, setting: Setting, mode: str) -> Step:
+    """timm's model of the same sizes, with the same optimizer over all its parameters.
+
+    Raises:
+        ValueError: its size is not ours, so that the comparison would be none.
+    """
+    make_torchvision_importable()
+    import timm
+
+    model = timm.create_model(
+        "vit_base_patch16_224",
+        img_size=config.image_hw,
+        patch_size=config.patch_hw,
+        num_classes=config.num_classes,
+        embed_dim=config.embed_dim,
+        depth=config.depth,
+        num_heads=config.num_heads,
+    )
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if count != config.num_parameters:
+        raise ValueError(f"timm's model has {count:,} parameters, ours {config.num_parameters:,}")
+    model = model.to(setting.device).train()
+    if mode == "compiled":
+        model.compile()
+    options = case.config().optimization
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True
+    )
+    return bare_step(model, optimizer, case, setting)
+
+
+def loop_step(case: Case, splits: Splits, setting: Setting, mode: str, run: Path) -> Step:
+    """The loop's next step, epoch after epoch; validation and checkpoints are left out."""
+    precision = "bf16" if setting.dtype == torch.bfloat16 else "fp32"
+    config, model_config = resolve_config(
+        case.config(precision=precision, compile=mode == "compiled"), splits
+    )
+    trainer = Trainer(run, config, model_config, splits, setting.device)
+    trainer.module.train()
+    batches = ((batch, epoch) for epoch in itertools.count() for batch in trainer.train_loader.epoch(epoch))
+
+    def step() -> None:
+        loss = trainer._training_step(*next(batches))
+        if trainer.step % RECORD_EVERY == 0:
+            trainer._record_step(loss, None)
+
+    return step
+
+
+def matmul(side: int, device: torch.device) -> Entrant:
+    """The ceiling: a square product of random bf16 matrices."""
+    a, b = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+    product = torch.empty_like(a)
+    return Entrant(
+        name=MATMUL,
+        mode="eager",
+        step=lambda: torch.mm(a, b, out=product),
+        images=0,
+        flops=2 * side**3,
+    )
+
+
+def entrants(
+    case: Case, setting: Setting, modes: Sequence[str], names: Sequence[str], run: Path
+) -> list[Entrant]:
+    """All of a case, each of them built and past its first step."""
+    splits = random_splits(case)
+    _, config = resolve_config(case.config(), splits)
+    assert isinstance(config, ViTConfig)
+    found = []
+    for mode, name in itertools.product(modes, names):
+        note(f"{case.title}: building {name}, {mode}")
+        if name == LOOP:
+            step = loop_step(case, splits, setting, mode, run)
+        else:
+            step = {OURS: our_step, TIMM: timm_step}[name](case, config, setting, mode)
+        flops = 3 * config.flops * case.batch_size
+        entrant = Entrant(name=name, mode=mode, step=step, images=case.batch_size, flops=flops)
+        entrant.first = setting.seconds(step, 1)
+        found.append(entrant)
+    return found
+
+
+def take_turns(found: Sequence[Entrant], setting: Setting, *, rounds: int, warmup: int, steps: int) -> None:
+    """Interleaved rounds, A B C, A B C, ..., so that a GPU that changes its clocks changes them for all."""
+    for number, entrant in itertools.product(range(1, rounds + 1), found):
+        setting.seconds(entrant.step, warmup)
+        entrant.times.append(setting.seconds(entrant.step, steps))
+        note(f"round {number}/{rounds}: {entrant.name}, {entrant.mode} {1e3 * entrant.times[-1]:.2f} ms")
+
+
+def table(found: Sequence[Entrant], peak_tflops: float | None) -> str:
+    """A line for each entrant but the matrix product, which is the ceiling."""
+    (ceiling,) = (entrant.flops_per_second for entrant in found if entrant.name == MATMUL)
+    models = [entrant for entrant in found if entrant.name != MATMUL]
+    rates = {(entrant.name, entrant.mode): entrant.images_per_second for entrant in models}
+    header = ["entrant", "mode", "images/s", "slowest to fastest round", "of timm", "of the bare step"]
+    header += ["of the ceiling", *(["of the data sheet"] if peak_tflops else []), "first step"]
+    rows = []
+    for entrant in models:
+        speeds = [entrant.images / seconds for seconds in entrant.times]
+        shares = [ceiling, peak_tflops * 1e12] if peak_tflops else [ceiling]
+        bare = rates.get((OURS, entrant.mode)) if entrant.name == LOOP else None
+        rows.append(
+            (
+                entrant.name,
+                entrant.mode,
+                rate(entrant.images_per_second),
+                f"{rate(min(speeds))} to {rate(max(speeds))}",
+                ratio(entrant.images_per_second, rates.get((TIMM, entrant.mode))),
+                "-" if bare is None else f"{entrant.images_per_second / bare:.1%}",
+                *(f"{entrant.flops_per_second / peak:.1%}" for peak in shares),
+                f"{entrant.first:.1f} s",
+            )
+        )
+    return f"{markdown_table(header, rows)}\n\nCeiling: {ceiling / 1e12:,.1f} TFLOP/s."
+
+
+def describe_device(device: torch.device) -> str:
+    """The GPU, the software under torch, and how torch computes what is left in fp32."""
+    tf32 = f"fp32 products: {torch.get_float32_matmul_precision()}, convolutions: " + (
+        "TF32" if torch.backends.cudnn.allow_tf32 else "fp32"
+    )
+    if device.type != "cuda":
+        return f"{device.type}, no GPU; {tf32}"
+    properties = torch.cuda.get_device_properties(device)
+    return (
+        f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, "
+        f"{properties.multi_processor_count} multiprocessors; CUDA {torch.version.cuda}, "
+        f"cuDNN {torch.backends.cudnn.version()}; {tf32}"
+    )
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="auto", help="default auto")
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default bf16")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
+    parser.add_argument(
+        "--batch-sizes", nargs=len(CASES), type=positive, help="of each model (default 256 and 1024)"
+    )
+    parser.add_argument("--depth", type=positive, help="blocks, to try the script (default: the models')")
+    parser.add_argument("--rounds", type=positive, default=5, help="interleaved rounds (default 5)")
+    parser.add_argument("--warmup", type=positive, default=3, help="untimed steps in a round (default 3)")
+    parser.add_argument("--steps", type=positive, default=30, help="timed steps in a round (default 30)")
+    parser.add_argument(
+        "--matmul", type=positive, default=8192, help="side of the ceiling's matrices (default 8192)"
+    )
+    parser.add_argument("--peak-tflops", type=float, help="the data sheet's number for dense bf16")
+    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    arguments = parse()
+    device = resolve_device(arguments.device)
+    dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
+    setting = Setting(device=device, dtype=dtype)
+    names = [OURS, LOOP] if importlib.util.find_spec("timm") is None else [TIMM, OURS, LOOP]
+    method = (
+        f"{arguments.precision}, one process; interleaved rounds: {arguments.rounds}; in a round, steps to "
+        f"warm up: {arguments.warmup}, then timed: {arguments.steps}; medians"
+    )
+    report = heading("Training on a GPU", method) + f"- device: {describe_device(device)}\n"
+    for case, batch_size in zip(CASES, arguments.batch_sizes or [c.batch_size for c in CASES], strict=True):
+        case = dataclasses.replace(case, batch_size=batch_size, depth=arguments.depth)
+        with tempfile.TemporaryDirectory() as run:
+            found = entrants(case, setting, arguments.modes, names, Path(run))
+            found.append(matmul(arguments.matmul, device))
+            counts = {"rounds": arguments.rounds, "warmup": arguments.warmup, "steps": arguments.steps}
+            take_turns(found, setting, **counts)
+        report += f"\n## {case.title}, batch {batch_size}\n\n{table(found, arguments.peak_tflops)}\n"
+        found.clear()  # the next case has the GPU's memory for itself
+        gc.collect()
+        torch.compiler.reset()
+    missing = "" if TIMM in names else "\nLeft out, not installed: timm.\n"
+    publish("gpu_training", f"{report}{missing}\n{NOTES}", arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,461 @@
+"""The loop's arithmetic and its ends: what a step is, whatever it is computed in, and how a run stops."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training import tiny_config, write_folder
+from vitascope.cli import main
+from vitascope.data.augment import Augmentation
+from vitascope.data.datasets import open_data
+from vitascope.data.loading import Batch, Loader
+from vitascope.errors import UserError
+from vitascope.report.records import read_metrics
+from vitascope.training import finish, loop, train
+from vitascope.training.checkpoint import checkpoints, load_checkpoint, load_checkpoint_at
+from vitascope.training.defaults import resolve_config
+from vitascope.training.loop import Trainer
+from vitascope.training.optim import layer_of, learning_rate
+from vitascope.training.recipes import TrainConfig
+from vitascope.weights.store import from_pretrained
+
+EXACT: dict[str, Any] = {"precision": "fp32", "optimizer": "sgd", "lr": 0.1, "warmup_epochs": 0.0, "ema": 0.0}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data") / "greys")
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch) -> None:
+    """They take longer than the runs here."""
+    monkeypatch.setattr(finish, "draw_figures", lambda *_: {})
+
+
+@pytest.fixture
+def streamed(monkeypatch) -> None:
+    """No split fits into memory: images are read anew in every epoch."""
+    monkeypatch.setitem(Loader.__init__.__kwdefaults__, "memory_budget", 0)
+
+
+def trainer_of(config: TrainConfig) -> Trainer:
+    splits = open_data(config.data, seed=config.seed)
+    resolved, model_config = resolve_config(config, splits)
+    return Trainer(Path(config.run or "run"), resolved, model_config, splits, torch.device("cpu"))
+
+
+def steps(trainer: Trainer, epoch: int = 0) -> list[float]:
+    """Do an epoch's steps; each one's loss."""
+    return [float(trainer._training_step(batch, epoch)) for batch in trainer.train_loader.epoch(epoch)]
+
+
+def weights_of(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.module.parameters()])
+
+
+def assert_bitwise(one: Any, other: Any) -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert_bitwise(one[name], other[name])
+    elif isinstance(one, list):
+        for mine, theirs in zip(one, other, strict=True):
+            assert_bitwise(mine, theirs)
+    else:
+        assert one == other
+
+
+def saved_state(run: Path) -> dict[str, Any]:
+    found = load_checkpoint(run)
+    assert found is not None
+    return {name: value for name, value in found[1].items() if name != "seconds"}
+
+
+def spoil_from(monkeypatch, epoch: int, poison: float = math.nan) -> None:
+    """From an epoch on, augmentation gives no numbers."""
+    augment = Augmentation.__call__
+
+    def spoilt(self: Augmentation, pixels: torch.Tensor, indices: Any, **keywords: Any) -> torch.Tensor:
+        images = augment(self, pixels, indices, **keywords)
+        return images * poison if keywords["epoch"] >= epoch else images
+
+    monkeypatch.setattr(Augmentation, "__call__", spoilt)
+
+
+# A step
+
+
+@pytest.mark.parametrize("mixing", [{}, {"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_a_batch_in_parts_is_the_step_of_the_whole_batch(data, accumulate: int, mixing) -> None:
+    """20 images in batches of 11: the parts differ in size, the last batch is smaller and odd."""
+    options = EXACT | mixing | {"batch_size": 11, "clip_grad": 0.5, "crop_scale": 0.5}
+    whole = trainer_of(tiny_config(data, **options))
+    parts = trainer_of(tiny_config(data, accumulate=accumulate, **options))
+    before = weights_of(whole).clone()
+    assert steps(parts) == pytest.approx(steps(whole), rel=1e-6)
+    assert not torch.equal(weights_of(whole), before)
+    torch.testing.assert_close(weights_of(parts), weights_of(whole), rtol=1e-6, atol=1e-7)
+    sums = {name: float(value) for name, value in whole.sums.items()}
+    assert {name: float(value) for name, value in parts.sums.items()} == pytest.approx(sums, rel=1e-6)
+    assert sums["count"] == 20
+
+
+def test_an_image_that_cannot_be_read_counts_as_a_loss_of_nothing(data) -> None:
+    """The others weigh what they would have weighed; the batch is not filled up with them."""
+    trainer = trainer_of(tiny_config(data, batch_size=8, **EXACT))
+    batch = next(trainer.train_loader.epoch())
+    five = Batch(batch.pixels[:5], batch.labels[:5], batch.indices[:5], planned=8)
+    alone = Batch(batch.pixels[:5], batch.labels[:5], batch.indices[:5], planned=5)
+    gradients = []
+    for each in (five, alone):
+        trainer.optimizer.zero_grad()
+        loss = trainer._backward(each, each.planned, epoch=0)
+        gradients.append((loss, [p.grad.clone() for p in trainer.module.parameters() if p.grad is not None]))
+    (share, ours), (mean, theirs) = gradients
+    assert float(share) == pytest.approx(float(mean) * 5 / 8, rel=1e-6)
+    torch.testing.assert_close(
+        torch.stack([g.norm() for g in ours]) * 8 / 5, torch.stack([g.norm() for g in theirs])
+    )
+    assert float(trainer.sums["count"]) == 10  # the epoch's mean is of what was read
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_batch_none_of_which_can_be_read_changes_nothing(data, precision: str, optimizer: str) -> None:
+    options = EXACT | {"precision": precision, "optimizer": optimizer, "ema": 0.5, "accumulate": 2}
+    trainer = trainer_of(tiny_config(data, **options))
+    batch = next(trainer.train_loader.epoch())
+    none = Batch(batch.pixels[:0], batch.labels[:0], batch.indices[:0], planned=4)
+    for _ in range(2):  # before there is a momentum, and after
+        before = weights_of(trainer).clone()
+        assert float(trainer._training_step(none, 0)) == 0
+        assert torch.equal(weights_of(trainer), before)
+        trainer._training_step(batch, 0)
+        assert bool(torch.isfinite(weights_of(trainer)).all())
+    assert trainer.step == 4
+
+
+def test_a_streamed_run_with_broken_images_trains_on_the_others(streamed, tmp_path) -> None:
+    folder = write_folder(tmp_path / "data", per_class=20)
+    broken = Path(str(open_data(str(folder)).train.sources[3]))
+    broken.write_bytes(broken.read_bytes()[:60])
+    config = tiny_config(folder, workers=0, epochs=1, batch_size=5, **EXACT)
+    trainer = trainer_of(config)
+    losses = steps(trainer)
+    assert all(0 < loss < 2 for loss in losses)
+    assert trainer.step == trainer.steps_per_epoch
+    assert float(trainer.sums["count"]) == len(trainer.splits.train) - 1
+    assert list(trainer.train_loader.unreadable) == [str(broken)]
+
+
+# What is trained
+
+
+def test_gradient_checkpointing_reaches_the_model_and_changes_no_number(data) -> None:
+    plain, checkpointed = (
+        trainer_of(tiny_config(data, gradient_checkpointing=wanted, **EXACT)) for wanted in (False, True)
+    )
+    assert checkpointed.module.config.training.gradient_checkpointing
+    assert not plain.module.config.training.gradient_checkpointing
+    assert steps(checkpointed) == steps(plain)
+    assert torch.equal(weights_of(checkpointed), weights_of(plain))
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.5])
+def test_a_frozen_body_stays_bitwise_and_in_evaluation_mode(data, tmp_path, monkeypatch, ema: float) -> None:
+    modes = []
+    step = Trainer._training_step
+
+    def watched(self: Trainer, *arguments):
+        modes.append({name: part.training for name, part in self.module.named_children()})
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_training_step", watched)
+    run, first = tmp_path / "run", train.train(tiny_config(data, run=str(tmp_path / "first"), epochs=1)).run
+    frozen = {"weights": str(first), "freeze": True, "dropout": 0.5, "weight_decay": 0.1}
+    config = tiny_config(data, run=str(run), ema=ema, epochs=2, **frozen)
+    modes.clear()
+    start = trainer_of(config).module.state_dict()
+    train.train(config)
+    end = load_checkpoint(run)[1]["model" if not ema else "average"]
+    assert {name for name in start if not torch.equal(start[name], end[name])} == {"head.weight", "head.bias"}
+    assert len(modes) == 10
+    assert all({name for name, training in each.items() if training} == {"head"} for each in modes)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_every_group_has_its_share_of_the_rate_in_every_step(data, schedule: str) -> None:
+    options = EXACT | {
+        "layer_decay": 0.5,
+        "schedule": schedule,
+        "lr": 0.01,
+        "lr_batch": 8,
+        "warmup_epochs": 1.0,
+    }
+    trainer = trainer_of(tiny_config(data, **options))
+    names = {id(parameter): name for name, parameter in trainer.module.named_parameters()}
+    rates = []
+    for epoch in range(3):
+        for batch in trainer.train_loader.epoch(epoch):
+            expected = learning_rate(trainer.config.optimization, 4, trainer.step, 5)
+            trainer._training_step(batch, epoch)
+            assert trainer.rate == expected
+            rates.append(expected)
+            for group in trainer.optimizer.param_groups:
+                for parameter in group["params"]:
+                    share = 0.5 ** (3 - layer_of(names[id(parameter)], 2))
+                    assert group["lr"] == pytest.approx(expected * share)
+    peak = 0.01 * 4 / 8
+    last = {"cosine": 0.5 * (1 + math.cos(0.9 * math.pi)), "linear": 0.1, "constant": 1.0}[schedule]
+    assert (rates[0], max(rates)) == pytest.approx((peak / 5, peak))
+    assert rates[-1] == pytest.approx(peak * last)
+
+
+def test_accuracy_under_mixing_is_of_the_images_own_classes(data, monkeypatch) -> None:
+    trainer = trainer_of(tiny_config(data, mixup=0.8, cutmix=1.0, batch_size=20, **EXACT))
+    seen = []
+    ask = type(trainer.module).forward
+
+    def listen(self, images):
+        seen.append(ask(self, images))
+        return seen[-1]
+
+    monkeypatch.setattr(type(trainer.module), "forward", listen)
+    (batch,) = trainer.train_loader.epoch()
+    for _ in range(8):  # in some, an image's partner has the larger share
+        trainer.sums = {}
+        trainer._training_step(batch, 0)
+        assert int(trainer.sums["correct"]) == int((seen[-1].argmax(dim=1) == batch.labels).sum())
+
+
+def test_a_compiled_model_trains_to_the_same_loss_and_keeps_its_names(data, tmp_path, monkeypatch) -> None:
+    backends = []
+    compile_module = torch.nn.Module.compile
+
+    def traced(self, **options):  # TorchDynamo and autograd as ever, without minutes of C++
+        backends.append(self)
+        compile_module(self, backend="aot_eager", **options)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", traced)
+    options = EXACT | {"depth": 1, "batch_size": 10, "ema": 0.5}
+    plain = trainer_of(tiny_config(data, **options))
+    compiled = trainer_of(tiny_config(data, compile=True, **options))
+    assert backends == [compiled.module]
+    assert steps(compiled) == pytest.approx(steps(plain), abs=1e-4)
+    assert compiled.module.state_dict().keys() == plain.module.state_dict().keys()
+    torch.testing.assert_close(weights_of(compiled), weights_of(plain), rtol=1e-4, atol=1e-5)
+    compiled.save_model(tmp_path / "model")
+    assert_bitwise(
+        dict(from_pretrained(tmp_path / "model").state_dict()), dict(compiled.trained.state_dict())
+    )
+
+
+# fp16
+
+
+def test_fp16_resumes_bitwise_with_the_state_of_its_scaler(data, tmp_path) -> None:
+    options = {
+        "precision": "fp16",
+        "checkpoint_seconds": 0.0,
+        "keep_checkpoints": 100,
+        "ema": 0.5,
+        "epochs": 2,
+    }
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    config = tiny_config(data, run=str(whole), **options)
+    train.train(config)
+    at_seven = whole / "checkpoints" / "step-00000007"
+    again.mkdir()
+    shutil.copy(whole / "config.yaml", again)
+    shutil.copytree(at_seven, again / "checkpoints" / at_seven.name)
+    train.resume(again)
+    assert_bitwise(saved_state(again), saved_state(whole))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_an_overflow_in_fp16_skips_the_step_and_not_the_run(data, optimizer: str) -> None:
+    options = EXACT | {"precision": "fp16", "optimizer": optimizer}
+    trainer = trainer_of(tiny_config(data, **options))
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    first, *others = trainer.train_loader.epoch()
+    before = weights_of(trainer).clone()
+    trainer._training_step(first, 0)
+    assert torch.equal(weights_of(trainer), before)
+    assert trainer.scaler.get_scale() == 2.0**39
+    for _ in range(30):
+        trainer._training_step(others[0], 0)
+    assert not torch.equal(weights_of(trainer), before)
+    assert bool(torch.isfinite(weights_of(trainer)).all())
+
+
+def test_a_checkpoint_before_the_first_real_step_takes_no_step(data) -> None:
+    """torch's own way to an optimizer's state would take one, with a rate of 0."""
+    options = EXACT | {"precision": "fp16", "weight_decay": 0.1}
+    ends = []
+    for saves in (False, True):
+        trainer = trainer_of(tiny_config(data, **options))
+        trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+        first, second, *_ = trainer.train_loader.epoch()
+        trainer._training_step(first, 0)
+        if saves:
+            assert loop.optimizer_state(trainer.module, trainer.optimizer) == {}
+        trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        trainer._training_step(second, 0)
+        ends.append(weights_of(trainer))
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize(("begun", "resumed"), [("fp32", "fp16"), ("fp16", "fp32"), ("fp16", "bf16")])
+def test_a_run_goes_on_in_another_precision(data, tmp_path, begun: str, resumed: str) -> None:
+    run = stopped(tiny_config(data, run=str(tmp_path / "run"), precision=begun))
+    train.resume(run, precision=resumed)
+    assert read_metrics(run)[-1]["kind"] == "test"
+
+
+# The ends of a run
+
+
+def stopped(config: TrainConfig, at: int = 7) -> Path:
+    """A run that was stopped after so many steps."""
+    step = Trainer._training_step
+
+    def and_stop(self: Trainer, *arguments):
+        if self.step == at:
+            raise KeyboardInterrupt
+        return step(self, *arguments)
+
+    Trainer._training_step = and_stop
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            (train.pretrain if config.task == "masked" else train.train)(
+                config.replace(checkpoint_seconds=0.0)
+            )
+    finally:
+        Trainer._training_step = step
+    assert config.run is not None
+    return Path(config.run)
+
+
+def all_numbers(run: Path) -> bool:
+    """Whether no checkpoint and no model of a run has a weight that is none."""
+    states = [load_checkpoint_at(folder)[1]["model"] for folder in checkpoints(run)]
+    states += [from_pretrained(path.parent).state_dict() for path in run.rglob("model.safetensors")]
+    return all(bool(torch.isfinite(tensor).all()) for state in states for tensor in state.values())
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_data_that_are_no_numbers_stop_the_run_and_keep_the_last_good_checkpoint(
+    data, tmp_path, monkeypatch, capsys, poison: float
+) -> None:
+    run = tmp_path / "run"
+    config = tiny_config(data, run=str(run), ema=0.5, checkpoint_seconds=0.0)
+    file = tmp_path / "config.yaml"
+    file.write_text(config.to_yaml())
+    whole = train.train(config.replace(run=str(tmp_path / "whole")))
+    with monkeypatch.context() as patch:
+        spoil_from(patch, epoch=1, poison=poison)
+        assert main(["train", "--config", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    for part in ("diverged", "step 6", "--lr", str(run), "newest checkpoint is step-00000005"):
+        assert part in said
+    assert [path.name for path in checkpoints(run)] == ["step-00000004", "step-00000005"]
+    assert all_numbers(run)
+    train.resume(run)
+    assert_bitwise(saved_state(run), saved_state(whole.run))
+
+
+def test_weights_that_are_no_numbers_are_never_written_though_no_loss_was_looked_at(
+    data, tmp_path, monkeypatch
+) -> None:
+    """The loss is a number still, and seven steps from being looked at, when the checkpoint is due."""
+    step = Trainer._training_step
+
+    def spoiling(self: Trainer, *arguments):
+        loss = step(self, *arguments)
+        if self.step == 3:
+            torch.nn.init.constant_(self.module.head.bias, math.nan)
+            self.config = self.config.replace(checkpoint_seconds=0.0)
+        return loss
+
+    monkeypatch.setattr(Trainer, "_training_step", spoiling)
+    with pytest.raises(UserError, match=r"a weight is nan at step 3,.*it has no checkpoint yet"):
+        train.train(tiny_config(data, run=str(tmp_path / "run"), ema=0.9))
+    assert not checkpoints(tmp_path / "run")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_weights_that_break_in_the_last_step_of_an_epoch_are_not_the_best(
+    data, tmp_path, monkeypatch, precision: str
+) -> None:
+    update = Trainer._update
+
+    def spoiling(self: Trainer) -> None:
+        update(self)
+        if self.step == 4:
+            torch.nn.init.constant_(self.module.head.bias, math.nan)
+
+    monkeypatch.setattr(Trainer, "_update", spoiling)
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match="the validation loss is nan at step 5"):
+        train.train(tiny_config(data, run=str(run), ema=0.0, precision=precision))
+    assert not list(run.rglob("model.safetensors"))
+    assert not read_metrics(run)
+
+
+def test_sums_of_an_epoch_survive_a_stop_in_its_middle(data, tmp_path) -> None:
+    whole = train.train(tiny_config(data, run=str(tmp_path / "whole"))).run
+    run = stopped(tiny_config(data, run=str(tmp_path / "run")))
+    train.resume(run)
+    clocks = {"images_per_second", "seconds"}
+    ours, theirs = (
+        [{k: v for k, v in record.items() if k not in clocks} for record in read_metrics(each)]
+        for each in (run, whole)
+    )
+    assert ours == theirs
+
+
+def test_what_is_recorded_has_the_documented_names(data, tmp_path) -> None:
+    run = train.train(tiny_config(data, run=str(tmp_path / "run"), mixup=0.8)).run
+    names = {record["kind"]: list(record) for record in read_metrics(run)}
+    assert names["step"] == ["kind", "step", "loss", "lr"]
+    means = ["train_loss", "train_accuracy", "val_loss", "val_accuracy"]
+    assert names["epoch"] == ["kind", "step", "epoch", *means, "images_per_second"]
+    test = ["split", "images", "unreadable", "correct", "accuracy", "loss", "seconds"]
+    assert names["test"] == ["kind", "step", *test]
+    last = read_metrics(run)[-2]
+    loader = Loader(open_data(str(data)).train, trainer_of(tiny_config(data)).preprocess, 4)
+    assert (
+        0
+        <= last["train_accuracy"] * len(loader)
+        == pytest.approx(round(last["train_accuracy"] * len(loader)))
+    )
+
+
+def test_a_warm_up_that_would_not_end_leaves_no_run(data, tmp_path, capsys) -> None:
+    config = tiny_config(data, run=str(tmp_path / "run"), warmup_steps=15)
+    (tmp_path / "c.yaml").write_text(config.to_yaml())
+    assert main(["train", "--config", str(tmp_path / "c.yaml")]) == 2
+    assert "the run has 15 (3 epochs of 5)" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert trainer_of(config.replace(warmup_steps=14)).steps_per_epoch == 5
+
+
+def test_a_finished_checkpoint_is_resumed_into_its_ending_alone(data, tmp_path, monkeypatch) -> None:
+    """Killed after the last step: no step is done again."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "finish_training", lambda trainer: None)
+        train.train(tiny_config(data, run=str(run)))
+    monkeypatch.setattr(Trainer, "_training_step", lambda *_: pytest.fail("a step"))
+    result = train.resume(run)
+    assert (run / "model" / "config.json").is_file()
+    assert isinstance(result, train.TrainResult)

@@ -1,0 +1,144 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from tests.training import tiny_config, write_folder
+from vitascope.errors import Interrupted
+from vitascope.report.records import read_metrics
+from vitascope.training import finish, train
+from vitascope.training.checkpoint import checkpoints
+from vitascope.training.classify import Classify
+from vitascope.training.loop import Trainer
+from vitascope.training.signals import stop_signals
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Acted(Exception):  # noqa: N818 - what was there before has been called
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _before(monkeypatch):
+    """Handlers of a program around ours."""
+
+    def act(signum: int, frame: object) -> None:
+        raise Acted(signum)
+
+    before = {signum: signal.signal(signum, act) for signum in SIGNALS}
+    monkeypatch.setattr(finish, "draw_figures", lambda *_: {})
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+def send(signum: int) -> None:
+    os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_the_first_signal_is_a_request(signum: int) -> None:
+    with stop_signals() as stop:
+        assert stop.signum == 0
+        send(signum)
+        assert stop.signum == signum
+    with pytest.raises(Acted):
+        send(signum)
+
+
+@pytest.mark.parametrize("second", SIGNALS)
+@pytest.mark.parametrize("first", SIGNALS)
+def test_a_second_signal_of_either_kind_acts_at_once(first: int, second: int) -> None:
+    with stop_signals() as stop:
+        send(first)
+        with pytest.raises(Acted):
+            send(second)
+    assert stop.signum == first
+
+
+def test_one_of_several_processes_waits_however_often_it_is_told() -> None:
+    with stop_signals(patient=True) as stop:
+        for signum in (*SIGNALS, *SIGNALS):
+            send(signum)
+    assert stop.signum == SIGNALS[-1]
+    with pytest.raises(Acted):
+        send(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_handlers_are_put_back_however_it_ends(signum: int) -> None:
+    handlers = [signal.getsignal(each) for each in SIGNALS]
+    with pytest.raises(KeyError), stop_signals():
+        raise KeyError
+    with stop_signals():
+        send(signum)
+    assert [signal.getsignal(each) for each in SIGNALS] == handlers
+
+
+def test_in_another_thread_nothing_is_installed() -> None:
+    """Python lets the main thread alone handle signals."""
+    before, during = [signal.getsignal(each) for each in SIGNALS], []
+
+    def elsewhere() -> None:
+        with stop_signals() as stop:
+            during.extend([*(signal.getsignal(each) for each in SIGNALS), stop.signum])
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert during == [*before, 0]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("data") / "greys")
+
+
+def test_a_run_may_be_made_in_another_thread(data, tmp_path) -> None:
+    made = []
+    config = tiny_config(data, run=str(tmp_path / "run"), epochs=1)
+    thread = threading.Thread(target=lambda: made.append(train.train(config)))
+    thread.start()
+    thread.join()
+    assert made[0].run == tmp_path / "run"
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_signal_in_a_step_stops_after_it(data, tmp_path, monkeypatch, signum: int) -> None:
+    step = Trainer._training_step
+
+    def and_stop(self: Trainer, *arguments):
+        if self.step == 6:
+            send(signum)
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_training_step", and_stop)
+    with pytest.raises(Interrupted) as stopped:
+        train.train(tiny_config(data, run=str(tmp_path / "run")))
+    assert (stopped.value.signum, stopped.value.run) == (signum, tmp_path / "run")
+    assert [folder.name for folder in checkpoints(tmp_path / "run")] == ["step-00000007"]
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_a_signal_while_validating_stops_after_it_and_loses_no_epoch(
+    data, tmp_path, monkeypatch, epoch: int
+) -> None:
+    """Also in the last epoch, whose checkpoint is resumed into the run's ending."""
+    run, validate, validated = tmp_path / "run", Classify.validate, []
+
+    def and_stop(self: Classify, *arguments):
+        validated.append(epoch)
+        if len(validated) == epoch:
+            send(signal.SIGTERM)
+        return validate(self, *arguments)
+
+    monkeypatch.setattr(Classify, "validate", and_stop)
+    with pytest.raises(Interrupted):
+        train.train(tiny_config(data, run=str(run)))
+    assert [folder.name for folder in checkpoints(run)] == [f"step-{5 * epoch:08d}"]
+    train.resume(run)
+    epochs = [record["epoch"] for record in read_metrics(run) if record["kind"] == "epoch"]
+    assert epochs == [1, 2, 3]
+    assert len(validated) == 3
