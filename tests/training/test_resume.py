@@ -1,6 +1,7 @@
 """2N steps are N steps, a kill and N steps more, bitwise, for every task, however the images are read."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,21 @@ def test_a_frozen_run_goes_on_bitwise_and_leaves_its_body_alone(data, teacher, t
         "head.weight",
         "head.bias",
     }
+
+
+def test_a_run_from_weights_goes_on_bitwise_when_they_are_gone(data, teacher, tmp_path) -> None:
+    weights = tmp_path / "weights"
+    shutil.copytree(teacher / "model", weights)
+    options = COMMON | {"weights": str(weights)}
+    whole = train.train(tiny_config(data, run=str(tmp_path / "whole"), **options)).run
+    assert not (whole / train.START).exists()
+    run = killed(tiny_config(data, run=str(tmp_path / "killed"), **options))
+    begun = killed(tiny_config(data, run=str(tmp_path / "begun"), **options | {"checkpoint_seconds": 300.0}))
+    assert not checkpoints(begun)
+    shutil.rmtree(weights)
+    for stopped in (run, begun):
+        train.resume(stopped)
+        assert_bitwise(final_state(stopped), final_state(whole))
 
 
 def test_resume_takes_one_checkpoint_by_its_path_and_never_another_instead(data, tmp_path, capsys) -> None:

@@ -73,7 +73,7 @@ def finish_training(trainer: Trainer) -> TrainResult:
         measured = final.subset(evaluation.split, evaluation.indices)
         figures = draw_figures(run, model, trainer.preprocess, measured, evaluation.probabilities)
         save_pretrained(model, run / "model", preprocess=trainer.preprocess)
-        shutil.rmtree(run / "checkpoints" / "last", ignore_errors=True)  # the same, once more
+        remove_models(run)
         return figures
 
     return TrainResult(run, model.cpu(), evaluation, trainer.seconds, by_first(leave))
@@ -89,10 +89,16 @@ def finish_pretraining(trainer: Trainer) -> PretrainResult:
     if is_first():
         record(trainer, {"split": final.name, "images": len(final), **metrics})
     trainer.save_model(run / "model")
-    by_first(lambda: None)
+    by_first(lambda: remove_models(run))
     model = from_pretrained(run)
     assert isinstance(model, VisionTransformer)
     return PretrainResult(run, model, metrics, final.name, trainer.seconds, figures)
+
+
+def remove_models(run: Path) -> None:
+    """Remove the models that nobody needs now: what the run began with, and the last, which is `model/`."""
+    for name in ("start", "last"):
+        shutil.rmtree(run / "checkpoints" / name, ignore_errors=True)
 
 
 def record(trainer: Trainer, values: dict[str, object]) -> None:

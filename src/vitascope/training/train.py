@@ -22,6 +22,9 @@ from vitascope.training.loop import Trainer
 from vitascope.training.recipes import GROUP_OF, TrainConfig
 from vitascope.training.run import create_run, find_run, open_run
 
+START = Path("checkpoints") / "start"
+"""Where a run that starts from trained weights keeps the model that it began with, until it has finished."""
+
 
 def train(config: TrainConfig) -> TrainResult:
     """Train a classifier from a configuration; what `vitascope train` calls.
@@ -76,6 +79,8 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
         if GROUP_OF.get(name) != "engine":
             raise UserError(f"{name!r} is decided by the run; a resumed one takes options of the engine only")
     config = config.replace(**engine)
+    if config.weights is not None and (folder / START / "config.json").is_file():
+        config = config.replace(weights=str(folder / START))
     if (folder / "model" / "config.json").is_file():
         raise UserError(f"{folder}: this run has finished; `vitascope evaluate {folder}` measures it")
     device = join_processes(config.engine.device)
@@ -109,6 +114,8 @@ def _new_run(config: TrainConfig) -> Iterator[Trainer]:
                 shutil.rmtree(run)
             raise
         _say(trainer)
+        if config.weights is not None:  # which may be gone when the run is resumed
+            trainer.save_model(run / START)
         with explaining_memory():
             yield trainer
 
