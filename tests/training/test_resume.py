@@ -173,6 +173,26 @@ def test_resume_takes_one_checkpoint_by_its_path_and_never_another_instead(data,
     assert older.name < newest.name
 
 
+def test_from_an_older_checkpoint_a_run_goes_its_own_way(data, tmp_path) -> None:
+    run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0, keep_checkpoints=3))
+    older, _, newest = checkpoints(run)
+    step = loop.Trainer._training_step
+    before: list[list[Path]] = []
+
+    def watched(self: loop.Trainer, *arguments):
+        before.append(checkpoints(run))
+        return step(self, *arguments)
+
+    loop.Trainer._training_step = watched
+    try:
+        train.resume(older, checkpoint_seconds=300.0)
+    finally:
+        loop.Trainer._training_step = step
+    assert before[0] == [older]
+    assert [path.name for path in checkpoints(run)] == [older.name, "step-00000015"]
+    assert not [path for path in (run / "checkpoints").iterdir() if newest.name in path.name]
+
+
 def test_auto_resumes_the_newest_unfinished_run(data, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no unfinished run"):

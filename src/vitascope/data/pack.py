@@ -82,11 +82,7 @@ def pack(
     for name, value in (("shard_mb", shard_mb), ("image_size", image_size)):
         if value is not None and value < 1:
             raise UserError(f"{name} must be at least 1, not {value}")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out}: exists already; give a new folder")
-    place = Path(data).expanduser()
-    if place.is_dir() and out.resolve().is_relative_to(place.resolve()):
-        raise UserError(f"{out}: inside of {data}, where it would be taken for images; give another folder")
+    _refuse_place(out, data)
     splits = open_data(data, seed=seed)
     given = {"train": splits.train, "val": splits.val, "test": splits.test}
     unreadable: dict[str, str] = {}
@@ -119,6 +115,15 @@ def pack(
             "give a folder on another disk"
         ) from error
     return Packed(folder=out, index=index, unreadable=unreadable)
+
+
+def _refuse_place(out: Path, data: str) -> None:
+    """Refuse a folder that has something in it, or that is among the images."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out}: exists already; give a new folder")
+    place = Path(data).expanduser()
+    if place.is_dir() and out.resolve().is_relative_to(place.resolve()):
+        raise UserError(f"{out}: inside of {data}, where it would be taken for images; give another folder")
 
 
 def _write_split(

@@ -86,6 +86,16 @@ def load_checkpoint_at(folder: Path) -> tuple[int, dict[str, Any]]:
     return _step(folder), _read(folder)
 
 
+def set_aside_newer(folder: Path) -> None:
+    """Take the name from checkpoints newer than this one, which a run goes on from: they lead elsewhere.
+
+    Their files go with the next save.
+    """
+    for other in _numbered(folder.parent.parent):
+        if _step(other) > _step(folder):
+            os.replace(other, other.with_name(f".{other.name}.old"))
+
+
 def checkpoints(run: Path) -> list[Path]:
     """The checkpoints of a run, oldest first. Other files and folders are not touched, nor counted."""
     return [folder for folder in _numbered(run) if (folder / MANIFEST).is_file()]

@@ -13,7 +13,7 @@ from vitascope.data.datasets import Splits, open_data
 from vitascope.errors import UserError
 from vitascope.model.hardware import explaining_memory
 from vitascope.model.sizes import ModelConfig
-from vitascope.training.checkpoint import load_checkpoint, load_checkpoint_at
+from vitascope.training.checkpoint import load_checkpoint, load_checkpoint_at, set_aside_newer
 from vitascope.training.defaults import resolve_config
 from vitascope.training.distributed import by_all, by_first, is_first, join_processes, world_size
 from vitascope.training.finish import PretrainResult, TrainResult, finish_pretraining, finish_training
@@ -88,6 +88,8 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
         config, model_config, splits = by_all(lambda: _opened(config))
         trainer = Trainer(folder, config, model_config, splits, device)
         trainer.restore(load_checkpoint(folder) if checkpoint is None else load_checkpoint_at(checkpoint))
+        if checkpoint is not None and is_first():
+            set_aside_newer(checkpoint)
         _say(trainer)
         trainer.fit()
         return finish_training(trainer) if config.task == "classify" else finish_pretraining(trainer)
