@@ -52,7 +52,7 @@ class Augmentation:
         if self.flip and not warps:  # needs no interpolation
             rows = to_device(np.flatnonzero(draws[:, 5] < self.flip), pixels.device)
             pixels = pixels.index_copy(0, rows, pixels.index_select(0, rows).flip(-1))
-        images = pixels.float().div_(255)
+        images = pixels / 255
         if warps:
             images = self._warp(images, draws[:, :6])
         if self.color_jitter:

@@ -276,9 +276,10 @@ class Preprocess:
 
     def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 (B, C, H, W), or floats in [0, 1], to normalized float32, on the pixels' device."""
-        values = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
-        mean, std = (by_channel(numbers, values.device) for numbers in (self.mean, self.std))
-        return (values - mean).div_(std)
+        mean, std = (by_channel(numbers, pixels.device) for numbers in (self.mean, self.std))
+        if pixels.dtype == torch.uint8:
+            return (pixels / 255).sub_(mean).div_(std)
+        return (pixels - mean).div_(std)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for `preprocessor_config.json`."""
