@@ -124,7 +124,7 @@ def our_epochs(images: ImageSet, batch_size: int, workers: int) -> Epoch:
     def epoch(number: int) -> Iterator[Tensor]:
         for batch in loader.epoch(number):
             varied = augmentation(batch.pixels, batch.indices, seed=0, epoch=number)
-            yield PREPROCESS.normalize(varied)
+            yield PREPROCESS.normalize_(varied)
 
     return epoch
 

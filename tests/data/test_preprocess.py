@@ -337,6 +337,15 @@ def test_normalize_is_share_of_255_minus_mean_over_std() -> None:
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-6, rtol=1e-6)
 
 
+def test_normalize_leaves_its_images_alone_and_in_place_it_takes_them() -> None:
+    fit, images = Preprocess(image_size=(4, 5), std=(0.2, 0.3, 0.4)), torch.rand(2, 3, 4, 5)
+    before = images.clone()
+    expected = fit.normalize(images)
+    assert torch.equal(images, before)
+    assert torch.equal(fit.normalize_(images), expected)
+    assert torch.equal(images, expected)
+
+
 def test_normalize_takes_floats_in_zero_to_one_as_they_are() -> None:
     fit = Preprocess(image_size=(4, 5))
     pixels = torch.from_numpy(noise(4, 5).transpose(2, 0, 1)[None].copy())

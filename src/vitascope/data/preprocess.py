@@ -276,10 +276,12 @@ class Preprocess:
 
     def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 (B, C, H, W), or floats in [0, 1], to normalized float32, on the pixels' device."""
-        mean, std = (by_channel(numbers, pixels.device) for numbers in (self.mean, self.std))
-        if pixels.dtype == torch.uint8:
-            return (pixels / 255).sub_(mean).div_(std)
-        return (pixels - mean).div_(std)
+        return self.normalize_(pixels / 255 if pixels.dtype == torch.uint8 else pixels.clone())
+
+    def normalize_(self, images: torch.Tensor) -> torch.Tensor:
+        """`normalize` in place, of floats that nobody needs as they were: half the time on a CPU."""
+        mean, std = (by_channel(numbers, images.device) for numbers in (self.mean, self.std))
+        return images.sub_(mean).div_(std)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for `preprocessor_config.json`."""

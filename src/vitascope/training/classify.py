@@ -27,7 +27,7 @@ class Classify:
 
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
         """The mean loss, a scalar with gradients, and sums over the images: `loss`, `correct`, `count`."""
-        logits = module(self.preprocess.normalize(examples.images)).float()  # (B, K)
+        logits = module(self.preprocess.normalize_(examples.images)).float()  # (B, K)
         loss = F.cross_entropy(logits, examples.targets, label_smoothing=self.label_smoothing)
         return loss, classified(loss, logits, examples.labels)
 

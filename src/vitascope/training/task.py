@@ -19,7 +19,7 @@ class Examples:
 
     Attributes:
         images: augmented and mixed, floats in [0, 1], (B, C, H, W): a task normalizes them itself, since a
-            teacher may want other numbers than its student.
+            teacher may want other numbers than its student. It may overwrite them.
         labels: the images' own classes, int64 (B,).
         targets: what is to be said: the labels, or after mixing probabilities (B, K).
         indices: of the images in the data set, (B,).
