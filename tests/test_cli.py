@@ -512,6 +512,7 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         (["explain", "runs/tiny", "data/red/0.png", "--out", "data/red/0.png"], "is the picture itself"),
         (["evaluate", "runs/tiny", "--batch-size", "0"], "batch_size must be at least 1, not 0"),
         (["evaluate", "runs/tiny", "--data", ""], "'': no such folder"),
+        (["train", "--mixup", "-1"], "error: mixup must not be negative, not -1.0"),
         (["train", "--data", "data", "--seed", "-1"], "seed must not be negative, not -1"),
         (["train", "--data", "data", "--lr", "nan"], "lr must be a number, not nan"),
         (["train", "--options", "mlp=swiglu", "--options", "norm=post"], "--options is given more than once"),

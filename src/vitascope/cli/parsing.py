@@ -69,9 +69,13 @@ def fields_of(command: type[DataclassInstance]) -> Iterator[dataclasses.Field[An
 
 
 def unboxed(complaint: str) -> str:
-    """What tyro says under a title, in a box or between rules of dashes, on one line."""
+    """What tyro says under a title, in a box or between rules of dashes, on one line.
+
+    What an options group refuses says which option it is of; the group's name, before it, is none.
+    """
     plain = re.sub(r"\x1b\[[\d;]*m", "", complaint)
     lines = [line.strip("│╭╮╰╯─ ") for line in plain.splitlines()[1:]]
     lines = ["" if set(line) == {"-"} else line for line in lines]  # a rule where the output is no UTF-8
     text = itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines))
-    return " ".join(" ".join(text).split()).rstrip(" .")
+    said = " ".join(" ".join(text).split()).rstrip(" .")
+    return re.sub(r"^Error parsing \w+: ", "", said)

@@ -69,7 +69,7 @@ def finish_training(trainer: Trainer) -> TrainResult:
     evaluation = evaluate(model, trainer.loader(final), precision=trainer.precision)
 
     def leave() -> dict[str, Path]:
-        record(trainer, {**evaluation.summary()})
+        record(trainer, evaluation.summary())
         measured = final.subset(evaluation.split, evaluation.indices)
         figures = draw_figures(run, model, trainer.preprocess, measured, evaluation.probabilities)
         save_pretrained(model, run / "model", preprocess=trainer.preprocess)
@@ -83,7 +83,7 @@ def finish_pretraining(trainer: Trainer) -> PretrainResult:
     """Measure, draw and save the body of a pre-trained model."""
     run, final, task = trainer.run, trainer.splits.final, trainer.task
     assert isinstance(task, Masked)
-    metrics = trainer.task.validate(trainer.trained, trainer.loader(final), trainer.precision)
+    metrics = task.validate(trainer.trained, trainer.loader(final), trainer.precision)
     figures = draw_masked(run, task, trainer.trained, final)
 
     if is_first():
