@@ -276,7 +276,10 @@ class Preprocess:
 
     def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 (B, C, H, W), or floats in [0, 1], to normalized float32, on the pixels' device."""
-        return self.normalize_(pixels / 255 if pixels.dtype == torch.uint8 else pixels.clone())
+        if pixels.dtype == torch.uint8:
+            return self.normalize_(pixels / 255)
+        mean, std = (by_channel(numbers, pixels.device) for numbers in (self.mean, self.std))
+        return (pixels - mean).div_(std)
 
     def normalize_(self, images: torch.Tensor) -> torch.Tensor:
         """`normalize` in place, of floats that nobody needs as they were: half the time on a CPU."""

@@ -5,7 +5,6 @@ torch.distributed does the work; without torchrun every function here is the ide
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,8 +43,8 @@ def join_processes(device: str) -> torch.device:
         resolved = torch.device("cuda", local)
         torch.cuda.set_device(resolved)
     if not dist.is_initialized():
+        # Never destroyed: at the end of the program, gloo's threads of a sharded model abort it now and then.
         dist.init_process_group("cpu:gloo,cuda:nccl" if resolved.type == "cuda" else "gloo")
-        atexit.register(dist.destroy_process_group)
     return resolved
 
 
