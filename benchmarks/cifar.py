@@ -169,10 +169,10 @@ def resolved(config: vs.TrainConfig, splits: Splits) -> tuple[dict[str, Any], in
     return options, model.num_parameters
 
 
-def run_of(config: vs.TrainConfig, seed: int, images: int) -> Run:
-    """Train a seed on so many images."""
+def run_of(config: vs.TrainConfig, seed: int, images: int, kept: Path | None = None) -> Run:
+    """Train a seed on so many images; the run stays in `kept`, where there is one."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
+        run = (kept or Path(folder)) / f"seed-{seed}"
         result = train(f"seed {seed}", config.replace(seed=seed, run=str(run)))
         epochs = [record for record in read_metrics(run) if record["kind"] == "epoch"]
     evaluation = result.evaluation
@@ -274,6 +274,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=positive, default=100, help="default 100")
     parser.add_argument("--minutes", type=float, help="in the loop; takes as many epochs as they hold")
     parser.add_argument("--seeds", type=positive, default=3, help="default 3")
+    parser.add_argument("--runs", type=Path, help="keep the runs there, as seed-0 and so on")
     parser.add_argument("--add", action="store_true", help="add seeds to the newest numbers")
     parser.add_argument("--out", action="store_true", help="write report, numbers and curves to results too")
     return parser.parse_intermixed_args(given)
@@ -284,7 +285,7 @@ def main() -> None:
     config, measured = start(arguments)
     first = 1 + max((run.seed for run in measured.runs), default=-1)
     for seed in range(first, first + arguments.seeds):
-        run = run_of(config, seed, measured.images["train"])
+        run = run_of(config, seed, measured.images["train"], arguments.runs)
         measured = dataclasses.replace(measured, runs=[*measured.runs, run])
         note(measured.table())
         if arguments.out:  # after each seed: what comes later may be stopped

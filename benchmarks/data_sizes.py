@@ -11,8 +11,8 @@ would mean little training too. The first command measures, writes benchmarks/re
 and, after every run, the raw numbers beside it, fills in the page and draws docs/images/data_sizes.png; the
 second only fills in and draws, from the newest raw numbers. `--go-on` trains what these lack.
 
-The models have 4.9 to 5.6 M parameters; for about 1.3 M each: --embed-dim 128 --depth 6 --num-heads 4 --cnn
-resnet29_w32_cifar.
+Every further word is an option of `vitascope train`, for all of them. The models have 4.9 to 5.6 M
+parameters; for about 1.3 M each: --embed-dim 128 --depth 6 --num-heads 4 --cnn resnet29_w32_cifar.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 import vitascope as vs
 from contest import describe_machine, describe_versions, positive
-from learning import engine, options, train, vit, write_images
+from learning import engine, named_values, options, train, vit, write_images
 from reports import fill_in, markdown_table, newest_numbers, note, publish, write_numbers
 from vitascope.data.datasets import Splits, open_data
 from vitascope.errors import UserError
@@ -46,6 +46,8 @@ from vitascope.explain.plots import INK, RIGHT, SERIES, new_figure, plain, save_
 NAME = "data_sizes"
 MODELS = ("ViT", "hybrid", "ResNet")
 COLOURS = dict(zip(MODELS, (*SERIES, RIGHT), strict=True))
+FIXED = ("data", "run", "seed", "epochs", "batch_size", "model", "options")
+"""Options that are not everybody's, or have a place of their own."""
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "data_sizes.png"
 
 NOTES = """\
@@ -130,7 +132,8 @@ class Measurement:
         said = self.setting
         return (
             f"{said['data']}, {said['steps']:,} steps of {said['batch_size']} images, which are "
-            f"{said['epochs']} epochs of all; seeds: {len({run.seed for run in self.runs})}"
+            f"{said['epochs']} epochs of all{''.join(f', {word}' for word in said['options'])}; "
+            f"seeds: {len({run.seed for run in self.runs})}"
         )
 
     def for_docs(self) -> str:
@@ -234,6 +237,7 @@ def configs(arguments: argparse.Namespace, data: str, epochs: int, steps: int) -
         "warmup_steps": steps // 20,
         "image_size": arguments.image_size,
         **engine(arguments),
+        **named_values(arguments.options, fixed=FIXED),
     }
     from_recipe = vs.TrainConfig.from_recipe
     return {
@@ -297,6 +301,7 @@ def measure(arguments: argparse.Namespace) -> Measurement:
     }
     arguments.steps = arguments.epochs * math.ceil(len(splits.train) / arguments.batch_size)
     setting |= {"steps": arguments.steps, "precision": arguments.precision, **vit(arguments)}
+    setting["options"] = arguments.options
     measured = Measurement(
         machine=describe_machine(),  # before it is busy with us
         versions=describe_versions(),
@@ -346,7 +351,8 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         metavar="PAGE",
         help="draw, and fill in this page; without --out, from the newest numbers",
     )
-    return parser.parse_args(given)
+    parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of `vitascope train`")
+    return parser.parse_intermixed_args(given)
 
 
 def main() -> None:

@@ -1,12 +1,13 @@
-"""What a teacher brings: a CNN teaches a ViT, beside the same ViT that has only the labels.
+"""What a teacher brings: convolutions teach a ViT, beside the same ViT that has only the labels.
 
     .venv/bin/python benchmarks/distillation.py --data cifar10 --out
 
-A ResNet of ours is trained first; then one student three times, on the same images, for the same epochs, with
-the same seed and recipe (`distill`): alone, from the teacher's decisions (`--distill hard`), and from its
-probabilities (`--distill soft`). All are measured on the test images; of a student with a teacher, each head
-alone and both in the mean, which is how it is used (Touvron et al. 2021, table 3, where on ImageNet the
-distillation head is the better one and hard the better kind).
+The teacher is trained first: a ResNet of ours (recipe `cnn`), or the ViT behind a ResNet stem (`--teacher
+hybrid`, recipe `small-data`). The student, a plain ViT, then learns three times, on the same images, for as
+many epochs, with the same seed and recipe (`distill`): alone, from the teacher's decisions (`--distill
+hard`), and from its probabilities (`--distill soft`). All are measured on the test images; of a student with
+a teacher, each head alone and both in the mean, which is how it is used (Touvron et al. 2021, table 3, where
+on ImageNet the distillation head is the better one and hard the better kind).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.training.distill import both_heads
 from vitascope.weights.store import load_pretrained
 
+HYBRID = "hybrid"
+"""The teacher that is the student's ViT behind a ResNet stem."""
 HEADER = ("model", "parameters", "class head, %", "distillation head, %", "both, %", "training, s")
 
 NOTES = """\
@@ -54,27 +57,29 @@ class Result:
 
 def configs(arguments: argparse.Namespace, data: str, runs: Path) -> dict[str, vs.TrainConfig]:
     """What is trained, in this order; the students with a teacher have the first run's model for one."""
+    changes = named_values(arguments.options, fixed=("data", "run", "seed", "epochs", "teacher", "options"))
 
-    changes = named_values(arguments.options, fixed=("data", "run", "seed", "epochs", "teacher"))
-
-    def config(recipe: str, run: str, **options: Any) -> vs.TrainConfig:
+    def config(recipe: str, run: str, epochs: int, **options: Any) -> vs.TrainConfig:
         return vs.TrainConfig.from_recipe(
             recipe,
             data=data,
             run=str(runs / run),
             seed=arguments.seed,
-            **(schedule(arguments.epochs) | changes | options | engine(arguments)),
+            **(schedule(epochs) | changes | options | engine(arguments)),
         )
 
-    taught = {**vit(arguments), "teacher": str(runs / "teacher")}
-    teacher_epochs = arguments.teacher_epochs or arguments.epochs
+    hybrid = arguments.teacher == HYBRID
+    teacher = ("small-data", vit(arguments)) if hybrid else ("cnn", {"model": arguments.teacher})
+    student = {**vit(arguments), "options": ("stem=conv",)}
+    taught = {**student, "teacher": str(runs / "teacher")}
+    epochs = arguments.epochs
     return {
         f"teacher: {arguments.teacher}": config(
-            "cnn", "teacher", model=arguments.teacher, **schedule(teacher_epochs)
+            teacher[0], "teacher", arguments.teacher_epochs or epochs, **teacher[1]
         ),
-        "student alone": config("distill", "alone", **vit(arguments)),
-        "student, hard": config("distill", "hard", **taught, distill="hard"),
-        "student, soft": config("distill", "soft", **taught, distill="soft"),
+        "student alone": config("distill", "alone", epochs, **student),
+        "student, hard": config("distill", "hard", epochs, **taught, distill="hard"),
+        "student, soft": config("distill", "soft", epochs, **taught, distill="soft"),
     }
 
 
@@ -100,7 +105,10 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = options(__doc__, epochs=30)
     parser.add_argument("--seed", type=int, default=0, help="of every run (default 0)")
     parser.add_argument(
-        "--teacher", default="resnet29_w32_cifar", help="named ResNet (default resnet29_w32_cifar)"
+        "--teacher",
+        default="resnet29_w32_cifar",
+        metavar="NAME",
+        help=f"a named ResNet, or {HYBRID} (default resnet29_w32_cifar)",
     )
     parser.add_argument("--teacher-epochs", type=int, help="the teacher's (default: those of all)")
     parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of `vitascope train`")
@@ -115,7 +123,7 @@ def main() -> None:
             data = write_limited(data, arguments.limit, Path(folder) / "data")
             images = f"{arguments.limit:,} training images"
         method = (
-            f"recipes `cnn` and `distill`, {arguments.epochs} epochs of {images} (a tenth of them chooses "
+            f"{arguments.epochs} epochs of {images} (a tenth of them chooses "
             f"the weights; {arguments.teacher_epochs or arguments.epochs} epochs for the teacher), seed "
             f"{arguments.seed}{''.join(f', {word}' for word in arguments.options)}"
         )

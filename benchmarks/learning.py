@@ -32,6 +32,7 @@ def options(description: str | None, *, epochs: int) -> argparse.ArgumentParser:
     parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
     parser.add_argument("--epochs", type=positive, default=epochs, help=f"default {epochs}")
     parser.add_argument("--limit", type=positive, help="training images, at most (default: all)")
+    parser.add_argument("--patch-size", type=positive, default=4, help="the ViT's patches (default 4)")
     parser.add_argument("--embed-dim", type=positive, default=192, help="the ViT's width (default 192)")
     parser.add_argument("--depth", type=positive, default=12, help="the ViT's blocks (default 12)")
     parser.add_argument("--num-heads", type=positive, default=3, help="the ViT's heads (default 3)")
@@ -61,7 +62,7 @@ def named_values(words: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
 
 def vit(arguments: argparse.Namespace) -> dict[str, int]:
     """The shape of the ViT that was asked for."""
-    return {name: getattr(arguments, name) for name in ("embed_dim", "depth", "num_heads")}
+    return {name: getattr(arguments, name) for name in ("patch_size", "embed_dim", "depth", "num_heads")}
 
 
 def schedule(epochs: int) -> dict[str, float]:

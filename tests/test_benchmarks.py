@@ -11,7 +11,7 @@ import math
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -262,7 +262,7 @@ def compared() -> object:
         for seed, accuracy in enumerate([start, start + 0.1][:seeds])
         if (model, share) != ("ViT", 100.0)
     ]
-    setting = {"data": "cifar10", "steps": 900, "batch_size": 128, "epochs": 30}
+    setting = {"data": "cifar10", "steps": 900, "batch_size": 128, "epochs": 30, "options": ["flip=0"]}
     return data_sizes.Measurement("a CPU", "torch", "2026-01-02", "python x", setting, runs)
 
 
@@ -284,7 +284,8 @@ def test_every_share_has_as_many_steps_with_the_same_augmentation_and_schedule()
     for images in (900, 2250, 4500, 13_500, 45_000):
         epochs = data_sizes.epochs_of(10_560, images, 128)
         assert epochs * math.ceil(images / 128) == pytest.approx(10_560, rel=0.01)
-    vit, hybrid, cnn = data_sizes.configs(data_sizes.parse([]), "digits", 3, 400).values()
+    vit, hybrid, cnn = data_sizes.configs(data_sizes.parse(["flip=0"]), "digits", 3, 400).values()
+    assert vit.augmentation.flip == 0
     assert vit.architecture.options == ("stem=conv",)
     assert vit.replace(options=hybrid.architecture.options) == hybrid
     assert "stem=resnet" in hybrid.architecture.options
@@ -337,6 +338,55 @@ def test_pages_show_the_newest_data_sizes(page: Path) -> None:
         return
     numbers = reports.newest_numbers("data_sizes").read_text(encoding="utf-8")
     assert shown == data_sizes.Measurement.from_json(numbers).for_docs() + "\n"
+
+
+distillation, pretraining = load("distillation"), load("pretraining")
+
+
+@pytest.mark.parametrize(
+    ("teacher", "recipe", "model"),
+    [("hybrid", "small-data", None), ("resnet29_w32_cifar", "cnn", "resnet29_w32_cifar")],
+)
+def test_students_differ_in_their_teacher_alone(teacher: str, recipe: str, model: str | None) -> None:
+    given = ["--teacher", teacher, "--teacher-epochs", "7", "--epochs", "40", "--patch-size", "8", "mixup=0"]
+    first, *students = distillation.configs(distillation.parse(given), "digits", Path("runs")).values()
+    assert (first.architecture.model, first.optimization.epochs) == (model, 7)
+    assert first.architecture.options == vs.TrainConfig.from_recipe(recipe).architecture.options
+    alone, hard, soft = students
+    assert [student.distillation.teacher for student in students] == [None, first.run, first.run]
+    assert [hard.distillation.distill, soft.distillation.distill] == ["hard", "soft"]
+    for student in students:
+        assert student.replace(run=None, teacher=None, distill=alone.distillation.distill) == alone.replace(
+            run=None
+        )
+        assert student.architecture.options == ("stem=conv",)
+        assert (student.architecture.patch_size, student.optimization.epochs) == (8, 40)
+    assert all(config.augmentation.mixup == 0 for config in (first, *students))
+
+
+def test_each_head_of_a_student_stands_in_its_row() -> None:
+    heads = {"class_head": 0.5, "distillation_head": 0.25, "both_heads": 0.75}
+    assert distillation.Result("taught", 1200, heads, 60.0).row() == (
+        "taught", "1,200", "50.00", "25.00", "75.00", "60",
+    )  # fmt: skip
+    assert distillation.Result("alone", 1200, {"class_head": 0.5}, 60.0).row()[2:5] == ("50.00", "-", "-")
+
+
+def test_fine_tuning_starts_from_what_was_pretrained_with_the_same_settings(monkeypatch) -> None:
+    seen = []
+    evaluation = SimpleNamespace(accuracy=0.5)
+    monkeypatch.setattr(
+        pretraining,
+        "train",
+        lambda name, config: seen.append(config) or SimpleNamespace(evaluation=evaluation),
+    )
+    arguments = pretraining.parse(["--patch-size", "8", "--finetune-epochs", "40", "--precision", "fp32"])
+    for start in (None, "pixels"):
+        assert pretraining.finetune(start, 3, arguments, "digits", Path("runs")) == 0.5
+    scratch, tuned = seen
+    assert (scratch.option("weights"), tuned.option("weights")) == (None, "runs/pixels")
+    assert tuned.replace(weights=None, run=scratch.run) == scratch
+    assert (scratch.seed, scratch.architecture.patch_size, scratch.optimization.epochs) == (3, 8, 40)
 
 
 gpu_training, cifar = load("gpu_training"), load("cifar")

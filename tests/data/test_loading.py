@@ -26,7 +26,7 @@ FIT = Preprocess(image_size=(4, 4))
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
-    return read_tree(write_tree(tmp_path_factory.mktemp("images"), {"cat": 7, "dog": 6}))
+    return read_tree(write_tree(tmp_path_factory.mktemp("images"), {"cat": 7, "dog": 6}, size=(30, 40)))
 
 
 def arrays(count: int) -> ImageSet:

@@ -79,16 +79,33 @@ def test_crops_are_spread_over_area_proportions_and_places() -> None:
     assert np.quantile(place, [0, 0.25, 0.5, 0.75, 1]) == pytest.approx([0, 0.25, 0.5, 0.75, 1], abs=0.04)
 
 
-def test_cropped_pixels_are_those_of_pillow(tmp_path: Path) -> None:
-    box = (3.5, 2.0, 33.25, 27.0)
+@pytest.mark.parametrize("name", ["nearest", "bilinear", "bicubic", "lanczos"])
+def test_cropped_pixels_are_those_of_pillow(tmp_path: Path, name: str) -> None:
+    box, whole_pixels = (3.5, 2.0, 33.25, 27.0), (4, 2, 33, 27)
+    fit = dataclasses.replace(FIT, interpolation=name)
     for pixels in (noise(30, 40), noise(30, 40, 1)):
         path = tmp_path / "picture.png"
         Image.fromarray(pixels).save(path)
-        found = FIT.cropped(path, lambda width, height: box if (width, height) == (40, 30) else (0, 0, 1, 1))
-        image = Image.fromarray(pixels).convert("RGB").resize((6, 4), Image.Resampling.BICUBIC, box=box)
-        np.testing.assert_array_equal(found, np.asarray(image).transpose(2, 0, 1))
+        found = fit.cropped(path, lambda width, height: box if (width, height) == (40, 30) else (0, 0, 1, 1))
+        part = Image.fromarray(pixels).convert("RGB").crop(whole_pixels)
+        expected = np.asarray(part.resize((6, 4), Image.Resampling[name.upper()])).transpose(2, 0, 1)
+        np.testing.assert_allclose(found.astype(int), expected, atol=1)
+        assert found.flags.c_contiguous
+
+
+def test_crop_of_a_grey_model_is_grey() -> None:
     grey = dataclasses.replace(FIT, channels=1, mean=(0.5,), std=(0.5,))
-    assert grey.cropped(noise(30, 40), lambda *size: box).shape == (1, 4, 6)
+    pixels = noise(30, 40)
+    found = grey.cropped(pixels, lambda width, height: (0, 0, width, height))
+    expected = np.asarray(Image.fromarray(pixels).convert("L").resize((6, 4), Image.Resampling.BICUBIC))
+    np.testing.assert_allclose(found.astype(int), expected[None], atol=1)
+
+
+@given(width=st.integers(1, 9), height=st.integers(1, 9), draws=st.tuples(unit, unit, unit, unit))
+def test_smallest_crops_keep_a_pixel(width: int, height: int, draws: tuple[float, ...]) -> None:
+    pixels = noise(height, width)
+    found = FIT.cropped(pixels, lambda width, height: random_crop(width, height, np.array(draws), 0.01))
+    assert found.shape == (3, 4, 6)
 
 
 def test_crop_is_of_the_upright_picture() -> None:
@@ -105,27 +122,30 @@ def test_crop_is_of_the_upright_picture() -> None:
     np.testing.assert_array_equal(found, fit.cropped(lying, lambda *size: (0, 0, 80, 60)))
 
 
-@pytest.mark.parametrize(("side", "decoded"), [(15, 400), (17, 200), (33, 100), (100, 50)])
+@pytest.mark.parametrize(("side", "decoded"), [(60, 1600), (68, 800), (132, 400), (400, 200)])
 def test_large_jpegs_are_decoded_smaller_where_enough_pixels_remain(
     side: int, decoded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pixels = smooth(300, 400)
+    pixels = smooth(1200, 1600)
     sizes = []
-    resize = Image.Image.resize
-    monkeypatch.setattr(
-        Image.Image, "resize", lambda self, *a, **k: sizes.append(self.width) or resize(self, *a, **k)
-    )
-    square = Preprocess(image_size=(4, 4))
-    box = (40.0, 30.0, 40.0 + side, 30.0 + side)
+    for name in ("crop", "resize"):  # of training, of evaluation
+        step = getattr(Image.Image, name)
+        monkeypatch.setattr(
+            Image.Image,
+            name,
+            lambda self, *a, step=step, **k: sizes.append(self.width) or step(self, *a, **k),
+        )
+    square = Preprocess(image_size=(16, 16))
+    box = (160.0, 120.0, 160.0 + side, 120.0 + side)
     found = square.cropped(jpeg(pixels), lambda *size: box)
     assert sizes == [decoded]
     whole = square.cropped(
         Image.open(io.BytesIO(jpeg(pixels))), lambda *size: box
     )  # another's stays as it is
-    assert sizes == [decoded, 400]
+    assert sizes == [decoded, 1600]
     assert np.abs(found.astype(int) - whole).mean() < 2
     evaluated = square.pixels(jpeg(pixels))
-    assert sizes == [decoded, 400, 400]
+    assert sizes == [decoded, 1600, 1600]
     np.testing.assert_array_equal(evaluated, square.pixels(Image.open(io.BytesIO(jpeg(pixels)))))
 
 
@@ -184,7 +204,7 @@ SCRIPT = """
 
     if __name__ == "__main__":
         images = read_tree(Path(sys.argv[1]))
-        pool = ReadingPool(Reader(images.sources, Preprocess(image_size=(4, 4))), 8, 3, workers=2)
+        pool = ReadingPool(Reader(images.sources, Preprocess(image_size=(16, 16))), 8, 3, workers=2)
         batches = pool.read(np.arange(8), [(0, 3), (3, 6), (6, 8)], 0)
         next(batches)
         print(*(process.pid for process in pool._processes), flush=True)

@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vitascope.errors import UserError, check_choice, nearest
@@ -156,6 +157,12 @@ def _eight_bit(image: Image.Image, name: str) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
+def _whole(start: float, end: float, size: int) -> tuple[int, int]:
+    """A part of a side in whole pixels, one at least."""
+    first = min(round(start), size - 1)
+    return first, min(max(round(end), first + 1), size)
+
+
 def _planes(image: Image.Image) -> Pixels:
     """A picture in "L" or "RGB" as a contiguous array (C, H, W) of its own."""
     array = np.asarray(image)  # (H, W) or (H, W, C)
@@ -224,9 +231,9 @@ class Preprocess:
     def cropped(self, source: ImageSource, choose: Callable[[int, int], Box]) -> Pixels:
         """A part of a picture as uint8 (C, H, W), squashed to the model's size: what training is shown.
 
-        A JPEG is decoded at a half, a quarter or an eighth of its size as long as the part keeps twice the
-        pixels that the model's size has in each direction. On photographs of 12 million pixels that is two
-        to four times as fast, and changes values by 0.2 of 255 on average.
+        The part is rounded to whole pixels. A JPEG is decoded at a half, a quarter or an eighth of its size
+        as long as the part keeps twice the pixels that the model's size has in each direction. On photographs
+        of 12 million pixels that is two to four times as fast, and changes values by 0.2 of 255 on average.
 
         Args:
             source: the picture.
@@ -248,8 +255,22 @@ class Preprocess:
             image = _decode(image, source, self.exif_orientation)
         image = self._in_colours(image)
         x, y = image.width / width, image.height / height  # 1 unless decoded smaller
-        scaled = (box[0] * x, box[1] * y, min(box[2] * x, image.width), min(box[3] * y, image.height))
-        return _planes(self._resized(image, scaled))
+        left, right = _whole(box[0] * x, box[2] * x, image.width)
+        top, bottom = _whole(box[1] * y, box[3] * y, image.height)
+        return self._squashed(image.crop((left, top, right, bottom)))
+
+    def _squashed(self, image: Image.Image) -> Pixels:
+        """All of a picture at the model's size, as uint8 (C, H, W).
+
+        torch's filters for bytes are Pillow's, to a rounding, in a third of the time or less.
+        """
+        if self.interpolation not in ("bilinear", "bicubic"):
+            return _planes(self._resized(image, (0, 0, image.width, image.height)))
+        pixels = torch.from_numpy(np.array(image)).view(1, image.height, image.width, -1)
+        resized = F.interpolate(
+            pixels.permute(0, 3, 1, 2), self.image_size, mode=self.interpolation, antialias=True
+        )
+        return resized[0].contiguous().numpy()
 
     def _in_colours(self, image: Image.Image) -> Image.Image:
         """As many channels as the model has."""
