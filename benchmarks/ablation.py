@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import datetime
 import itertools
-import json
 import multiprocessing
 import os
 import shlex
@@ -41,7 +40,7 @@ from contest import (
     timing_of,
 )
 from contestants import our_training
-from reports import fill_in, markdown_table, newest_numbers, note, publish, write_numbers
+from reports import Numbers, fill_in, markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.model.config import ViTConfig
 from vitascope.training.defaults import resolve_config
@@ -158,7 +157,7 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measurement:
+class Measurement(Numbers):
     """All results, and how they were measured: what the JSON file holds."""
 
     machine: str
@@ -173,15 +172,12 @@ class Measurement:
     trained_again: list[str] = dataclasses.field(default_factory=list)
     """Options whose accuracy was measured by a later run; their speed is that of the first."""
 
-    @classmethod
-    def from_json(cls, text: str) -> Measurement:
-        """The inverse of `to_json`."""
-        values = json.loads(text)
-        return cls(**values | {"results": [Result(**result) for result in values["results"]]})
+    name = "ablation"
 
-    def to_json(self) -> str:
-        """Every raw number."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> Measurement:
+        """The inverse of `dataclasses.asdict`."""
+        return cls(**values | {"results": [Result(**result) for result in values["results"]]})
 
     def table(self) -> str:
         """A line for each option."""
@@ -332,20 +328,19 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     if arguments.retrain:
-        measured = Measurement.from_json(newest_numbers("ablation").read_text(encoding="utf-8"))
+        measured = Measurement.newest()
         shape = (measured.seeds, measured.epochs, arguments.jobs)
         measured = measured.with_accuracies(measure_accuracies(selected(arguments.retrain), *shape))
         publish("ablation", measured.report(), arguments)
         if arguments.out:
-            write_numbers("ablation", measured.to_json())
+            measured.write()
     elif arguments.out or not arguments.docs:
         measured = measure(selected(arguments.only) if arguments.only else CHANGES, arguments)
         publish("ablation", measured.report(), arguments)
         if arguments.out:
-            write_numbers("ablation", measured.to_json())
+            measured.write()
     if arguments.docs:
-        numbers = newest_numbers("ablation").read_text(encoding="utf-8")
-        fill_in(arguments.docs, "ablation", Measurement.from_json(numbers).for_docs())
+        fill_in(arguments.docs, "ablation", Measurement.newest().for_docs())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import json
 import math
 import multiprocessing
 import resource
@@ -27,6 +26,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
@@ -44,7 +44,7 @@ from contest import (
     options,
     timing_of,
 )
-from reports import fill_in, markdown_table, newest_numbers, note, publish, write_numbers
+from reports import Numbers, fill_in, markdown_table, note, publish
 from vitascope.explain.plots import GREY, RIGHT, SERIES, new_figure, plain, save_figure
 from vitascope.model import cost
 from vitascope.model.config import ViTConfig
@@ -145,7 +145,7 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measurement:
+class Measurement(Numbers):
     """All results, and how they were measured: what the JSON file holds."""
 
     machine: str
@@ -155,19 +155,16 @@ class Measurement:
     method: str
     results: list[Result]
 
+    name = "axial"
+
     @classmethod
-    def from_json(cls, text: str) -> Measurement:
-        """The inverse of `to_json`."""
-        values = json.loads(text)
+    def from_plain(cls, values: dict[str, Any]) -> Measurement:
+        """The inverse of `dataclasses.asdict`."""
         results = []
         for result in values["results"]:
             point = Point(**result.pop("point"))
             results.append(Result(dataclasses.replace(point, grid=tuple(point.grid)), **result))
         return cls(**values | {"results": results})
-
-    def to_json(self) -> str:
-        """Every raw number."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
 
     def series(self, grids: Sequence[Grid], attention: str, backward: bool) -> list[Result]:
         """Results of one kind of attention on grids, in their order."""
@@ -448,11 +445,10 @@ def main() -> None:
         measured = measure(arguments)
         publish("axial", measured.report(), arguments)
         if arguments.out:
-            write_numbers("axial", measured.to_json())
+            measured.write()
             save_figure(draw(measured), PICTURE)
     if arguments.docs:
-        numbers = newest_numbers("axial").read_text(encoding="utf-8")
-        fill_in(arguments.docs, "axial", Measurement.from_json(numbers).for_docs())
+        fill_in(arguments.docs, "axial", Measurement.newest().for_docs())
 
 
 if __name__ == "__main__":

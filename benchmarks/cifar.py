@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import json
 import shlex
 import statistics
 import sys
@@ -41,7 +40,7 @@ import reports
 import vitascope as vs
 from contest import describe_machine, describe_versions, positive
 from learning import named_values, train
-from reports import markdown_table, newest_numbers, note, publish, write_numbers
+from reports import Numbers, markdown_table, note, publish
 from vitascope.data.datasets import Splits, open_data
 from vitascope.errors import UserError
 from vitascope.explain.plots import GREY, RIGHT, SERIES, WRONG, new_figure, plain, save_figure
@@ -74,7 +73,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measurement:
+class Measurement(Numbers):
     """All runs, and how they came about: what the JSON file holds."""
 
     machine: str
@@ -90,15 +89,12 @@ class Measurement:
     """The split that the accuracy is of."""
     runs: list[Run]
 
-    @classmethod
-    def from_json(cls, text: str) -> Measurement:
-        """The inverse of `to_json`."""
-        values = json.loads(text)
-        return cls(**values | {"runs": [Run(**run) for run in values["runs"]]})
+    name = "cifar"
 
-    def to_json(self) -> str:
-        """Every raw number."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> Measurement:
+        """The inverse of `dataclasses.asdict`."""
+        return cls(**values | {"runs": [Run(**run) for run in values["runs"]]})
 
     @property
     def tested(self) -> int:
@@ -234,7 +230,7 @@ def start(arguments: argparse.Namespace) -> tuple[vs.TrainConfig, Measurement]:
     """
     earlier = None
     if arguments.add:
-        earlier = Measurement.from_json(newest_numbers("cifar").read_text(encoding="utf-8"))
+        earlier = Measurement.newest()
     splits = open_data(arguments.data)
     epochs = arguments.epochs if earlier is None else earlier.options["epochs"]
     config = configuration(arguments.data, epochs, arguments.options)
@@ -289,7 +285,7 @@ def main() -> None:
         measured = dataclasses.replace(measured, runs=[*measured.runs, run])
         note(measured.table())
         if arguments.out:  # after each seed: what comes later may be stopped
-            write_numbers("cifar", measured.to_json())
+            measured.write()
             save_figure(draw(measured), reports.RESULTS / f"{datetime.date.today().isoformat()}-cifar.png")
     publish("cifar", measured.report(), arguments)
 

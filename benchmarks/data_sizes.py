@@ -38,7 +38,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 import vitascope as vs
 from contest import describe_machine, describe_versions, positive
 from learning import engine, named_values, options, train, vit, write_images
-from reports import fill_in, markdown_table, newest_numbers, note, publish, write_numbers
+from reports import Numbers, fill_in, markdown_table, note, publish
 from vitascope.data.datasets import Splits, open_data
 from vitascope.errors import UserError
 from vitascope.explain.plots import INK, RIGHT, SERIES, new_figure, plain, save_figure
@@ -81,7 +81,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measurement:
+class Measurement(Numbers):
     """All runs, and how they were made: what the JSON file holds."""
 
     machine: str
@@ -92,15 +92,12 @@ class Measurement:
     """What all runs share: data, steps, batch, sizes."""
     runs: list[Run]
 
-    @classmethod
-    def from_json(cls, text: str) -> Measurement:
-        """The inverse of `to_json`."""
-        values = json.loads(text)
-        return cls(**values | {"runs": [Run(**run) for run in values["runs"]]})
+    name = "data_sizes"
 
-    def to_json(self) -> str:
-        """Every raw number."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> Measurement:
+        """The inverse of `dataclasses.asdict`."""
+        return cls(**values | {"runs": [Run(**run) for run in values["runs"]]})
 
     def of(self, model: str, share: float) -> list[Run]:
         """The runs of a model on a share, one a seed."""
@@ -311,7 +308,7 @@ def measure(arguments: argparse.Namespace) -> Measurement:
         runs=[],
     )
     if arguments.go_on:
-        measured = Measurement.from_json(newest_numbers(NAME).read_text(encoding="utf-8"))
+        measured = Measurement.newest()
         if measured.setting != setting:
             raise UserError(
                 f"the newest numbers are of {measured.setting}, not of {setting}: nothing to go on"
@@ -321,7 +318,7 @@ def measure(arguments: argparse.Namespace) -> Measurement:
         note(str(run))
         measured.runs.append(run)
         if arguments.out:
-            write_numbers(NAME, measured.to_json())
+            measured.write()
     return measured
 
 
@@ -361,7 +358,7 @@ def main() -> None:
         measured = measure(arguments)
         publish(NAME, measured.report(), arguments)
     if arguments.docs:
-        measured = Measurement.from_json(newest_numbers(NAME).read_text(encoding="utf-8"))
+        measured = Measurement.newest()
         fill_in(arguments.docs, NAME, measured.for_docs())
         save_figure(draw(measured), PICTURE)
 

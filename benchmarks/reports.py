@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
+import json
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -33,12 +37,28 @@ def publish(name: str, report: str, arguments: argparse.Namespace) -> None:
         note(f"written to {path}")
 
 
-def write_numbers(name: str, numbers: str) -> None:
-    """Write a benchmark's JSON beside its report."""
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{datetime.date.today().isoformat()}-{name}.json").write_text(
-        numbers + "\n", encoding="utf-8"
-    )
+class Numbers(ABC):
+    """What a benchmark measured, a dataclass of plain values that is kept beside the report as JSON."""
+
+    name: ClassVar[str]
+    """The benchmark's."""
+
+    @classmethod
+    @abstractmethod
+    def from_plain(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `dataclasses.asdict`."""
+
+    @classmethod
+    def newest(cls) -> Self:
+        """What the last day measured; FileNotFoundError where nothing was."""
+        return cls.from_plain(json.loads(newest_numbers(cls.name).read_text(encoding="utf-8")))
+
+    def write(self) -> None:
+        """Keep every raw number."""
+        assert dataclasses.is_dataclass(self)
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{datetime.date.today().isoformat()}-{self.name}.json"
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
 def newest_numbers(name: str) -> Path:

@@ -189,10 +189,9 @@ def test_readers_are_compared_with_torchvision_of_as_many_workers() -> None:
 def test_numbers_are_read_back_as_they_were_written(ablated, followed, results) -> None:
     for script, measured in ((ablation, ablated), (axial, followed)):
         name = script.__name__
-        reports.write_numbers(name, measured.to_json())
-        path = reports.newest_numbers(name)
-        assert path.parent == results
-        assert script.Measurement.from_json(path.read_text()) == measured
+        measured.write()
+        assert reports.newest_numbers(name).parent == results
+        assert script.Measurement.newest() == measured
         assert measured.machine in measured.report()
     assert axial.draw(followed).axes
 
@@ -224,15 +223,13 @@ def test_docs_show_the_newest_numbers(script: ModuleType) -> None:
     if not list(reports.RESULTS.glob(f"*-{script.__name__}.json")):
         assert shown == ""
         return
-    numbers = reports.newest_numbers(script.__name__).read_text(encoding="utf-8")
-    assert shown == script.Measurement.from_json(numbers).for_docs() + "\n"
+    assert shown == script.Measurement.newest().for_docs() + "\n"
 
 
 def test_newest_ablation_is_of_models_as_they_are_now(configs) -> None:
     if not list(reports.RESULTS.glob("*-ablation.json")):
         pytest.skip("nothing is measured yet")
-    numbers = reports.newest_numbers("ablation").read_text(encoding="utf-8")
-    for result in ablation.Measurement.from_json(numbers).results:
+    for result in ablation.Measurement.newest().results:
         config = configs[result.name]
         assert (result.parameters, result.flops) == (config.num_parameters, config.flops), result.name
 
@@ -311,9 +308,8 @@ def test_only_what_is_missing_is_trained_on_the_share_that_it_names() -> None:
 
 
 def test_data_sizes_are_read_back_tabled_and_drawn(compared, results) -> None:
-    reports.write_numbers("data_sizes", compared.to_json())
-    numbers = reports.newest_numbers("data_sizes").read_text(encoding="utf-8")
-    assert data_sizes.Measurement.from_json(numbers) == compared
+    compared.write()
+    assert data_sizes.Measurement.newest() == compared
     rows = [re.split(r" *\| *", line)[1:-1] for line in compared.table().splitlines()]
     assert rows[2] == ["100", "10%", "30", "55.00 (50.00 to 60.00)", *2 * ["75.00 (70.00 to 80.00)"]]
     assert rows[3] == ["1,000", "100%", "30", "-", "70.00", "70.00"]
@@ -336,8 +332,7 @@ def test_pages_show_the_newest_data_sizes(page: Path) -> None:
     if not list(reports.RESULTS.glob("*-data_sizes.json")):
         assert shown == ""
         return
-    numbers = reports.newest_numbers("data_sizes").read_text(encoding="utf-8")
-    assert shown == data_sizes.Measurement.from_json(numbers).for_docs() + "\n"
+    assert shown == data_sizes.Measurement.newest().for_docs() + "\n"
 
 
 distillation, pretraining = load("distillation"), load("pretraining")
@@ -462,9 +457,8 @@ def trained() -> object:
 
 
 def test_cifar_is_read_back_tabled_and_drawn(trained, results) -> None:
-    reports.write_numbers("cifar", trained.to_json())
-    text = reports.newest_numbers("cifar").read_text(encoding="utf-8")
-    assert cifar.Measurement.from_json(text) == trained
+    trained.write()
+    assert cifar.Measurement.newest() == trained
     rows = [re.split(r" *\| *", line)[1:-1] for line in trained.table().splitlines()[2:]]
     assert rows[0] == ["0", "95.00%", "95 of 100", "100 s", "27"]
     assert rows[-1] == ["mean", "96.00%", "", "100 s", "27"]
@@ -504,7 +498,7 @@ def test_cifar_seeds_are_measured_on_the_last_weights_and_added_to(results, monk
     cifar.main()
     arguments.add, arguments.epochs = True, 100  # as many as there were
     cifar.main()
-    measured = cifar.Measurement.from_json(reports.newest_numbers("cifar").read_text(encoding="utf-8"))
+    measured = cifar.Measurement.newest()
     assert [run.seed for run in measured.runs] == [0, 1]
     assert [len(run.minutes) for run in measured.runs] == [2, 2]
     assert all(0 < run.minutes[0] < run.minutes[1] <= 1.1 * run.seconds / 60 for run in measured.runs)
@@ -529,6 +523,6 @@ def test_going_on_keeps_what_is_measured_and_refuses_another_setting(compared, r
         monkeypatch.setattr(data_sizes, "runs_of", lambda arguments, splits, done, run=run: iter([run]))
         measured = data_sizes.measure(data_sizes.parse(given))
     assert measured.runs == [first, second]
-    assert data_sizes.Measurement.from_json(reports.newest_numbers("data_sizes").read_text()) == measured
+    assert data_sizes.Measurement.newest() == measured
     with pytest.raises(data_sizes.UserError, match="nothing to go on"):
         data_sizes.measure(data_sizes.parse([*given, "--batch-size", "64"]))
