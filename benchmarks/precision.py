@@ -32,7 +32,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision
 from vitascope.model.options import ReadoutOptions
 from vitascope.model.sizes import named_config
-from vitascope.training.loop import resolve_config
+from vitascope.training.defaults import resolve_config
 from vitascope.training.recipes import TrainConfig
 
 PRECISIONS = ("fp32", "bf16", "auto")

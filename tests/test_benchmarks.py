@@ -52,6 +52,11 @@ def load(name: str) -> ModuleType:
 ablation, axial, reading, reports = load("ablation"), load("axial"), load("reading"), load("reports")
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
+def test_every_benchmark_finds_what_it_imports(path: Path) -> None:
+    assert load(path.stem).__doc__
+
+
 @pytest.fixture(scope="module")
 def configs() -> dict[str, ViTConfig]:
     """The model of each change, by name."""

@@ -163,6 +163,13 @@ def test_missing_folder_is_named(tmp_path: Path) -> None:
         open_data(str(tmp_path / "petz"))
 
 
+def test_names_are_suggested_for_a_name_but_not_for_a_path() -> None:
+    with pytest.raises(UserError, match=r"digit: no such folder; nearest: digits$"):
+        open_data("digit")
+    with pytest.raises(UserError, match=r"/digit: no such folder; give digits, "):
+        open_data("/digit")
+
+
 @pytest.mark.parametrize("read", [open_data, lambda data: open_for_evaluation(data, ("cat", "dog"))])
 def test_no_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read) -> None:
     write_tree(tmp_path, {"cat": 4, "dog": 4})

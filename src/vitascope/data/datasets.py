@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -109,7 +110,8 @@ def _found(data: str, seed: int) -> Splits | Path:
     if not data or not path.exists():  # Path("") would be the current folder
         if data and hub_datasets.looks_like_hub_id(data):
             return hub_datasets.open_hub_dataset(data, seed=seed)
-        raise UserError(f"{data or repr(data)}: no such folder{nearest(data, NAMES) or f'; {WAYS}'}")
+        hint = "" if os.sep in data else nearest(data, NAMES)
+        raise UserError(f"{data or repr(data)}: no such folder{hint or f'; {WAYS}'}")
     splits = _ready_made(path, seed)
     if splits is None and is_archive(path):
         path = inner_folder(unpack(path))

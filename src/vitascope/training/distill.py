@@ -131,13 +131,13 @@ def both_heads(model: VisionTransformer, loader: Loader, precision: torch.dtype)
         UserError: a model without the two heads, or no image could be read.
     """
     module = BothHeads(model)
-    correct, count = torch.zeros(3, dtype=torch.int64), 0
+    correct, count = torch.zeros(3, dtype=torch.int64, device=loader.device), 0
     with evaluation_mode(module):
         for batch in loader.epoch():
             with torch.autocast(batch.pixels.device.type, precision, enabled=precision != torch.float32):
                 by_label, by_teacher = module(loader.preprocess.normalize(batch.pixels))  # (B, K) each
             logits = torch.stack([by_label, by_teacher, (by_label + by_teacher) / 2])  # (3, B, K)
-            correct += (logits.argmax(dim=2) == batch.labels).sum(dim=1).cpu()
+            correct += (logits.argmax(dim=2) == batch.labels).sum(dim=1)
             count += len(batch.labels)
     sums = {"class_head": correct[0], "distillation_head": correct[1], "both_heads": correct[2]}
     totals = sum_over_processes(sums | {"count": torch.tensor(count)})

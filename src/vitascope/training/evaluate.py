@@ -95,10 +95,11 @@ def evaluate(model: nn.Module, loader: Loader, *, precision: torch.dtype = torch
     with evaluation_mode(model):
         for batch in loader.epoch():
             with torch.autocast(batch.pixels.device.type, precision, enabled=precision != torch.float32):
-                answer = model(loader.preprocess.normalize(batch.pixels)).float().cpu()  # (B, K)
-            logits.append(answer)
-            labels.append(batch.labels.cpu())
+                logits.append(model(loader.preprocess.normalize(batch.pixels)).float())  # (B, K)
+            labels.append(batch.labels)
             indices.append(batch.indices)
+    # Copied only now: each copy waits for the accelerator, which then has no next batch to go on with.
+    logits, labels = ([part.cpu() for part in parts] for parts in (logits, labels))
     parts = gather((logits, labels, indices, loader.unreadable))
     answers = [answer for part in parts for answer in part[0]]
     truths = [truth for part in parts for truth in part[1]]
