@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from reports import markdown_table, note
-from vitascope.model.hardware import has_amx
+from vitascope.model.hardware import bf16_units
 
 Step = Callable[[], object]
 """What is timed."""
@@ -298,7 +298,7 @@ def describe_machine() -> str:
     load = f", load average {os.getloadavg()[0]:.1f} at the start" if hasattr(os, "getloadavg") else ""
     return (
         f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
-        f"{'AMX' if has_amx() else 'no AMX'}{load}"
+        f"{bf16_units() or 'no bf16 units'}{load}"
     )
 
 

@@ -23,39 +23,52 @@ def resolved(config: ViTConfig, batch_size: int, device: str = "cpu", precision:
 
 
 @pytest.fixture
-def amx(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
-    present = getattr(request, "param", True)
-    monkeypatch.setattr(hardware, "has_amx", lambda: present)
+def units(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str | None:
+    """What the CPU is said to have."""
+    present = getattr(request, "param", "AMX")
+    monkeypatch.setattr(hardware, "bf16_units", lambda: present)
     return present
 
 
-@pytest.mark.parametrize("amx", [True, False], indirect=True)
+@pytest.mark.parametrize("units", ["AMX", "AVX-512 BF16", None], indirect=True)
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_precision_that_is_named_is_taken(amx: bool, device: str, precision: str, dtype: torch.dtype) -> None:
+def test_precision_that_is_named_is_taken(
+    units: str, device: str, precision: str, dtype: torch.dtype
+) -> None:
     assert resolved(LARGE, 64, device, precision) == dtype
 
 
-def test_auto_on_a_cpu_without_amx_is_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "has_amx", lambda: False)
+@pytest.mark.parametrize("units", [None], indirect=True)
+def test_auto_on_a_cpu_without_units_for_bf16_is_fp32(units: None) -> None:
     assert resolved(LARGE, 1024) == torch.float32
 
 
+INFERENCE = [  # 16 tokens an image
+    (128, 8, False, torch.bfloat16),  # 2^21 multiply-adds in a square layer
+    (128, 7, False, torch.float32),
+    (64, 32, False, torch.bfloat16),
+    (64, 31, False, torch.float32),
+]
+TRAINING = [
+    (128, 32, True, torch.bfloat16),  # 2^23
+    (128, 31, True, torch.float32),
+    (256, 16, True, torch.bfloat16),  # 256 tokens
+    (256, 15, True, torch.float32),
+]
+AS_INFERENCE = [(embed_dim, batch_size, True, dtype) for embed_dim, batch_size, _, dtype in INFERENCE]
+
+
 @pytest.mark.parametrize(
-    ("embed_dim", "batch_size", "training", "dtype"),
-    [  # 16 tokens an image
-        (128, 8, False, torch.bfloat16),  # 2^21 multiply-adds in a square layer
-        (128, 7, False, torch.float32),
-        (64, 32, False, torch.bfloat16),
-        (64, 31, False, torch.float32),
-        (128, 32, True, torch.bfloat16),  # 2^23
-        (128, 31, True, torch.float32),
-        (256, 16, True, torch.bfloat16),  # 256 tokens
-        (256, 15, True, torch.float32),
+    ("units", "embed_dim", "batch_size", "training", "dtype"),
+    [
+        *(("AMX", *case) for case in INFERENCE + TRAINING),
+        *(("AVX-512 BF16", *case) for case in INFERENCE + AS_INFERENCE),
     ],
+    indirect=["units"],
 )
-def test_auto_with_amx_is_bf16_where_the_matrices_are_large(
-    amx: bool, embed_dim: int, batch_size: int, training: bool, dtype: torch.dtype
+def test_auto_on_a_cpu_is_bf16_where_the_matrices_are_large(
+    units: str, embed_dim: int, batch_size: int, training: bool, dtype: torch.dtype
 ) -> None:
     config = small_config(embed_dim=embed_dim, pool="mean")
     assert resolve_precision("auto", config, CPU, batch_size, training=training) == dtype
@@ -72,7 +85,7 @@ def test_auto_on_a_gpu_is_bf16_where_it_has_that(
     assert resolved(small_config(), 1, "cuda") == dtype
 
 
-def test_auto_on_mps_is_fp32(amx: bool) -> None:
+def test_auto_on_mps_is_fp32(units: str) -> None:
     assert resolved(LARGE, 1024, "mps") == torch.float32
 
 
@@ -156,5 +169,13 @@ def test_memory_is_left_alone_on_other_systems(monkeypatch: pytest.MonkeyPatch) 
     reuse_freed_memory()
 
 
-def test_amx_is_a_plain_answer() -> None:
-    assert isinstance(hardware.has_amx(), bool)
+@pytest.mark.parametrize(
+    ("tiles", "vectors", "units"),
+    [(True, True, "AMX"), (False, True, "AVX-512 BF16"), (False, False, None)],
+)
+def test_best_units_of_a_cpu_are_named(
+    monkeypatch: pytest.MonkeyPatch, tiles: bool, vectors: bool, units: str | None
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: vectors)
+    assert hardware.bf16_units() == units

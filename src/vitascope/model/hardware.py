@@ -46,9 +46,9 @@ def resolve_precision(
     """The dtype to compute in.
 
     `auto`: bf16 on GPUs that compute in it; older ones emulate it, slowly. On a CPU, bf16 with AMX (matrix
-    products about 8 times faster) where the matrices are large enough to pay for the conversions; fp32
-    without AMX, where bf16 is slower. fp16 is for training alone.
-    The border was measured with `benchmarks/precision.py`.
+    products about 8 times faster) or AVX-512 BF16 (twice, on AMD's Zen 4) where the matrices are large enough
+    to pay for the conversions; fp32 without either, where bf16 is slower. fp16 is for training alone.
+    The borders were measured with `benchmarks/precision.py --sweep`.
     """
     check_choice("precision", precision, TRAINING_PRECISIONS if training else PRECISIONS)
     if precision != "auto":
@@ -56,18 +56,21 @@ def resolve_precision(
     if device.type == "cuda":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if has_bf16 else torch.float32
-    if device.type != "cpu" or not has_amx():
+    units = bf16_units() if device.type == "cpu" else None
+    if units is None:
         return torch.float32
     tokens = batch_size * config.num_tokens
     work = tokens * config.embed_dim**2  # multiply-adds of one square layer
-    # Training also converts the weights and their gradients, which few tokens do not pay for.
-    pays = work >= 2**23 and tokens >= 256 if training else work >= 2**21
+    # Training also converts the weights and their gradients; beside AMX's products that is what takes long.
+    pays = work >= 2**23 and tokens >= 256 if training and units == "AMX" else work >= 2**21
     return torch.bfloat16 if pays else torch.float32
 
 
-def has_amx() -> bool:
-    """Whether the CPU has Intel's matrix units for bf16."""
-    return bool(torch.cpu._is_amx_tile_supported())
+def bf16_units() -> str | None:
+    """What the CPU multiplies bf16 with: matrix units, `AMX`; vectors, `AVX-512 BF16`; or nothing."""
+    if torch.cpu._is_amx_tile_supported():
+        return "AMX"
+    return "AVX-512 BF16" if torch.cpu._is_avx512_bf16_supported() else None
 
 
 @contextmanager

@@ -168,9 +168,9 @@ RECIPES: dict[str, TrainConfig] = {}
 BASE = RECIPES["base"] = TrainConfig()
 
 # vitascope train
-# Expect about 99% on the 360 test digits, 98.3 to 99.7 by the seed and the processor, after half a minute on a
-# laptop's CPU (scikit-learn's SVC(): 98.3%). The 8x8 pictures are enlarged to 32x32, so that small turns and
-# shifts do not blur them.
+# Expect about 99% on the 360 test digits, 98.3 to 99.7 by the seed and the processor, after half a minute on
+# a laptop's CPU (scikit-learn's SVC(): 98.3%). The 8x8 pictures are enlarged to 32x32, so that small turns
+# and shifts do not blur them.
 RECIPES["digits"] = BASE.replace(
     image_size=32,
     patch_size=8,
