@@ -43,6 +43,14 @@ def test_the_rate_warms_up_linearly_then_falls_along_a_cosine_to_zero() -> None:
     assert rates[100] == pytest.approx(0)
 
 
+@pytest.mark.parametrize("epochs", [1, 8, 100])
+def test_a_twentieth_of_the_run_is_warm_up_unless_something_else_is_said(epochs: int) -> None:
+    config = Optimization(epochs=epochs, lr=0.5)
+    rates = [learning_rate(config, 128, step, steps_per_epoch=40) for step in range(40 * epochs)]
+    assert rates.index(max(rates)) == 2 * epochs - 1
+    assert rates[0] == pytest.approx(0.5 / (2 * epochs))
+
+
 def test_warm_up_longer_than_the_run_still_gives_a_rate_for_every_step() -> None:
     config = Optimization(epochs=1, warmup_epochs=5, lr=1.0)
     rates = [learning_rate(config, 128, step, steps_per_epoch=3) for step in range(3)]

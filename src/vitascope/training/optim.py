@@ -98,7 +98,8 @@ def learning_rate(options: Optimization, batch_size: int, step: int, steps_per_e
         )
     warmup = options.warmup_steps
     if warmup is None:
-        warmup = min(round(options.warmup_epochs * steps_per_epoch), total - 1)
+        epochs = options.epochs / 20 if options.warmup_epochs is None else options.warmup_epochs
+        warmup = min(round(epochs * steps_per_epoch), total - 1)
     if step < warmup:
         return peak * (step + 1) / warmup
     passed = (step - warmup) / (total - warmup)

@@ -110,8 +110,8 @@ class Optimization:
     Default: the rate is taken as it is."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """How the rate falls to 0 after the warm-up."""
-    warmup_epochs: float = 5.0
-    """Epochs of linear warm-up."""
+    warmup_epochs: MaybeFloat = None
+    """Epochs of linear warm-up. Default: a twentieth of --epochs."""
     warmup_steps: MaybeInt = None
     """Steps of linear warm-up. Default: those of --warmup-epochs."""
     weight_decay: float = 0.05

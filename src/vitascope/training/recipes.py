@@ -180,6 +180,7 @@ RECIPES["digits"] = BASE.replace(
     epochs=40,
     batch_size=64,
     lr=3e-3,
+    warmup_epochs=5.0,
     ema=0.99,
     flip=0.0,
     crop_scale=1.0,
@@ -217,7 +218,6 @@ RECIPES["cnn"] = RECIPES["small-data"].replace(pool=None, options=(), drop_path=
 RECIPES["finetune"] = BASE.replace(
     epochs=20,
     lr=1e-4,
-    warmup_epochs=2.0,
     layer_decay=0.75,
     crop_scale=0.7,
 )
@@ -287,6 +287,7 @@ RECIPES["deit"] = BASE.replace(
     batch_size=1024,
     lr=5e-4,
     lr_batch=512,
+    warmup_epochs=5.0,
     weight_decay=0.05,
     clip_grad=0.0,
     ema=0.99996,
