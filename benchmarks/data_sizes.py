@@ -184,7 +184,9 @@ def draw(measured: Measurement) -> Figure:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda images, _: f"{images:,.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
     name_ends(axes, ends)
-    axes.set_title(f"{measured.how()}; bands: lowest to highest seed", fontsize=9, color=INK)
+    said, seeds = measured.setting, len({run.seed for run in measured.runs})
+    short = f"{said['data']}, {said['steps']:,} steps of {said['batch_size']} images each"
+    axes.set_title(f"{short}; bands: lowest to highest of {seeds} seeds", fontsize=9, color=INK)
     return figure
 
 
