@@ -207,7 +207,7 @@ def draw(measured: Measurement) -> Figure:
     for row, (ylabel, y_of) in zip(panels, up, strict=True):
         for axes, (xlabel, x_of) in zip(row, across, strict=True):
             draw_seeds(axes, measured.runs, x_of, y_of)
-            plain(axes, xlabel=xlabel if row is panels[-1] else "", ylabel=ylabel if axes is row[0] else "")
+            plain(axes, xlabel=xlabel if y_of is up[-1][1] else "", ylabel=ylabel if axes is row[0] else "")
     panels[0][0].legend(frameon=False)
     return figure
 

@@ -474,6 +474,7 @@ def test_cifar_is_read_back_tabled_and_drawn(trained, results) -> None:
     assert loss.lines[0].get_xdata().tolist() == [1, 2, 3]
     assert by_minutes.lines[1].get_xdata().tolist() == [0.5, 1.0, 1.5]
     assert by_minutes.lines[1].get_ydata().tolist() == [2.0, 1.5, 1.2]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "epoch", "minutes in the loop"]
 
 
 def test_cifar_takes_any_option_but_what_it_measures_by() -> None:
