@@ -92,7 +92,7 @@ class Measurement(Numbers):
     """What all runs share: data, steps, batch, sizes."""
     runs: list[Run]
 
-    name = "data_sizes"
+    name = NAME
 
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> Measurement:

@@ -159,6 +159,10 @@ def test_an_architecture_that_is_given_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "timm" / "config.json").unlink()
     images = torch.randn(1, 3, *model.config.image_hw)
     loaded = from_pretrained(tmp_path / "timm", family="timm", config=model.config)
+    assert loaded.config == model.config
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    # Not to the bit: kernels round by where the weights lie in memory.
     torch.testing.assert_close(loaded(images), model(images), rtol=0, atol=1e-5)
 
 
