@@ -11,7 +11,7 @@ from tests.explain import MODELS, heatmap, shares
 from tests.model import random_images, small_model, small_resnet
 from vitascope import explain
 from vitascope.errors import UserError
-from vitascope.explain.attention import to_heatmap
+from vitascope.explain.attention import layer_attention, to_heatmap
 from vitascope.model.vit import VisionTransformer
 
 SHAPES = [{"image_size": 32}, {"image_size": (16, 48)}, {"image_size": (24, 32), "patch_size": (12, 4)}]
@@ -88,6 +88,36 @@ def test_map_shows_only_what_goes_from_tokens_that_are_read_to_patches(options: 
     np.testing.assert_allclose(heat, [heatmap(model.config, row) for row in rows.double().numpy()], atol=1e-6)
 
 
+@pytest.mark.parametrize("layer", [0, 1, -1])
+@pytest.mark.parametrize("options", [{}, {"pool": "mean", "num_registers": 1}])
+def test_blocks_above_the_layer_are_not_run(options: dict[str, Any], layer: int) -> None:
+    model = small_model(**options)
+    images, run = images_of(model), []
+    expected = explain.attention(model, images, layer)
+    for index, block in enumerate(model.encoder.blocks):
+        block.register_forward_hook(lambda module, inputs, output, index=index: run.append(index))
+        if index > layer % 3:
+            block.register_forward_pre_hook(fails)
+    assert torch.equal(explain.attention(model, images, layer), expected)
+    assert run == list(range(layer % 3 + 1))
+
+
+def fails(module: Any, inputs: Any) -> None:
+    raise AssertionError("a block runs that nothing needs")
+
+
+def test_weights_of_a_layer_are_whole_as_traced() -> None:
+    model = small_model(distillation_token=True).train()
+    images = images_of(model)
+    traced = model.eval().trace(images, attention=True).attention
+    assert traced is not None
+    for layer in (0, 2, -1):
+        weights = layer_attention(model.train(), images, layer)
+        assert model.training
+        assert not weights.requires_grad
+        torch.testing.assert_close(weights, traced[layer])
+
+
 def test_last_layer_and_mean_of_heads_are_the_default() -> None:
     model = small_model()
     images = images_of(model)
@@ -146,6 +176,22 @@ def test_model_is_run_as_in_evaluation_and_left_as_it_was(method: Any, training:
     model.train(training)
     torch.testing.assert_close(method(model, images), expected)
     assert model.training is training
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("without", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_nothing_of_model_and_images_is_changed(method: Any, without: Any) -> None:
+    model, images = small_model(), random_images(2, 3, 32, 32)
+    expected, values = method(model, images), images.clone()
+    images.requires_grad_()
+    with without():
+        assert torch.equal(method(model, images), expected)
+    assert images.grad is None
+    assert images.requires_grad
+    assert torch.equal(images, values)
+    for parameter in model.parameters():
+        assert parameter.grad is None
+        assert parameter.requires_grad
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -7,35 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
-from PIL import Image
 
 from tests.data import noise
+from tests.explain.figures import assert_shows_something, drawn, texts
 from tests.model import law
 from vitascope.explain import plots
-
-
-def drawn(figure: Figure, tmp_path: Path) -> np.ndarray:
-    """The figure as it lands on disk: pixels (H, W, 3)."""
-    path = plots.save_figure(figure, tmp_path / "new" / "figure.png")
-    assert path == tmp_path / "new" / "figure.png"
-    with Image.open(path) as image:
-        assert image.format == "PNG"
-        return np.asarray(image.convert("RGB"))
-
-
-def assert_shows_something(pixels: np.ndarray) -> None:
-    assert min(pixels.shape[:2]) > 100
-    assert (pixels != 255).any(axis=-1).mean() > 0.01  # more than a hundredth is not paper
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10
-
-
-def texts(figure: Figure) -> str:
-    """All that is written in a figure."""
-    import matplotlib.text
-
-    return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
-
 
 # --- overlay
 
@@ -174,31 +150,6 @@ def test_predictions_show_every_picture_and_the_truth_of_mistakes(tmp_path: Path
     assert all(f"{guess} 25%" in written for guess in guesses)
 
 
-@pytest.mark.parametrize("grid", [(1, 1), (4, 4), (3, 14)])
-def test_position_similarity_shows_each_row_and_column(tmp_path: Path, grid: tuple[int, int]) -> None:
-    positions = np.random.default_rng(0).standard_normal((grid[0] * grid[1], 16))
-    figure = plots.draw_position_similarity(positions, grid)
-    assert_shows_something(drawn(figure, tmp_path))
-    tiles = [image.get_array() for axes in figure.axes for image in axes.images]
-    tiles = [tile for tile in tiles if tile.shape == grid]
-    assert len(tiles) == min(grid[0], 8) * min(grid[1], 8)
-    for tile in tiles:
-        assert tile.max() == pytest.approx(1)  # itself
-        assert tile.min() >= -1 - 1e-6
-    unit = positions / np.linalg.norm(positions, axis=1, keepdims=True)
-    np.testing.assert_allclose(tiles[0], (unit @ unit[0]).reshape(grid), atol=1e-6)
-    np.testing.assert_allclose(tiles[-1], (unit @ unit[-1]).reshape(grid), atol=1e-6)
-
-
-@pytest.mark.parametrize("shape", [(16, 3, 8, 8), (16, 1, 2, 2), (4, 3, 4, 6)])
-def test_patch_filters_show_the_components(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    weight = np.random.default_rng(0).standard_normal(shape)
-    figure = plots.draw_patch_filters(weight, count=12)
-    assert_shows_something(drawn(figure, tmp_path))
-    shown = sum(len(axes.images) for axes in figure.axes)
-    assert 0 < shown <= min(12, shape[0], int(np.prod(shape[1:])))
-
-
 @pytest.mark.parametrize(
     "picture", [noise(8, 8, 1), noise(20, 50), noise(300, 260)], ids=lambda picture: str(picture.shape)
 )
@@ -210,6 +161,27 @@ def test_explanation_shows_the_picture_beside_its_heatmap(tmp_path: Path, pictur
     left, right = (axes.images[0].get_array() for axes in figure.axes)
     np.testing.assert_array_equal(left, picture)
     np.testing.assert_array_equal(right, plots.overlay(plots.enlarged(picture), heat))
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+@pytest.mark.parametrize(
+    "picture", [noise(8, 8, 1), noise(20, 50), noise(30, 20)], ids=lambda picture: str(picture.shape)
+)
+def test_explanations_show_the_picture_and_each_method_under_its_name(
+    tmp_path: Path, picture: np.ndarray, count: int
+) -> None:
+    heatmaps = {f"method {number}": np.random.default_rng(number).random((4, 6)) for number in range(count)}
+    figure = plots.draw_explanations(picture, heatmaps, "a title")
+    assert_shows_something(drawn(figure, tmp_path))
+    assert "a title" in texts(figure)
+    panels = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_title() for axes in panels] == ["picture", *heatmaps]
+    assert not any(axes.axison for axes in figure.axes)  # nor where a row has a gap
+    assert len(figure.axes) - len(panels) <= 1  # rows are about as long as each other
+    np.testing.assert_array_equal(panels[0].images[0].get_array(), picture)
+    for axes, heatmap in zip(panels[1:], heatmaps.values(), strict=True):
+        expected = plots.overlay(plots.enlarged(picture), heatmap)
+        np.testing.assert_array_equal(axes.images[0].get_array(), expected)
 
 
 def test_masked_patches_are_covered_and_framed_in_what_was_given(tmp_path: Path) -> None:
@@ -231,6 +203,14 @@ def test_masked_patches_are_covered_and_framed_in_what_was_given(tmp_path: Path)
     ]
     assert framed == [[], [], [(3.5, -0.5, 4, 4)], [(-0.5, -0.5, 4, 4), (-0.5, 3.5, 4, 4)], [], []]
     assert panels[2].patches[0].get_edgecolor() != panels[3].patches[0].get_edgecolor()
+
+
+def test_framed_patch_is_that_of_its_row_and_column() -> None:
+    figure = plots.draw_explanation(noise(8, 12), np.ones((2, 3)), "a title")
+    plots.frame_patch(figure.axes[0], (2, 3), (1, 2))
+    (frame,) = figure.axes[0].patches
+    assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (7.5, 3.5, 4, 4)
+    assert not figure.axes[1].patches
 
 
 def test_figures_leave_matplotlib_global_state_alone() -> None:

@@ -1,3 +1,4 @@
+import itertools
 import math
 from typing import Any
 
@@ -143,6 +144,30 @@ def test_the_encoder_applies_its_blocks_in_order() -> None:
         tokens = layer(tokens, sequence(5))
         torch.testing.assert_close(trace[f"block{index}"], tokens)
     torch.testing.assert_close(result, tokens)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("read", [slice(0, 1), slice(None)])
+@pytest.mark.parametrize("cuts", [(0, 3), (0, 1, 3), (0, 1, 2, 3), (0, 0, 3, 3)])
+def test_blocks_in_parts_are_the_encoder(cuts: tuple[int, ...], read: slice, norm: str) -> None:
+    layers, tokens = encoder(norm=norm), random_images(2, 5, 16)
+    expected, trace = layers(tokens, sequence(5), read=read), Trace()
+    for first, after in itertools.pairwise(cuts):
+        tokens = layers(tokens, sequence(5), trace, read, range(first, after))
+    assert torch.equal(tokens, expected)
+    assert list(trace.values) == ["block0", "block1", "block2"]
+    assert [kept.shape[1] for kept in trace.values.values()] == [5, 5, 5 if read == slice(None) else 1]
+
+
+def test_blocks_that_are_left_out_are_not_run() -> None:
+    layers, tokens = encoder(), random_images(2, 5, 16)
+    run: list[int] = []
+    for index, layer in enumerate(layers.blocks):
+        layer.register_forward_hook(lambda module, inputs, output, index=index: run.append(index))
+    result = layers(tokens, sequence(5), blocks=range(1, 2))
+    assert run == [1]
+    assert torch.equal(result, layers.blocks[1](tokens, sequence(5)))
+    assert layers(tokens, sequence(5), read=slice(0, 1), blocks=range(3, 3)) is tokens
 
 
 @pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "drop_path"])

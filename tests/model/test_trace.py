@@ -57,6 +57,36 @@ def test_attention_of_each_block_is_that_of_its_own_input() -> None:
         torch.testing.assert_close(alone.attention[0], weights)
 
 
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("attention", ["global", "axial"])
+def test_what_attention_reads_is_normalized_in_a_pre_norm_block_alone(
+    norm: str, attention: str, asked: bool
+) -> None:
+    model, images = small_model(norm=norm, attention=attention, num_registers=1), random_images(2, 3, 32, 32)
+    trace = model.trace(images, attention=asked)
+    inputs = [trace["embeddings"], trace["block0"], trace["block1"]]
+    assert len(trace.attended) == 3
+    for block, tokens, attended in zip(model.encoder.blocks, inputs, trace.attended, strict=True):
+        assert attended.shape == (2, 18, 16)
+        assert torch.equal(attended, block.norm1(tokens) if norm == "pre" else tokens)
+
+
+def test_what_attention_reads_explains_what_it_gives() -> None:
+    model, images = small_model(), random_images(2, 3, 32, 32)
+    trace = model.trace(images, attention=True)
+    layout = model.positions.layout((4, 4), images.device)
+    again = trace["block0"] + model.encoder.blocks[1].attention(trace.attended[1], layout)
+    block = model.encoder.blocks[1]
+    torch.testing.assert_close(again + block.mlp(block.norm2(again)), trace["block1"])
+
+
+def test_logits_have_a_gradient_with_respect_to_all_that_is_attended() -> None:
+    trace = small_model().trace(random_images(1, 3, 32, 32))
+    for gradient in torch.autograd.grad(trace["logits"][0, 0], trace.attended):
+        assert (gradient.abs().sum(dim=2) > 0).all()
+
+
 def test_gradients_flow_to_the_images_through_the_attention() -> None:
     model, images = small_model(), random_images(1, 3, 32, 32).requires_grad_()
     trace = model.trace(images, attention=True)

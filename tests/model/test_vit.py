@@ -251,6 +251,21 @@ def test_a_trace_keeps_the_embeddings_that_were_given() -> None:
     assert torch.equal(trace["embeddings"], z0)
 
 
+@pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
+def test_the_model_goes_on_from_any_block(positions: str) -> None:
+    model, images = small_model(positions=positions, num_registers=1), random_images(2, 3, 32, 48)
+    trace = model.trace(images)
+    for index in range(3):
+        before = trace[f"block{index - 1}" if index else "embeddings"]
+        one = model.encode_tokens(before, (4, 6), blocks=range(index, index + 1))
+        rest = model.encode_tokens(before, (4, 6), blocks=range(index, 3))
+        torch.testing.assert_close(one, trace[f"block{index}"])
+        torch.testing.assert_close(rest, trace["block2"])
+        first = model.encode_tokens(before, (4, 6), read=slice(0, 1), blocks=range(index, 3))
+        torch.testing.assert_close(first, trace["block2"][:, :1])
+    assert torch.equal(model.encode_tokens(before, (4, 6), blocks=range(3, 3)), before)
+
+
 # The tokens beside the patches
 
 
@@ -299,6 +314,20 @@ def test_what_is_traced_is_what_the_model_computes(options: dict[str, Any]) -> N
         torch.testing.assert_close(trace["features"], model.forward_features(images), rtol=1e-4, atol=1e-5)
     assert trace["features"].shape == (2, model.config.num_tokens, 16)
     assert trace["pooled"].shape == (2, 16 * model.config.readout.num_pooled)
+
+
+@variants
+def test_an_answer_is_what_is_pooled_and_the_logits(options: dict[str, Any]) -> None:
+    model, images, trace = small_model(**options), random_images(2, 3, 32, 32), Trace()
+    pooled, logits = model.answer(model.encode(images), trace)
+    torch.testing.assert_close(pooled, model.embed(images))
+    torch.testing.assert_close(logits, model(images))
+    assert list(trace.values) == ["features", "pooled", "logits"]
+    assert trace["pooled"] is pooled
+    assert trace["logits"] is logits
+    of_read = model.answer(model.encode(images, read=model.pool.read))
+    for part, expected in zip(of_read, (pooled, logits), strict=True):
+        torch.testing.assert_close(part, expected)
 
 
 @variants

@@ -1,6 +1,43 @@
-"""Where a model looks. Every method takes normalized images (B, C, H, W) and returns heatmaps (B, gh, gw)."""
+"""Where a model looks, what it has learned, and which of the answers to believe.
+
+Methods take normalized images (B, C, H, W) and return heatmaps (B, gh, gw), float32, largest value 1.
+"""
 
 from vitascope.explain.attention import attention
+from vitascope.explain.comparison import Comparison
+from vitascope.explain.distance import attention_distance
+from vitascope.explain.faithfulness import compare
+from vitascope.explain.features import feature_colours
+from vitascope.explain.filters import patch_filters
+from vitascope.explain.gradcam import grad_cam
+from vitascope.explain.gradient_rollout import gradient_rollout
+from vitascope.explain.heads import head_maps
+from vitascope.explain.integrated_gradients import integrated_gradients
+from vitascope.explain.methods import METHODS
+from vitascope.explain.occlusion import occlusion
+from vitascope.explain.patch_attention import patch_attention
+from vitascope.explain.positions import position_similarity
 from vitascope.explain.rollout import rollout
+from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
 
-__all__ = ["attention", "rollout"]
+__all__ = [
+    "METHODS",
+    "ClassDifference",
+    "ClassScore",
+    "Comparison",
+    "FeatureCosine",
+    "Target",
+    "attention",
+    "attention_distance",
+    "compare",
+    "feature_colours",
+    "grad_cam",
+    "gradient_rollout",
+    "head_maps",
+    "integrated_gradients",
+    "occlusion",
+    "patch_attention",
+    "patch_filters",
+    "position_similarity",
+    "rollout",
+]

@@ -1,4 +1,7 @@
-"""Pictures, drawn with matplotlib's object interface: no global state, no window."""
+"""Figures of a run and of explanations, drawn with matplotlib's object interface: no global state, no window.
+
+What the network has learned is drawn by `model_plots`.
+"""
 
 from __future__ import annotations
 
@@ -177,56 +180,6 @@ def _frame(axes: Axes, which: npt.NDArray[np.bool_], colour: str) -> None:
         axes.add_patch(Rectangle(corner, pw, ph, fill=False, edgecolor=colour, linewidth=1.5))
 
 
-def draw_position_similarity(positions: npt.NDArray[np.floating[Any]], grid: tuple[int, int]) -> Figure:
-    """Cosine similarity of each patch's position embedding to all others (paper, figure 7, centre).
-
-    Args:
-        positions: (N, D), patches row by row.
-        grid: rows and columns; of a large grid, at most 8 x 8 patches are shown.
-    """
-    unit = positions / np.maximum(np.linalg.norm(positions, axis=1, keepdims=True), 1e-12)
-    similarity = (unit @ unit.T).reshape(*grid, *grid)
-    shown = [np.unique(np.linspace(0, side - 1, min(side, 8)).round().astype(int)) for side in grid]
-    figure = new_figure(
-        0.75 * len(shown[1]) + 1.2, 0.75 * len(shown[0]) + 0.9, "Similarity of position embeddings"
-    )
-    axes = figure.subplots(len(shown[0]), len(shown[1]), squeeze=False)
-    for i, row in enumerate(shown[0]):
-        for j, column in enumerate(shown[1]):
-            drawn = axes[i, j].imshow(similarity[row, column], cmap="viridis", vmin=-1, vmax=1)
-            axes[i, j].set(xticks=[], yticks=[])
-            if j == 0:
-                axes[i, j].set_ylabel(str(row + 1), fontsize=8, color=GREY)
-            if i == len(shown[0]) - 1:
-                axes[i, j].set_xlabel(str(column + 1), fontsize=8, color=GREY)
-    figure.colorbar(drawn, ax=axes, label="cosine similarity", fraction=0.04)
-    return figure
-
-
-def draw_patch_filters(weight: npt.NDArray[np.floating[Any]], count: int = 28) -> Figure:
-    """Principal components of the patch embedding's filters (paper, figure 7, left).
-
-    Args:
-        weight: (D, C, ph, pw), C = 1 or 3.
-        count: components shown, strongest first, where there are as many.
-    """
-    D, C, ph, pw = weight.shape
-    flat = weight.reshape(D, -1)
-    _, strengths, components = np.linalg.svd(flat - flat.mean(axis=0), full_matrices=False)
-    count = min(count, int((strengths > 1e-6 * strengths[0]).sum()), len(components))
-    columns = min(7, count)
-    figure = new_figure(
-        0.95 * columns + 0.4, 0.95 * math.ceil(count / columns) + 0.6, "Patch embedding filters"
-    )
-    for index, axes in enumerate(figure.subplots(math.ceil(count / columns), columns, squeeze=False).ravel()):
-        axes.axis("off")
-        if index < count:
-            tile = components[index].reshape(C, ph, pw).transpose(1, 2, 0)
-            tile = 0.5 + 0.5 * tile / np.abs(tile).max()
-            axes.imshow(tile if C == 3 else tile[..., 0], cmap="gray", vmin=0, vmax=1)
-    return figure
-
-
 def draw_explanation(
     picture: npt.NDArray[np.uint8], heatmap: npt.NDArray[np.floating[Any]], title: str
 ) -> Figure:
@@ -239,6 +192,33 @@ def draw_explanation(
     left.axis("off")
     right.axis("off")
     return figure
+
+
+def draw_explanations(
+    picture: npt.NDArray[np.uint8], heatmaps: Mapping[str, npt.NDArray[np.floating[Any]]], title: str
+) -> Figure:
+    """A picture, and the same picture under each method's heatmap, (gh, gw) by the method's name."""
+    panels = {"picture": picture}
+    panels |= {name: overlay(enlarged(picture), heatmap) for name, heatmap in heatmaps.items()}
+    rows = math.ceil(len(panels) / 4)
+    columns = math.ceil(len(panels) / rows)
+    inches = 2.2 / max(picture.shape[:2])  # of a pixel
+    height, width = picture.shape[0] * inches, picture.shape[1] * inches
+    figure = new_figure(max(1.6, width) * columns, (height + 0.3) * rows + 0.4, title)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid:
+        axes.axis("off")
+    for axes, (name, panel) in zip(grid, panels.items(), strict=False):  # the last row may have gaps
+        axes.imshow(panel, cmap="gray", vmin=0, vmax=255)
+        axes.set_title(name, fontsize=10, color=INK)
+    return figure
+
+
+def frame_patch(axes: Axes, grid: tuple[int, int], patch: tuple[int, int]) -> None:
+    """Frame one patch, (row, column) in a grid of (rows, columns), of the picture in the axes."""
+    which = np.zeros(grid, dtype=bool)
+    which[patch] = True
+    _frame(axes, which, SERIES[1])
 
 
 def enlarged(picture: npt.NDArray[np.uint8], side: int = 256) -> npt.NDArray[np.uint8]:

@@ -2,34 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
-from vitascope.explain.attention import attending, attention_weights, to_heatmap
+from vitascope.errors import UserError, check_choice
+from vitascope.explain.attention import attending, to_heatmap
+from vitascope.explain.streams import stream_attention
 from vitascope.model.classifier import Classifier
+
+Fusion = Literal["mean", "max", "min"]
 
 
 @torch.no_grad()
-def rollout(model: Classifier, images: Tensor) -> Tensor:
+def rollout(model: Classifier, images: Tensor, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
     """How much of each patch flows into the image's representation, over all layers.
 
-    The product of (A_l + I) / 2 over the layers, A_l the mean of layer l's heads; the identity stands for
-    the residual connection (section 3, "Attention rollout"). Of it, the rows that `attention` takes.
+    The product of the layers' A_l + I with rows brought to a sum of one, A_l the fused heads of layer l; the
+    identity stands for the residual connection (section 3, "Attention rollout"; with mean fusion this is the
+    paper's (A_l + I) / 2). Of it, the rows that `attention` takes. Layer by layer: of all that is quadratic
+    in the tokens, one layer's weights and one product are there at a time.
 
     Args:
         model: any `VisionTransformer`; it is run as in evaluation.
         images: normalized floats (B, C, H, W).
+        fusion: what becomes of the heads: their mean, the strongest or the weakest of each pair of tokens.
+        discard: share of each image's fused weights, the smallest of each layer, that is set to zero.
 
     Returns:
         float32 (B, grid_h, grid_w), each image's largest value 1.
 
     Raises:
-        UserError: a ResNet.
+        UserError: a ResNet, an unknown fusion, a share outside [0, 1).
     """
     model = attending(model)
-    layers = attention_weights(model, images)
-    identity = torch.eye(layers[0].shape[-1], device=images.device)  # (T, T)
-    flow = identity.expand(images.shape[0], -1, -1)
-    for weights in layers:
-        flow = (weights.float().mean(dim=1) + identity) / 2 @ flow  # (B, T, T)
+    check_choice("fusion", fusion, get_args(Fusion))
+    if not 0 <= discard < 1:
+        raise UserError(f"discard is a share in [0, 1), not {discard}")
+    flow: Tensor | None = None  # (B, T, T)
+
+    def add_layer(weights: Tensor) -> None:  # (B, heads, Q, T)
+        nonlocal flow
+        fused = without_smallest(_FUSE[fusion](weights.float()), discard)  # (B, Q, T)
+        fused.diagonal(dim1=1, dim2=2).add_(1)  # rows that are read are the first ones, or all
+        step = fused / fused.sum(dim=-1, keepdim=True)
+        flow = step if flow is None else step @ flow
+
+    # What is discarded of the last layer depends on all of its rows.
+    stream_attention(model, images, add_layer, model.pool.read if discard == 0 else slice(None))
+    assert flow is not None
     return to_heatmap(model, images, flow)
+
+
+_FUSE: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda weights: weights.mean(dim=1),
+    "max": lambda weights: weights.amax(dim=1),
+    "min": lambda weights: weights.amin(dim=1),
+}
+"""(B, heads, Q, T) -> (B, Q, T)."""
+
+
+def without_smallest(weights: Tensor, share: float) -> Tensor:
+    """Weights (B, Q, T) with a share of each image's, the smallest, set to zero, in place."""
+    flat = weights.flatten(1)  # (B, Q*T)
+    count = int(share * flat.shape[1])
+    if count:
+        flat.scatter_(1, flat.topk(count, dim=1, largest=False, sorted=False).indices, 0.0)
+    return flat.view_as(weights)

@@ -122,6 +122,8 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Mix tokens (B, T, D) into (B, Q, D), for the queries that `read` selects."""
         rate = self.attention_dropout if self.training else 0.0
+        if trace is not None:
+            trace.keep_attended(tokens)
         qkv = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, heads, hd)
         qkv = rotate(qkv, layout)
         if trace is not None and trace.attention is not None:

@@ -152,16 +152,23 @@ class Encoder(nn.Module):
         self.gradient_checkpointing = config.training.gradient_checkpointing
 
     def forward(
-        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = slice(None)
+        self,
+        tokens: Tensor,
+        layout: Layout,
+        trace: Trace | None = None,
+        read: slice = slice(None),
+        blocks: range | None = None,
     ) -> Tensor:
         """z_0 -> z_L: (B, T, D) -> (B, Q, D).
 
         `read` says which tokens of z_L will be read. The last block computes only those: with a class
-        token, one instead of T, which saves most of that block and changes no number.
+        token, one instead of T, which saves most of that block and changes no number. `blocks` are those to
+        run, all by default: from z_i to z_j.
         """
         last = len(self.blocks) - 1
         recompute = self.gradient_checkpointing and self.training and trace is None
-        for index, block in enumerate(self.blocks):
+        for index in range(last + 1) if blocks is None else blocks:
+            block = self.blocks[index]
             arguments = (tokens, layout, trace, read if index == last else slice(None))
             tokens = checkpoint(block, *arguments, use_reentrant=False) if recompute else block(*arguments)
             if trace is not None:

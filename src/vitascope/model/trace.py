@@ -16,17 +16,23 @@ class Trace:
             equation 1 (B, T, D); `block0`, `block1`, ...: z_1, z_2, ... of equation 3 (B, T, D); `features`,
             after the final norm (B, T, D); `pooled`, as `VisionTransformer.embed` gives it, (B, D) or
             (B, 2D); `logits` (B, K), or what the head gives in their place.
+        attended: one (B, T, D) a block: the tokens that its attention reads, normalized in a pre-norm block.
         attention: if asked for, one (B, heads, T, T) a block: the softmax weights, before dropout; each
             row is one query token and sums to 1.
     """
 
     def __init__(self, *, attention: bool = False) -> None:
         self.values: dict[str, Tensor] = {}
+        self.attended: list[Tensor] = []
         self.attention: list[Tensor] | None = [] if attention else None
 
     def keep(self, name: str, value: Tensor) -> None:
         """Record an intermediate."""
         self.values[name] = value
+
+    def keep_attended(self, tokens: Tensor) -> None:
+        """Record what the attention of the next block reads."""
+        self.attended.append(tokens)
 
     def keep_attention(self, weights: Tensor) -> None:
         """Record the attention weights of the next block, if they were asked for."""

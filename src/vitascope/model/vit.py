@@ -71,23 +71,38 @@ class VisionTransformer(nn.Module):
     def trace(self, images: Tensor, attention: bool = False) -> Trace:
         """The forward pass with every intermediate kept, and the attention weights if asked for."""
         trace = Trace(attention=attention)
-        features = self.norm(self.encode(images, trace))
-        pooled = self.pool_norm(self.pool(features))
-        trace.keep("features", features)
-        trace.keep("pooled", pooled)
-        trace.keep("logits", self.head(pooled))
+        self.answer(self.encode(images, trace), trace)
         return trace
+
+    def answer(self, zL: Tensor, trace: Trace | None = None) -> tuple[Tensor, Tensor]:
+        """The pooled representation and the logits of z_L, equation 4: (B, T, D) -> (B, D), (B, K)."""
+        features = self.norm(zL)
+        pooled = self.pool_norm(self.pool(features))
+        logits = self.head(pooled)
+        if trace is not None:
+            trace.keep("features", features)
+            trace.keep("pooled", pooled)
+            trace.keep("logits", logits)
+        return pooled, logits
 
     def encode(self, images: Tensor, trace: Trace | None = None, read: slice = slice(None)) -> Tensor:
         """z_L, equations 1 to 3: (B, C, H, W) -> (B, T, D), or only the tokens that `read` selects."""
         return self.encode_tokens(self.embeddings(images, trace), self.grid_of(images), trace, read)
 
     def encode_tokens(
-        self, z0: Tensor, grid: tuple[int, int], trace: Trace | None = None, read: slice = slice(None)
+        self,
+        z0: Tensor,
+        grid: tuple[int, int],
+        trace: Trace | None = None,
+        read: slice = slice(None),
+        blocks: range | None = None,
     ) -> Tensor:
-        """z_L from z_0 of a grid, equations 2 and 3: (B, T, D) -> (B, T, D), or what `read` selects."""
+        """z_L from z_0 of a grid, equations 2 and 3: (B, T, D) -> (B, T, D), or what `read` selects.
+
+        With `blocks`, those alone: z_j from z_i, as in evaluation, where no patches are dropped.
+        """
         z0, layout = self.patch_dropout(z0, self.positions.layout(grid, z0.device))
-        return self.encoder(z0, layout, trace, read)
+        return self.encoder(z0, layout, trace, read, blocks)
 
     def embeddings(self, images: Tensor, trace: Trace | None = None) -> Tensor:
         """z_0 of images, equation 1: (B, C, H, W) -> (B, T, D)."""

@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 
 from vitascope.data.datasets import ImageSet
 from vitascope.data.preprocess import Preprocess
-from vitascope.explain import plots, rollout
+from vitascope.explain import model_plots, plots, rollout
+from vitascope.explain.filters import patch_filters
+from vitascope.explain.positions import position_similarity
 from vitascope.model.classifier import Classifier
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
@@ -70,14 +72,13 @@ def draw_figures(
 def draw_embedding(model: VisionTransformer) -> dict[str, Figure]:
     """What equation 1 has learned, as far as it learns: `positions` and `filters`."""
     figures: dict[str, Figure] = {}
-    grid = model.config.grid
-    table = model.positions.table(grid)  # (1, T, D)
-    if table is not None:
-        positions = table[0, -grid[0] * grid[1] :].detach().float().cpu().numpy()  # (N, D)
-        figures["positions"] = plots.draw_position_similarity(positions, grid)
+    if model.positions.table(model.config.grid) is not None:
+        similarity = position_similarity(model).cpu().numpy()
+        figures["positions"] = model_plots.draw_position_similarity(similarity)
     if model.config.in_channels in (1, 3) and isinstance(model.patch_embedding, ConvPatches):
-        filters = model.patch_embedding.weight.detach().float().cpu().numpy()  # (D, C, ph, pw)
-        figures["filters"] = plots.draw_patch_filters(filters)
+        filters = patch_filters(model)
+        components, shares = filters.components.cpu().numpy(), filters.shares.cpu().numpy()
+        figures["filters"] = model_plots.draw_patch_filters(components, shares)
     return figures
 
 

@@ -12,10 +12,10 @@ from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.heads import DistilledHead
+from vitascope.model.modes import evaluation_mode
 from vitascope.model.vit import VisionTransformer
 from vitascope.training.classify import Classify, classified
 from vitascope.training.distributed import sum_over_processes
-from vitascope.training.evaluate import evaluation_mode
 from vitascope.training.options import Distillation
 from vitascope.training.task import Examples, Sums
 from vitascope.training.teachers import Teacher

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from vitascope.data.datasets import ImageSet, open_data, open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.errors import UserError
 from vitascope.model.hardware import resolve_device, resolve_precision
+from vitascope.model.modes import evaluation_mode
 from vitascope.training.distributed import gather
 from vitascope.training.run import CONFIG, open_run
 from vitascope.weights.store import load_pretrained
@@ -119,18 +118,6 @@ def evaluate(model: nn.Module, loader: Loader, *, precision: torch.dtype = torch
     )
 
 
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards each part in the mode that it had."""
-    modes = {part: part.training for part in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes.items():
-            part.training = training
-
-
 def evaluate_pretrained(
     ref: str | os.PathLike[str],
     data: str | None = None,
@@ -161,14 +148,18 @@ def evaluate_pretrained(
             f"{ref} has no head: it gives features, not classes, so nothing can be right or wrong"
         )
     where = resolve_device(device)
-    images = _own_images(Path(ref)) if data is None else open_for_evaluation(data, model.config.class_names)
+    images = own_images(Path(ref)) if data is None else open_for_evaluation(data, model.config.class_names)
     loader = Loader(images, loaded.preprocess, batch_size, device=where)
     dtype = resolve_precision(precision, model.config, where, batch_size, training=False)
     return evaluate(model.to(where), loader, precision=dtype)
 
 
-def _own_images(ref: Path) -> ImageSet:
-    """The test split of the data that a run was trained on."""
+def own_images(ref: Path) -> ImageSet:
+    """The test split of the data that a run was trained on.
+
+    Raises:
+        UserError: not a run folder, or its data are gone.
+    """
     if not (ref / CONFIG).is_file():
         raise UserError(f"{ref} is not a run folder, so say on what to measure: --data FOLDER")
     _, config = open_run(ref)

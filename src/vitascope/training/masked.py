@@ -22,11 +22,11 @@ from vitascope.data.preprocess import ImageError, Preprocess
 from vitascope.data.randomness import uniform
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
+from vitascope.model.modes import evaluation_mode
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.masked import draw_masked_patches
 from vitascope.training.distributed import by_first, sum_over_processes
-from vitascope.training.evaluate import evaluation_mode
 from vitascope.training.options import Masking
 from vitascope.training.patch_targets import Target, target_of
 from vitascope.training.task import Examples, Sums

@@ -1,0 +1,240 @@
+"""Which heatmap to believe: what the model's answer does when the cells that a map points at are removed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitascope.errors import UserError
+from vitascope.explain.comparison import RANDOM, Comparison, Scores
+from vitascope.explain.heatmaps import check_count, grid_of
+from vitascope.explain.removal import Curves, Plan, Removal
+from vitascope.explain.targets import ClassScore, Target, TargetLike, answers, as_target
+from vitascope.model.classifier import Classifier
+from vitascope.model.modes import evaluation_mode
+
+Method = Callable[[Classifier, Tensor, Target], Tensor]
+"""A heatmap method: model, images (1, C, H, W), what to explain -> (1, grid_h, grid_w)."""
+
+RANDOM_MAPS = 3
+"""Random orders of each image, whose scores are averaged: the luck of one would widen all intervals."""
+_TIES, _NOISE, _FLOOR = range(3)
+"""What a generator of an image draws; apart, so that no method changes another's numbers."""
+
+
+def compare(
+    model: Classifier,
+    images: Tensor,
+    methods: Mapping[str, Method],
+    *,
+    target: TargetLike = None,
+    steps: int = 10,
+    shares: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9),
+    seed: int = 0,
+    batch_size: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+) -> Comparison:
+    """Measure how faithful heatmaps are to a model: deletion, insertion and ROAD, over a random floor.
+
+    The cells of the heatmap's grid are taken in the order of falling heat; where heat is equal, in a random
+    order. The score is the probability of the class that is explained, which is fixed before anything is
+    removed.
+
+    Deletion (Petsiuk et al. 2018, "RISE", section 4.2): cells are replaced by zero, which in normalized
+    images is the colour that the preprocessing subtracts; the area under the probability over the share
+    deleted, by the trapezoidal rule. Insertion: cells come into a blurred image (`removal.BLUR`); the area
+    under the probability over the share inserted. ROAD (Rong et al. 2022, "A Consistent and Efficient
+    Evaluation Strategy for Attribution Methods"): cells are imputed (`road.impute`); the probability with the
+    least relevant removed minus that with the most relevant removed, the mean over `shares`. Unlike there,
+    whole cells are removed and not pixels, as heatmaps have no more detail.
+
+    The floor, "random", is the mean of `RANDOM_MAPS` random orders of each image. A heatmap is asked for one
+    image at a time, and an image's variants go through the model `batch_size` at a time, so that memory does
+    not grow with the number of images. For each image and method the model runs on
+    2 (steps - 1) + 2 len(shares) variants.
+
+    Args:
+        model: any classifier; it is run as in evaluation.
+        images: normalized floats (B, C, H, W), on the model's device.
+        methods: by name; each is called with the model, (1, C, H, W) and a `Target`, and returns
+            (1, grid_h, grid_w). To fix an option, give a lambda.
+        target: the class to explain, by number or name, or one for each image; None takes the class that the
+            model predicts.
+        steps: points of the deletion and insertion curves after their start; as many as there are cells where
+            those are fewer.
+        shares: of the cells, that ROAD removes, each in (0, 1); at least one cell goes, and one stays.
+        seed: of the random orders and of the noise.
+        batch_size: variants in a forward pass.
+        progress: is called with the forward passes of single variants done and in all, after each batch.
+
+    Returns:
+        Numbers of each image, table, and the best method: see `Comparison`.
+
+    Raises:
+        UserError: no images or methods; a method named "random"; a target that is no class; a model without
+            classes; steps below 1; shares outside (0, 1); a heatmap of another shape or with values that are
+            not finite; a model whose answers are not finite; a grid of one cell.
+    """
+    grid = grid_of(model, images)
+    _check(images, methods, grid, steps, shares, seed, batch_size)
+    plan = Plan(cells=math.prod(grid), steps=min(steps, math.prod(grid)), shares=tuple(shares))
+    names = (*methods, *[RANDOM] * RANDOM_MAPS)
+    total = len(images) * (3 + len(names) * plan.variants)
+    done = 0
+
+    def advance(variants: int) -> None:
+        nonlocal done
+        done += variants
+        if progress is not None:
+            progress(done, total)
+
+    found: dict[str, list[list[float]]] = {name: [] for name in names}
+    with evaluation_mode(model):
+        chosen = _classes(model, images, target, batch_size)
+        for index, image in enumerate(images):
+            about = chosen.of(index)
+            orders, seconds = _orders(model, image, methods, about, grid, (seed, index))
+            removal = Removal(image, grid, plan, np.random.default_rng([seed, index, _NOISE]))
+            variants = itertools.chain(removal.ends(), *(removal.variants(order) for order in orders))
+            scored = _probabilities(model, variants, about, batch_size, advance)
+            ends, rest = scored[:3], scored[3:].split(plan.variants)
+            for name, part, took in zip(names, rest, seconds, strict=True):
+                found[name].append([*_areas(plan, Curves.of(plan, ends, part)), took])
+    return Comparison(
+        scores={name: _scores(rows, len(images)) for name, rows in found.items()},
+        classes=tuple(chosen.classes.expand(len(images)).tolist()),
+        grid=grid,
+        steps=plan.steps,
+        shares=plan.shares,
+        seed=seed,
+    )
+
+
+def _check(
+    images: Tensor,
+    methods: Mapping[str, Method],
+    grid: tuple[int, int],
+    steps: int,
+    shares: Sequence[float],
+    seed: int,
+    batch_size: int,
+) -> None:
+    """Refuse what cannot be compared."""
+    if len(images) == 0:
+        raise UserError("no images: give at least one, and 20 or more for intervals that say something")
+    if not methods:
+        raise UserError("no methods: give at least one to compare with random")
+    if RANDOM in methods:
+        raise UserError(f'"{RANDOM}" names the floor, which is always there: give the method another name')
+    if math.prod(grid) < 2:
+        raise UserError(
+            f"the heatmaps of {images.shape[2]}x{images.shape[3]} images have one cell, which no method can "
+            "order: take larger images, or a model of smaller patches"
+        )
+    check_count("steps", steps)
+    check_count("batch_size", batch_size)
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise UserError(f"shares to remove must lie between 0 and 1, not {tuple(shares)}")
+    if seed < 0:
+        raise UserError(f"a seed is at least 0, not {seed}")
+
+
+def _classes(model: Classifier, images: Tensor, target: TargetLike, batch_size: int) -> ClassScore:
+    """The classes that are explained, (B,) or (1,)."""
+    if not model.config.gives_classes:
+        raise UserError("this model has no head: it gives features, and faithfulness is measured on a class")
+    logits = torch.cat([answers(model, part)[1] for part in images.split(batch_size)])
+    if not logits.isfinite().all():
+        raise UserError("the model's answers are not finite: look for NaN in the images and the weights")
+    chosen = as_target(target, model.config, logits)
+    if not isinstance(chosen, ClassScore):
+        raise UserError(
+            "faithfulness is measured on the probability of a class: give classes, not a "
+            f"{type(chosen).__name__}"
+        )
+    return chosen
+
+
+def _orders(
+    model: Classifier,
+    image: Tensor,
+    methods: Mapping[str, Method],
+    about: Target,
+    grid: tuple[int, int],
+    key: tuple[int, int],
+) -> tuple[list[Tensor], list[float]]:
+    """The cells of an image, most relevant first, by each method and `RANDOM_MAPS` times at random.
+
+    Returns:
+        Orders, int64 (N,), and the seconds that each took.
+    """
+    cells = math.prod(grid)
+    ties = np.random.default_rng([*key, _TIES]).permutation(cells)
+    orders, seconds = [], []
+    for name, method in methods.items():
+        start = time.perf_counter()
+        heat = method(model, image[None], about).detach().cpu()  # waits for the device, so that time is whole
+        seconds.append(time.perf_counter() - start)
+        _check_heat(name, heat, grid)
+        orders.append(torch.from_numpy(np.lexsort((ties, -heat.double().numpy().ravel()))))
+    floor = np.random.default_rng([*key, _FLOOR])
+    orders += [torch.from_numpy(floor.permutation(cells)) for _ in range(RANDOM_MAPS)]
+    return orders, seconds + [0.0] * RANDOM_MAPS
+
+
+def _check_heat(name: str, heat: Tensor, grid: tuple[int, int]) -> None:
+    if heat.shape != (1, *grid):
+        raise UserError(
+            f"{name} gives a heatmap {tuple(heat.shape)} of one image; its grid needs {(1, *grid)}"
+        )
+    if not heat.isfinite().all():
+        bad = int((~heat.isfinite()).sum())
+        raise UserError(f"{name} gives a heatmap with {bad} of {heat.numel()} values not finite")
+
+
+@torch.no_grad()
+def _probabilities(
+    model: Classifier,
+    variants: Iterable[Tensor],
+    about: ClassScore,
+    batch_size: int,
+    advance: Callable[[int], None],
+) -> Tensor:
+    """The probability of one class in any number of images (C, H, W): float64 (n,), on the CPU."""
+    scored = []
+    for batch in _batches(variants, batch_size):
+        probabilities = answers(model, batch)[1].float().softmax(dim=1)  # (B, K)
+        scored.append(probabilities[:, int(about.classes)].double().cpu())
+        advance(len(batch))
+    return torch.cat(scored)
+
+
+def _batches(images: Iterable[Tensor], size: int) -> Iterator[Tensor]:
+    """Images (C, H, W), one after another, as (B, C, H, W) of at most `size`."""
+    images = iter(images)
+    while batch := list(itertools.islice(images, size)):
+        yield torch.stack(batch)
+
+
+def _areas(plan: Plan, curves: Curves) -> tuple[float, float, float, float]:
+    """Areas under deletion and insertion, and the means over ROAD's shares: `lerf` and `morf`."""
+    share = torch.tensor(plan.counts, dtype=torch.float64) / plan.cells  # (steps + 1,)
+    return (
+        float(torch.trapezoid(curves.deletion, share)),
+        float(torch.trapezoid(curves.insertion, share)),
+        float(curves.lerf.mean()),
+        float(curves.morf.mean()),
+    )
+
+
+def _scores(rows: list[list[float]], images: int) -> Scores:
+    """From what was found of a method, image by image; maps of the same image are averaged."""
+    means = np.array(rows).reshape(images, -1, len(rows[0])).mean(axis=1)  # (B, 5)
+    deletion, insertion, lerf, morf, seconds = (tuple(column) for column in means.T.tolist())
+    return Scores(deletion=deletion, insertion=insertion, lerf=lerf, morf=morf, seconds=seconds)

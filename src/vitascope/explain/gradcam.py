@@ -1,0 +1,147 @@
+"""Grad-CAM on tokens, and its variants: which patches carry features that raise the score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from vitascope.errors import UserError, check_choice
+from vitascope.explain.attention import check_layer
+from vitascope.explain.heatmaps import to_unit
+from vitascope.explain.targets import TargetLike, as_target
+from vitascope.model.classifier import Classifier
+from vitascope.model.modes import evaluation_mode
+from vitascope.model.resnet import ResNet
+from vitascope.model.trace import Trace
+from vitascope.model.vit import VisionTransformer
+
+Variant = Literal["grad-cam", "grad-cam++", "xgrad-cam", "hires-cam", "layer-cam"]
+
+
+def grad_cam(
+    model: Classifier,
+    images: Tensor,
+    target: TargetLike = None,
+    layer: int | None = None,
+    variant: Variant = "grad-cam",
+) -> Tensor:
+    """Activations weighted by how they raise the score (Selvaraju et al. 2017, equations 1 and 2).
+
+    The activations a are those of the last place where patches are read: with pool "cls" what the last
+    block's attention reads, as nothing flows from patches afterwards; with the other pools the features after
+    the final norm; of a ResNet its last feature map. Prefix tokens have no place and are left out. Only what
+    lies above the activations is differentiated.
+
+    Args:
+        model: any classifier; it is run as in evaluation.
+        images: normalized floats (B, C, H, W).
+        target: what to explain: a class by number or name, one for each image, a `Target`; None takes the
+            class that the model predicts.
+        layer: take what this block's attention reads instead, of `depth`, from 0; negative counts from the
+            last. With pool "cls", -1 is the default.
+        variant: how gradients g become weights: "grad-cam", their mean over the patches; "grad-cam++"
+            (Chattopadhay et al. 2018, equation 19); "xgrad-cam" (Fu et al. 2020, equation 9); "hires-cam", g
+            itself (Draelos and Carin 2020); "layer-cam", g where it is positive (Jiang et al. 2021).
+
+    Returns:
+        float32 (B, grid_h, grid_w), each image's largest value 1, nothing below 0; a ResNet's grid is that
+        of its last feature map.
+
+    Raises:
+        UserError: no such layer, class or variant; a layer of a ResNet.
+    """
+    check_choice("variant", variant, get_args(Variant))
+    # Inference mode of the caller's would have no gradients.
+    with torch.inference_mode(False), torch.enable_grad(), evaluation_mode(model):
+        if isinstance(model, ResNet):
+            activations, gradients, grid = _of_features(model, images, target, layer)
+        else:
+            activations, gradients, grid = _of_tokens(model, images, target, layer)
+    heat = _VARIANTS[variant](activations.float(), gradients.float())  # (B, N)
+    return to_unit(heat.unflatten(1, grid))
+
+
+Sensitivity = tuple[Tensor, Tensor, tuple[int, int]]
+"""Activations (B, N, D) of the places of a grid, the gradients of the score there, the grid."""
+
+
+def _of_tokens(
+    model: VisionTransformer, images: Tensor, target: TargetLike, layer: int | None
+) -> Sensitivity:
+    """The patches' activations in a Vision Transformer."""
+    depth, grid = model.config.depth, model.grid_of(images)
+    if layer is None:
+        first = depth - 1 if model.config.readout.pool == "cls" else depth
+    else:
+        first = check_layer(model.config, layer)
+    with torch.no_grad():
+        tokens = model.encode_tokens(model.embeddings(images), grid, blocks=range(first))  # (B, T, D)
+    trace = Trace()
+    tokens.requires_grad_()
+    last = model.encode_tokens(tokens, grid, trace, model.pool.read, blocks=range(first, depth))
+    pooled, logits = model.answer(last, trace)
+    activations = trace["features"] if first == depth else trace.attended[0]
+    gradients = _gradients(model, activations, pooled, logits, target)
+    P = model.config.num_prefix_tokens
+    return activations.detach()[:, P:], gradients[:, P:], grid
+
+
+def _of_features(model: ResNet, images: Tensor, target: TargetLike, layer: int | None) -> Sensitivity:
+    """The last feature map of a ResNet."""
+    if layer is not None:
+        raise UserError(f"layer {layer}: a ResNet has no such layers; its last feature map is taken")
+    with torch.no_grad():
+        maps = model.trace(images)["features"]  # (B, C, h, w)
+    maps.requires_grad_()
+    pooled = maps.mean(dim=(2, 3))
+    gradients = _gradients(model, maps, pooled, model.head(pooled), target)
+    activations = maps.detach().flatten(2).mT  # (B, N, C)
+    return activations, gradients.flatten(2).mT, (maps.shape[2], maps.shape[3])
+
+
+def _gradients(
+    model: Classifier, activations: Tensor, pooled: Tensor, logits: Tensor, target: TargetLike
+) -> Tensor:
+    """Of the target's score, with respect to the activations; of their shape."""
+    score = as_target(target, model.config, logits).score(pooled, logits)
+    return torch.autograd.grad(score.sum(), activations)[0]
+
+
+def _grad_cam(a: Tensor, g: Tensor) -> Tensor:
+    return (a * g.mean(dim=1, keepdim=True)).sum(dim=2)
+
+
+def _grad_cam_plus_plus(a: Tensor, g: Tensor) -> Tensor:
+    share = 1 / _nonzero(2 + a.sum(dim=1, keepdim=True) * g)  # g^2 is left out above and below: it underflows
+    return (a * (share * g.clamp_min(0)).sum(dim=1, keepdim=True)).sum(dim=2)
+
+
+def _xgrad_cam(a: Tensor, g: Tensor) -> Tensor:
+    weights = (a * g).sum(dim=1, keepdim=True) / _nonzero(a.sum(dim=1, keepdim=True))
+    return (a * weights).sum(dim=2)
+
+
+def _hires_cam(a: Tensor, g: Tensor) -> Tensor:
+    return (a * g).sum(dim=2)
+
+
+def _layer_cam(a: Tensor, g: Tensor) -> Tensor:
+    return (a * g.clamp_min(0)).sum(dim=2)
+
+
+def _nonzero(divisor: Tensor) -> Tensor:
+    """A divisor without zeros, where a channel is silent or its places cancel out."""
+    return torch.where(divisor == 0, 1.0, divisor)
+
+
+_VARIANTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "grad-cam": _grad_cam,
+    "grad-cam++": _grad_cam_plus_plus,
+    "xgrad-cam": _xgrad_cam,
+    "hires-cam": _hires_cam,
+    "layer-cam": _layer_cam,
+}
+"""Activations and gradients (B, N, D) to evidence (B, N)."""

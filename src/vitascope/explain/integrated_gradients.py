@@ -1,0 +1,108 @@
+"""Integrated gradients (Sundararajan, Taly and Yan 2017, "Axiomatic Attribution for Deep Networks")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
+from vitascope.explain.targets import Target, TargetLike, answers, as_target
+from vitascope.model.classifier import Classifier
+from vitascope.model.modes import evaluation_mode
+
+
+@torch.inference_mode(False)  # whose tensors would take no part in gradients, the predicted classes neither
+def integrated_gradients(
+    model: Classifier,
+    images: Tensor,
+    target: TargetLike = None,
+    *,
+    steps: int = 32,
+    batch_size: int = 16,
+) -> Tensor:
+    """How much each patch adds to the target's score, on the way from a blank image to this one.
+
+    The sum of `pixel_attributions` over the colours and pixels of each cell; where it is negative, the heat
+    is 0. The cells are those of `occlusion`.
+
+    Args:
+        model: any; it is run as in evaluation, `steps` times for each image, forward and backward. Its
+            parameters and their gradients are left as they are.
+        images: normalized floats (B, C, H, W).
+        target: what to explain; None is the class that the model predicts.
+        steps: points at which the gradient is taken; a ResNet needs more than a Vision Transformer.
+        batch_size: the most images that the model is given at once.
+
+    Returns:
+        float32 (B, grid_h, grid_w), each image's largest value 1.
+
+    Raises:
+        UserError: steps or a batch size below 1; no such target; gradients that are not finite.
+    """
+    grid = grid_of(model, images)
+    check_count("steps", steps)
+    check_count("batch_size", batch_size)
+    logits = torch.cat([answers(model, part)[1] for part in images.split(batch_size)])
+    asked = as_target(target, model.config, logits)
+    pixels = pixel_attributions(model, images, asked, steps=steps, batch_size=batch_size).sum(dim=1)
+    return to_unit(sum_cells(pixels, grid))
+
+
+def sum_cells(values: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The sum over the pixels of each cell: (B, H, W) -> (B, gh, gw)."""
+    B, H, W = values.shape
+    rows, columns = (cells.to(values.device) for cells in cell_of_pixels(grid, (H, W)))
+    by_row = values.new_zeros(B, grid[0], W).index_add_(1, rows, values)
+    return values.new_zeros(B, *grid).index_add_(2, columns, by_row)
+
+
+def pixel_attributions(
+    model: Classifier, images: Tensor, target: Target, *, steps: int, batch_size: int
+) -> Tensor:
+    """What each pixel adds to the score: x times the mean gradient at a x, a from 0 to 1 (equation 1).
+
+    The baseline x' is 0: in normalized images the mean colour of the data, no object and no edge. Of an image
+    the attributions sum to its score less the baseline's (proposition 1, completeness), as far as the steps
+    are enough: the integral is Gauss-Legendre's sum of `steps` points.
+
+    The points are those of a = t^4, t from 0 to 1, which is the same integral with most points close to the
+    baseline. A norm right after a layer without bias, as in a ResNet and a hybrid's stem, makes the score
+    nearly independent of contrast but there; points in even steps miss nearly all of the difference.
+
+    Args:
+        model: any; it is run as in evaluation.
+        images: normalized floats (B, C, H, W).
+        target: of these images.
+        steps: points at which the gradient is taken.
+        batch_size: the most of these that the model is given at once.
+
+    Returns:
+        (B, C, H, W), float32, or float64 where the images are.
+    """
+    from captum.attr import IntegratedGradients  # imports matplotlib: not before it is needed
+
+    with torch.enable_grad(), evaluation_mode(model):
+        # In fp32 also where the model is bf16: these are sums of many steps.
+        inputs = images.detach().to(torch.promote_types(images.dtype, torch.float32), copy=True)
+        attributions = torch.zeros_like(inputs)
+        for index, image in enumerate(inputs):
+            score = score_of_contrast(model, image, target.of(index), images.dtype)
+            contrast = torch.ones_like(image)[None]  # (1, C, H, W); captum's baseline is 0
+            attributions[index] = IntegratedGradients(score).attribute(
+                contrast, n_steps=steps, internal_batch_size=batch_size
+            )[0]
+    return attributions
+
+
+def score_of_contrast(
+    model: Classifier, image: Tensor, target: Target, dtype: torch.dtype
+) -> Callable[[Tensor], Tensor]:
+    """The score of an image (C, H, W) as a function of each pixel's contrast t: (n, C, H, W) -> (n,)."""
+
+    def score(contrast: Tensor) -> Tensor:
+        pooled = model.embed((contrast**4 * image).to(dtype))  # (n, D)
+        return target.score(pooled, model.head(pooled))
+
+    return score

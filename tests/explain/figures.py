@@ -1,0 +1,30 @@
+"""What is to be seen in a figure."""
+
+from pathlib import Path
+
+import matplotlib.text
+import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
+
+from vitascope.explain import plots
+
+
+def drawn(figure: Figure, tmp_path: Path) -> np.ndarray:
+    """The figure as it lands on disk: pixels (H, W, 3)."""
+    path = plots.save_figure(figure, tmp_path / "new" / "figure.png")
+    assert path == tmp_path / "new" / "figure.png"
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB"))
+
+
+def assert_shows_something(pixels: np.ndarray) -> None:
+    assert min(pixels.shape[:2]) > 100
+    assert (pixels != 255).any(axis=-1).mean() > 0.01  # more than a hundredth is not paper
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10
+
+
+def texts(figure: Figure) -> str:
+    """All that is written in a figure."""
+    return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))

@@ -1,0 +1,148 @@
+"""The table: intervals against scipy.stats on the numbers of each image, verdicts, order, texts."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from vitascope.explain.comparison import Comparison, Interval, Scores
+
+
+def scores(seed: int, images: int = 12, *, better_by: float = 0.0) -> Scores:
+    """Around the same numbers, by `better_by` the right way in each curve."""
+    rng = np.random.default_rng(seed)
+    columns = rng.uniform(0.4, 0.6, (4, images)) + better_by * np.array([[-1], [1], [1], [-1]])
+    deletion, insertion, lerf, morf = (tuple(column) for column in columns.tolist())
+    seconds = tuple(rng.uniform(0.1, 0.2, images).tolist())
+    return Scores(deletion=deletion, insertion=insertion, lerf=lerf, morf=morf, seconds=seconds)
+
+
+def comparison(**methods: Scores) -> Comparison:
+    images = len(methods["random"].deletion)
+    return Comparison(
+        scores=methods,
+        classes=tuple(range(images)),
+        grid=(4, 6),
+        steps=8,
+        shares=(0.1, 0.5),
+        seed=3,
+    )
+
+
+FOUR = {
+    "middling": scores(1, better_by=0.1),
+    "reversed": scores(2, better_by=-0.2),
+    "good": scores(3, better_by=0.2),
+    "constant": scores(4),
+    "random": scores(0),
+}
+
+
+@pytest.mark.parametrize("images", [2, 3, 50])
+def test_intervals_are_those_of_students_t(images: int) -> None:
+    mine, floor = scores(1, images, better_by=0.02), scores(0, images)
+    row = comparison(method=mine, random=floor).table()[0]
+    for measure, sign, values, random in (
+        (row.deletion, -1, mine.deletion, floor.deletion),
+        (row.insertion, 1, mine.insertion, floor.insertion),
+        (row.road, 1, np.subtract(mine.lerf, mine.morf), np.subtract(floor.lerf, floor.morf)),
+    ):
+        expected = stats.ttest_rel(sign * np.array(values), sign * np.array(random)).confidence_interval(0.95)
+        gain = measure.gain.to_dict()
+        np.testing.assert_allclose([gain["low"], gain["high"]], [expected.low, expected.high], atol=1e-12)
+        assert gain["mean"] == pytest.approx(sign * (np.mean(values) - np.mean(random)))
+        assert measure.mean == pytest.approx(np.mean(values))
+
+
+def test_gain_is_the_mean_of_four_curves() -> None:
+    mine, floor = FOUR["good"], FOUR["random"]
+    gains = [
+        np.subtract(floor.deletion, mine.deletion),
+        np.subtract(mine.insertion, floor.insertion),
+        np.subtract(mine.lerf, floor.lerf),
+        np.subtract(floor.morf, mine.morf),
+    ]
+    each = np.mean(gains, axis=0)
+    row = comparison(good=mine, random=floor).table()[0]
+    assert row.gain.mean == pytest.approx(each.mean())
+    assert row.gain.half_width == pytest.approx(stats.t.ppf(0.975, 11) * stats.sem(each))
+
+
+def test_rows_stand_by_gain_and_random_last() -> None:
+    table = comparison(**FOUR).table()
+    assert [row.method for row in table] == ["good", "middling", "constant", "reversed", "random"]
+    assert [row.verdict for row in table] == ["better", "better", "not told apart", "worse", "the floor"]
+    assert [row.deletion.gain.verdict for row in table[:2]] == ["better", "better"]
+    assert table[3].road.gain.verdict == "worse"
+
+
+def test_verdict_is_whether_the_interval_excludes_zero() -> None:
+    assert Interval(0.1, 0.09).verdict == "better"
+    assert Interval(0.1, 0.11).verdict == "not told apart"
+    assert Interval(-0.1, 0.11).verdict == "not told apart"
+    assert Interval(-0.1, 0.09).verdict == "worse"
+    assert Interval(0.0, 0.0).verdict == "not told apart"
+    assert Interval(0.1, None).verdict == "one image"
+
+
+def test_best_has_the_largest_gain_and_rivals_are_as_good() -> None:
+    good, twin = FOUR["good"], scores(5, better_by=0.2)
+    found = comparison(good=good, twin=twin, middling=FOUR["middling"], random=FOUR["random"])
+    assert {found.best, *found.rivals} == {"good", "twin"}
+
+
+def test_the_least_difference_that_every_image_has_tells_methods_apart() -> None:
+    """Differences are paired by image: what images have in common does not hide them."""
+    good = FOUR["good"]
+    slightly = dataclasses.replace(good, insertion=tuple(value - 0.01 for value in good.insertion))
+    found = comparison(slightly=slightly, good=good, random=FOUR["random"])
+    assert found.best == "good"
+    assert found.rivals == ()
+
+
+def test_best_is_never_random() -> None:
+    found = comparison(reversed=FOUR["reversed"], random=FOUR["random"])
+    assert found.best == "reversed"
+    assert "No method can be told to be better than random" in found.text()
+
+
+def test_one_image_has_no_intervals() -> None:
+    found = comparison(method=scores(1, 1, better_by=0.1), random=scores(0, 1))
+    row = found.table()[0]
+    assert row.verdict == row.deletion.gain.verdict == "one image"
+    assert row.gain.to_dict()["low"] is None
+    assert "One image gives no intervals" in found.text()
+    assert "±" not in found.text()
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_text_has_a_line_for_each_method_and_says_which_is_best() -> None:
+    found = comparison(**FOUR)
+    lines = found.text().splitlines()
+    assert [line.split()[0] for line in lines[1:6]] == [row.method for row in found.table()]
+    for line, row in zip(lines[1:6], found.table(), strict=True):
+        assert f"{row.deletion.mean:.3f}" in line
+        assert line.endswith(row.verdict)
+        gains = (row.deletion.gain, row.insertion.gain, row.road.gain, row.gain)
+        assert line.count("*") == sum(gain.verdict in ("better", "worse") for gain in gains)
+    assert "12 images, 4x6 cells, 8 steps" in found.text()
+    assert lines[-1] == "Best: good."
+
+
+def test_rivals_are_named_in_the_text() -> None:
+    found = comparison(good=FOUR["good"], twin=scores(5, better_by=0.2), random=FOUR["random"])
+    assert found.text().endswith(f"not told apart from it: {found.rivals[0]}.")
+
+
+def test_plain_values_hold_the_numbers_of_each_image() -> None:
+    found = comparison(**FOUR)
+    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert plain["scores"]["good"]["deletion"] == list(FOUR["good"].deletion)
+    assert plain["best"] == "good"
+    assert [row["method"] for row in plain["methods"]] == [row.method for row in found.table()]
+    first, row = plain["methods"][0], found.table()[0]
+    assert first["road"]["mean"] == row.road.mean
+    assert first["gain"]["low"] == row.gain.mean - (row.gain.half_width or 0)
+    assert (plain["images"], plain["grid"], plain["steps"], plain["seed"]) == (12, [4, 6], 8, 3)

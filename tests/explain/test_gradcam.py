@@ -1,0 +1,452 @@
+"""Grad-CAM and its variants, in NumPy, from float64 activations and gradients that hooks catch.
+
+At the end, what every method does that explains a class.
+"""
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.explain import MODELS
+from tests.model import random_images, small_model, small_resnet
+from vitascope.errors import UserError
+from vitascope.explain.gradcam import Variant, grad_cam
+from vitascope.explain.gradient_rollout import gradient_rollout
+from vitascope.explain.occlusion import occlusion
+from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine
+from vitascope.model.classifier import Classifier
+from vitascope.model.resnet import ResNet
+
+HYBRID = {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 4}
+THEN_NORM = {"pool": "mean", "pool_norm": "after"}
+CLASSES = [4, 0, 2]
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+METHODS = {
+    "gradient_rollout": gradient_rollout,
+    "occlusion": occlusion,
+    **{variant: functools.partial(grad_cam, variant=variant) for variant in VARIANTS},
+}
+
+of_every_model = pytest.mark.parametrize(
+    "options", [*MODELS.values(), HYBRID, THEN_NORM], ids=[*MODELS, "resnet stem", "mean, then norm"]
+)
+of_every_variant = pytest.mark.parametrize("variant", VARIANTS)
+of_every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+
+Score = Callable[[Tensor, Tensor], Tensor]
+"""Pooled representation (B, D) and logits (B, K) to the sum of what is explained."""
+
+
+def logits_of(classes: list[int]) -> Score:
+    return lambda pooled, logits: sum(logits[image, index] for image, index in enumerate(classes))
+
+
+def place(model: Classifier, layer: int | None) -> nn.Module:
+    """The part whose output is looked at."""
+    if isinstance(model, ResNet):
+        return model.features
+    blocks = model.encoder.blocks
+    if layer is None and model.config.option("pool") != "cls":
+        return model.norm
+    index = (len(blocks) - 1 if layer is None else layer) % len(blocks)
+    if model.config.option("norm") == "pre":
+        return blocks[index].norm1
+    return model.embedding_norm if index == 0 else blocks[index - 1]
+
+
+def caught(
+    model: Classifier, images: Tensor, score: Score, layer: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Activations and gradients in float64, each (B, rows, columns, D)."""
+    model = copy.deepcopy(model).double()
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        output.retain_grad()
+        kept.append(output)
+
+    place(model, layer).register_forward_hook(keep)
+    pooled = model.embed(images.double())
+    score(pooled, model.head(pooled)).backward()
+    (activations,) = kept
+    assert activations.grad is not None
+    a, g = activations.detach().numpy(), activations.grad.numpy()
+    if isinstance(model, ResNet):
+        return a.transpose(0, 2, 3, 1), g.transpose(0, 2, 3, 1)
+    P, grid = model.config.num_prefix_tokens, model.config.grid_of(tuple(images.shape[2:]))
+    return a[:, P:].reshape(len(a), *grid, -1), g[:, P:].reshape(len(a), *grid, -1)
+
+
+def channel_weights(variant: str, a: np.ndarray, g: np.ndarray) -> np.ndarray:
+    """What one channel's activations (h, w) are multiplied with, of the gradients (h, w)."""
+    match variant:
+        case "grad-cam":  # Selvaraju et al. 2017, equation 1
+            return g.mean()
+        case "grad-cam++":  # Chattopadhay et al. 2018, equations 19 and 5
+            pairs = [(each**2, 2 * each**2 + a.sum() * each**3) for each in g.ravel()]
+            alpha = [part / whole if whole != 0 else 0 for part, whole in pairs]
+            return sum(alpha * np.maximum(g, 0).ravel())
+        case "xgrad-cam":  # Fu et al. 2020, equation 9
+            return (a / a.sum() * g).sum()
+        case "hires-cam":
+            return g
+        case "layer-cam":
+            return np.maximum(g, 0)
+    raise AssertionError(variant)
+
+
+def cam(variant: str, activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+    """The heatmaps (B, h, w) of activations and gradients (B, h, w, D)."""
+    maps = []
+    for a, g in zip(activations, gradients, strict=True):
+        heat = sum(channel_weights(variant, a[..., k], g[..., k]) * a[..., k] for k in range(a.shape[-1]))
+        heat = np.maximum(heat, 0)
+        maps.append(heat / heat.max() if heat.max() > 0 else heat)
+    return np.stack(maps)
+
+
+def assert_is_cam(
+    model: Classifier,
+    images: Tensor,
+    target: Any,
+    score: Score,
+    layer: int | None = None,
+) -> None:
+    """Of every variant."""
+    activations, gradients = caught(model, images, score, layer)
+    for variant in VARIANTS:
+        heat = grad_cam(model, images, target, layer, variant)
+        assert heat.dtype == torch.float32
+        expected = cam(variant, activations, gradients)
+        assert expected.max() == 1
+        # What two variants divide by may be small: a sum over places, a difference.
+        tolerance = 1e-3 if variant in ("grad-cam++", "xgrad-cam") else 2e-5
+        np.testing.assert_allclose(heat.numpy(), expected, atol=tolerance, err_msg=variant)
+
+
+@of_every_model
+def test_map_is_that_of_the_formula(options: dict[str, Any]) -> None:
+    model = small_model(image_size=(16, 48), num_heads=4, **options)
+    images = random_images(3, 3, 16, 48)
+    assert_is_cam(model, images, CLASSES, logits_of(CLASSES))
+
+
+@pytest.mark.parametrize("layer", [0, 1, -1])
+@pytest.mark.parametrize("name", ["class_token", "mean_beside_class_token", "post_norm", "window_map"])
+def test_a_layer_is_what_its_attention_reads(name: str, layer: int) -> None:
+    model, images = small_model(**MODELS[name]), random_images(3, 3, 32, 32)
+    assert_is_cam(model, images, CLASSES, logits_of(CLASSES), layer)
+
+
+def test_a_resnet_is_explained_at_its_last_feature_map() -> None:
+    model, images = small_resnet(), random_images(3, 3, 96, 64)
+    assert grad_cam(model, images).shape == (3, 12, 8)
+    assert_is_cam(model, images, CLASSES, logits_of(CLASSES))
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean", "cls_mean"])
+def test_other_resolution_gives_its_own_grid(pool: str) -> None:
+    model, images = small_model(pool=pool, num_registers=1), random_images(3, 3, 48, 16)
+    assert grad_cam(model, images).shape == (3, 6, 2)
+    assert_is_cam(model, images, CLASSES, logits_of(CLASSES))
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_last_layer_is_the_default_of_a_class_token(norm: str) -> None:
+    model, images = small_model(norm=norm), random_images(2, 3, 32, 32)
+    assert torch.equal(grad_cam(model, images), grad_cam(model, images, layer=-1))
+
+
+@pytest.mark.parametrize("options", [{}, {"pool": "mean"}, {"pool": "map", "num_registers": 1}])
+def test_gradients_are_those_of_finite_differences(options: dict[str, Any]) -> None:
+    """No autograd in the reference: each activation is moved a little, and the logit is computed again."""
+    model = small_model(image_size=16, embed_dim=8, depth=2, **options)
+    images, step = random_images(1, 3, 16, 16), 1e-5
+    double, P = copy.deepcopy(model).double(), model.config.num_prefix_tokens
+    base: list[Tensor] = []
+    change = torch.zeros(1, model.config.num_tokens, 8, dtype=torch.float64)
+
+    def moved(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        base.append(output)
+        return output + change
+
+    place(double, None).register_forward_hook(moved)
+    gradients = np.zeros((1, 2, 2, 8))
+    with torch.no_grad():
+        for row, column, channel in np.ndindex(2, 2, 8):
+            sides = []
+            for side in (step, -step):
+                change.zero_()[0, P + 2 * row + column, channel] = side
+                sides.append(double(images.double())[0, 3].item())
+            gradients[0, row, column, channel] = (sides[0] - sides[1]) / (2 * step)
+    activations = base[0][:, P:].reshape(1, 2, 2, 8).numpy()
+    for variant in VARIANTS:
+        heat = grad_cam(model, images, 3, variant=variant)
+        np.testing.assert_allclose(heat, cam(variant, activations, gradients), atol=1e-3)
+
+
+def test_a_difference_of_classes_is_one_number_to_explain() -> None:
+    model, images = small_model(), random_images(3, 3, 32, 32)
+    target = ClassDifference(torch.tensor(CLASSES), torch.tensor([1]))
+
+    def score(pooled: Tensor, logits: Tensor) -> Tensor:
+        return logits_of(CLASSES)(pooled, logits) - logits[:, 1].sum()
+
+    assert_is_cam(model, images, target, score)
+
+
+@pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"pool": "cls_mean"}, {"pool": "map"}])
+def test_likeness_is_explained_where_there_are_no_classes(options: dict[str, Any]) -> None:
+    model, images = small_model(head="none", **options), random_images(3, 3, 32, 32)
+    features = model.embed(random_images(1, 3, 32, 32, seed=7)).detach()
+
+    def score(pooled: Tensor, logits: Tensor) -> Tensor:
+        other = features.double()
+        return ((pooled * other).sum(dim=1) / pooled.norm(dim=1) / other.norm()).sum()
+
+    assert_is_cam(model, images, FeatureCosine(features), score)
+
+
+@of_every_variant
+@pytest.mark.parametrize("options", [{}, THEN_NORM])
+def test_silent_channels_say_nothing(variant: Variant, options: dict[str, Any]) -> None:
+    """Activations of zero, gradients of zero."""
+    model, images = small_model(**options), random_images(3, 3, 32, 32)
+    with torch.no_grad():
+        for norm in (model.encoder.blocks[-1].norm1, model.pool_norm):
+            if isinstance(norm, nn.LayerNorm):
+                norm.weight[:3] = 0
+                norm.bias[:3] = 0
+        model.head.weight[4] = 0
+    heat = grad_cam(model, images, 1, variant=variant)
+    torch.testing.assert_close(heat.amax(dim=(1, 2)), torch.ones(3))
+    assert torch.equal(grad_cam(model, images, 4, variant=variant), torch.zeros(3, 4, 4))
+
+
+@of_every_variant
+@pytest.mark.parametrize("size", [1e-25, 1e4])
+def test_scores_of_any_size_have_a_map(variant: Variant, size: float) -> None:
+    """Squares and cubes of gradients leave what float32 can hold sooner than gradients do."""
+    model, images = small_model(), random_images(3, 3, 32, 32)
+    with torch.no_grad():
+        model.head.weight.mul_(size)
+    expected = cam(variant, *caught(model, images, logits_of(CLASSES), None))
+    assert (expected.max(axis=(1, 2)) == 1).all()
+    heat = grad_cam(model, images, CLASSES, variant=variant)
+    np.testing.assert_allclose(heat, expected, atol=1e-3)
+
+
+def test_only_what_lies_above_is_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = small_model(depth=4), random_images(2, 3, 32, 32)
+    recorded: list[bool] = []
+    for block in model.encoder.blocks:
+        block.register_forward_hook(lambda module, inputs, output: recorded.append(output.requires_grad))
+    grad_cam(model, images, layer=2)
+    assert recorded == [False, False, True, True]
+
+
+@pytest.mark.parametrize("layer", [3, -4, 99])
+def test_layer_that_is_not_there_names_the_range(layer: int) -> None:
+    with pytest.raises(UserError, match=rf"no layer {layer}: the model has 3, 0 to 2"):
+        grad_cam(small_model(), random_images(1, 3, 32, 32), layer=layer)
+
+
+def test_a_layer_of_a_resnet_is_refused() -> None:
+    with pytest.raises(UserError, match="layer 0: a ResNet has no such layers"):
+        grad_cam(small_resnet(), random_images(1, 3, 32, 32), layer=0)
+
+
+def test_unknown_variant_names_those_there_are() -> None:
+    with pytest.raises(UserError, match="grad-cam"):
+        grad_cam(small_model(), random_images(1, 3, 32, 32), variant="gradcam++")
+
+
+# What every method does that explains a class
+
+
+@of_every_method
+def test_the_predicted_class_is_the_default(method: Any) -> None:
+    model, images = small_model(seed=2, pool="mean"), random_images(4, 3, 32, 32)
+    with torch.no_grad():
+        model.head.bias -= model(images).mean(dim=0)  # so that images differ in their class
+    predicted = model(images).argmax(dim=1)
+    assert len(set(predicted.tolist())) > 1
+    assert torch.equal(method(model, images), method(model, images, predicted))
+
+
+@of_every_method
+def test_a_class_has_a_number_a_name_and_a_score(method: Any) -> None:
+    model = small_model(class_names=("ant", "bee", "cat", "dog", "eel"))
+    images = random_images(3, 3, 32, 32)
+    expected = method(model, images, 2)
+    for same in ("cat", torch.tensor(2), [2, "cat", 2], ClassScore(torch.tensor([2]))):
+        assert torch.equal(method(model, images, same), expected)
+    assert not torch.allclose(method(model, images, "dog"), expected)
+
+
+@of_every_method
+@pytest.mark.parametrize("options", [{}, {"pool": "mean"}])
+def test_each_image_is_explained_by_itself(method: Any, options: dict[str, Any]) -> None:
+    model, images = small_model(**options), random_images(3, 3, 32, 32)
+    together = method(model, images, CLASSES)
+    alone = [method(model, images[[index]], CLASSES[index]) for index in range(3)]
+    torch.testing.assert_close(together, torch.cat(alone), atol=1e-3, rtol=0)
+
+
+@of_every_method
+def test_half_precision_model_gives_float32_maps(method: Any) -> None:
+    model, images = small_model(), random_images(3, 3, 32, 32)
+    expected = method(model, images, 1)
+    heat = method(model.to(torch.bfloat16), images.to(torch.bfloat16), 1)
+    assert heat.dtype == torch.float32
+    torch.testing.assert_close(heat.amax(dim=(1, 2)), torch.ones(3))
+    assert np.corrcoef(heat.flatten(), expected.flatten())[0, 1] > 0.97
+
+
+@of_every_method
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_caller_without_gradients_gets_the_same_map(method: Any, without: Any) -> None:
+    model, images = small_model(positions="rotary"), random_images(2, 3, 32, 32)
+    expected = method(model, images)
+    with without():
+        heat = method(model, images.clone())
+        assert torch.is_grad_enabled() is False
+    assert torch.equal(heat, expected)
+
+
+@of_every_method
+@pytest.mark.parametrize("kind", ["vit", "mean", "resnet"])
+def test_nothing_of_model_and_images_is_changed(method: Any, kind: str) -> None:
+    if kind == "resnet" and method is gradient_rollout:
+        pytest.skip("a ResNet has no attention")
+    model = small_resnet() if kind == "resnet" else small_model(pool="mean" if kind == "mean" else "cls")
+    images = random_images(2, 3, 64, 64).requires_grad_()
+    first, *_ = model.parameters()
+    first.requires_grad_(False)
+    model.head.weight.grad = torch.full_like(model.head.weight, 7)
+    model.head.eval()
+    before = copy.deepcopy(model.train())
+    model.head.eval()
+    values = images.detach().clone()
+    heat = method(model, images, 1)
+    assert not heat.requires_grad
+    assert images.grad is None
+    assert images.requires_grad
+    assert torch.equal(images, values)
+    for (name, parameter), old in zip(model.named_parameters(), before.parameters(), strict=True):
+        assert torch.equal(parameter, old), name
+        assert parameter.requires_grad is (parameter is not first), name
+        assert (parameter.grad is None) is (name != "head.weight"), name
+    assert (model.head.weight.grad == 7).all()
+    for (name, buffer), old in zip(model.named_buffers(), before.buffers(), strict=True):
+        assert torch.equal(buffer, old), name
+    assert {name for name, part in model.named_modules() if not part.training} == {"head"}
+
+
+@of_every_method
+def test_model_whose_parameters_are_all_frozen_is_explained_too(method: Any) -> None:
+    model, images = small_model(), random_images(2, 3, 32, 32)
+    expected = method(model, images)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    assert torch.equal(method(model, images), expected)
+
+
+@of_every_method
+def test_model_is_run_as_in_evaluation_and_left_as_it_was(method: Any) -> None:
+    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
+    images = random_images(2, 3, 32, 32)
+    expected = method(model, images)
+    model.train()
+    torch.testing.assert_close(method(model, images), expected)
+    assert model.training
+    with pytest.raises(UserError):
+        method(model, images, 9)
+    assert all(part.training for part in model.modules())
+
+
+@of_every_method
+@pytest.mark.parametrize(
+    ("options", "target", "message"),
+    [
+        ({}, 5, "no class 5; the model has 5, 0 to 4"),
+        ({}, [0, -1], "no class -1"),
+        ({}, [0, 1, 2], "3 classes for 2 images"),
+        ({"class_names": ("ant", "bee", "cat", "dog", "eel")}, "cats", "no class 'cats'"),
+        ({"head": "none"}, None, "this model has no head"),
+        ({"head": "none"}, FeatureCosine(torch.ones(1, 3)), r"features \(B, 16\).*not \(1, 3\)"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(
+    method: Any, options: dict[str, Any], target: Any, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        method(small_model(**options), random_images(2, 3, 32, 32), target)
+
+
+@of_every_method
+@pytest.mark.parametrize("shape", [(1, 3, 33, 32), (1, 4, 32, 32), (3, 32, 32)])
+def test_images_that_do_not_fit_are_refused(method: Any, shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError):
+        method(small_model(), random_images(*shape))
+
+
+@torch.no_grad()
+def reader_of_one_feature(**options: Any) -> Classifier:
+    """Patches carry their brightness as feature 0, class 3 is that feature, and tokens look at all alike.
+
+    No positions, no MLP: nothing else tells patches apart.
+    """
+    model = small_model(positions="none", depth=2, num_heads=1, embed_dim=8, **options)
+    if model.class_token is not None:
+        model.class_token.copy_(torch.eye(8)[7])
+    model.patch_embedding.weight.zero_()
+    model.patch_embedding.weight[0] = 0.1
+    model.patch_embedding.bias.copy_(torch.eye(8)[1])
+    for block in model.encoder.blocks:
+        block.attention.qkv.weight.zero_()
+        block.attention.qkv.weight[16:] = torch.eye(8)  # the values are the tokens
+        block.attention.qkv.bias.zero_()
+        block.attention.proj.weight.copy_(0.5 * torch.eye(8))
+        block.attention.proj.bias.zero_()
+        block.mlp.fc2.weight.zero_()
+        block.mlp.fc2.bias.zero_()
+    for part in model.modules():
+        if isinstance(part, nn.LayerNorm):
+            part.weight.fill_(1)
+            part.bias.zero_()
+    model.head.weight.zero_()
+    model.head.weight[3, ::8] = 1  # of the mean, too, where class token and mean are side by side
+    return model
+
+
+@of_every_method
+@pytest.mark.parametrize("options", [{}, {"pool": "mean"}, {"pool": "cls_mean", "num_registers": 2}])
+@pytest.mark.parametrize("patch", [(1, 3), (3, 0)])
+def test_the_only_patch_that_carries_the_feature_is_the_warmest(
+    method: Any, options: dict[str, Any], patch: tuple[int, int]
+) -> None:
+    model = reader_of_one_feature(**options)
+    row, column = patch
+    images = torch.zeros(1, 3, 32, 32)
+    images[:, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 1
+    heat = method(model, images, 3)[0]
+    assert divmod(int(heat.argmax()), 4) == patch
+    assert heat.flatten().sort().values[-2] < 0.9
+
+
+@of_every_method
+@pytest.mark.parametrize("options", [{}, {"pool": "mean"}, {"pool": "map", "num_registers": 2}])
+def test_without_positions_heat_moves_with_its_patch(method: Any, options: dict[str, Any]) -> None:
+    model, images = small_model(positions="none", **options), random_images(2, 3, 32, 32)
+    moved = images.clone()
+    moved[:, :, 0:8, 16:24], moved[:, :, 24:32, 8:16] = images[:, :, 24:32, 8:16], images[:, :, 0:8, 16:24]
+    expected = method(model, images, 1)
+    expected[:, 0, 2], expected[:, 3, 1] = expected[:, 3, 1].clone(), expected[:, 0, 2].clone()
+    torch.testing.assert_close(method(model, moved, 1), expected, atol=1e-3, rtol=0)

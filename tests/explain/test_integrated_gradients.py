@@ -1,0 +1,263 @@
+"""Integrated gradients against a quadrature by hand in float64, and their axioms."""
+
+import ast
+import copy
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.explain import MODELS
+from tests.model import random_images, small_model, small_resnet
+from vitascope.errors import UserError
+from vitascope.explain.integrated_gradients import integrated_gradients, pixel_attributions, sum_cells
+from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target, answers, as_target
+from vitascope.model.classifier import Classifier
+
+HYBRID = {"stem": "resnet", "resnet_layers": (1,), "resnet_width": 4}
+VITS = MODELS | {
+    "mlp_head": {"head": "mlp"},
+    "oblong_patches": {"image_size": (24, 32), "patch_size": (12, 4)},
+    "checkpointing": {"gradient_checkpointing": True},
+}
+ALL = {name: (small_model, options) for name, options in VITS.items()}
+ALL |= {"hybrid": (small_model, HYBRID), "resnet": (small_resnet, {})}
+of_every_vit = pytest.mark.parametrize("options", VITS.values(), ids=VITS)
+of_every_model = pytest.mark.parametrize(("build", "options"), ALL.values(), ids=ALL)
+
+
+def images_of(model: Classifier, count: int = 2) -> Tensor:
+    return random_images(count, model.config.in_channels, *model.config.image_hw)
+
+
+def by_hand(model: Classifier, images: Tensor, target: Target, steps: int = 64) -> Tensor:
+    """Equation 1 of the paper by Gauss-Legendre's points from a blank image on: float64 (B, C, H, W)."""
+    model = copy.deepcopy(model).double()
+    nodes, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(steps))  # on [-1, 1]
+    attributions = []
+    for index, image in enumerate(images.double()):
+        variants = ((1 + nodes)[:, None, None, None] / 2 * image).requires_grad_()
+        pooled = model.embed(variants)
+        score = target.of(index).score(pooled, model.head(pooled)).sum()
+        gradients = torch.autograd.grad(score, variants)[0]
+        attributions.append(image * (weights[:, None, None, None] / 2 * gradients).sum(dim=0))
+    return torch.stack(attributions)
+
+
+def gap(model: Classifier, images: Tensor, target: Target, steps: int) -> Tensor:
+    """How far attributions are from summing to the score less the blank image's, of that difference: (B,)."""
+    attributions = pixel_attributions(model, images, target, steps=steps, batch_size=16)
+    blank, whole = (target.score(*answers(model, each)) for each in (torch.zeros_like(images), images))
+    return (attributions.sum(dim=(1, 2, 3)) - (whole - blank)).abs() / (whole - blank).abs()
+
+
+@of_every_vit
+def test_attributions_are_the_integral_of_the_gradients(options: dict[str, Any]) -> None:
+    model = small_model(**options)
+    images, target = images_of(model), ClassScore(torch.tensor([1, 3]))
+    attributions = pixel_attributions(model, images, target, steps=48, batch_size=16)
+    assert attributions.dtype == torch.float32
+    torch.testing.assert_close(attributions.double(), by_hand(model, images, target), atol=1e-5, rtol=1e-3)
+
+
+@of_every_vit
+def test_attributions_sum_to_the_difference_from_the_blank_image(options: dict[str, Any]) -> None:
+    model = small_model(**options)
+    images = images_of(model)
+    target = as_target(None, model.config, answers(model, images)[1])
+    assert gap(model, images, target, 48).max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [(small_model, HYBRID | {"resnet_layers": (), "depth": 1}), (small_resnet, {"layers": (1,)})],
+)
+def test_sum_holds_where_a_norm_makes_contrast_matter_only_near_the_blank_image(
+    build: Any, options: dict[str, Any]
+) -> None:
+    model = build(**options)
+    images = images_of(model)
+    target = as_target(None, model.config, answers(model, images)[1])
+    blank, whole = (target.score(*answers(model, each)) for each in (torch.zeros_like(images), images))
+    in_even_steps = by_hand(model, images, target, 32).sum(dim=(1, 2, 3))
+    assert (in_even_steps.abs() < 0.1 * (whole - blank).abs()).all()  # they see next to nothing of it
+    assert gap(model, images, target, 100).max() < 0.1
+
+
+@of_every_model
+def test_heat_of_a_cell_is_the_sum_over_its_pixels_and_colours(build: Any, options: dict[str, Any]) -> None:
+    model = build(**options)
+    images = images_of(model)
+    heat = integrated_gradients(model, images, [1, 3], steps=3)
+    assert heat.dtype == torch.float32
+    assert not heat.requires_grad
+    grid = model.config.grid
+    target = ClassScore(torch.tensor([1, 3]))
+    pixels = pixel_attributions(model, images, target, steps=3, batch_size=16)
+    sums = np.zeros((2, *grid))
+    H, W = images.shape[2:]
+    for y in range(H):
+        for x in range(W):
+            cell = int((y + 0.5) / H * grid[0]), int((x + 0.5) / W * grid[1])
+            sums[:, cell[0], cell[1]] += pixels[:, :, y, x].double().sum(dim=1).numpy()
+    expected = sums.clip(min=0) / sums.max(axis=(1, 2), keepdims=True)
+    np.testing.assert_allclose(heat, expected, atol=1e-4)
+
+
+def test_sums_of_whole_patches_are_those_of_the_blocks() -> None:
+    values = random_images(2, 8, 12)
+    expected = values.reshape(2, 2, 4, 3, 4).sum(dim=(2, 4))
+    torch.testing.assert_close(sum_cells(values, (2, 3)), expected)
+
+
+@pytest.mark.parametrize(("build", "size"), [(small_model, (48, 16)), (small_resnet, (33, 47))])
+def test_other_resolution_has_its_own_cells(build: Any, size: tuple[int, int]) -> None:
+    heat = integrated_gradients(build(), random_images(2, 3, *size), steps=4)
+    assert heat.shape == (2, -(-size[0] // 8), -(-size[1] // 8))
+    torch.testing.assert_close(heat.amax(dim=(1, 2)), torch.ones(2))
+    assert (heat >= 0).all()
+
+
+def test_predicted_class_is_the_default() -> None:
+    model = small_model()
+    images = images_of(model)
+    with torch.no_grad():  # logits of opposite signs
+        model.head.bias -= model(images).mean(dim=0)
+    predicted = model(images).argmax(dim=1)
+    assert predicted[0] != predicted[1]
+    heat = integrated_gradients(model, images, steps=3)
+    assert torch.equal(heat, integrated_gradients(model, images, predicted, steps=3))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        ClassDifference(torch.tensor([4, 2]), torch.tensor([0])),
+        FeatureCosine(random_images(1, 16, seed=7)),
+        FeatureCosine(random_images(2, 16, seed=7)),
+    ],
+)
+def test_other_targets_are_explained(target: Target) -> None:
+    model = small_model(head="none" if isinstance(target, FeatureCosine) else "linear")
+    images = images_of(model)
+    sums = sum_cells(by_hand(model, images, target).sum(dim=1), (4, 4)).clamp_min(0)
+    expected = (sums / sums.amax(dim=(1, 2), keepdim=True)).float()
+    torch.testing.assert_close(integrated_gradients(model, images, target), expected, atol=1e-3, rtol=0)
+
+
+def test_difference_of_classes_is_the_difference_of_their_attributions() -> None:
+    model = small_model()
+    images, one, other = images_of(model), torch.tensor([1]), torch.tensor([3])
+    targets = ClassScore(one), ClassScore(other), ClassDifference(one, other)
+    a, b, both = (pixel_attributions(model, images, each, steps=8, batch_size=8) for each in targets)
+    torch.testing.assert_close(both, a - b, atol=1e-6, rtol=1e-4)
+
+
+@of_every_model
+def test_batches_equal_single_images_and_any_batch_size(build: Any, options: dict[str, Any]) -> None:
+    model = build(**options)
+    images = images_of(model)
+    heat = integrated_gradients(model, images, steps=3)
+    singly = [integrated_gradients(model, image[None], steps=3, batch_size=2) for image in images]
+    torch.testing.assert_close(heat, torch.cat(singly), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_model_is_never_given_more_images_than_the_batch_size(batch_size: int) -> None:
+    model = small_model()
+    given = []
+    model.patch_embedding.register_forward_pre_hook(lambda _, inputs: given.append(len(inputs[0])))
+    integrated_gradients(model, images_of(model, 5), steps=7, batch_size=batch_size)
+    assert max(given) <= batch_size
+    assert sum(given) == 5 + 5 * 7  # each image once, and once for each step
+
+
+def test_blank_image_has_a_map_of_zeros() -> None:
+    heat = integrated_gradients(small_model(), torch.zeros(1, 3, 32, 32), steps=3)
+    assert torch.equal(heat, torch.zeros(1, 4, 4))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_model_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> None:
+    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
+    model.norm.weight.requires_grad_(False)
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    images = images_of(model)
+    before, flags = images.clone(), [parameter.requires_grad for parameter in model.parameters()]
+    expected = integrated_gradients(model, images, steps=3)
+    model.train(training)
+    torch.testing.assert_close(integrated_gradients(model, images, steps=3), expected)
+    assert model.training is training
+    assert flags == [parameter.requires_grad for parameter in model.parameters()]
+    graded = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    assert graded == ["head.weight"]
+    assert torch.equal(model.head.weight.grad, torch.ones_like(model.head.weight))
+    assert torch.equal(images, before)
+    assert not images.requires_grad
+    assert images.grad is None
+
+
+def test_frozen_model_is_explained_too() -> None:
+    model = small_model()
+    expected = integrated_gradients(model, images_of(model), steps=3)
+    model.requires_grad_(False)
+    assert torch.equal(integrated_gradients(model, images_of(model), steps=3), expected)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_taken_also_where_the_caller_has_none(mode: Any) -> None:
+    model = small_model()
+    expected = integrated_gradients(model, images_of(model), steps=3)
+    with mode():
+        heat = integrated_gradients(model, images_of(model), steps=3)
+        assert not torch.is_grad_enabled()
+    torch.testing.assert_close(heat, expected)
+
+
+@of_every_model
+def test_half_precision_model_gives_float32_maps(build: Any, options: dict[str, Any]) -> None:
+    model = build(**options)
+    images = images_of(model).to(torch.bfloat16)
+    heat = integrated_gradients(model.to(torch.bfloat16), images, 1, steps=2)
+    assert heat.dtype == torch.float32
+    assert heat.isfinite().all()
+    assert heat.shape == (2, *model.config.grid)
+
+
+def test_half_precision_map_is_close() -> None:
+    model = small_model()
+    images = images_of(model)
+    expected = integrated_gradients(model, images, 1)
+    heat = integrated_gradients(model.to(torch.bfloat16), images.to(torch.bfloat16), 1)
+    torch.testing.assert_close(heat, expected, atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["steps", "batch_size"])
+@pytest.mark.parametrize("value", [0, -1, 2.5])
+def test_number_below_one_is_refused(name: str, value: Any) -> None:
+    model = small_model()
+    with pytest.raises(UserError, match=f"{name} must be a whole number, at least 1, not {value}"):
+        integrated_gradients(model, images_of(model), **{name: value})
+
+
+def test_what_cannot_be_explained_is_refused_and_leaves_the_mode() -> None:
+    model = small_model().train()
+    with pytest.raises(UserError, match="no class 5; the model has 5, 0 to 4"):
+        integrated_gradients(model, images_of(model), 5)
+    with pytest.raises(UserError, match="nearest: 32x32"):
+        integrated_gradients(model, random_images(1, 3, 33, 32))
+    with pytest.raises(UserError, match="image 1 has values that are not finite"):
+        integrated_gradients(model, images_of(model) * torch.tensor([1, float("nan")])[:, None, None, None])
+    assert model.training
+
+
+def test_captum_is_imported_only_when_it_is_used() -> None:
+    source = ast.parse(Path(inspect.getfile(pixel_attributions)).read_text(encoding="utf-8"))
+    at_once = [node for node in source.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert len(at_once) > 3
+    assert not any("captum" in ast.unparse(node) for node in at_once)
+    assert "captum" in ast.unparse(source)

@@ -1,0 +1,216 @@
+"""Occlusion against the same computed cell by cell, for every kind of model."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.explain import MODELS
+from tests.model import random_images, small_model, small_resnet
+from vitascope.errors import UserError
+from vitascope.explain.occlusion import occlusion
+from vitascope.explain.targets import ClassDifference, FeatureCosine
+from vitascope.model.classifier import Classifier
+
+HYBRID = {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 4}
+ALL = {**{name: (small_model, options) for name, options in MODELS.items()}}
+ALL |= {
+    "hybrid": (small_model, HYBRID),
+    "mlp_head": (small_model, {"head": "mlp"}),
+    "oblong_patches": (small_model, {"image_size": (24, 32), "patch_size": (12, 4)}),
+    "resnet": (small_resnet, {}),
+    "resnet_cifar": (small_resnet, {"root": "cifar", "layers": (1, 1, 1)}),
+}
+of_every_model = pytest.mark.parametrize(("build", "options"), ALL.values(), ids=ALL)
+
+
+def images_of(model: Classifier, count: int = 2) -> Tensor:
+    return random_images(count, model.config.in_channels, *model.config.image_hw)
+
+
+def outputs(model: Classifier, image: Tensor) -> Tensor:
+    """The logits (K,) of one image (C, H, W)."""
+    with torch.no_grad():
+        return model(image[None])[0]
+
+
+def directly(model: Classifier, images: Tensor, grid: tuple[int, int], window: int, score: Any) -> np.ndarray:
+    """Image by image, window by window, in float64; `score` is of (model, image, index)."""
+    model, maps = copy.deepcopy(model).double(), []
+    cell_of_y, cell_of_x = (
+        ((np.arange(side) + 0.5) / side * cells).astype(int)
+        for side, cells in zip(images.shape[2:], grid, strict=True)
+    )
+    for index, image in enumerate(images.double()):
+        total, times = np.zeros(grid), np.zeros(grid)
+        for row in range(grid[0] - window + 1):
+            for column in range(grid[1] - window + 1):
+                hidden = image.clone()
+                down = (row <= cell_of_y) & (cell_of_y < row + window)
+                across = (column <= cell_of_x) & (cell_of_x < column + window)
+                hidden[:, torch.from_numpy(np.outer(down, across))] = 0
+                covered = np.s_[row : row + window, column : column + window]
+                total[covered] += score(model, image, index) - score(model, hidden, index)
+                times[covered] += 1
+        heat = (total / times).clip(min=0)
+        maps.append(heat / heat.max())
+    return np.stack(maps)
+
+
+def class_score(classes: list[int]) -> Any:
+    return lambda model, image, index: float(outputs(model, image)[classes[index]])
+
+
+@of_every_model
+def test_heat_is_how_far_the_predicted_class_falls(build: Any, options: dict[str, Any]) -> None:
+    model = build(**options)
+    images = images_of(model)
+    heat = occlusion(model, images)
+    assert heat.dtype == torch.float32
+    assert heat.shape == (2, *model.config.grid)
+    predicted = [int(outputs(model, image).argmax()) for image in images]
+    expected = directly(model, images, model.config.grid, 1, class_score(predicted))
+    np.testing.assert_allclose(heat, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [2, 3])
+@pytest.mark.parametrize("build", [small_model, small_resnet])
+def test_heat_under_a_larger_window_is_the_mean_over_those_that_cover_the_cell(
+    build: Any, window: int
+) -> None:
+    model = build(image_size=(24, 48))
+    images = images_of(model)
+    predicted = model(images).argmax(dim=1).tolist()
+    heat = occlusion(model, images, predicted, window=window)
+    expected = directly(model, images, model.config.grid, window, class_score(predicted))
+    np.testing.assert_allclose(heat, expected, atol=1e-4)
+
+
+def test_window_of_the_whole_grid_has_one_place() -> None:
+    model = small_model()
+    images = images_of(model, 1)
+    blank, whole = outputs(model, torch.zeros(3, 32, 32)), outputs(model, images[0])
+    falls = int((whole - blank).argmax())
+    assert torch.equal(occlusion(model, images, falls, window=4), torch.ones(1, 4, 4))
+
+
+@pytest.mark.parametrize(("build", "size"), [(small_model, (48, 16)), (small_resnet, (33, 47))])
+def test_other_resolution_has_its_own_cells(build: Any, size: tuple[int, int]) -> None:
+    model, images = build(), random_images(2, 3, *size)
+    grid = (-(-size[0] // 8), -(-size[1] // 8))
+    heat = occlusion(model, images, 3)
+    np.testing.assert_allclose(heat, directly(model, images, grid, 1, class_score([3, 3])), atol=1e-4)
+
+
+def test_difference_of_classes_is_explained() -> None:
+    model = small_model()
+    images = images_of(model)
+
+    def score(model: Classifier, image: Tensor, index: int) -> float:
+        logits = outputs(model, image)
+        return float(logits[[4, 2][index]] - logits[0])
+
+    heat = occlusion(model, images, ClassDifference(torch.tensor([4, 2]), torch.tensor([0])))
+    np.testing.assert_allclose(heat, directly(model, images, (4, 4), 1, score), atol=1e-4)
+
+
+def test_likeness_is_explained_of_a_model_without_a_head() -> None:
+    model = small_model(head="none", distillation_token=True)
+    images = images_of(model)
+    features = model.embed(images.flip(0)).detach()
+
+    def score(model: Classifier, image: Tensor, index: int) -> float:
+        one, other = outputs(model, image).numpy(), features[index].double().numpy()
+        return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+    heat = occlusion(model, images, FeatureCosine(features))
+    np.testing.assert_allclose(heat, directly(model, images, (4, 4), 1, score), atol=1e-4)
+
+
+@of_every_model
+def test_batches_equal_single_images_and_any_batch_size(build: Any, options: dict[str, Any]) -> None:
+    model = build(**options)
+    images = images_of(model)
+    heat = occlusion(model, images)
+    singly = torch.cat([occlusion(model, image[None], batch_size=5) for image in images])
+    torch.testing.assert_close(heat, singly, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+def test_model_is_never_given_more_images_than_the_batch_size(batch_size: int) -> None:
+    model = small_model()
+    given = []
+    model.patch_embedding.register_forward_pre_hook(lambda _, inputs: given.append(len(inputs[0])))
+    occlusion(model, images_of(model, 5), batch_size=batch_size)
+    assert max(given) == batch_size
+    assert sum(given) == 5 + 5 * 16  # each image once, and once for each cell
+
+
+def test_what_is_the_mean_colour_already_cannot_be_hidden() -> None:
+    model = small_model()
+    images = images_of(model)
+    images[0, :, 8:16, :16] = 0
+    images[1] = 0
+    heat = occlusion(model, images, batch_size=7)
+    assert (heat[0, 1, :2] == 0).all()
+    assert heat[0].max() == 1
+    assert torch.equal(heat[1], torch.zeros(4, 4))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_model_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> None:
+    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
+    images = images_of(model)
+    expected = occlusion(model, images)
+    model.train(training)
+    heat = occlusion(model, images)
+    torch.testing.assert_close(heat, expected)
+    assert model.training is training
+    assert not heat.requires_grad
+
+
+@of_every_model
+def test_half_precision_model_gives_float32_maps(build: Any, options: dict[str, Any]) -> None:
+    model = build(**options)
+    images = images_of(model)
+    heat = occlusion(model.to(torch.bfloat16), images.to(torch.bfloat16), 1)
+    assert heat.dtype == torch.float32
+    assert heat.isfinite().all()
+    assert heat.shape == (2, *model.config.grid)
+
+
+def test_half_precision_map_is_close() -> None:
+    model = small_model()
+    images = images_of(model)
+    expected = occlusion(model, images, window=2)
+    heat = occlusion(model.to(torch.bfloat16), images.to(torch.bfloat16), window=2)
+    torch.testing.assert_close(heat, expected, atol=0.15, rtol=0)
+
+
+@pytest.mark.parametrize("window", [0, -1, 5, 1.5])
+def test_window_that_does_not_fit_the_grid_is_refused(window: Any) -> None:
+    with pytest.raises(
+        UserError, match=f"window must be a whole number, at least 1 and at most 4, not {window}"
+    ):
+        occlusion(small_model(), random_images(1, 3, 32, 48), window=window)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_batch_size_below_one_is_refused(batch_size: int) -> None:
+    model = small_model()
+    with pytest.raises(UserError, match=f"batch_size must be a whole number, at least 1, not {batch_size}"):
+        occlusion(model, images_of(model), batch_size=batch_size)
+
+
+def test_what_cannot_be_explained_is_refused_and_leaves_the_mode() -> None:
+    model = small_model().train()
+    with pytest.raises(UserError, match="no class 5; the model has 5, 0 to 4"):
+        occlusion(model, images_of(model), 5)
+    with pytest.raises(UserError, match="nearest: 32x32"):
+        occlusion(model, random_images(1, 3, 33, 32))
+    with pytest.raises(UserError, match="image 1 has values that are not finite"):
+        occlusion(model, images_of(model) * torch.tensor([1, float("nan")])[:, None, None, None])
+    assert model.training

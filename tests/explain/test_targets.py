@@ -1,0 +1,230 @@
+"""What an explanation is about: classes, differences and likeness, and what cannot be asked."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.model import random_images, small_config, small_model, small_resnet
+from vitascope.errors import UserError
+from vitascope.explain.targets import (
+    ClassDifference,
+    ClassScore,
+    FeatureCosine,
+    Target,
+    TargetLike,
+    answers,
+    as_target,
+    class_index,
+)
+
+NAMES = ("cat", "dog", "tiger", "horse", "bird")
+NAMED = small_config(class_names=NAMES)
+PLAIN = small_config()
+POOLED = random_images(3, 16, seed=3)
+LOGITS = torch.tensor([[0.0, 1, 2, 3, 9], [5, 4, 8, 2, 1], [7, 6, 5, 4, 3]])
+"""Predicted: 4, 2, 0."""
+
+
+def scores(target: TargetLike) -> list[float]:
+    return as_target(target, NAMED, LOGITS).score(POOLED, LOGITS).tolist()
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (None, [9, 8, 7]),
+        (1, [1, 4, 6]),
+        ("dog", [1, 4, 6]),
+        ("3", [3, 2, 4]),
+        ([1], [1, 4, 6]),
+        ([0, 1, 2], [0, 4, 5]),
+        (["cat", "dog", "tiger"], [0, 4, 5]),
+        (("cat", 1, "tiger"), [0, 4, 5]),
+        (torch.tensor(1), [1, 4, 6]),
+        (torch.tensor([1]), [1, 4, 6]),
+        (torch.tensor([0, 1, 2]), [0, 4, 5]),
+        (torch.tensor([0, 1, 2], dtype=torch.uint8), [0, 4, 5]),
+        (np.int64(1), [1, 4, 6]),
+        (np.array([0, 1, 2]), [0, 4, 5]),
+        (range(3), [0, 4, 5]),
+        (ClassScore(torch.tensor([1])), [1, 4, 6]),
+        (ClassScore(torch.tensor([0, 1, 2])), [0, 4, 5]),
+        (ClassDifference(torch.tensor([4]), torch.tensor([0])), [9, -4, -4]),
+        (ClassDifference(torch.tensor([4, 2, 0]), torch.tensor([1])), [8, 4, 1]),
+        (ClassDifference(torch.tensor([1]), torch.tensor([4, 2, 0])), [-8, -4, -1]),
+    ],
+)
+def test_score_is_of_the_classes_that_are_asked_for(target: Any, expected: list[float]) -> None:
+    assert scores(target) == expected
+
+
+def test_cosine_is_that_of_the_representations() -> None:
+    features = random_images(3, 16, seed=4)
+    pooled, others = POOLED.double().numpy(), features.double().numpy()
+    lengths = np.linalg.norm(pooled, axis=1) * np.linalg.norm(others, axis=1)
+    np.testing.assert_allclose(
+        scores(FeatureCosine(features)), (pooled * others).sum(axis=1) / lengths, atol=1e-6
+    )
+    one = pooled @ others[0] / (np.linalg.norm(pooled, axis=1) * np.linalg.norm(others[0]))
+    np.testing.assert_allclose(scores(FeatureCosine(features[:1])), one, atol=1e-6)
+
+
+def test_cosine_of_half_precision_is_float32() -> None:
+    target = FeatureCosine(POOLED.to(torch.bfloat16))
+    score = target.score(POOLED.to(torch.bfloat16), LOGITS)
+    assert score.dtype == torch.float32
+    torch.testing.assert_close(score, torch.ones(3))
+
+
+TARGETS: dict[str, Target] = {
+    "class": ClassScore(torch.tensor([3])),
+    "classes": ClassScore(torch.tensor([3, 1, 0])),
+    "difference": ClassDifference(torch.tensor([3]), torch.tensor([1, 0, 2])),
+    "differences": ClassDifference(torch.tensor([3, 1, 0]), torch.tensor([1, 0, 2])),
+    "cosine": FeatureCosine(random_images(1, 16, seed=5)),
+    "cosines": FeatureCosine(random_images(3, 16, seed=5)),
+}
+of_every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+
+
+@of_every_target
+@pytest.mark.parametrize("variants", [1, 4])
+def test_target_of_one_image_is_asked_of_any_number_of_variants(target: Target, variants: int) -> None:
+    together = target.score(POOLED, LOGITS)
+    for image in range(3):
+        rows = torch.full((variants,), image)
+        alone = target.of(image).score(POOLED[rows], LOGITS[rows])
+        torch.testing.assert_close(alone, together[image].expand(variants))
+
+
+@of_every_target
+def test_gradients_flow_to_what_the_score_reads(target: Target) -> None:
+    pooled, logits = POOLED.clone().requires_grad_(), LOGITS.clone().requires_grad_()
+    score = as_target(target, PLAIN, logits).score(pooled, logits)
+    assert score.shape == (3,)
+    read = torch.autograd.grad(score.sum(), pooled if isinstance(target, FeatureCosine) else logits)[0]
+    assert (read.abs().sum(dim=1) > 0).all()  # in each image
+
+
+def test_predicted_classes_hold_no_graph() -> None:
+    target = as_target(None, PLAIN, LOGITS.clone().requires_grad_())
+    assert isinstance(target, ClassScore)
+    assert target.classes.tolist() == [4, 2, 0]
+    assert not target.classes.requires_grad
+
+
+@pytest.mark.parametrize("index", [5, -1, "5", 99])
+def test_number_that_is_no_class_names_the_range(index: int | str) -> None:
+    for target in (index, [0, index, 1]):
+        with pytest.raises(UserError, match=rf"no class {index}; the model has 5, 0 to 4$"):
+            as_target(target, PLAIN, LOGITS)
+    with pytest.raises(UserError, match=r"the model has 5, 0 to 4: cat, dog, tiger, horse, bird$"):
+        as_target(index, NAMED, LOGITS)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        ClassScore(torch.tensor([7])),
+        ClassScore(torch.tensor([0, 7, 1])),
+        ClassDifference(torch.tensor([7]), torch.tensor([0])),
+        ClassDifference(torch.tensor([0]), torch.tensor([0, 1, 7])),
+    ],
+)
+def test_target_of_a_class_that_is_not_there_names_the_range(target: Target) -> None:
+    with pytest.raises(UserError, match="no class 7; the model has 5, 0 to 4"):
+        as_target(target, PLAIN, LOGITS)
+
+
+def test_name_that_is_no_class_names_the_nearest() -> None:
+    with pytest.raises(
+        UserError, match="no class 'tigger'; nearest: tiger; the model has 5, 0 to 4: cat, dog"
+    ):
+        as_target("tigger", NAMED, LOGITS)
+    with pytest.raises(UserError, match=r"no class 'cat'; the model has 5, 0 to 4$"):
+        as_target("cat", PLAIN, LOGITS)
+
+
+def test_many_names_are_not_all_listed() -> None:
+    config = small_config(num_classes=12, class_names=[f"n{index}" for index in range(12)])
+    with pytest.raises(UserError, match=r"0 to 11: n0, n1, .*, n9, \.\.\.$"):
+        class_index("?", config)
+
+
+def test_names_that_are_numbers_are_names_first() -> None:
+    config = small_config(class_names=["4", "3", "2", "1", "0"])
+    assert class_index("4", config) == 0
+    assert class_index(4, config) == 4
+
+
+@pytest.mark.parametrize(
+    "label", [1.5, True, None, [1], torch.tensor([0.0, 1.0, 2.0]), [[0], [1], [2]], np.float32(2)]
+)
+def test_what_is_no_number_and_no_name_is_refused(label: Any) -> None:
+    with pytest.raises(UserError, match="a class is a whole number or a name, not "):
+        as_target(label if isinstance(label, Tensor) else [label], PLAIN, LOGITS)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ([0, 1], "2 classes for 3 images"),
+        ([], "0 classes for 3 images"),
+        (ClassScore(torch.tensor([0, 1])), "2 classes for 3 images"),
+        (ClassDifference(torch.tensor([0, 1, 2]), torch.tensor([0, 1])), "2 versus for 3 images"),
+        (FeatureCosine(torch.ones(2, 16)), "2 features for 3 images"),
+    ],
+)
+def test_another_number_than_there_are_images_is_refused(target: TargetLike, message: str) -> None:
+    with pytest.raises(UserError, match=f"{message}: give one for all, or one an image"):
+        as_target(target, PLAIN, LOGITS)
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [torch.tensor(1), torch.tensor([[1]]), torch.tensor([1.0]), torch.tensor([1], dtype=torch.int32)],
+)
+def test_classes_of_a_target_are_int64_of_one_dimension(classes: Tensor) -> None:
+    for target in (ClassScore(classes), ClassDifference(torch.tensor([1]), classes)):
+        with pytest.raises(UserError, match=r"must be int64 \(B,\) or \(1,\), not torch\."):
+            as_target(target, PLAIN, LOGITS)
+
+
+def test_features_that_are_no_batch_of_the_model_are_refused() -> None:
+    with pytest.raises(UserError, match=r"features \(B, D\), as `model.embed` gives them, not \(16,\)"):
+        as_target(FeatureCosine(torch.ones(16)), PLAIN, LOGITS)
+    with pytest.raises(UserError, match=r"features \(B, 16\), as `model.embed` gives them, not \(1, 9\)"):
+        FeatureCosine(torch.ones(1, 9)).score(POOLED, LOGITS)
+
+
+@pytest.mark.parametrize("head", ["none", "pre_logits"])
+@pytest.mark.parametrize("target", [None, 1, "cat", [0, 1, 2], TARGETS["class"], TARGETS["differences"]])
+def test_classes_of_a_model_without_a_head_are_refused(head: str, target: TargetLike) -> None:
+    with pytest.raises(UserError, match="no head: it gives features, not classes; explain a `FeatureCosine`"):
+        as_target(target, small_config(head=head), LOGITS)
+
+
+@pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"pool": "cls_mean"}])
+def test_a_model_without_a_head_is_asked_for_a_cosine(options: dict[str, Any]) -> None:
+    model = small_model(head="none", **options)
+    pooled, logits = answers(model, random_images(3, 3, 32, 32))
+    target = as_target(FeatureCosine(pooled[1:2]), model.config, logits)
+    score = target.score(pooled, logits)
+    assert score[1] == pytest.approx(1)
+    assert max(score[0], score[2]) < 0.999
+
+
+@pytest.mark.parametrize(
+    "model", [small_model(dropout=0.5, drop_path=0.5), small_resnet()], ids=["vit", "resnet"]
+)
+def test_answers_are_those_of_evaluation_without_gradients(model: Any) -> None:
+    images = random_images(2, 3, 32, 32)
+    expected = model.embed(images), model(images)
+    model.train()
+    for answer, wanted in zip(answers(model, images), expected, strict=True):
+        torch.testing.assert_close(answer, wanted)
+        assert not answer.requires_grad
+    assert model.training
