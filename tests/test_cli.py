@@ -43,13 +43,14 @@ DISTILLATION = {"teacher", "distill", "distill_weight", "temperature"}
 SUPPRESSED = {"train": {"task", *MASKING}, "pretrain": {"task", *DISTILLATION, "distillation"}}
 HELP_SOURCES = [
     ROOT / "training" / "options.py",
-    *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "pack", "train", "use")),
+    *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "pack", "report", "train", "use")),
 ]
 POSITIONAL = {
     "pack": {"data", "out"},
     "evaluate": {"model"},
     "predict": {"model", "images"},
-    "explain": {"model", "image"},
+    "explain": {"model", "data"},
+    "report": {"run"},
     "convert": {"model", "out"},
 }
 
@@ -257,6 +258,24 @@ def test_train_says_what_came_out(here: SimpleNamespace, capsys: pytest.CaptureF
     assert f"{summary['correct']} of {summary['images']} images" in out
     for path in [Path("runs/said/model"), *Path("runs/said/figures").iterdir()]:
         assert str(path) in out
+    assert "report runs/said/report.html" in out
+
+
+def test_report_is_made_again(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    page = here.run / "report.html"
+    first = page.read_bytes()
+    page.unlink()
+    capsys.readouterr()
+    assert main(["report", "runs/tiny", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == "runs/tiny/report.html\n"
+    assert page.read_bytes() == first
+
+
+@pytest.mark.parametrize("run", ["nowhere", "data", "runs/tiny/model", "data/red/0.png"])
+def test_report_of_what_is_no_run_is_refused(
+    here: SimpleNamespace, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"{run}: not a run folder" in refusal(["report", run], capsys)
 
 
 def test_default_run_folders_are_numbered(here: SimpleNamespace) -> None:
@@ -327,38 +346,6 @@ def test_predict_gives_every_class_with_its_share(
 def test_predict_top_k_limits_the_answer(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "runs/tiny/model", "data/red/0.png", "--top-k", "1", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)[0]["predictions"]) == 1
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        [],
-        ["--method", "attention"],
-        ["--method", "attention", "--layer", "0", "--head", "1"],
-    ],
-)
-def test_explain_writes_a_picture(
-    here: SimpleNamespace, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "seen.png"
-    assert main(["explain", "runs/tiny", "data/red/0.png", "--out", str(out), *options]) == 0
-    with Image.open(out) as image:
-        assert image.format == "PNG"
-        pixels = np.asarray(image.convert("RGB"))
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
-    said = capsys.readouterr().out
-    assert str(out) in said
-    assert ("head 1" in said) == ("--head" in options)
-    assert said.startswith(("red (", "blue ("))
-
-
-def test_explain_names_its_picture_after_the_image_and_the_method(
-    here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["explain", str(here.run), str(here.picture), "--method", "attention"]) == 0
-    assert main(["explain", str(here.run), str(here.picture)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"0-attention.png", "0-rollout.png"}
 
 
 @pytest.mark.parametrize("to", ["vitascope", "timm"])
@@ -496,20 +483,6 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         (["predict", "runs/tiny", "nowhere.jpg"], "nowhere.jpg: no such file"),
         (["predict", "runs/tiny", "data/red/0.png", "--top-k", "0"], "at least 1"),
         (["predict", "data", "data/red/0.png"], "data: not a model"),
-        (["explain", "runs/tiny", "broken.jpg"], "broken.jpg: not a picture"),
-        (
-            ["explain", "runs/tiny", "data/red/0.png", "--layer", "99", "--method", "attention"],
-            "no layer 99: the model has 1",
-        ),
-        (
-            ["explain", "runs/tiny", "data/red/0.png", "--head", "2", "--method", "attention"],
-            "no head 2: each layer has 2",
-        ),
-        (["explain", "runs/tiny", "data/red/0.png", "--head", "1"], "--method attention"),
-        (["explain", "runs/tiny", "data/red/0.png", "--layer", "0"], "--method attention"),
-        (["explain", "runs/tiny", "data/red/0.png", "--out", "map.xyz"], "ends in .png"),
-        (["explain", "runs/tiny", "data/red/0.png", "--out", "data"], "ends in .png"),
-        (["explain", "runs/tiny", "data/red/0.png", "--out", "data/red/0.png"], "is the picture itself"),
         (["evaluate", "runs/tiny", "--batch-size", "0"], "batch_size must be at least 1, not 0"),
         (["evaluate", "runs/tiny", "--data", ""], "'': no such folder"),
         (["train", "--mixup", "-1"], "error: mixup must not be negative, not -1.0"),
@@ -546,7 +519,7 @@ def test_existing_run_folder_is_refused_and_not_touched(
         (["train", "--epochs", "many"], "'many'"),
         (["train", "--keep", "worst"], "'worst' for argument '--keep'"),
         (["train", "--lr"], "--lr"),
-        (["explain", "MODEL", "PICTURE", "--method", "guess"], "'rollout', 'attention'"),
+        (["explain", "MODEL", "PICTURE", "--method", "guess"], "'attention', 'rollout'"),
         (["evaluate"], "MODEL"),
     ],
 )

@@ -1,11 +1,12 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.training import tiny_config, write_folder
 from vitascope.cli import main
-from vitascope.report.records import read_metrics
+from vitascope.report.records import load_predictions, read_metrics
 from vitascope.training import finish, train
 from vitascope.training.checkpoint import checkpoints, load_checkpoint
 from vitascope.training.evaluate import evaluate_pretrained
@@ -22,6 +23,7 @@ def data(tmp_path_factory) -> Path:
 def no_pictures(monkeypatch) -> None:
     monkeypatch.setattr(finish, "draw_figures", lambda *_: {})
     monkeypatch.setattr(finish, "draw_masked", lambda *_: {})
+    monkeypatch.setattr(finish, "write_report", lambda run, **_: run / "report.html")
 
 
 @pytest.fixture
@@ -78,6 +80,43 @@ def test_it_is_measured_once_on_the_images_that_nothing_has_seen(
     assert splits == ["test"]
     again = evaluate_pretrained(run, precision="fp32")
     assert (again.accuracy, again.loss) == (result.evaluation.accuracy, pytest.approx(result.evaluation.loss))
+
+
+def test_its_answers_are_kept_as_they_were_measured(data, tmp_path, no_pictures) -> None:
+    result = train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
+    kept = load_predictions(result.run)
+    assert kept is not None
+    assert (kept.split, kept.class_names) == ("test", ("dark", "light"))
+    for name in ("indices", "labels", "probabilities"):
+        np.testing.assert_array_equal(getattr(kept, name), getattr(result.evaluation, name))
+    assert kept.right.mean() == result.evaluation.accuracy
+
+
+@pytest.mark.parametrize("task", ["classify", "masked"])
+def test_the_report_comes_last_with_the_data_that_are_open(
+    data, tmp_path, no_pictures, monkeypatch, task: str
+) -> None:
+    seen = []
+
+    def watched(run: Path, *, splits, device: str) -> Path:
+        seen.append(((run / "model" / "config.json").is_file(), splits.final.name, device))
+        return run / "report.html"
+
+    monkeypatch.setattr(finish, "write_report", watched)
+    run = tmp_path / "run"
+    result = (train.pretrain if task == "masked" else train.train)(
+        tiny_config(data, run=str(run), epochs=1, task=task)
+    )
+    assert seen == [(True, "test", "cpu")]
+    assert result.report == run / "report.html"
+
+
+def test_a_report_that_fails_leaves_a_finished_run(data, tmp_path, no_pictures, monkeypatch) -> None:
+    monkeypatch.setattr(finish, "write_report", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
+    assert from_pretrained(tmp_path / "run").config.num_classes == 2
+    assert load_predictions(tmp_path / "run") is not None
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])

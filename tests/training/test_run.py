@@ -1,10 +1,17 @@
+import datetime
 import json
+import platform
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import vitascope
 from vitascope.errors import UserError
 from vitascope.report.records import read_metrics
+from vitascope.training.options import Engine
 from vitascope.training.recipes import TrainConfig
 from vitascope.training.run import Recorder, create_run, open_run
 
@@ -32,6 +39,34 @@ def test_a_run_opens_with_its_configuration(tmp_path) -> None:
     assert open_run(create_run(config)) == (tmp_path / "r", config)
     with pytest.raises(UserError, match="not a run folder"):
         open_run(tmp_path)
+
+
+def test_a_run_says_where_it_was_started(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/home/ada/bin/vitascope", "train", "--data", "/home/ada/my photos"])
+    monkeypatch.setattr("pathlib.Path.home", lambda: Path("/home/ada"))
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    run = create_run(TrainConfig(run=str(tmp_path / "r"), engine=Engine(device="cpu")))
+    text = (run / "environment.json").read_text()
+    found = json.loads(text)
+    assert found["command"] == "vitascope train --data '~/my photos'"
+    assert found["torch"] == torch.__version__
+    assert found["vitascope"] == vitascope.__version__
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert (found["device"], found["processes"]) == ("cpu", 1)
+    assert found["cores"] >= 1
+    assert found["cpu"]
+    began = datetime.datetime.fromisoformat(found["started"])
+    assert began.tzinfo is not None
+    assert abs(datetime.datetime.now(datetime.UTC) - began) < datetime.timedelta(hours=1)
+    assert "ada" not in text
+    assert "hunter2" not in text
+    assert f'"{platform.node()}"' not in text
+
+
+def test_a_device_that_is_not_here_leaves_no_run(tmp_path) -> None:
+    with pytest.raises(UserError, match="cannot be used here"):
+        create_run(TrainConfig(run=str(tmp_path / "r"), engine=Engine(device="cuda:99")))
+    assert not (tmp_path / "r").exists()
 
 
 def test_records_after_the_resumed_step_are_dropped(tmp_path) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 from vitascope import __version__
 from vitascope.cli.checkpoints import Convert, Models
+from vitascope.cli.explain import Explain
 from vitascope.cli.pack import Pack
 from vitascope.cli.parsing import parse
+from vitascope.cli.report import Report
 from vitascope.cli.train import Pretrain, Train, parse_run
-from vitascope.cli.use import Evaluate, Explain, Predict
+from vitascope.cli.use import Evaluate, Predict
 from vitascope.errors import Interrupted, UserError, nearest
 
 DESCRIPTION = "Train, look inside and ship Vision Transformers."
@@ -23,6 +25,7 @@ COMMANDS: dict[str, type[Any]] = {
     "evaluate": Evaluate,
     "predict": Predict,
     "explain": Explain,
+    "report": Report,
     "convert": Convert,
     "models": Models,
     "pack": Pack,

@@ -111,7 +111,7 @@ def say_trained(result: TrainResult) -> None:
         from vitascope.data.datasets import digits_baseline
 
         print(f"       {digits_baseline():.2%} scikit-learn's SVC() on the same split")
-    say_files(run, result.figures)
+    say_files(run, result.figures, result.report)
 
 
 def say_pretrained(result: PretrainResult) -> None:
@@ -124,15 +124,16 @@ def say_pretrained(result: PretrainResult) -> None:
     if "accuracy" in result.metrics:
         said.append(f"{result.metrics['accuracy']:.2%} of their colours right")
     print(f"{result.split:<6} {', '.join(said)}, after {result.seconds:.1f} s of training")
-    say_files(result.run, result.figures)
+    say_files(result.run, result.figures, result.report)
     print(f"next   vitascope train --weights {result.run} --data FOLDER")
 
 
-def say_files(run: Path, figures: dict[str, Path]) -> None:
-    """Where the model and the pictures are."""
+def say_files(run: Path, figures: dict[str, Path], report: Path) -> None:
+    """Where the model, the pictures and the report are."""
     print(f"model  {run / 'model'}")
     for path in figures.values():
         print(f"figure {path}")
+    print(f"report {report}")
 
 
 R = TypeVar("R", bound=_Run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from vitascope.data.folders import (
     IMAGE_SUFFIXES,
     SPLIT_FOLDERS,
     has_classes,
+    image_files,
     inner_folder,
     open_folder,
     open_unlabelled,
@@ -22,7 +24,7 @@ from vitascope.data.folders import (
     read_tree,
 )
 from vitascope.data.idx import is_idx, open_idx
-from vitascope.data.preprocess import ImageError, header_size
+from vitascope.data.preprocess import ImageError, ImageSource, header_size
 from vitascope.data.splits import TEST_SHARE, VAL_SHARE, ImageSet, Splits, stratified_split
 from vitascope.data.unpack import is_archive, unpack
 from vitascope.errors import UserError, nearest
@@ -96,6 +98,25 @@ def open_for_evaluation(data: str, class_names: tuple[str, ...]) -> ImageSet:
         if images is not None:
             return images
     return read_tree(found, class_names=class_names)
+
+
+def open_pictures(data: str) -> Sequence[ImageSource]:
+    """What there is to look at in a DATA argument: its test split, else `val`, else all of a folder's images.
+
+    Raises:
+        UserError: nothing that `open_data` takes, or no image there.
+    """
+    path = Path(data).expanduser()
+    if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
+        return [path]
+    found = _found(data, seed=0)
+    if isinstance(found, Splits):
+        return found.final.sources
+    named = [found / name for split in ("test", "val") for name in SPLIT_FOLDERS[split]]
+    files = image_files(next((folder for folder in named if folder.is_dir()), found))
+    if not files:
+        raise UserError(f"{data}: no images in this folder")
+    return files
 
 
 def _found(data: str, seed: int) -> Splits | Path:

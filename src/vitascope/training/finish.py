@@ -9,6 +9,8 @@ from pathlib import Path
 from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_figures
+from vitascope.report.records import Predictions, save_predictions
+from vitascope.report.write import write_report
 from vitascope.training.distributed import by_first, is_first
 from vitascope.training.evaluate import Evaluation, evaluate
 from vitascope.training.loop import Trainer
@@ -27,6 +29,7 @@ class TrainResult:
         evaluation: the model on the test split (on `val` where a data set has no test split).
         seconds: time in the loop, validation included, over all of the run's processes.
         figures: paths of the pictures, by name.
+        report: path of the page that shows all of it.
     """
 
     run: Path
@@ -34,6 +37,7 @@ class TrainResult:
     evaluation: Evaluation
     seconds: float
     figures: dict[str, Path]
+    report: Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,7 @@ class PretrainResult:
         split: that split's name.
         seconds: time in the loop, validation included, over all of the run's processes.
         figures: paths of the pictures, by name.
+        report: path of the page that shows all of it.
     """
 
     run: Path
@@ -56,6 +61,7 @@ class PretrainResult:
     split: str
     seconds: float
     figures: dict[str, Path]
+    report: Path
 
 
 def finish_training(trainer: Trainer) -> TrainResult:
@@ -68,15 +74,17 @@ def finish_training(trainer: Trainer) -> TrainResult:
     model = from_pretrained(kept).to(trainer.device)
     evaluation = evaluate(model, trainer.loader(final), precision=trainer.precision)
 
-    def leave() -> dict[str, Path]:
+    def leave() -> tuple[dict[str, Path], Path]:
         record(trainer, evaluation.summary())
+        save_predictions(run, predictions_of(evaluation))
         measured = final.subset(evaluation.split, evaluation.indices)
         figures = draw_figures(run, model, trainer.preprocess, measured, evaluation.probabilities)
         save_pretrained(model, run / "model", preprocess=trainer.preprocess)
         remove_models(run)
-        return figures
+        return figures, report_of(trainer)
 
-    return TrainResult(run, model.cpu(), evaluation, trainer.seconds, by_first(leave))
+    figures, report = by_first(leave)
+    return TrainResult(run, model.cpu(), evaluation, trainer.seconds, figures, report)
 
 
 def finish_pretraining(trainer: Trainer) -> PretrainResult:
@@ -89,10 +97,32 @@ def finish_pretraining(trainer: Trainer) -> PretrainResult:
     if is_first():
         record(trainer, {"split": final.name, "images": len(final), **metrics})
     trainer.save_model(run / "model")
-    by_first(lambda: remove_models(run))
+
+    def leave() -> Path:
+        remove_models(run)
+        return report_of(trainer)
+
+    report = by_first(leave)
     model = from_pretrained(run)
     assert isinstance(model, VisionTransformer)
-    return PretrainResult(run, model, metrics, final.name, trainer.seconds, figures)
+    return PretrainResult(run, model, metrics, final.name, trainer.seconds, figures, report)
+
+
+def predictions_of(evaluation: Evaluation) -> Predictions:
+    """What the run keeps of an evaluation."""
+    return Predictions(
+        split=evaluation.split,
+        class_names=evaluation.class_names,
+        indices=evaluation.indices,
+        labels=evaluation.labels,
+        probabilities=evaluation.probabilities,
+        unreadable=tuple(evaluation.unreadable.values()),
+    )
+
+
+def report_of(trainer: Trainer) -> Path:
+    """The report of a run whose model is written."""
+    return write_report(trainer.run, splits=trainer.splits, device=str(trainer.device))
 
 
 def remove_models(run: Path) -> None:

@@ -2,11 +2,14 @@
 
 runs/digits/
     config.yaml       every option: `vitascope train --config` of it reproduces the run
+    environment.json  when and by which command it was started, versions, the machine
     metrics.jsonl     one line a logged step, an epoch, and the final test; see `Recorder`
     events.out...     the same for TensorBoard
     checkpoints/      what `--resume` continues from
     model/            the finished model
+    predictions.npz   what that model says of the images that it is measured on
     figures/          what it learned, as pictures
+    report.html       all of this on a page
 """
 
 from __future__ import annotations
@@ -19,20 +22,23 @@ from typing import IO, Any
 from torch.utils.tensorboard import SummaryWriter
 
 from vitascope.errors import UserError
-from vitascope.report.records import METRICS, read_metrics
+from vitascope.report.records import CONFIG, ENVIRONMENT, METRICS, read_metrics
+from vitascope.training.environment import describe_environment
 from vitascope.training.recipes import TrainConfig
+from vitascope.weights.writing import write_json
 
-CONFIG = "config.yaml"
+__all__ = ["CONFIG", "Recorder", "create_run", "find_run", "open_run"]
 
 
 def create_run(config: TrainConfig) -> Path:
-    """A new run folder with its `config.yaml`.
+    """A new run folder with its `config.yaml` and `environment.json`.
 
     The default name is `runs/<data>`, with the first free number if that is taken.
 
     Raises:
-        UserError: the named folder exists: a run is never overwritten.
+        UserError: the named folder exists: a run is never overwritten; a device that this machine lacks.
     """
+    environment = describe_environment(config.engine.device)
     if config.run is not None:
         folder = Path(config.run)
         if folder.exists():
@@ -52,6 +58,7 @@ def create_run(config: TrainConfig) -> Path:
                 number += 1
                 folder = base.with_name(f"{base.name}-{number}")
     (folder / CONFIG).write_text(config.to_yaml(), encoding="utf-8")
+    write_json(folder / ENVIRONMENT, environment)
     return folder
 
 

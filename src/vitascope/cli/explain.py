@@ -1,0 +1,187 @@
+"""`vitascope explain`: where a model looks, what it has learned, and which method to believe."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
+
+import tyro
+
+from vitascope.cli.parsing import MaybePath
+from vitascope.cli.use import Model
+from vitascope.errors import UserError
+from vitascope.training.options import MaybeInt, MaybeText
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from vitascope.cli.explaining import Subject
+
+Heatmap = Literal[
+    "attention",
+    "rollout",
+    "gradient-rollout",
+    "grad-cam",
+    "grad-cam++",
+    "xgrad-cam",
+    "hires-cam",
+    "layer-cam",
+    "integrated-gradients",
+    "occlusion",
+]
+OfPicture = Literal["all", "heads", "patch", "features"]
+OfModel = Literal["distance", "positions", "filters"]
+OF_MODEL = get_args(OfModel)
+MaybePatch = Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN", help_behavior_hint="")]
+
+ABOUT_TARGET = (
+    *("gradient-rollout", "grad-cam", "grad-cam++", "xgrad-cam", "hires-cam", "layer-cam"),
+    *("integrated-gradients", "occlusion", "all"),
+)
+CAMS = ("grad-cam", "grad-cam++", "xgrad-cam", "hires-cam", "layer-cam")
+MATTERS_WITH: dict[str, tuple[str, ...]] = {
+    "target": ABOUT_TARGET,
+    "versus": ABOUT_TARGET,
+    "like": ABOUT_TARGET,
+    "layer": ("attention", "patch", "features", *CAMS),
+    "head": ("attention", "patch"),
+    "patch": ("patch",),
+    "fusion": ("rollout",),
+    "discard": ("rollout",),
+}
+"""Options that belong to some methods, and to which."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Explain:
+    """Show where a model looks, and measure which method to believe.
+
+    Of a picture: its heatmap by one method, or by `all`;
+
+    `heads`, every head of every layer; `patch`, what one patch attends to;
+
+    `features`, like patches in like colours.
+
+    Of the model: the `distance` its heads look, `positions`, patch `filters`.
+    """
+
+    model: Model
+    """A run folder, a model folder or file, or a hub id."""
+    data: tyro.conf.Positional[
+        Annotated[str | None, tyro.conf.arg(metavar="[PICTURE or DATA]", help_behavior_hint="")]
+    ] = None
+    """A picture; for `distance` and --compare a folder or any other DATA, by default a run's test images."""
+    method: Heatmap | OfPicture | OfModel = "rollout"
+    """What to show."""
+    target: MaybeText = None
+    """The class to explain, by name or number. Default: the one that the model predicts."""
+    versus: MaybeText = None
+    """Explain why the target rather than this class."""
+    like: MaybePath = None
+    """Explain the likeness to this other picture, by the cosine of the two representations."""
+    layer: MaybeInt = None
+    """The layer, from 0; -1 is the last, which is the default."""
+    head: MaybeInt = None
+    """The head, from 0. Default: the mean of all heads."""
+    patch: MaybePatch = None
+    """The patch to start from, from 0. Default: the one in the middle."""
+    fusion: Annotated[
+        Literal["mean", "max", "min"] | None,
+        tyro.conf.arg(metavar="{mean,max,min}", help_behavior_hint=""),
+    ] = None
+    """What rollout makes of the heads. Default: mean."""
+    discard: Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")] = None
+    """Share of each layer's weights, the smallest, that rollout drops. Default: 0."""
+    image_size: MaybeInt = None
+    """Show the model its pictures at this side, pixels. Default: its own."""
+    compare: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Measure the faithfulness of every method on DATA, and print the table."""
+    images: int = 50
+    """With --compare and `distance`: how many pictures, drawn by --seed."""
+    seed: int = 0
+    """Of the pictures that are drawn, and of --compare's random maps."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """With --compare: print JSON."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `mps`."""
+    out: MaybePath = None
+    """The PNG to write. Default: <picture or model>-<method>.png in this folder."""
+
+    def call(self) -> None:
+        """Explain, write the picture, say what was predicted; or compare and print."""
+        self._check_options()
+        from vitascope.cli import explaining
+
+        subject = explaining.Subject.load(self.model, self.image_size, self.device)
+        if self.compare:
+            comparison = explaining.compare(subject, self.data, images=self.images, seed=self.seed)
+            print(json.dumps(comparison.to_dict()) if self.json else comparison.text())
+            return
+        out = self._checked_out()
+        figure, said = self._draw(subject)
+        from vitascope.explain.plots import save_figure
+
+        save_figure(figure, out)
+        print(f"{said}\n{out}")
+
+    def _check_options(self) -> None:
+        """Refuse options that the method would not read."""
+        for name, methods in MATTERS_WITH.items():
+            if getattr(self, name) is None:
+                continue
+            if self.compare:
+                raise UserError(f"--{name} is for one method's picture; --compare takes all as they are")
+            if self.method not in methods:
+                known = ", ".join(methods)
+                raise UserError(f"--{name} says nothing to {self.method}: add --method, one of {known}")
+        if self.compare and self.out is not None:
+            raise UserError("--compare prints a table and draws nothing: leave out --out")
+        if self.json and not self.compare:
+            raise UserError("--json is for the table of --compare")
+        if self.versus is not None and self.target is None:
+            raise UserError("--versus needs the class that is compared with it: add --target")
+        if self.like is not None and self.target is not None:
+            raise UserError("--like and --target are two questions: give one of them")
+        if self.images < 1:
+            raise UserError(f"--images must be at least 1, not {self.images}")
+        if self.data is None and not self.compare and self.method not in OF_MODEL:
+            raise UserError(f"{self.method} explains a picture: vitascope explain MODEL PICTURE")
+        if self.data is not None and self.method in ("positions", "filters") and not self.compare:
+            raise UserError(f"{self.method} are the model's alone: leave out {self.data}")
+
+    def _checked_out(self) -> Path:
+        """Where the picture goes; never over the one that is explained."""
+        subject = self.model if self.data is None else self.data
+        out = self.out or Path(f"{Path(subject).stem or 'model'}-{self.method}.png")
+        if out.suffix.lower() != ".png":
+            raise UserError(f"--out {out}: the picture is a PNG, so give a name that ends in .png")
+        if self.data is not None and out.exists() and Path(self.data).exists() and out.samefile(self.data):
+            raise UserError(f"--out {out} is the picture itself, which would be lost; give another name")
+        return out
+
+    def _draw(self, subject: Subject) -> tuple[Figure, str]:
+        """The figure, and what to say of it."""
+        from vitascope.cli import explaining
+
+        if self.method == "positions":
+            return explaining.draw_positions(subject)
+        if self.method == "filters":
+            return explaining.draw_filters(subject)
+        if self.method == "distance":
+            return explaining.draw_distance(subject, self.data, images=self.images, seed=self.seed)
+        assert self.data is not None
+        picture = subject.picture(self.data)
+        if self.method == "patch":
+            return explaining.draw_patch(subject, picture, self.patch, self.layer, self.head)
+        if self.method == "heads":
+            return explaining.draw_heads(subject, picture)
+        if self.method == "features":
+            return explaining.draw_features(subject, picture, self.layer)
+        target = explaining.as_asked(subject, self.target, self.versus, self.like)
+        if self.method == "all":
+            return explaining.draw_all(subject, picture, target)
+        settings = {name: getattr(self, name) for name in ("layer", "head", "fusion", "discard")}
+        given = {name: value for name, value in settings.items() if value is not None}
+        return explaining.draw_one(subject, picture, self.method, target, given)

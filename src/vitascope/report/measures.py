@@ -1,0 +1,122 @@
+"""Numbers about a classifier's answers: intervals, calibration, which classes it takes for which."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+BINS = 15
+
+
+def wilson_interval(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+    """The interval of a share that was measured on a sample (Wilson 1927).
+
+    Unlike the one of a normal distribution it stays in [0, 1], and means something for few images and for
+    shares near 0 and 1.
+
+    Args:
+        right: successes.
+        total: trials, at least 1.
+        z: quantile of the normal distribution; this one is of 95% confidence.
+    """
+    share = right / total
+    centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+    half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    # At both ends the formula gives 0 and 1 exactly, but for a rounding.
+    return (0.0 if right == 0 else centre - half), (1.0 if right == total else centre + half)
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Answers by how sure they are: bin m of M holds confidences in ((m - 1) / M, m / M].
+
+    Attributes:
+        counts: answers in each bin, int64 (M,).
+        confidences: their mean confidence, float64 (M,); 0 in an empty bin.
+        accuracies: the share of them that is right, float64 (M,); 0 in an empty bin.
+    """
+
+    counts: npt.NDArray[np.int64]
+    confidences: npt.NDArray[np.float64]
+    accuracies: npt.NDArray[np.float64]
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the mean of |accuracy - confidence|, each answer counting alike."""
+        gaps = np.abs(self.accuracies - self.confidences)
+        return float((self.counts * gaps).sum() / self.counts.sum())
+
+
+def calibration(
+    confidences: npt.NDArray[np.floating], right: npt.NDArray[np.bool_], bins: int = BINS
+) -> Calibration:
+    """How far confidence is to be believed (Guo et al. 2017, equations 2, 3 and 5).
+
+    Args:
+        confidences: probability of the most probable class, (N,) in [0, 1], N at least 1.
+        right: whether that class is the true one, (N,).
+        bins: M, of equal width.
+    """
+    confidences = confidences.astype(np.float64)
+    edges = np.arange(1, bins) / bins
+    places = np.searchsorted(edges, confidences, side="left")  # an edge belongs to the bin that it ends
+    counts = np.bincount(places, minlength=bins)
+    shared = np.maximum(counts, 1)
+    return Calibration(
+        counts=counts.astype(np.int64),
+        confidences=np.bincount(places, weights=confidences, minlength=bins) / shared,
+        accuracies=np.bincount(places, weights=right.astype(np.float64), minlength=bins) / shared,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A class that is taken for another.
+
+    Attributes:
+        true: the class that it is.
+        taken_for: the class that the model says.
+        count: in how many images.
+        total: images of the true class.
+    """
+
+    true: int
+    taken_for: int
+    count: int
+    total: int
+
+
+def confusion_matrix(
+    labels: npt.NDArray[np.int64], guesses: npt.NDArray[np.int64], num_classes: int
+) -> npt.NDArray[np.int64]:
+    """Counts (K, K): true class down, predicted class across."""
+    K = num_classes
+    return np.bincount(labels * K + guesses, minlength=K * K).reshape(K, K)
+
+
+def worst_pairs(confusion: npt.NDArray[np.int64], count: int) -> list[Pair]:
+    """The ordered pairs of classes that are confused most often; of as many, the larger share comes first.
+
+    Args:
+        confusion: counts (K, K), true class down.
+        count: pairs, where there are as many.
+    """
+    totals = confusion.sum(axis=1)
+    trues, others = np.nonzero(confusion - np.diag(confusion.diagonal()))
+    counts = confusion[trues, others]
+    order = np.lexsort((others, trues, -counts / totals[trues], -counts))[:count]
+    return [
+        Pair(int(true), int(other), int(confusion[true, other]), int(totals[true]))
+        for true, other in zip(trues[order], others[order], strict=True)
+    ]
+
+
+def surest_mistakes(
+    confidences: npt.NDArray[np.floating], right: npt.NDArray[np.bool_], count: int
+) -> npt.NDArray[np.int64]:
+    """Positions of the wrong answers, the most confident first: at most `count`."""
+    wrong = np.flatnonzero(~right)
+    return wrong[np.argsort(-confidences[wrong], kind="stable")][:count]

@@ -1,0 +1,130 @@
+"""A run's report: one HTML page that holds everything that it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitascope import __version__
+from vitascope.data.datasets import ImageSet, Splits, open_data
+from vitascope.errors import UserError
+from vitascope.model.hardware import resolve_device
+from vitascope.report import answers, inside, overview
+from vitascope.report.answers import Shown
+from vitascope.report.confidence import calibration_section
+from vitascope.report.html import Section, element, note, page
+from vitascope.report.mistakes import mistakes_section
+from vitascope.report.pictures import attention_over, read_pixels
+from vitascope.report.progress import curves_section
+from vitascope.report.provenance import configuration_section, environment_section
+from vitascope.report.records import Predictions, Run, read_run
+from vitascope.weights.store import Loaded, load_pretrained
+from vitascope.weights.writing import settle
+
+REPORT = "report.html"
+
+
+def write_report(run: Path, *, splits: Splits | None = None, device: str = "auto") -> Path:
+    """Write a run's `report.html` from what is in its folder; returns its path.
+
+    What a run does not have is left out: a ResNet has no attention, pre-training no classes, an unfinished
+    run no answers. Where the data are gone, the report says so in their place.
+
+    Args:
+        run: a run folder.
+        splits: the data of the run where they are open already; None opens them.
+        device: where the model looks at pictures: `auto`, or a torch device.
+
+    Raises:
+        UserError: not a run folder, or one whose files are broken.
+    """
+    found = read_run(run)
+    where = resolve_device(device)
+    loaded = load_pretrained(run) if found.finished else None
+    if loaded is not None:
+        loaded.model.to(where)
+    gone = ""
+    if splits is None:
+        try:
+            splits = open_data(
+                str(found.config["data"]), seed=int(found.config["seed"]), labelled=found.classifies
+            )
+        except UserError as error:
+            gone = str(error)
+    gone = gone or changed(found.predictions, splits)
+    images = splits.final if splits is not None and not gone else None
+    sections = [
+        overview.trained_section(found, None if loaded is None else loaded.model, splits, gone),
+        curves_section(found),
+        *answer_sections(found, loaded, images),
+        inside.masked_section(run),
+        *inside_sections(loaded, images),
+        configuration_section(found),
+        environment_section(found),
+    ]
+    text = page(
+        f"{overview.name_of(found)}: vitascope report",
+        overview.header(found, None if loaded is None else loaded.model),
+        [section for section in sections if section is not None],
+        element("p", f"Made by vitascope {__version__} from the files of the run folder."),
+    )
+    path = run / REPORT
+    aside = path.with_name(f".{REPORT}")
+    aside.write_text(text, encoding="utf-8")
+    return settle(aside, path)
+
+
+def changed(predictions: Predictions | None, splits: Splits | None) -> str:
+    """Why pictures and answers do not belong together any more; empty where they do."""
+    if predictions is None or splits is None:
+        return ""
+    labels, indices = splits.final.labels, predictions.indices
+    fits = splits.final.name == predictions.split and (not len(indices) or int(indices.max()) < len(labels))
+    if fits and (labels[indices] == predictions.labels).all():
+        return ""
+    return (
+        f"the data are others by now: {len(labels):,} {splits.final.name} images, whose labels are not those "
+        f"of the {len(indices):,} {predictions.split} images that the model was measured on"
+    )
+
+
+def answer_sections(run: Run, loaded: Loaded | None, images: ImageSet | None) -> list[Section | None]:
+    """The sections about what a finished classifier says; a line instead where it was not recorded."""
+    if loaded is None or not run.classifies:
+        return []
+    predictions = run.predictions
+    if predictions is None:
+        text = (
+            "This run's answers are not recorded: it is older than such records. So there are no confusions, "
+            "no calibration and no mistakes to show; "
+        )
+        command = element("code", f"vitascope evaluate {overview.name_of(run)}")
+        return [Section("answers", "Its answers", note(text, command, " measures the model again."))]
+    shown = shown_pictures(predictions, loaded, images)
+    return [
+        answers.classes_section(predictions),
+        answers.confusion_section(predictions, shown),
+        calibration_section(predictions),
+        mistakes_section(predictions, shown),
+    ]
+
+
+def shown_pictures(predictions: Predictions, loaded: Loaded, images: ImageSet | None) -> Shown:
+    """The pictures of the sections about answers."""
+    if images is None:
+        return Shown(None, {}, {})
+    places, looked_at = answers.places_wanted(predictions)
+    indices = {place: int(predictions.indices[place]) for place in places}
+    pixels = read_pixels(images, indices.values(), loaded.preprocess)
+    by_place = {place: pixels[index] for place, index in indices.items() if index in pixels}
+    mistakes = {place: by_place[place] for place in looked_at if place in by_place}
+    return Shown(images, by_place, attention_over(loaded.model, loaded.preprocess, mistakes))
+
+
+def inside_sections(loaded: Loaded | None, images: ImageSet | None) -> list[Section | None]:
+    """The sections about what the finished model looks at and has learned."""
+    if loaded is None:
+        return []
+    return [
+        inside.attention_section(loaded.model, loaded.preprocess, images),
+        inside.learned_section(loaded.model),
+    ]

@@ -1,0 +1,88 @@
+"""Where a run was started: enough to tell why another one differs, and nothing that names a person."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitascope import __version__
+from vitascope.model.hardware import bf16_units, resolve_device
+from vitascope.report.records import without_home
+from vitascope.training.distributed import world_size
+
+
+def describe_environment(device: str) -> dict[str, Any]:
+    """Date, command, versions and machine, for `environment.json`; what cannot be told is left out.
+
+    Neither environment variables nor the names of the machine and of its user are among them, and the home
+    folder is `~`.
+
+    Args:
+        device: as in `Engine.device`.
+
+    Raises:
+        UserError: a device that this machine lacks.
+    """
+    where = resolve_device(device)
+    found = {
+        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": command_line(),
+        "vitascope": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": usable_cores(),
+        "memory_gib": memory_gib(),
+        "bf16_units": bf16_units(),
+        "threads": torch.get_num_threads(),
+        "processes": world_size(),
+        "device": where.type,
+        "gpu": torch.cuda.get_device_name(where) if where.type == "cuda" else None,
+        "cuda": torch.version.cuda if where.type == "cuda" else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def command_line() -> str:
+    """What started this process, as it could be typed again: the program without its folder."""
+    return without_home(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+
+
+def usable_cores() -> int | None:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def cpu_name() -> str | None:
+    """What the maker calls the CPU, where the system tells it; else its architecture."""
+    if sys.platform == "darwin":
+        done = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout.strip() or platform.machine() or None
+    listed = Path("/proc/cpuinfo")
+    if listed.is_file():
+        for line in listed.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine() or None
+
+
+def memory_gib() -> float | None:
+    """The machine's memory in GiB, to a tenth; None where the system does not tell it this way."""
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)

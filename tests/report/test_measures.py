@@ -1,0 +1,99 @@
+"""Numbers about answers, against loops and other formulas for the same."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from tests.model import law
+from vitascope.report.measures import (
+    calibration,
+    confusion_matrix,
+    surest_mistakes,
+    wilson_interval,
+    worst_pairs,
+)
+
+
+@law
+@given(total=st.integers(1, 5000), share=st.floats(0, 1))
+def test_wilson_interval_holds_the_shares_that_the_score_test_does_not_refuse(
+    total: int, share: float
+) -> None:
+    """Its ends are where |p - q| is z standard errors of q: the definition, not the solved formula."""
+    right = round(share * total)
+    z = norm.ppf(0.975)
+    low, high = wilson_interval(right, total)
+    assert 0 <= low <= right / total <= high <= 1
+    for end in (low, high):
+        if end not in (0.0, 1.0):
+            error = np.sqrt(end * (1 - end) / total)
+            assert abs(right / total - end) == pytest.approx(z * error, rel=1e-5)
+    assert (low == 0) == (right == 0)
+    assert (high == 1) == (right == total)
+
+
+def by_loops(confidences: np.ndarray, right: np.ndarray, bins: int) -> tuple[list[int], float]:
+    """Counts and the calibration error, bin by bin as the paper defines them."""
+    counts, error = [], 0.0
+    for m in range(1, bins + 1):
+        members = [
+            i for i, p in enumerate(confidences) if (m - 1) / bins < p <= m / bins or (m == 1 and p == 0)
+        ]
+        counts.append(len(members))
+        if members:
+            accuracy = sum(bool(right[i]) for i in members) / len(members)
+            error += (
+                len(members)
+                / len(confidences)
+                * abs(accuracy - sum(map(float, confidences[members])) / len(members))
+            )
+    return counts, error
+
+
+@law
+@given(n=st.integers(1, 120), bins=st.integers(1, 20), seed=st.integers(0, 10**6), edges=st.booleans())
+def test_calibration_is_that_of_the_paper(n: int, bins: int, seed: int, edges: bool) -> None:
+    draw = np.random.default_rng(seed)
+    confidences = draw.integers(0, bins + 1, n) / bins if edges else draw.random(n)
+    right = draw.random(n) < confidences
+    measured = calibration(confidences, right, bins)
+    counts, error = by_loops(confidences, right, bins)
+    assert measured.counts.tolist() == counts
+    assert measured.error == pytest.approx(error, abs=1e-12)
+
+
+def test_calibration_has_fifteen_bins_and_is_perfect_where_confidence_is_accuracy() -> None:
+    measured = calibration(np.full(10, 0.7), np.arange(10) < 7)
+    assert len(measured.counts) == 15
+    assert measured.error == pytest.approx(0)
+    assert calibration(np.full(10, 0.9), np.arange(10) < 7).error == pytest.approx(0.2)
+
+
+@law
+@given(n=st.integers(1, 80), K=st.integers(2, 5), seed=st.integers(0, 10**6), count=st.integers(1, 30))
+def test_worst_pairs_are_the_most_frequent_mistakes(n: int, K: int, seed: int, count: int) -> None:
+    draw = np.random.default_rng(seed)
+    labels, guesses = draw.integers(0, K, n), draw.integers(0, K, n)
+    pairs = worst_pairs(confusion_matrix(labels, guesses, K), count)
+    tally: dict[tuple[int, int], int] = {}
+    for label, guess in zip(labels.tolist(), guesses.tolist(), strict=True):
+        if label != guess:
+            tally[label, guess] = tally.get((label, guess), 0) + 1
+    assert [pair.count for pair in pairs] == sorted(tally.values(), reverse=True)[:count]
+    assert all(tally[pair.true, pair.taken_for] == pair.count for pair in pairs)
+    assert all((labels == pair.true).sum() == pair.total for pair in pairs)
+    assert len({(pair.true, pair.taken_for) for pair in pairs}) == len(pairs)
+
+
+def test_of_pairs_as_frequent_the_larger_share_comes_first() -> None:
+    confusion = np.array([[90, 2, 0], [0, 1, 2], [0, 0, 5]])
+    assert [(pair.true, pair.taken_for) for pair in worst_pairs(confusion, 5)] == [(1, 2), (0, 1)]
+
+
+def test_surest_mistakes_are_wrong_and_in_the_order_of_confidence() -> None:
+    confidences = np.array([0.9, 0.5, 0.8, 0.7, 0.99])
+    right = np.array([False, False, True, False, True])
+    assert surest_mistakes(confidences, right, 2).tolist() == [0, 3]
+    assert surest_mistakes(confidences, right, 9).tolist() == [0, 3, 1]

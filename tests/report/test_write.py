@@ -1,0 +1,302 @@
+"""The report of whole runs, of broken-off ones and of those whose data are gone."""
+
+import dataclasses
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from tests.model import small_model, small_resnet
+from tests.report.test_html import Reader
+from tests.training import tiny_config, write_folder
+from vitascope.cli import main
+from vitascope.errors import UserError
+from vitascope.report import inside
+from vitascope.report.records import load_predictions, save_predictions
+from vitascope.report.write import write_report
+from vitascope.training import finish, train
+from vitascope.weights.store import save_pretrained
+
+STRANGE = '<b>&"$x$'
+ALL = {
+    "trained",
+    "curves",
+    "classes",
+    "confusion",
+    "calibration",
+    "mistakes",
+    "attention",
+    "learned",
+    "configuration",
+    "environment",
+}
+ABOUT_ANSWERS = {"classes", "confusion", "calibration", "mistakes"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A finished run that learns nothing, so that half of its answers are wrong, and its data."""
+    root = tmp_path_factory.mktemp("a, place & more")
+    data = write_folder(root / "photos", per_class=20, side=8, classes=(STRANGE, "light"))
+    train.train(tiny_config(data, run=str(root / "run"), epochs=2, lr=0.0, keep="last"))
+    return root
+
+
+@pytest.fixture
+def run(made, tmp_path) -> Path:
+    """A copy of the run, to be changed."""
+    return Path(shutil.copytree(made / "run", tmp_path / "run"))
+
+
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    """One small drawing for those of the first layer, whose many axes take matplotlib its time."""
+    monkeypatch.setattr(inside, "draw_embedding", lambda _: {"positions": Figure((1, 1))})
+
+
+def sections(page: Path) -> set[str]:
+    return {attributes["id"] for name, attributes in read(page).elements if name == "section"}
+
+
+def read(page: Path) -> Reader:
+    reader = Reader(page.read_text(encoding="utf-8"))
+    assert reader.open == []
+    return reader
+
+
+def test_training_writes_a_report_of_everything(made) -> None:
+    page = made / "run" / "report.html"
+    assert sections(page) == ALL
+    test = json.loads((made / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    said = read(page).text
+    assert f"{test['accuracy']:.2%} of {test['images']} test images right" in said
+    assert "32 train, 4 val, 4 test" in said
+
+
+def test_it_needs_nothing_but_itself(made) -> None:
+    text = (made / "run" / "report.html").read_text(encoding="utf-8")
+    places = {"src", "href", "xlink:href", "srcset", "data", "action", "poster", "background"}
+    for name, attributes in Reader(text).elements:
+        assert name not in ("script", "link", "iframe", "object", "embed", "base")
+        assert not [key for key in attributes if key.startswith("on")]
+        for key in places & attributes.keys():
+            assert str(attributes[key]).startswith(("data:image/", "#")), (name, attributes[key])
+    outside = re.findall(r"url\(([^)]*)\)", text)
+    assert all(place.startswith("#") for place in outside)
+    assert "@import" not in text
+    assert "http" not in re.sub(r'"data:[^"]*"', "", text)
+
+
+def test_every_reference_inside_the_page_has_one_target(made) -> None:
+    text = (made / "run" / "report.html").read_text(encoding="utf-8")
+    names = [str(attributes["id"]) for _, attributes in Reader(text).elements if "id" in attributes]
+    assert len(names) == len(set(names))
+    referred = set(re.findall(r'(?:href="|url\()#([\w-]+)', text))
+    assert referred
+    assert referred <= set(names)
+
+
+def test_pictures_say_what_they_show(made) -> None:
+    elements = read(made / "run" / "report.html").elements
+    pictures = [attributes for name, attributes in elements if name == "img"]
+    drawings = [attributes for name, attributes in elements if name == "svg"]
+    assert len(pictures) > 10
+    assert all(attributes["alt"] for attributes in pictures)
+    assert len(drawings) > 5
+    assert all(attributes["aria-label"] for attributes in drawings)
+
+
+def test_names_of_classes_and_values_are_text(made, run, quick) -> None:
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(
+        config.replace("optimizer: adamw", "optimizer: '<script>alert(1)</script>'")
+    )
+    (run / "environment.json").write_text(
+        json.dumps({"cpu": "<img src=x>", "started": "2026-01-02T03:04:05"})
+    )
+    page = read(write_report(run))
+    assert not [name for name, _ in page.elements if name in ("b&", "script")]
+    assert f"Is {STRANGE}, taken for light" in page.text or f"Is light, taken for {STRANGE}" in page.text
+    assert "<script>alert(1)</script>" in page.text
+    assert "<img src=x>" in page.text
+    assert "2026-01-02 03:04" in page.text
+
+
+def test_it_is_the_same_again(run, quick) -> None:
+    first = write_report(run, device="cpu").read_bytes()
+    assert write_report(run, device="cpu").read_bytes() == first
+    assert not (run / ".report.html").exists()
+
+
+def test_the_surest_mistakes_and_the_worst_pair_are_shown(made, run, quick) -> None:
+    kept = load_predictions(run)
+    assert kept is not None
+    probabilities = np.array([[0.01, 0.99], [0.3, 0.7], [0.6, 0.4], [0.2, 0.8]], dtype=np.float32)
+    assert kept.labels.tolist() == [0, 0, 1, 1]
+    save_predictions(run, dataclasses.replace(kept, probabilities=probabilities))
+    text = read(write_report(run)).text
+    assert f"Is {STRANGE}, taken for light: 2 of 2" in text
+    assert text.index("said light (99.0%)") < text.index("said light (70.0%)")
+    assert "All 3 mistakes" in text
+    assert "said light (80.0%)" not in text
+
+
+def test_a_classifier_without_mistakes_has_no_such_section(run, quick) -> None:
+    kept = load_predictions(run)
+    assert kept is not None
+    save_predictions(run, dataclasses.replace(kept, probabilities=np.eye(2, dtype=np.float32)[kept.labels]))
+    page = write_report(run)
+    assert sections(page) == ALL - {"mistakes"}
+    assert "No class was ever taken for another" in read(page).text
+
+
+def test_a_resnet_has_what_needs_no_attention(run, quick) -> None:
+    shutil.rmtree(run / "model")
+    names = (STRANGE, "light")
+    save_pretrained(small_resnet(class_names=names, num_classes=2, image_size=16), run / "model")
+    page = write_report(run)
+    assert sections(page) == ALL - {"attention", "learned"}
+    assert "attention" not in read(page).text.partition("Configuration")[0].lower()
+
+
+def test_a_run_without_recorded_answers_says_so(run, quick) -> None:
+    (run / "predictions.npz").unlink()
+    (run / "environment.json").unlink()
+    page = write_report(run)
+    assert sections(page) == ALL - ABOUT_ANSWERS | {"answers"}
+    said = read(page).text
+    assert "answers are not recorded" in said
+    assert "did not record its environment" in said
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_an_unfinished_run_shows_how_far_it_is_and_how_it_goes_on(run, epochs: int, quick) -> None:
+    shutil.rmtree(run / "model")
+    (run / "predictions.npz").unlink()
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [record for record in records if record["kind"] == "epoch"][:epochs]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
+    page = write_report(run)
+    expected = {"trained", "configuration", "environment"} | ({"curves"} if epochs else set())
+    assert sections(page) == expected
+    said = read(page).text
+    assert f"{epochs} of 2 epochs are done" in said
+    assert "This run has not finished" in said
+    assert "vitascope train --resume" in said
+
+
+def test_data_that_are_gone_are_named_and_the_rest_is_there(made, run, capsys, quick) -> None:
+    data = made / "photos"
+    data.rename(made / "away")
+    try:
+        assert main(["report", str(run)]) == 0
+    finally:
+        (made / "away").rename(data)
+    assert capsys.readouterr().out == f"{run / 'report.html'}\n"
+    page = read(run / "report.html")
+    assert sections(run / "report.html") == ALL
+    assert f"The pictures are not shown: {data}: no such folder" in page.text
+    assert not [name for name, _ in page.elements if name == "img"]
+
+
+def test_data_that_are_others_by_now_are_not_shown(made, run, quick) -> None:
+    kept = load_predictions(run)
+    assert kept is not None
+    for changed in ({"labels": kept.labels[::-1]}, {"indices": kept.indices + 1000}, {"split": "val"}):
+        save_predictions(run, dataclasses.replace(kept, **changed))
+        page = read(write_report(run))
+        assert "the data are others by now" in page.text
+        assert not [name for name, _ in page.elements if name == "img"]
+
+
+def test_pictures_that_cannot_be_read_any_more_are_counted(made, run, monkeypatch, quick) -> None:
+    kept = load_predictions(run)
+    assert kept is not None
+    wrong = np.eye(2, dtype=np.float32)[1 - kept.labels]
+    save_predictions(run, dataclasses.replace(kept, probabilities=wrong, unreadable=("x.png: broken",)))
+    from vitascope.data.datasets import open_data
+
+    broken = open_data(str(made / "photos"), seed=0).final.sources[0]
+    content = broken.read_bytes()
+    broken.write_bytes(b"no picture")
+    try:
+        said = read(write_report(run)).text
+    finally:
+        broken.write_bytes(content)
+    assert "1 of the pictures cannot be read any more" in said
+    assert "1 images could not be read" in said
+
+
+def test_many_classes_have_their_worst_pairs_and_no_matrix(made, run, quick) -> None:
+    kept = load_predictions(run)
+    assert kept is not None
+    names = tuple(f"class {k}" for k in range(61))
+    wide = np.full((4, 61), 1e-3, dtype=np.float32)
+    wide[:, 60] = 0.9
+    data = {"class_names": names, "probabilities": wide}
+    save_predictions(run, dataclasses.replace(kept, **data))
+    page = read(write_report(run))
+    assert "too large to read" in page.text
+    assert "Is class 0, taken for class 60: 2 of 2" in page.text
+    assert not [
+        name for name, attributes in page.elements if "Confusion" in str(attributes.get("aria-label"))
+    ]
+
+
+def test_large_pictures_stay_small(tmp_path, quick, monkeypatch) -> None:
+    """Noise is what compresses worst."""
+    monkeypatch.setattr(finish, "draw_figures", lambda *_: {})
+    data = tmp_path / "noise"
+    draw = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (data / "train" / name).mkdir(parents=True)
+        (data / "test" / name).mkdir(parents=True)
+        for number in range(26):
+            pixels = draw.integers(0, 256, (400, 400, 3), dtype=np.uint8)
+            part = "train" if number < 2 else "test"
+            Image.fromarray(pixels).save(data / part / name / f"{number}.jpg", quality=95)
+    run = tmp_path / "run"
+    options = {"image_size": 320, "patch_size": 160, "epochs": 1, "lr": 0.0}
+    train.train(tiny_config(data, run=str(run), **options))
+    text = (run / "report.html").read_text()
+    assert text.count("<img") > 60
+    assert len(text) < 5_000_000
+
+
+def test_pre_training_shows_hidden_patches_and_no_answers(made, tmp_path, quick) -> None:
+    result = train.pretrain(tiny_config(made / "photos", run=str(tmp_path / "pre"), epochs=1, task="masked"))
+    assert result.report == tmp_path / "pre" / "report.html"
+    assert sections(result.report) == ALL - ABOUT_ANSWERS | {"masked"}
+    said = read(result.report).text
+    assert "hidden patches" in said
+    assert "vitascope pretrain --config" in said
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"positions": "rotary", "attention": "axial"},
+        {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 4, "positions": "relative"},
+        {"patch_size": 1, "image_size": 4},
+        {"patch_size": 16, "pool": "mean"},
+    ],
+)
+def test_any_vision_transformer_has_a_report(run, options) -> None:
+    shutil.rmtree(run / "model")
+    values = {"class_names": (STRANGE, "light"), "num_classes": 2, "image_size": 16, **options}
+    save_pretrained(small_model(**values), run / "model")
+    without = {"learned"} if options.get("positions") == "relative" else set()  # and no patches of pixels
+    assert sections(write_report(run)) == ALL - without
+
+
+def test_what_is_no_run_is_refused(tmp_path, capsys) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        write_report(tmp_path / "nothing")
+    assert main(["report", str(tmp_path)]) == 2
+    assert "not a run folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,263 @@
+"""`vitascope explain`: every method's picture, the comparison's table, and refusals."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.test_cli import SHAPE, SHORT, colours, here, place, refusal  # noqa: F401 - fixtures
+from vitascope.cli import main
+from vitascope.cli.explain import ABOUT_TARGET, CAMS, MATTERS_WITH, Explain, Heatmap, OfModel, OfPicture
+from vitascope.explain.methods import METHODS
+
+PICTURE = "data/red/0.png"
+
+
+@pytest.fixture(scope="module")
+def others(place: SimpleNamespace) -> SimpleNamespace:  # noqa: F811
+    """Beside the tiny run: a ResNet's, a body without a head, and folders that cannot be explained."""
+    import contextlib
+
+    with contextlib.chdir(place.root):
+        cnn = ["--recipe", "cnn", "--model", "resnet29_w32_cifar", "--image-size", "16"]
+        assert main(["train", "--data", "data", "--run", "runs/cnn", *cnn, *SHORT[2:]]) == 0
+        assert main(["pretrain", "--data", "data", "--run", "runs/body", *SHAPE, *SHORT[2:]]) == 0
+        Path("empty").mkdir()
+        Path("plain").mkdir()
+        for number, path in enumerate(sorted(Path("data").rglob("*.png"))[::5]):
+            (Path("plain") / f"{number}.png").write_bytes(path.read_bytes())
+    return place
+
+
+def drawn(out: Path) -> np.ndarray:
+    with Image.open(out) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB"))
+
+
+def explain(*argv: str, out: Path) -> np.ndarray:
+    """The picture that a command draws."""
+    assert main(["explain", *argv, "--out", str(out)]) == 0
+    return drawn(out)
+
+
+def test_methods_of_the_command_are_those_of_the_library() -> None:
+    assert get_args(Heatmap) == tuple(METHODS)
+    assert set(ABOUT_TARGET) == {name for name, method in METHODS.items() if method.has_target} | {"all"}
+    assert set(CAMS) == {name for name in METHODS if "cam" in name}
+
+
+def test_every_option_of_a_method_is_checked_against_it() -> None:
+    known = {*METHODS, *get_args(OfPicture), *get_args(OfModel)}
+    for name, methods in MATTERS_WITH.items():
+        assert getattr(Explain(model="m"), name) is None, name  # None is how a missing option looks
+        assert set(methods) < known
+
+
+@pytest.mark.parametrize("method", [*METHODS, *get_args(OfPicture)])
+def test_picture_of_every_method_is_written_and_named(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    method: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "seen.png"
+    pixels = explain("runs/tiny", PICTURE, "--method", method, out=out)
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+    said = capsys.readouterr().out
+    assert said.endswith(f"{out}\n")
+    if method in (*METHODS, "all"):
+        assert said.startswith(("red (", "blue ("))
+    if method in METHODS:
+        assert METHODS[method].title in said
+
+
+@pytest.mark.parametrize("method", get_args(OfModel))
+def test_picture_of_the_model_needs_no_picture(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    method: str,
+) -> None:
+    pixels = explain("runs/tiny", "--method", method, out=tmp_path / "seen.png")
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--method", "attention", "--layer", "0", "--head", "1"], "attention, layer 0, head 1"),
+        (["--method", "rollout", "--fusion", "max", "--discard", "0.5"], "fusion max, discard 0.5"),
+        (["--method", "grad-cam", "--target", "blue"], "Grad-CAM of blue"),
+        (["--method", "grad-cam", "--target", "1"], "Grad-CAM of red"),
+        (["--method", "hires-cam", "--target", "red", "--versus", "blue"], "HiResCAM of red, not blue"),
+        (["--method", "occlusion", "--like", "data/blue/1.png"], "occlusion of the likeness"),
+        (["--method", "all", "--target", "blue"], "every method of blue"),
+        (["--method", "patch", "--patch", "1", "0", "--head", "1"], "row 1, column 0 attends to"),
+        (["--method", "rollout", "--image-size", "48"], "attention rollout"),
+    ],
+)
+def test_options_are_said(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    options: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    explain("runs/tiny", PICTURE, *options, out=tmp_path / "seen.png")
+    assert said in capsys.readouterr().out
+
+
+def test_another_target_gives_another_picture(here: SimpleNamespace, tmp_path: Path) -> None:  # noqa: F811
+    pictures = [
+        explain("runs/tiny", PICTURE, "--method", "occlusion", "--target", name, out=tmp_path / f"{name}.png")
+        for name in ("red", "blue")
+    ]
+    assert pictures[0].shape != pictures[1].shape or (pictures[0] != pictures[1]).any()
+
+
+def test_picture_is_named_after_the_image_and_the_method(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", str(here.run), str(here.picture), "--method", "attention"]) == 0
+    assert main(["explain", str(here.run), str(here.picture)]) == 0
+    assert main(["explain", str(here.run), "--method", "filters"]) == 0
+    default = Explain(model="m").method
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "0-attention.png",
+        f"0-{default}.png",
+        "tiny-filters.png",
+    }
+
+
+def test_comparison_prints_a_row_for_every_method_and_the_floor(
+    here: SimpleNamespace,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    capsys.readouterr()
+    assert main(["explain", "runs/tiny", "data", "--compare", "--images", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[0] == "method"
+    assert {line.split()[0] for line in lines[1 : 2 + len(METHODS)]} == {*METHODS, "random"}
+    assert "3 images" in "\n".join(lines)
+
+
+def test_comparison_as_json_has_the_numbers_of_each_image(
+    others: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(others.root)
+    capsys.readouterr()
+    argv = ["explain", "runs/tiny", "plain", "--compare", "--images", "2", "--json"]
+    assert main(argv) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["images"] == 2
+    assert {row["method"] for row in found["methods"]} == {*METHODS, "random"}
+    assert all(len(scores["deletion"]) == 2 for scores in found["scores"].values())
+    assert main(argv) == 0
+    again = json.loads(capsys.readouterr().out)
+    for name, scores in found["scores"].items():
+        assert scores["insertion"] == again["scores"][name]["insertion"]
+
+
+def test_comparison_of_a_run_takes_its_own_test_images(
+    here: SimpleNamespace,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    capsys.readouterr()
+    assert main(["explain", "runs/tiny", "--compare", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 2  # a tenth of each class of ten
+
+
+def test_resnet_is_compared_and_explained_without_attention(
+    others: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(others.root)
+    capsys.readouterr()
+    assert main(["explain", "runs/cnn", "data", "--compare", "--images", "2", "--json"]) == 0
+    measured = {row["method"] for row in json.loads(capsys.readouterr().out)["methods"]}
+    assert measured == {name for name, method in METHODS.items() if not method.attends} | {"random"}
+    explain("runs/cnn", PICTURE, "--method", "all", out=tmp_path / "all.png")
+    explain("runs/cnn", PICTURE, "--method", "grad-cam", out=tmp_path / "cam.png")
+
+
+def test_body_without_a_head_is_explained_by_attention_and_likeness(
+    others: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(others.root)
+    for options in (["rollout"], ["all"], ["grad-cam", "--like", "data/blue/1.png"], ["features"]):
+        explain("runs/body", PICTURE, "--method", *options, out=tmp_path / f"{len(options)}.png")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["runs/tiny", "broken.jpg"], "broken.jpg: not a picture"),
+        (["runs/tiny", "nowhere.png"], "nowhere.png: no such file"),
+        (["runs/tiny"], "explains a picture: vitascope explain MODEL PICTURE"),
+        (["runs/tiny", "data"], "data is a folder: name a picture in it, or add --compare"),
+        (["runs/tiny", PICTURE, "--layer", "99", "--method", "attention"], "no layer 99: the model has 1"),
+        (["runs/tiny", PICTURE, "--head", "2", "--method", "attention"], "no head 2: each layer has 2"),
+        (["runs/tiny", PICTURE, "--patch", "0", "2", "--method", "patch"], "2"),
+        (["runs/tiny", PICTURE, "--method", "occlusion", "--target", "rde"], "no class 'rde'; nearest: red"),
+        (
+            ["runs/tiny", PICTURE, "--method", "occlusion", "--target", "2"],
+            "no class 2; the model has 2",
+        ),
+        (["runs/tiny", PICTURE, "--method", "rollout", "--head", "1"], "--head says nothing to rollout"),
+        (
+            ["runs/tiny", PICTURE, "--method", "rollout", "--target", "red"],
+            "--target says nothing",
+        ),
+        (
+            ["runs/tiny", PICTURE, "--method", "rollout", "--discard", "1"],
+            "discard is a share in [0, 1)",
+        ),
+        (["runs/tiny", PICTURE, "--method", "grad-cam", "--versus", "red"], "add --target"),
+        (
+            ["runs/tiny", PICTURE, "--method", "occlusion", "--target", "red", "--like", PICTURE],
+            "give one of them",
+        ),
+        (["runs/tiny", PICTURE, "--method", "filters"], "leave out data/red/0.png"),
+        (
+            ["runs/tiny", PICTURE, "--method", "rollout", "--image-size", "0"],
+            "must be at least 1, not 0",
+        ),
+        (["runs/tiny", PICTURE, "--method", "rollout", "--image-size", "17"], "not a multiple of patch 8"),
+        (["runs/tiny", PICTURE, "--json"], "--json is for the table of --compare"),
+        (["runs/tiny", PICTURE, "--out", "map.xyz"], "ends in .png"),
+        (["runs/tiny", PICTURE, "--out", "data"], "ends in .png"),
+        (["runs/tiny", PICTURE, "--out", PICTURE], "is the picture itself"),
+        (["runs/tiny", "empty", "--compare"], "empty: no images in this folder"),
+        (["runs/tiny", "nowhere", "--compare"], "nowhere: no such folder"),
+        (["runs/tiny", "data", "--compare", "--images", "0"], "--images must be at least 1, not 0"),
+        (["runs/tiny", "data", "--compare", "--out", "a.png"], "leave out --out"),
+        (["runs/tiny", "data", "--compare", "--head", "1"], "--compare takes all as they are"),
+        (["runs/tiny/model", "--compare"], "is not a run folder"),
+        (["runs/cnn", PICTURE, "--method", "rollout"], "a ResNet has no attention to show"),
+        (["runs/cnn", "--method", "positions"], "a ResNet has no position embeddings"),
+        (["runs/body", PICTURE, "--method", "grad-cam"], "no head"),
+        (["runs/body", PICTURE, "--method", "grad-cam", "--target", "red"], "no head"),
+        (["runs/body", "data", "--compare"], "no head"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_explained_is_refused_in_one_line_and_leaves_nothing(
+    others: SimpleNamespace,
+    argv: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(others.root)
+    before = sorted(others.root.rglob("*"))
+    assert said in refusal(["explain", *argv], capsys)
+    assert sorted(others.root.rglob("*")) == before
