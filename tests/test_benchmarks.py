@@ -10,6 +10,9 @@ import itertools
 import math
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -532,3 +535,116 @@ def test_going_on_keeps_what_is_measured_and_refuses_another_setting(compared, r
     assert data_sizes.Measurement.newest() == measured
     with pytest.raises(data_sizes.UserError, match="nothing to go on"):
         data_sizes.measure(data_sizes.parse([*given, "--batch-size", "64"]))
+
+
+explanations = load("explanations")
+
+
+@pytest.fixture(scope="module")
+def explained_case(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """Two pictures, and timm's smallest model with random weights."""
+    explanations.make_torchvision_importable()  # timm imports it
+    pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
+    folder = tmp_path_factory.mktemp("timm")
+    explanations.write_model("test_vit", 64, folder)
+    return explanations.Case(folder, 64, 2)
+
+
+def test_explanations_are_compared_where_both_sides_give_the_same_maps(explained_case) -> None:
+    pytest.importorskip("pytorch_grad_cam", reason="grad-cam is not installed (vitascope[peers])")
+    first = {}
+    for method, who, prepare in explanations.entrants(
+        explained_case, explanations.METHODS, list(explanations.PEERS)
+    ):
+        with prepare() as step:
+            maps = explanations.np.asarray(step())
+        first[method, who] = explanations.First(maps, 1, 2)
+        assert len(maps) == 2, (method, who)
+    for method in explanations.PEERS:
+        assert "differ by at most" in explanations.agreement_of(method, first)
+    first["rollout", "vitascope"] = first["gradient_rollout", "vitascope"]
+    with pytest.raises(ValueError, match=r"rollout: the maps of vitascope and vit-explain's .* differ"):
+        explanations.agreement_of("rollout", first)
+
+
+def test_maps_differ_by_a_share_of_their_range_whatever_their_size() -> None:
+    rng = explanations.np.random.default_rng(0)
+    maps = rng.random((2, 4, 4), dtype="float32")
+    enlarged = maps.repeat(1, axis=1)
+    assert explanations.difference(maps, 3 * enlarged + 5) < 1e-6
+    enlarged[1, 2, 3] += 0.5 * (enlarged[1].max() - enlarged[1].min())
+    assert 0.2 < explanations.difference(maps, enlarged) <= 1
+    flat = explanations.np.full((1, 4, 4), explanations.np.nan, "float32")
+    assert math.isnan(explanations.difference(maps[:1], flat))
+
+
+@contextmanager
+def taking(megabytes: int) -> Iterator[Callable[[], list[list[list[float]]]]]:
+    """A step that needs as much memory for a moment, after a preparation that needed more."""
+    bytearray(200_000_000)[::4096] = bytes(48_829)
+
+    def step() -> list[list[list[float]]]:
+        held = bytearray(megabytes * 1_000_000)
+        held[::4096] = bytes(len(held[::4096]))
+        return [[[1.0]]]
+
+    yield step
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak cannot be forgotten")
+def test_memory_is_that_of_the_explanation_and_not_of_loading() -> None:
+    first = explanations.explain_once(partial(taking, 60))
+    assert first.beyond == pytest.approx(60e6, rel=0.1)
+    assert first.total > 200e6 + first.beyond
+
+
+def test_vit_explain_keeps_the_weights_of_every_layer(explained_case) -> None:
+    config = vs.load(explained_case.folder).config
+    assert config.num_tokens == 17
+    per_layer = 2 * config.num_heads * 17 * 17 * 4
+    assert explanations.kept_bytes(explained_case) == (config.depth + 2) * per_layer
+
+
+def test_explanations_table_compares_with_the_peer_of_the_same_method() -> None:
+    none = explanations.np.zeros((1, 1, 1))
+    measured = [
+        explanations.Measured(
+            method=method, who=who, seconds=seconds, first=explanations.First(none, beyond, 9 * 10**9)
+        )
+        for method, who, seconds, beyond in (
+            ("rollout", "theirs", (0.3, 0.2, 0.4), 80_000_000),
+            ("rollout", "vitascope", (0.1, 0.5, 0.15), 20_000_000),
+            ("gradient_rollout", "vitascope", (0.6,), 10_000_000),
+        )
+    ]
+    rows = [re.split(r" *\| *", line)[1:-1] for line in explanations.table(measured).splitlines()[2:]]
+    assert rows == [
+        ["rollout", "theirs", "0.300", "0.200 to 0.400", "-", "80", "-", "9,000"],
+        ["rollout", "vitascope", "0.150", "0.100 to 0.500", "2.00", "20", "0.25", "9,000"],
+        ["gradient_rollout", "vitascope", "0.600", "0.600 to 0.600", "-", "10", "-", "9,000"],
+    ]
+
+
+@pytest.mark.parametrize(("free", "total"), [(2_100_000_000, 3_900_000_000), (1_900_000_000, 4_100_000_000)])
+def test_large_image_leaves_out_what_does_not_fit_and_names_the_limit(
+    free: int, total: int, explained_case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    first = explanations.First(explanations.np.zeros((1, 1, 1)), 1, total)
+    ours = explanations.Measured(method="rollout", who="vitascope", seconds=(1.0,), first=first)
+    monkeypatch.setattr(
+        explanations, "measure", lambda *given: seen.append(given) or ([ours], "no two alike")
+    )
+    monkeypatch.setattr(explanations, "free_bytes", lambda: free)
+    section = explanations.large(explained_case, 1)
+    ((_, methods, peers, _),) = seen
+    assert set(methods) == {"rollout", "grad_cam", "gradient_rollout", "attention"}
+    runs = free > 2e9
+    assert peers == (["rollout", "grad_cam"] if runs else ["grad_cam"])
+    assert ("not run. It would need" not in section) == runs
+    assert f"{total / 1e9:.2f} GB at its peak, {'less' if runs else 'not less'} than 4 GB" in section
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="known on Linux only")
+def test_free_memory_is_some_and_less_than_there_is() -> None:
+    assert 0 < explanations.free_bytes() < 1024 * explanations.kib(Path("/proc/meminfo"), "MemTotal")

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.test_walkthrough import stated_shapes, without_docstrings
 from vitascope.cli import main
 from vitascope.data import datasets, download, folders, hub_datasets, loading, pack, reading, shards, unpack
 from vitascope.training import defaults
@@ -25,9 +26,11 @@ from vitascope.training.recipes import RECIPES
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+READMES = (ROOT / "README.md", ROOT / "README.zh.md")
+PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS]
 DATA_PAGE = ROOT / "docs" / "data.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"[-+−±]?\d+(?:[.,]\d+)*%?")
 NOT_RUN = {"tensorboard", "pip"}
 """Programs that a page may name: a server that never ends, an installation."""
 TRACKERS = ("mlflow", "wandb")
@@ -86,6 +89,62 @@ def assert_the_digits_are_learned(out: str) -> None:
     paths = re.findall(r"^figure (.*)$", out, re.MULTILINE)
     assert paths
     assert all(Path(path).is_file() for path in paths)
+
+
+def commands(page: Path) -> list[list[str]]:
+    lines = "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def test_both_readmes_have_the_same_commands_and_code() -> None:
+    english, chinese = READMES
+    assert commands(chinese) == commands(english)
+    for code in (without_docstrings, stated_shapes):
+        assert list(map(code, blocks(chinese, "python"))) == list(map(code, blocks(english, "python")))
+    trees = [[line.split()[:1] for line in "".join(blocks(page, "")).splitlines()] for page in READMES]
+    assert trees[0] == trees[1]
+
+
+def outline(page: Path) -> list[str]:
+    """Headings by their level, blocks of code by their language, and pictures, in order."""
+    parts = re.compile(r"^```(\w*)\n.*?^```|^(#+) |!\[[^\]]*\]\(([^)]+)\)", re.MULTILINE | re.DOTALL)
+    return ["".join(found) for found in parts.findall(page.read_text(encoding="utf-8"))]
+
+
+def links(page: Path) -> list[str]:
+    return re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+
+
+def in_chinese(target: str) -> str:
+    """Where the Chinese page leads to when the English one leads to `target`."""
+    if target == "README.zh.md":
+        return "README.md"
+    chinese = f"{target.removesuffix('.md')}.zh.md"
+    return chinese if (ROOT / chinese).is_file() else target
+
+
+def test_both_readmes_have_the_same_headings_pictures_and_links() -> None:
+    english, chinese = READMES
+    assert outline(chinese) == outline(english)
+    assert sorted(links(chinese)) == sorted(map(in_chinese, links(english)))
+
+
+def numbers_of_cells(page: Path) -> list[list[list[str]]]:
+    """By row of every table, and by cell."""
+    rows = re.findall(r"^\|(.*)\|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [[NUMBER.findall(cell) for cell in row.split("|")] for row in rows]
+
+
+def numbers_of_sections(page: Path) -> list[list[str]]:
+    """Sorted, because another language has another order of words."""
+    sections = re.split(r"^##+ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return [sorted(NUMBER.findall(section)) for section in sections]
+
+
+def test_both_readmes_have_the_same_numbers() -> None:
+    english, chinese = READMES
+    assert numbers_of_cells(chinese) == numbers_of_cells(english)
+    assert numbers_of_sections(chinese) == numbers_of_sections(english)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -58,11 +58,20 @@ def occlusion(
     scores = asked.score(pooled, logits)  # (B,)
     over_rows, over_columns = (places(cells, window) for cells in grid)  # (nh, gh), (nw, gw)
     covered = over_rows.sum(dim=0)[:, None] * over_columns.sum(dim=0)  # (gh, gw): the windows over each cell
-    masks = pixel_masks(over_rows, over_columns, (images.shape[2], images.shape[3])).to(images.device)
+    rows, columns = cell_of_pixels(grid, (images.shape[2], images.shape[3]))
+    down, across = (over.bool().to(images.device) for over in (over_rows[:, rows], over_columns[:, columns]))
+    pairs = torch.cartesian_prod(torch.arange(len(down)), torch.arange(len(across)))  # (nh * nw, 2)
     heat = torch.zeros(len(images), *grid)
     for index, image in enumerate(images):
         falls = [
-            drops(model, image, mask, asked.of(index), scores[index]) for mask in masks.split(batch_size)
+            drops(
+                model,
+                image,
+                pixel_masks(down[part[:, 0]], across[part[:, 1]]),
+                asked.of(index),
+                scores[index],
+            )
+            for part in pairs.split(batch_size)
         ]
         by_place = torch.cat(falls).cpu().reshape(len(over_rows), len(over_columns))
         heat[index] = over_rows.T @ by_place @ over_columns / covered
@@ -75,11 +84,12 @@ def places(cells: int, window: int) -> Tensor:
     return ((first <= cell) & (cell < first + window)).float()
 
 
-def pixel_masks(over_rows: Tensor, over_columns: Tensor, size: tuple[int, int]) -> Tensor:
-    """The pixels under each place of the window: of (nh, gh) and (nw, gw), bool (nh * nw, 1, H, W)."""
-    rows, columns = cell_of_pixels((over_rows.shape[1], over_columns.shape[1]), size)
-    down, across = over_rows[:, rows].bool(), over_columns[:, columns].bool()  # (nh, H), (nw, W)
-    return (down[:, None, :, None] & across[None, :, None, :]).reshape(-1, 1, *size)
+def pixel_masks(down: Tensor, across: Tensor) -> Tensor:
+    """The pixels of n places, of the rows (n, H) and columns (n, W) that each covers: bool (n, 1, H, W).
+
+    Of a few places at a time: all those of a large image take more memory than its attention.
+    """
+    return (down[:, :, None] & across[:, None, :])[:, None]
 
 
 def drops(model: Classifier, image: Tensor, masks: Tensor, target: Target, score: Tensor) -> Tensor:

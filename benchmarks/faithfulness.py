@@ -1,0 +1,117 @@
+"""Which explanation to believe: deletion, insertion and ROAD of every method on a trained model.
+
+    python benchmarks/faithfulness.py runs/cifar10 cifar10 --images 200 --out
+
+What `vitascope explain MODEL DATA --compare` prints, as a dated table. `--window` also measures occlusion by
+larger windows, and `--layers` Grad-CAM and its variants at every layer: where does a class token's model keep
+its evidence?
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from contest import describe_machine, describe_versions, positive
+from reports import markdown_table, note, publish
+from vitascope import explain
+from vitascope.cli.explaining import Subject
+from vitascope.explain.comparison import RANDOM, Comparison, Interval, Row
+from vitascope.explain.methods import methods_for
+
+HEADER = ("method", "deletion AUC", "insertion AUC", "ROAD", "gain over random", "s/image", "verdict")
+NOTES = """\
+Means over the images; behind each the gain over random orders of the same image, with its 95% interval
+(Student's t, paired by image). Deletion: lower is better; insertion and ROAD: higher. "gain": the mean of the
+four curves' gains, ROAD's two apart, by which methods are ranked. "s/image": of the heatmap, one image at a
+time."""
+
+
+def report(subject: Subject, comparison: Comparison, command: str) -> str:
+    """The comparison as Markdown."""
+    gh, gw = comparison.grid
+    rivals = ", ".join(comparison.rivals) or "none"
+    lines = (
+        f"# Which explanation to believe: {subject.model.config.summary}",
+        "",
+        f"- machine: {describe_machine()}",
+        f"- versions: {describe_versions()}",
+        f"- date: {datetime.date.today().isoformat()}",
+        f"- command: `{command}`",
+        f"- method: {comparison.images} images, {gh}x{gw} cells, {comparison.steps} steps, ROAD at "
+        f"{', '.join(f'{share:.0%}' for share in comparison.shares)}; the class that the model predicts",
+        "",
+        markdown_table(HEADER, [cells(row) for row in comparison.table()]),
+        "",
+        f"Best: {comparison.best}. Not told apart from it: {rivals}.",
+        "",
+        NOTES,
+    )
+    return "\n".join(lines)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row of the table."""
+    floor = row.method == RANDOM
+    measures = (
+        f"{measure.mean:.3f}" + ("" if floor else f" ({gain(measure.gain)})")
+        for measure in (row.deletion, row.insertion, row.road)
+    )
+    return (
+        row.method,
+        *measures,
+        "" if floor else gain(row.gain),
+        "" if floor else f"{row.seconds:.3f}",
+        row.verdict,
+    )
+
+
+def gain(interval: Interval) -> str:
+    """A mean with its interval."""
+    half = "" if interval.half_width is None else f" ± {interval.half_width:.3f}"
+    return f"{interval.mean:+.3f}{half}"
+
+
+def further_methods(subject: Subject, windows: list[int], layers: bool) -> dict[str, Callable[..., Tensor]]:
+    """Methods at other settings than their own."""
+    found: dict[str, Callable[..., Tensor]] = {
+        f"occlusion, window {window}": partial(explain.occlusion, window=window) for window in windows
+    }
+    if layers:
+        for variant in ("grad-cam", "hires-cam", "layer-cam"):
+            for layer in range(subject.model.config.depth):
+                settings: Mapping[str, Any] = {"variant": variant, "layer": layer}
+                found[f"{variant}, layer {layer}"] = partial(explain.grad_cam, **settings)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a MODEL argument")
+    parser.add_argument("data", nargs="?", help="a DATA argument (default: a run's test images)")
+    parser.add_argument("--images", type=positive, default=200, help="drawn by seed (default 200)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--window", type=positive, nargs="*", default=[], help="occlusion by these too")
+    parser.add_argument("--layers", action="store_true", help="Grad-CAM at every layer too")
+    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    arguments = parser.parse_args()
+    subject = Subject.load(arguments.model, image_size=None, device="auto")
+    images = subject.some_pictures(arguments.data, arguments.images, arguments.seed)
+    methods = methods_for(subject.model) | further_methods(subject, arguments.window, arguments.layers)
+    note(f"{len(methods)} methods on {len(images)} images")
+    comparison = explain.compare(subject.model, images, methods, seed=arguments.seed)
+    command = f"python benchmarks/faithfulness.py {shlex.join(sys.argv[1:])}"
+    publish("faithfulness", report(subject, comparison, command), arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""The walkthrough in both languages: its code runs, its shapes are the stated ones, and it is one page.
+
+Its pictures, and what it prints, were made by this, and are made anew by it:
+
+    python -m tests.test_walkthrough RUN PHOTO
+"""
+
+import ast
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitascope.cli import main
+from vitascope.data.preprocess import read_image
+from vitascope.report.records import read_metrics
+
+DOCS = Path(__file__).parent.parent / "docs"
+ENGLISH, CHINESE = DOCS / "walkthrough.md", DOCS / "walkthrough.zh.md"
+PAGES = (ENGLISH, CHINESE)
+PICTURES = DOCS / "images" / "walkthrough"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INPUTS = 'run, photo = "runs/walk", "photos/cat/001.jpg"'
+"""The line of the page that names the model and the photograph."""
+SHAPE = re.compile(r"# (?:each )?(\((?:\d+|K)(?:, (?:\d+|K))*,?\))")
+OUTPUT = re.compile(r"^```text\n.*?^```", re.MULTILINE | re.DOTALL)
+ACCURACY = re.compile(r"[\d.]+%(?= of the 5,000 test images)|(?<=5,000 张测试图像中答对 )[\d.]+%")
+"""What the page says of the model of its pictures, in either language."""
+MAX_BYTES = 60_000
+
+
+def blocks(page: Path, *kinds: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind in kinds]
+
+
+def stated_shapes(code: str) -> dict[int, str]:
+    """By line: what its comment says that a shape is."""
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+    found = ((token.start[0], SHAPE.match(token.string)) for token in tokens)
+    return {line: match[1] for line, match in found if match}
+
+
+def run_page(page: Path, model: str = "runs/walk", photo: str = "photos/cat/001.jpg") -> list[str]:
+    """Run a page's Python in the current folder, for a model and a photograph, and check every stated shape.
+
+    Returns:
+        What each block that says something printed.
+    """
+    names: dict[str, Any] = {}
+    printed = []
+    for code in blocks(page, "python"):
+        code = code.replace(INPUTS, f"run, photo = {model!r}, {photo!r}")
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            run_block(code, page.name, names)
+        if out.getvalue():
+            printed.append(out.getvalue())
+    return printed
+
+
+def run_block(code: str, name: str, names: dict[str, Any]) -> None:
+    """Run a block in a namespace, and check the tensors and lists of tensors that it assigns."""
+    stated = stated_shapes(code)
+    for statement in ast.parse(code).body:
+        exec(compile(ast.Module([statement], []), name, "exec"), names)  # noqa: S102 - our own page
+        shape = stated.pop(statement.end_lineno or 0, None)
+        if shape is not None:
+            assert isinstance(statement, ast.Assign), f"{ast.unparse(statement)} has no shape to state"
+            wanted = shape.replace("K", str(names["model"].config.num_classes)) if "K" in shape else shape
+            assigned = ast.walk(statement.targets[0])
+            for variable in (node.id for node in assigned if isinstance(node, ast.Name)):
+                made = names[variable] if isinstance(names[variable], list) else [names[variable]]
+                actual = [str(tuple(tensor.shape)) for tensor in made]
+                assert set(actual) == {wanted}, f"{name}: {variable} is {', '.join(actual)}, not {shape}"
+    assert not stated, f"{name}: shapes that no statement of the top level makes: {stated}"
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with photos of two classes, where the commands of the page have been run."""
+    folder = tmp_path_factory.mktemp("reader")
+    noise = np.random.default_rng(0)
+    for name, level in (("cat", 90), ("dog", 170)):
+        (folder / "photos" / name).mkdir(parents=True)
+        for number in range(1, 13):
+            pixels = np.clip(noise.normal(level, 25, (24, 32, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / "photos" / name / f"{number:03}.jpg")
+    with contextlib.chdir(folder):
+        for text in blocks(ENGLISH, "sh"):
+            for line in text.replace("\\\n", " ").splitlines():
+                assert main(shlex.split(line)[1:]) == 0, line
+        yield folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_runs_and_every_shape_is_the_stated_one(page: Path, reader: Path) -> None:
+    shutil.rmtree(reader / "walkthrough", ignore_errors=True)
+    printed = run_page(page)
+    assert len(printed) == len(blocks(page, "text"))
+    drawn = {path.name for path in (reader / "walkthrough").iterdir()}
+    assert drawn == {path.name for path in PICTURES.iterdir()} == set(pictures(page))
+
+
+def test_a_wrong_shape_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"rows is \(3, 2\), not \(2, 3\)"):
+        run_block("import torch\nrows = torch.zeros(3, 2)  # (2, 3)\n", "page", {})
+    with pytest.raises(AssertionError, match="no statement of the top level"):
+        run_block("for _ in range(2):\n    rows = 3  # (2, 3)\n    rows = 4\n", "page", {})
+
+
+def pictures(page: Path) -> list[str]:
+    return re.findall(r"\]\(images/walkthrough/([^)]+)\)", page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("picture", sorted(PICTURES.glob("*.png")), ids=lambda path: path.name)
+def test_pictures_are_small(picture: Path) -> None:
+    assert picture.stat().st_size <= MAX_BYTES
+    assert 600 <= read_image(picture).width <= 1100
+
+
+def without_docstrings(code: str) -> str:
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.unparse(tree)
+
+
+def test_both_languages_have_the_same_code() -> None:
+    english, chinese = (blocks(page, "python") for page in PAGES)
+    assert list(map(without_docstrings, chinese)) == list(map(without_docstrings, english))
+    assert list(map(stated_shapes, chinese)) == list(map(stated_shapes, english))
+
+
+@pytest.mark.parametrize("kind", ["sh", "math", "text"])
+def test_both_languages_have_the_same_commands_equations_and_outputs(kind: str) -> None:
+    assert blocks(CHINESE, kind) == blocks(ENGLISH, kind)
+
+
+def test_both_languages_have_the_same_parts_in_the_same_order() -> None:
+    english, chinese = (page.read_text(encoding="utf-8") for page in PAGES)
+    for part in (r"^#+ (?:\d\.)?", r"^```\w*$", r"^!\[", r"^\|.*\|$"):
+        count = [len(re.findall(part, text, re.MULTILINE)) for text in (english, chinese)]
+        assert count[0] == count[1] > 0, part
+    assert pictures(CHINESE) == pictures(ENGLISH)
+    (accuracy,) = ACCURACY.findall(english)
+    assert ACCURACY.findall(chinese) == [accuracy]
+    assert accuracy != "0.0%", "the pictures await their run: `redraw` them"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_within_a_page_lead_to_its_headings(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    links = set(re.findall(r"\]\(#([^)]+)\)", text))
+    assert links
+    assert links <= anchors
+
+
+def redraw(run: str, photo: str) -> None:
+    """Make the pictures, outputs and accuracy of both pages: a finished run of CIFAR-10, and a photograph."""
+    (tested,) = (record for record in read_metrics(Path(run)) if record["kind"] == "test")
+    model, photo = os.path.abspath(run), os.path.abspath(photo)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        printed = run_page(ENGLISH, model, photo)
+        shutil.rmtree(PICTURES, ignore_errors=True)
+        shutil.copytree("walkthrough", PICTURES)
+    for page in PAGES:
+        outputs = iter(printed)
+        text = page.read_text(encoding="utf-8")
+        text = OUTPUT.sub(lambda _, outputs=outputs: f"```text\n{next(outputs)}```", text)
+        text, count = ACCURACY.subn(f"{tested['accuracy']:.1%}", text)
+        assert count == 1, f"{page.name} states {count} accuracies"
+        page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    redraw(*sys.argv[1:])
