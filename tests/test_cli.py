@@ -519,7 +519,7 @@ def test_existing_run_folder_is_refused_and_not_touched(
         (["train", "--epochs", "many"], "'many'"),
         (["train", "--keep", "worst"], "'worst' for argument '--keep'"),
         (["train", "--lr"], "--lr"),
-        (["explain", "MODEL", "PICTURE", "--method", "guess"], "'attention', 'rollout'"),
+        (["explain", "MODEL", "PICTURE", "--method", "guess"], "'integrated-gradients'"),
         (["evaluate"], "MODEL"),
     ],
 )

@@ -58,8 +58,10 @@ def test_star_import_brings_the_public_names() -> None:
 def test_explain_is_a_module_with_its_methods() -> None:
     assert inspect.ismodule(vs.explain)
     assert set(vs.explain.__all__) <= set(dir(vs.explain))
-    for name in vs.explain.__all__:
-        assert inspect.isfunction(getattr(vs.explain, name))
+    functions = {name for name in vs.explain.__all__ if inspect.isfunction(getattr(vs.explain, name))}
+    kinds = {name for name in vs.explain.__all__ if inspect.isclass(getattr(vs.explain, name))}
+    assert set(vs.explain.__all__) - functions - kinds == {"METHODS"}
+    assert {"attention", "rollout", "grad_cam"} <= functions
 
 
 def test_promised_functions_take_the_promised_parameters() -> None:

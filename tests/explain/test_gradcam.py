@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tests.explain import MODELS
 from tests.model import random_images, small_model, small_resnet
 from vitascope.errors import UserError
-from vitascope.explain.gradcam import Variant, grad_cam
+from vitascope.explain.gradcam import Layer, Variant, grad_cam
 from vitascope.explain.gradient_rollout import gradient_rollout
 from vitascope.explain.occlusion import occlusion
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine
@@ -47,22 +47,20 @@ def logits_of(classes: list[int]) -> Score:
     return lambda pooled, logits: sum(logits[image, index] for image, index in enumerate(classes))
 
 
-def place(model: Classifier, layer: int | None) -> nn.Module:
+def place(model: Classifier, layer: Layer) -> nn.Module:
     """The part whose output is looked at."""
     if isinstance(model, ResNet):
         return model.features
     blocks = model.encoder.blocks
-    if layer is None and model.config.option("pool") != "cls":
+    if layer == "last" and model.config.option("pool") != "cls":
         return model.norm
-    index = (len(blocks) - 1 if layer is None else layer) % len(blocks)
+    index = (len(blocks) - 1 if layer == "last" else layer) % len(blocks)
     if model.config.option("norm") == "pre":
         return blocks[index].norm1
     return model.embedding_norm if index == 0 else blocks[index - 1]
 
 
-def caught(
-    model: Classifier, images: Tensor, score: Score, layer: int | None
-) -> tuple[np.ndarray, np.ndarray]:
+def caught(model: Classifier, images: Tensor, score: Score, layer: Layer) -> tuple[np.ndarray, np.ndarray]:
     """Activations and gradients in float64, each (B, rows, columns, D)."""
     model = copy.deepcopy(model).double()
     kept: list[Tensor] = []
@@ -92,8 +90,6 @@ def channel_weights(variant: str, a: np.ndarray, g: np.ndarray) -> np.ndarray:
             pairs = [(each**2, 2 * each**2 + a.sum() * each**3) for each in g.ravel()]
             alpha = [part / whole if whole != 0 else 0 for part, whole in pairs]
             return sum(alpha * np.maximum(g, 0).ravel())
-        case "xgrad-cam":  # Fu et al. 2020, equation 9
-            return (a / a.sum() * g).sum()
         case "hires-cam":
             return g
         case "layer-cam":
@@ -116,7 +112,7 @@ def assert_is_cam(
     images: Tensor,
     target: Any,
     score: Score,
-    layer: int | None = None,
+    layer: Layer = "last",
 ) -> None:
     """Of every variant."""
     activations, gradients = caught(model, images, score, layer)
@@ -125,8 +121,7 @@ def assert_is_cam(
         assert heat.dtype == torch.float32
         expected = cam(variant, activations, gradients)
         assert expected.max() == 1
-        # What two variants divide by may be small: a sum over places, a difference.
-        tolerance = 1e-3 if variant in ("grad-cam++", "xgrad-cam") else 2e-5
+        tolerance = 1e-3 if variant == "grad-cam++" else 2e-5  # what that divides by may be small
         np.testing.assert_allclose(heat.numpy(), expected, atol=tolerance, err_msg=variant)
 
 
@@ -158,9 +153,18 @@ def test_other_resolution_gives_its_own_grid(pool: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_last_layer_is_the_default_of_a_class_token(norm: str) -> None:
+def test_a_class_token_reads_patches_last_in_the_last_block(norm: str) -> None:
     model, images = small_model(norm=norm), random_images(2, 3, 32, 32)
-    assert torch.equal(grad_cam(model, images), grad_cam(model, images, layer=-1))
+    assert torch.equal(grad_cam(model, images, layer="last"), grad_cam(model, images, layer=-1))
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_default_is_the_last_place_or_where_each_place_counts_by_itself_the_first(pool: str) -> None:
+    model, images = small_model(pool=pool), random_images(2, 3, 32, 32)
+    for variant in VARIANTS:
+        layer: Layer = "last" if variant.startswith("grad-cam") else 0
+        expected = grad_cam(model, images, layer=layer, variant=variant)
+        assert torch.equal(grad_cam(model, images, variant=variant), expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"pool": "mean"}, {"pool": "map", "num_registers": 1}])
@@ -176,7 +180,7 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, Any]) -> N
         base.append(output)
         return output + change
 
-    place(double, None).register_forward_hook(moved)
+    place(double, "last").register_forward_hook(moved)
     gradients = np.zeros((1, 2, 2, 8))
     with torch.no_grad():
         for row, column, channel in np.ndindex(2, 2, 8):
@@ -187,7 +191,7 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, Any]) -> N
             gradients[0, row, column, channel] = (sides[0] - sides[1]) / (2 * step)
     activations = base[0][:, P:].reshape(1, 2, 2, 8).numpy()
     for variant in VARIANTS:
-        heat = grad_cam(model, images, 3, variant=variant)
+        heat = grad_cam(model, images, 3, "last", variant)
         np.testing.assert_allclose(heat, cam(variant, activations, gradients), atol=1e-3)
 
 
@@ -236,9 +240,9 @@ def test_scores_of_any_size_have_a_map(variant: Variant, size: float) -> None:
     model, images = small_model(), random_images(3, 3, 32, 32)
     with torch.no_grad():
         model.head.weight.mul_(size)
-    expected = cam(variant, *caught(model, images, logits_of(CLASSES), None))
+    expected = cam(variant, *caught(model, images, logits_of(CLASSES), "last"))
     assert (expected.max(axis=(1, 2)) == 1).all()
-    heat = grad_cam(model, images, CLASSES, variant=variant)
+    heat = grad_cam(model, images, CLASSES, "last", variant)
     np.testing.assert_allclose(heat, expected, atol=1e-3)
 
 

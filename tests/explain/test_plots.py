@@ -224,3 +224,10 @@ def test_figures_leave_matplotlib_global_state_alone() -> None:
 def test_long_names_are_cut_and_short_ones_not() -> None:
     assert plots.short("Appenzeller mountain dog", 10) == "Appenzell…"
     assert plots.short("dog", 10) == "dog"
+
+
+def test_a_method_that_found_nothing_says_so() -> None:
+    heatmaps = {"some": np.eye(4), "none": np.zeros((4, 4))}
+    figure = plots.draw_explanations(noise(16, 16), heatmaps, "a title")
+    titles = [axes.get_title() for axes in figure.axes if axes.images]
+    assert titles == ["picture", "some", "none: no evidence"]

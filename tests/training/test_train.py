@@ -50,7 +50,10 @@ def test_a_run_learns_what_can_be_learned(finished) -> None:
 def test_the_run_folder_holds_all_that_is_promised(finished) -> None:
     run = finished.run
     names = {path.name.split(".")[0] for path in run.iterdir() if not path.name.startswith(".")}
-    assert names == {"config", "metrics", "events", "checkpoints", "model", "figures"}
+    assert names == {
+        *("config", "environment", "metrics", "events"),
+        *("checkpoints", "model", "predictions", "figures", "report"),
+    }
     assert {path.name for path in (run / "model").iterdir()} == {
         "config.json",
         "model.safetensors",

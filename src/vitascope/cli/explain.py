@@ -25,7 +25,6 @@ Heatmap = Literal[
     "gradient-rollout",
     "grad-cam",
     "grad-cam++",
-    "xgrad-cam",
     "hires-cam",
     "layer-cam",
     "integrated-gradients",
@@ -37,10 +36,10 @@ OF_MODEL = get_args(OfModel)
 MaybePatch = Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN", help_behavior_hint="")]
 
 ABOUT_TARGET = (
-    *("gradient-rollout", "grad-cam", "grad-cam++", "xgrad-cam", "hires-cam", "layer-cam"),
+    *("gradient-rollout", "grad-cam", "grad-cam++", "hires-cam", "layer-cam"),
     *("integrated-gradients", "occlusion", "all"),
 )
-CAMS = ("grad-cam", "grad-cam++", "xgrad-cam", "hires-cam", "layer-cam")
+CAMS = ("grad-cam", "grad-cam++", "hires-cam", "layer-cam")
 MATTERS_WITH: dict[str, tuple[str, ...]] = {
     "target": ABOUT_TARGET,
     "versus": ABOUT_TARGET,
@@ -73,8 +72,8 @@ class Explain:
         Annotated[str | None, tyro.conf.arg(metavar="[PICTURE or DATA]", help_behavior_hint="")]
     ] = None
     """A picture; for `distance` and --compare a folder or any other DATA, by default a run's test images."""
-    method: Heatmap | OfPicture | OfModel = "rollout"
-    """What to show."""
+    method: Heatmap | OfPicture | OfModel = "integrated-gradients"
+    """What to show. The default was the most faithful where --compare measured."""
     target: MaybeText = None
     """The class to explain, by name or number. Default: the one that the model predicts."""
     versus: MaybeText = None
@@ -82,7 +81,7 @@ class Explain:
     like: MaybePath = None
     """Explain the likeness to this other picture, by the cosine of the two representations."""
     layer: MaybeInt = None
-    """The layer, from 0; -1 is the last, which is the default."""
+    """The layer, from 0; -1 is the last. Default: the last, for hires-cam and layer-cam the first."""
     head: MaybeInt = None
     """The head, from 0. Default: the mean of all heads."""
     patch: MaybePatch = None
@@ -135,7 +134,7 @@ class Explain:
                 raise UserError(f"--{name} is for one method's picture; --compare takes all as they are")
             if self.method not in methods:
                 known = ", ".join(methods)
-                raise UserError(f"--{name} says nothing to {self.method}: add --method, one of {known}")
+                raise UserError(f"--{name} says nothing to {self.method}; it belongs to --method {known}")
         if self.compare and self.out is not None:
             raise UserError("--compare prints a table and draws nothing: leave out --out")
         if self.json and not self.compare:

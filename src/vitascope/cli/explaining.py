@@ -116,6 +116,11 @@ def draw_one(
 ) -> tuple[Figure, str]:
     """A picture beside itself under one method's heatmap, and what to say of it."""
     model, chosen = subject.model, METHODS[method]
+    if chosen.has_target and target is None and not model.config.gives_classes:
+        raise UserError(
+            f"{subject.ref} has no head, so no class for {method} to explain: explain a likeness, --like "
+            "PICTURE, or show attention, --method rollout"
+        )
     if not chosen.has_target:
         heat = chosen.compute(model, picture.images, **settings)
     else:

@@ -18,33 +18,37 @@ from vitascope.model.resnet import ResNet
 from vitascope.model.trace import Trace
 from vitascope.model.vit import VisionTransformer
 
-Variant = Literal["grad-cam", "grad-cam++", "xgrad-cam", "hires-cam", "layer-cam"]
+Variant = Literal["grad-cam", "grad-cam++", "hires-cam", "layer-cam"]
+Layer = int | Literal["last"]
 
 
 def grad_cam(
     model: Classifier,
     images: Tensor,
     target: TargetLike = None,
-    layer: int | None = None,
+    layer: Layer | None = None,
     variant: Variant = "grad-cam",
 ) -> Tensor:
     """Activations weighted by how they raise the score (Selvaraju et al. 2017, equations 1 and 2).
 
-    The activations a are those of the last place where patches are read: with pool "cls" what the last
-    block's attention reads, as nothing flows from patches afterwards; with the other pools the features after
-    the final norm; of a ResNet its last feature map. Prefix tokens have no place and are left out. Only what
-    lies above the activations is differentiated.
+    Of prefix tokens, which have no place, nothing is shown. Only what lies above the activations is
+    differentiated.
 
     Args:
         model: any classifier; it is run as in evaluation.
         images: normalized floats (B, C, H, W).
         target: what to explain: a class by number or name, one for each image, a `Target`; None takes the
             class that the model predicts.
-        layer: take what this block's attention reads instead, of `depth`, from 0; negative counts from the
-            last. With pool "cls", -1 is the default.
+        layer: whose activations a: what this block's attention reads, of `depth`, from 0, negative counting
+            from the last; or "last", where patches are read for the last time: with pool "cls" what the last
+            block's attention reads, as nothing flows from patches afterwards, with other pools the features
+            after the final norm. None is "last" for the first two variants and 0 for the others. A ResNet's
+            is its last feature map.
         variant: how gradients g become weights: "grad-cam", their mean over the patches; "grad-cam++"
-            (Chattopadhay et al. 2018, equation 19); "xgrad-cam" (Fu et al. 2020, equation 9); "hires-cam", g
-            itself (Draelos and Carin 2020); "layer-cam", g where it is positive (Jiang et al. 2021).
+            (Chattopadhay et al. 2018, equation 19); "hires-cam", g itself (Draelos and Carin 2020);
+            "layer-cam", g where it is positive (Jiang et al. 2021). The latter two weigh each place by
+            itself, which says most before attention has mixed the places. (XGrad-CAM is left out: it divides
+            by a channel's sum over the patches, which for normalized tokens is near zero and of either sign.)
 
     Returns:
         float32 (B, grid_h, grid_w), each image's largest value 1, nothing below 0; a ResNet's grid is that
@@ -59,7 +63,8 @@ def grad_cam(
         if isinstance(model, ResNet):
             activations, gradients, grid = _of_features(model, images, target, layer)
         else:
-            activations, gradients, grid = _of_tokens(model, images, target, layer)
+            chosen = _DEFAULT_LAYER[variant] if layer is None else layer
+            activations, gradients, grid = _of_tokens(model, images, target, chosen)
     heat = _VARIANTS[variant](activations.float(), gradients.float())  # (B, N)
     return to_unit(heat.unflatten(1, grid))
 
@@ -68,12 +73,10 @@ Sensitivity = tuple[Tensor, Tensor, tuple[int, int]]
 """Activations (B, N, D) of the places of a grid, the gradients of the score there, the grid."""
 
 
-def _of_tokens(
-    model: VisionTransformer, images: Tensor, target: TargetLike, layer: int | None
-) -> Sensitivity:
+def _of_tokens(model: VisionTransformer, images: Tensor, target: TargetLike, layer: Layer) -> Sensitivity:
     """The patches' activations in a Vision Transformer."""
     depth, grid = model.config.depth, model.grid_of(images)
-    if layer is None:
+    if layer == "last":
         first = depth - 1 if model.config.readout.pool == "cls" else depth
     else:
         first = check_layer(model.config, layer)
@@ -89,9 +92,9 @@ def _of_tokens(
     return activations.detach()[:, P:], gradients[:, P:], grid
 
 
-def _of_features(model: ResNet, images: Tensor, target: TargetLike, layer: int | None) -> Sensitivity:
+def _of_features(model: ResNet, images: Tensor, target: TargetLike, layer: Layer | None) -> Sensitivity:
     """The last feature map of a ResNet."""
-    if layer is not None:
+    if layer not in (None, "last"):
         raise UserError(f"layer {layer}: a ResNet has no such layers; its last feature map is taken")
     with torch.no_grad():
         maps = model.trace(images)["features"]  # (B, C, h, w)
@@ -119,11 +122,6 @@ def _grad_cam_plus_plus(a: Tensor, g: Tensor) -> Tensor:
     return (a * (share * g.clamp_min(0)).sum(dim=1, keepdim=True)).sum(dim=2)
 
 
-def _xgrad_cam(a: Tensor, g: Tensor) -> Tensor:
-    weights = (a * g).sum(dim=1, keepdim=True) / _nonzero(a.sum(dim=1, keepdim=True))
-    return (a * weights).sum(dim=2)
-
-
 def _hires_cam(a: Tensor, g: Tensor) -> Tensor:
     return (a * g).sum(dim=2)
 
@@ -140,8 +138,14 @@ def _nonzero(divisor: Tensor) -> Tensor:
 _VARIANTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "grad-cam": _grad_cam,
     "grad-cam++": _grad_cam_plus_plus,
-    "xgrad-cam": _xgrad_cam,
     "hires-cam": _hires_cam,
     "layer-cam": _layer_cam,
 }
 """Activations and gradients (B, N, D) to evidence (B, N)."""
+_DEFAULT_LAYER: dict[str, Layer] = {
+    "grad-cam": "last",
+    "grad-cam++": "last",
+    "hires-cam": 0,
+    "layer-cam": 0,
+}
+"""Where `benchmarks/faithfulness.py --layers` found them at their best; Grad-CAM++ goes with Grad-CAM."""

@@ -44,7 +44,6 @@ METHODS: dict[str, Method] = {
     "gradient-rollout": Method(gradient_rollout, "gradient rollout", attends=True),
     "grad-cam": Method(grad_cam, "Grad-CAM"),
     "grad-cam++": Method(partial(grad_cam, variant="grad-cam++"), "Grad-CAM++"),
-    "xgrad-cam": Method(partial(grad_cam, variant="xgrad-cam"), "XGrad-CAM"),
     "hires-cam": Method(partial(grad_cam, variant="hires-cam"), "HiResCAM"),
     "layer-cam": Method(partial(grad_cam, variant="layer-cam"), "Layer-CAM"),
     "integrated-gradients": Method(integrated_gradients, "integrated gradients"),

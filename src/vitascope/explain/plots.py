@@ -199,7 +199,9 @@ def draw_explanations(
 ) -> Figure:
     """A picture, and the same picture under each method's heatmap, (gh, gw) by the method's name."""
     panels = {"picture": picture}
-    panels |= {name: overlay(enlarged(picture), heatmap) for name, heatmap in heatmaps.items()}
+    for name, heatmap in heatmaps.items():
+        label = name if heatmap.any() else f"{name}: no evidence"
+        panels[label] = overlay(enlarged(picture), heatmap)
     rows = math.ceil(len(panels) / 4)
     columns = math.ceil(len(panels) / rows)
     inches = 2.2 / max(picture.shape[:2])  # of a pixel
