@@ -344,12 +344,12 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:,.0f}"
 
 
-def large(case: Case, rounds: int) -> str:
+def large(case: Case) -> str:
     """The section about one large image."""
     need, free = kept_bytes(case), free_bytes()
     fits = need + 2e9 < free  # the model, its activations, and something to spare
     peers = [method for method in PEERS if fits or method != "rollout"]
-    with Contest(rounds, Timing(warmup=0, steps=1, seconds=0)) as contest:
+    with Contest(1, Timing(warmup=0, steps=1, seconds=0)) as contest:
         measured, agreement = measure(case, (*METHODS, "attention"), peers, contest)
     total = next(one.first.total for one in measured if (one.method, one.who) == ("rollout", OURS))
     left_out = (
@@ -362,7 +362,7 @@ def large(case: Case, rounds: int) -> str:
         f"## {case.image_size:,} pixels, one image\n\n{table(measured)}\n\nBefore the timing, {agreement}. "
         f"Rollout's process held {total / 1e9:.2f} GB at its peak, "
         f"{'less' if total < LIMIT else 'not less'} than {LIMIT / 1e9:g} GB. "
-        f"A round is one step, with none before it to warm up.{left_out}"
+        f"One round of one step, with none before it to warm up.{left_out}"
     )
 
 
@@ -388,7 +388,7 @@ def main() -> None:
                 measured, agreement = measure(case, METHODS, tuple(PEERS), contest)
                 report += f"\n\n## {arguments.size} pixels, batch {batch_size}\n\n{table(measured)}\n\n"
                 report += f"Before the timing, {agreement}."
-        report += f"\n\n{large(Case(big, arguments.large, 1), arguments.rounds)}"
+        report += f"\n\n{large(Case(big, arguments.large, 1))}"
     publish("explanations", f"{report}\n\n{NOTES}", arguments)
 
 

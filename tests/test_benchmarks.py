@@ -636,7 +636,7 @@ def test_large_image_leaves_out_what_does_not_fit_and_names_the_limit(
         explanations, "measure", lambda *given: seen.append(given) or ([ours], "no two alike")
     )
     monkeypatch.setattr(explanations, "free_bytes", lambda: free)
-    section = explanations.large(explained_case, 1)
+    section = explanations.large(explained_case)
     ((_, methods, peers, _),) = seen
     assert set(methods) == {"rollout", "grad_cam", "gradient_rollout", "attention"}
     runs = free > 2e9

@@ -57,11 +57,7 @@ MATTERS_WITH: dict[str, tuple[str, ...]] = {
 class Explain:
     """Show where a model looks, and measure which method to believe.
 
-    Of a picture: its heatmap by one method, or by `all`;
-
-    `heads`, every head of every layer; `patch`, what one patch attends to;
-
-    `features`, like patches in like colours.
+    Of a picture: a heatmap, or `all` of them; `heads`, one `patch`, `features`.
 
     Of the model: the `distance` its heads look, `positions`, patch `filters`.
     """

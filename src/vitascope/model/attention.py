@@ -127,7 +127,8 @@ class SelfAttention(nn.Module):
         qkv = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, heads, hd)
         qkv = rotate(qkv, layout)
         if trace is not None and trace.attention is not None:
-            q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
+            # Copied apart here, once; each product below would copy its own factors.
+            q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous()  # (B, heads, T, hd)
             weights = self.weights(q, k, layout)[:, :, read]  # (B, heads, Q, T)
             trace.keep_attention(weights)
             mixed = (F.dropout(weights, rate) @ v).transpose(1, 2).flatten(2)
