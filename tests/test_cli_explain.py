@@ -193,8 +193,10 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
     others: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(others.root)
-    for options in (["rollout"], ["all"], ["grad-cam", "--like", "data/blue/1.png"], ["features"]):
-        explain("runs/body", PICTURE, "--method", *options, out=tmp_path / f"{len(options)}.png")
+    asked = (["rollout"], ["all"], ["grad-cam", "--like", "data/blue/1.png"], ["features"])
+    for options in asked:
+        pixels = explain("runs/body", PICTURE, "--method", *options, out=tmp_path / f"{options[0]}.png")
+        assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import MagicMock
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from tests.test_walkthrough import stated_shapes, without_docstrings
+from tests.test_walkthrough import stated_shapes, take_photos, without_docstrings
 from vitascope.cli import main
 from vitascope.data import datasets, download, folders, hub_datasets, loading, pack, reading, shards, unpack
 from vitascope.training import defaults
@@ -46,12 +44,7 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a reader of a page stands: a folder with photos of two classes, and a cache of its own."""
     folder = tmp_path / "reader"
     monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
-    noise = np.random.default_rng(0)
-    for name, level in (("cat", 90), ("dog", 170)):
-        (folder / "photos" / name).mkdir(parents=True)
-        for number in range(1, 13):
-            pixels = np.clip(noise.normal(level, 25, (24, 32, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / "photos" / name / f"{number:03}.jpg")
+    take_photos(folder / "photos")
     monkeypatch.chdir(folder)
     return folder
 

@@ -86,16 +86,21 @@ def run_block(code: str, name: str, names: dict[str, Any]) -> None:
     assert not stated, f"{name}: shapes that no statement of the top level makes: {stated}"
 
 
+def take_photos(folder: Path) -> None:
+    """Twelve pictures of each of two classes, noise of another brightness: `folder/cat/001.jpg` and on."""
+    noise = np.random.default_rng(0)
+    for name, level in (("cat", 90), ("dog", 170)):
+        (folder / name).mkdir(parents=True)
+        for number in range(1, 13):
+            pixels = np.clip(noise.normal(level, 25, (24, 32, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number:03}.jpg")
+
+
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with photos of two classes, where the commands of the page have been run."""
     folder = tmp_path_factory.mktemp("reader")
-    noise = np.random.default_rng(0)
-    for name, level in (("cat", 90), ("dog", 170)):
-        (folder / "photos" / name).mkdir(parents=True)
-        for number in range(1, 13):
-            pixels = np.clip(noise.normal(level, 25, (24, 32, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / "photos" / name / f"{number:03}.jpg")
+    take_photos(folder / "photos")
     with contextlib.chdir(folder):
         for text in blocks(ENGLISH, "sh"):
             for line in text.replace("\\\n", " ").splitlines():

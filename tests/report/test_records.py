@@ -66,6 +66,13 @@ def test_predictions_are_read_without_pickle(tmp_path: Path) -> None:
         load_predictions(tmp_path)
 
 
+def test_what_is_no_archive_is_refused_without_advice_to_trust_it(tmp_path: Path) -> None:
+    (tmp_path / "predictions.npz").write_text("x")
+    with pytest.raises(UserError, match=r"is broken \(") as refusal:
+        load_predictions(tmp_path)
+    assert "allow_pickle" not in str(refusal.value)
+
+
 def test_predictions_that_are_cut_off_are_refused_and_missing_ones_are_none(tmp_path: Path) -> None:
     assert load_predictions(tmp_path) is None
     path = save_predictions(tmp_path, some_predictions())

@@ -95,7 +95,9 @@ def load_predictions(run: Path) -> Predictions | None:
                 unreadable=tuple(stored["unreadable"].tolist()),
             )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is broken ({error}); remove it to have the rest") from error
+        # What is no archive NumPy takes for a pickle, and says how to trust it: no advice of ours.
+        reason = str(error).split(". If you trust")[0]
+        raise UserError(f"{path} is broken ({reason}); remove it to have the rest") from error
 
 
 def _texts(texts: Sequence[str]) -> npt.NDArray[np.str_]:
