@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contest import DTYPES, Entrant, Step
-from vitascope.deploy.predictor import Predictor
+from vitascope.deploy.engine import TorchEngine
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
 from vitascope.model.vit import VisionTransformer
@@ -137,11 +137,11 @@ def training_step(
 def our_inference(config: ViTConfig, batch_size: int, precision: str) -> Iterator[Step]:
     """Pixels to probabilities as `vitascope predict` does: normalization and softmax are in the time."""
     reuse_freed_memory()
-    predictor = Predictor(
+    engine = TorchEngine(
         VisionTransformer(config), default_preprocess(config), precision=precision, device="cpu"
     )
     pixels = torch.randint(256, (batch_size, config.in_channels, *config.image_hw), dtype=torch.uint8)
-    yield functools.partial(predictor.probabilities, pixels)
+    yield functools.partial(engine.probabilities, pixels)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/cpu_inference.py [--out]
 
 ViT-B/16 at 224 pixels with 1,000 classes, batches of 1 and of 8, in fp32 and bf16. Ours is
-`Predictor.probabilities`, with a row for the precision that `auto` chooses: it takes bytes, and the time
+`TorchEngine.probabilities`, with a row for the precision that `auto` chooses: it takes bytes, and the time
 holds their normalization and the softmax. The peers are the bare models on images that are normalized and in
 their dtype already. Every entrant has random weights of its own. About 3 minutes on 2 quiet cores.
 """
@@ -29,12 +29,12 @@ BATCH_SIZES = (1, 8)
 
 NOTES = """\
 "of timm": times timm's images per second in the same dtype. "of the ceiling": operations of the model's
-matrix products, counted for every token through every block, over those of the fastest matrix product in the
-same dtype. Ours is `Predictor.probabilities`: bytes in, probabilities out, with an allocator that keeps freed
-memory, as `vitascope predict` has. The peers get normalized images in their dtype and give logits, under
-torch.inference_mode, with PyTorch's defaults, but for the row that says otherwise. Without that setting a
-process may, by the luck of its heap, fault in the same memory in every pass: ours then made 28 to 31 images/s
-at batch 8 in some processes and 37 in others. Random weights, each its own."""
+matrix products, counted for every token through every block, over those of the fastest matrix product in
+the same dtype. Ours is `TorchEngine.probabilities`: bytes in, probabilities out, with an allocator that
+keeps freed memory, as `vitascope predict` has. The peers get normalized images in their dtype and give
+logits, under torch.inference_mode, with PyTorch's defaults, but for the row that says otherwise. Without
+that setting a process may, by the luck of its heap, fault in the same memory in every pass: ours then made
+28 to 31 images/s at batch 8 in some processes and 37 in others. Random weights, each its own."""
 
 
 def entrants(batch_size: int) -> list[Entrant]:

@@ -42,7 +42,7 @@ CASES_NOTES = """\
 Images per second. "auto / better": over the faster of the fp32 and bf16 columns; auto runs the same code as
 one of them, so that where its choice is right, what this differs from 1 by is the noise. "choice costs": what
 the column that auto chose lacks to the faster one. "of the ceiling": auto's, of the fastest matrix product in
-the same dtype. Inference is `Predictor.probabilities`; training is a step of `vitascope train` without its
+the same dtype. Inference is `TorchEngine.probabilities`; training is a step of `vitascope train` without its
 augmentation, clipping and running average, which are the same in each precision."""
 
 SWEEP_WIDTHS = (64, 128, 192, 256, 384, 512, 768)

@@ -19,7 +19,7 @@ ALLOWED = {
     "explain": {"model"},
     "report": {"explain", "data", "weights", "model"},
     "training": {"model", "weights", "data", "report"},
-    "deploy": {"model", "weights", "data"},
+    "deploy": {"model", "weights", "data", "explain"},
     "errors": set(),
 }
 

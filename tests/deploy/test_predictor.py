@@ -10,6 +10,7 @@ from PIL import Image
 from tests.data import noise, write_picture
 from tests.model import small_model, small_resnet
 from vitascope.data.preprocess import ImageError, Preprocess
+from vitascope.deploy.engine import TorchEngine
 from vitascope.deploy.predictor import Prediction, Predictor
 from vitascope.errors import UserError
 from vitascope.weights.store import CheckpointError, default_preprocess, save_pretrained
@@ -20,7 +21,7 @@ NAMES = ("ant", "bee", "cat", "dog", "eel")
 def predictor(precision: str = "fp32", batch_size: int = 32, **options: object) -> Predictor:
     model = small_model(**{"class_names": NAMES, **options})
     fit = default_preprocess(model.config)
-    return Predictor(model, fit, precision=precision, device="cpu", batch_size=batch_size)
+    return Predictor(TorchEngine(model, fit, precision=precision, device="cpu"), batch_size=batch_size)
 
 
 def pictures(count: int) -> list[np.ndarray]:
@@ -59,7 +60,7 @@ def test_answer_is_the_model_own(tmp_path: Path) -> None:
     image = noise(50, 40)
     with torch.no_grad():
         expected = model(fit.normalize(torch.from_numpy(fit.pixels(image))[None]))[0].softmax(dim=0)
-    answer = Predictor(model, fit, precision="fp32", device="cpu")([image])[0]
+    answer = Predictor(TorchEngine(model, fit, precision="fp32", device="cpu"))([image])[0]
     np.testing.assert_allclose(scores(answer), expected.numpy(), atol=1e-6)
     assert [guess.label for guess in answer] == [NAMES[guess.index] for guess in answer]
 
@@ -96,7 +97,7 @@ def test_model_folder_gives_the_predictor_with_its_preprocessing(tmp_path: Path)
     save_pretrained(model, tmp_path / "model", preprocess=fit)
     loaded = Predictor.from_pretrained(tmp_path / "model", precision="fp32", device="cpu")
     assert loaded.preprocess == fit
-    direct = Predictor(model, fit, precision="fp32", device="cpu")
+    direct = Predictor(TorchEngine(model, fit, precision="fp32", device="cpu"))
     assert loaded(pictures(2)) == direct(pictures(2))
     with pytest.raises(CheckpointError, match="revision"):
         Predictor.from_pretrained(tmp_path / "model", revision="main")
@@ -141,7 +142,7 @@ def test_top_k_below_one_is_refused(top_k: int) -> None:
 def test_precision_and_device_that_are_not_there_are_refused(options: dict[str, str]) -> None:
     model = small_model()
     with pytest.raises(UserError, match=next(iter(options))):
-        Predictor(model, default_preprocess(model.config), **options)([noise(32, 32)])
+        Predictor(TorchEngine(model, default_preprocess(model.config), **options))([noise(32, 32)])
 
 
 def test_bf16_answers_like_fp32() -> None:
@@ -159,7 +160,9 @@ def test_bf16_answers_like_fp32() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "auto"])
 def test_model_stored_in_bf16_answers_in_any_precision(tmp_path: Path, precision: str) -> None:
     model = small_model(class_names=NAMES)
-    expected = scores(Predictor(model, default_preprocess(model.config), device="cpu")(pictures(1))[0])
+    expected = scores(
+        Predictor(TorchEngine(model, default_preprocess(model.config), device="cpu"))(pictures(1))[0]
+    )
     save_pretrained(model.to(torch.bfloat16), tmp_path)
     loaded = Predictor.from_pretrained(tmp_path, precision=precision, device="cpu")
     np.testing.assert_allclose(scores(loaded(pictures(1))[0]), expected, atol=3e-2)
@@ -167,6 +170,6 @@ def test_model_stored_in_bf16_answers_in_any_precision(tmp_path: Path, precision
 
 def test_answers_need_no_gradient_and_leave_dropout_off() -> None:
     model = small_model(dropout=0.5, class_names=NAMES).train()
-    predict = Predictor(model, default_preprocess(model.config), precision="fp32", device="cpu")
+    predict = Predictor(TorchEngine(model, default_preprocess(model.config), precision="fp32", device="cpu"))
     assert predict(pictures(2)) == predict(pictures(2))
     assert not predict.probabilities(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).requires_grad

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from vitascope.data.preprocess import ImageSource, Preprocess
+from vitascope.deploy.engine import Engine, open_engine
 from vitascope.errors import UserError
-from vitascope.model.classifier import Classifier
-from vitascope.model.hardware import resolve_device, resolve_precision
-from vitascope.weights.store import load_pretrained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,35 +29,18 @@ class Predictor:
     """Pictures in, class names and probabilities out.
 
     Args:
-        model: a classifier (its head is not "none").
-        preprocess: the preprocessing that it was trained with.
-        precision: `auto`, `fp32` or `bf16`; `auto` chooses by hardware, shape and batch.
-        device: `auto`, or a torch device.
+        engine: what answers: `TorchEngine` of a model, or an exported file's.
         batch_size: pictures at a time.
 
     Raises:
-        UserError: a model without a head, a device that is not there.
+        UserError: a batch of nothing.
     """
 
-    def __init__(
-        self,
-        model: Classifier,
-        preprocess: Preprocess,
-        *,
-        precision: str = "auto",
-        device: str = "auto",
-        batch_size: int = 32,
-    ) -> None:
-        if not model.config.gives_classes:
-            raise UserError("this model has no head: it gives features, not classes; use `model.embed`")
-        self.preprocess = preprocess
-        self.precision = precision
+    def __init__(self, engine: Engine, *, batch_size: int = 32) -> None:
+        if batch_size < 1:
+            raise UserError(f"batch_size must be at least 1, not {batch_size}")
+        self.engine = engine
         self.batch_size = batch_size
-        self.device = resolve_device(device)
-        self.config = model.config
-        self._models: dict[torch.dtype, Classifier] = {
-            torch.float32: model.eval().to(self.device, torch.float32)
-        }
 
     @classmethod
     def from_pretrained(
@@ -75,11 +54,24 @@ class Predictor:
     ) -> Predictor:
         """The predictor of a MODEL argument.
 
+        Args:
+            ref: a MODEL argument.
+            revision: of a hub id.
+            precision: `auto`, `fp32` or `bf16`; `auto` chooses by hardware, shape and batch.
+            device: `auto`, or a torch device.
+            batch_size: pictures at a time.
+
         Raises:
             CheckpointError: as `from_pretrained`.
+            UserError: a model without a head, a device that is not there.
         """
-        loaded = load_pretrained(ref, revision)
-        return cls(loaded.model, loaded.preprocess, precision=precision, device=device, batch_size=batch_size)
+        engine = open_engine(ref, revision=revision, precision=precision, device=device)
+        return cls(engine, batch_size=batch_size)
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """From any picture to the model's pixels."""
+        return self.engine.preprocess
 
     def __call__(self, images: Sequence[ImageSource], top_k: int = 5) -> list[list[Prediction]]:
         """The `top_k` most probable classes of each picture, most probable first.
@@ -92,34 +84,27 @@ class Predictor:
             ImageError: a picture that cannot be read; names it.
             UserError: `top_k` below 1.
         """
-        if top_k < 1:
-            raise UserError(f"top_k must be at least 1, not {top_k}")
+        check_top_k(top_k)
         answers = []
         for start in range(0, len(images), self.batch_size):
-            batch = images[start : start + self.batch_size]
-            pixels = np.stack([self.preprocess.pixels(image) for image in batch])  # (B, C, H, W)
-            scores, indices = self.probabilities(torch.from_numpy(pixels)).topk(
-                min(top_k, self.config.num_classes), dim=1
-            )
-            for row in zip(scores.tolist(), indices.tolist(), strict=True):
-                answers.append(
-                    [Prediction(self._name(index), index, score) for score, index in zip(*row, strict=True)]
-                )
+            pictures = [self.engine.pixels(image) for image in images[start : start + self.batch_size]]
+            answers += self.rank(self.engine.answer(pictures), top_k)
         return answers
 
-    @torch.inference_mode()
     def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 pixels (B, C, H, W) of the model's size to probabilities (B, K), float32, on the CPU."""
-        model, dtype = self._model_for(len(pixels))
-        images = self.preprocess.normalize(pixels.to(self.device)).to(dtype)
-        return model(images).float().softmax(dim=1).cpu()
+        return self.engine.probabilities(pixels)
 
-    def _model_for(self, batch_size: int) -> tuple[Classifier, torch.dtype]:
-        """The model in the precision for a batch; a copy in another precision is made once and kept."""
-        dtype = resolve_precision(self.precision, self.config, self.device, batch_size, training=False)
-        if dtype not in self._models:
-            self._models[dtype] = copy.deepcopy(self._models[torch.float32]).to(dtype)
-        return self._models[dtype], dtype
+    def rank(self, probabilities: torch.Tensor, top_k: int) -> list[list[Prediction]]:
+        """The `top_k` most probable classes of each row of (B, K), most probable first."""
+        scores, indices = probabilities.topk(min(top_k, probabilities.shape[1]), dim=1)
+        return [
+            [Prediction(self.engine.label(index), index, score) for score, index in zip(*row, strict=True)]
+            for row in zip(scores.tolist(), indices.tolist(), strict=True)
+        ]
 
-    def _name(self, index: int) -> str:
-        return self.config.class_names[index] if self.config.class_names else str(index)
+
+def check_top_k(top_k: int) -> None:
+    """Refuse to name fewer classes than one."""
+    if top_k < 1:
+        raise UserError(f"top_k must be at least 1, not {top_k}")

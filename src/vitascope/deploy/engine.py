@@ -1,0 +1,138 @@
+"""`Engine`: what answers pixels with probabilities, a model in torch or an exported file in its own runtime.
+
+`Predictor`, the server and every measurement work with an engine, and so with either.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
+from vitascope.errors import UserError
+from vitascope.model.classifier import Classifier
+from vitascope.model.hardware import resolve_device, resolve_precision
+from vitascope.weights.store import load_pretrained
+
+
+class Engine(ABC):
+    """Answers pixels with probabilities."""
+
+    preprocess: Preprocess
+    """From any picture to its pixels."""
+    class_names: tuple[str, ...]
+    """Of the K classes; empty where they have no names."""
+    num_classes: int
+    """K."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What answers, and where, for people: `torch, auto precision, on cpu`."""
+
+    def pixels(self, image: ImageSource) -> Pixels:
+        """A picture as `probabilities` takes it, uint8 (C, H, W).
+
+        Raises:
+            ImageError: it cannot be read.
+        """
+        return self.preprocess.pixels(image)
+
+    @abstractmethod
+    def probabilities(self, pixels: Tensor) -> Tensor:
+        """uint8 (B, C, H, W), on the CPU, to probabilities (B, K), float32, on the CPU."""
+
+    def label(self, index: int) -> str:
+        """A class's name, or its index as text."""
+        return self.class_names[index] if self.class_names else str(index)
+
+    def answer(self, pictures: Sequence[Pixels]) -> Tensor:
+        """Probabilities (B, K) of pictures that may differ in size; those of one size go together."""
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for place, picture in enumerate(pictures):
+            by_shape.setdefault(picture.shape, []).append(place)
+        found = torch.empty(len(pictures), self.num_classes)
+        for places in by_shape.values():
+            stack = torch.stack([torch.from_numpy(pictures[place]) for place in places])  # (b, C, H, W)
+            found[places] = self.probabilities(stack)
+        return found
+
+
+class TorchEngine(Engine):
+    """A model in torch, in the precision that suits the hardware, the shape and the batch.
+
+    Args:
+        model: a classifier (its head is not "none").
+        preprocess: the preprocessing that it was trained with.
+        precision: `auto`, `fp32` or `bf16`.
+        device: `auto`, or a torch device.
+
+    Raises:
+        UserError: a model without a head, a device that is not there.
+    """
+
+    def __init__(
+        self, model: Classifier, preprocess: Preprocess, *, precision: str = "auto", device: str = "auto"
+    ) -> None:
+        if not model.config.gives_classes:
+            raise UserError("this model has no head: it gives features, not classes; use `model.embed`")
+        self.preprocess = preprocess
+        self.config = model.config
+        self.class_names = model.config.class_names
+        self.num_classes = model.config.num_classes
+        self.precision = precision
+        self.device = resolve_device(device)
+        self.model = model.eval().to(self.device, torch.float32)
+        self._in_dtype: dict[torch.dtype, Classifier] = {torch.float32: self.model}
+
+    @property
+    def description(self) -> str:
+        """`torch, auto precision, on cpu`."""
+        return f"torch, {self.precision} precision, on {self.device}"
+
+    @torch.inference_mode()
+    def probabilities(self, pixels: Tensor) -> Tensor:
+        """uint8 (B, C, H, W) to probabilities (B, K), float32, on the CPU."""
+        model, images = self._prepared(pixels)
+        return model(images).float().softmax(dim=1).cpu()
+
+    @torch.inference_mode()
+    def embed(self, pixels: Tensor) -> Tensor:
+        """uint8 (B, C, H, W) to the pooled representation (B, D), float32, on the CPU."""
+        model, images = self._prepared(pixels)
+        return model.embed(images).float().cpu()
+
+    def _prepared(self, pixels: Tensor) -> tuple[Classifier, Tensor]:
+        """The model in the precision for a batch, and the batch normalized in it."""
+        dtype = resolve_precision(self.precision, self.config, self.device, len(pixels), training=False)
+        if dtype not in self._in_dtype:  # a copy in another precision is made once and kept
+            self._in_dtype[dtype] = copy.deepcopy(self.model).to(dtype)
+        return self._in_dtype[dtype], self.preprocess.normalize(pixels.to(self.device)).to(dtype)
+
+
+def open_engine(
+    ref: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    precision: str = "auto",
+    device: str = "auto",
+) -> Engine:
+    """The engine of a MODEL argument, or of an exported file.
+
+    Args:
+        ref: a MODEL argument.
+        revision: of a hub id.
+        precision: `auto`, `fp32` or `bf16`.
+        device: `auto`, or a torch device.
+
+    Raises:
+        CheckpointError: as `from_pretrained`.
+        UserError: as `TorchEngine`.
+    """
+    loaded = load_pretrained(ref, revision)
+    return TorchEngine(loaded.model, loaded.preprocess, precision=precision, device=device)
