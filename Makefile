@@ -7,7 +7,7 @@ demo: .venv/ready
 	$(BIN)/vitascope train
 
 test: .venv/tests-ready
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 check: .venv/tests-ready
 	$(BIN)/ruff format --check .

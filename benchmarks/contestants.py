@@ -1,7 +1,8 @@
 """What the entrants of a contest compute: steps of training and inference, ours and the peers'.
 
 Each is a context manager that builds a step in the entrant's process. The models of one configuration have
-the same number of parameters, which is checked, but each its own random weights: they do not change the time.
+the same number of parameters, which is checked. Unless weights are given, each has random ones of its own:
+they do not change the time.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from contest import DTYPES, Entrant, Step
-from vitascope.deploy.engine import TorchEngine
+from vitascope.deploy.engine import Engine, TorchEngine, open_engine
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
 from vitascope.model.vit import VisionTransformer
 from vitascope.training.optim import optimizer_of
 from vitascope.training.options import Optimization
-from vitascope.weights.store import default_preprocess
+from vitascope.weights.own import default_preprocess
+from vitascope.weights.store import save_pretrained
 
 CPU = torch.device("cpu")
 TIMM_NAMES = {192: "vit_tiny_patch16_224", 768: "vit_base_patch16_224"}
@@ -45,14 +49,16 @@ def training_entrants(config: ViTConfig, batch_size: int, precisions: tuple[str,
     ]
 
 
-def inference_entrants(config: ViTConfig, batch_size: int, precisions: tuple[str, ...]) -> list[Entrant]:
-    """Ours, predicting in each of the precisions."""
+def inference_entrants(
+    config: ViTConfig, batch_size: int, precisions: tuple[str, ...], model: str | None = None
+) -> list[Entrant]:
+    """Ours, predicting in each of the precisions, with the weights of a MODEL or random ones."""
     return [
         Entrant(
             name="vitascope",
             precision=precision,
             dtype=resolve_precision(precision, config, CPU, batch_size, training=False),
-            prepare=functools.partial(our_inference, config, batch_size, precision),
+            prepare=functools.partial(our_inference, config, batch_size, precision, model),
             images=batch_size,
             flops=config.flops * batch_size,
         )
@@ -76,15 +82,24 @@ def peer_training_entrant(
 
 
 def peer_inference_entrant(
-    library: str, config: ViTConfig, batch_size: int, precision: str, *, our_allocator: bool = False
+    library: str,
+    config: ViTConfig,
+    batch_size: int,
+    precision: str,
+    *,
+    our_allocator: bool = False,
+    weights: Path | None = None,
 ) -> Entrant:
-    """A peer, computing logits; with our setting of the allocator where that is said."""
+    """A peer, computing logits; with our setting of the allocator where that is said.
+
+    `weights` is a file that `write_peer_weights` wrote; None leaves them random.
+    """
     dtype = DTYPES[precision]
     return Entrant(
         name=f"{library} + our allocator setting" if our_allocator else library,
         precision=precision,
         dtype=dtype,
-        prepare=functools.partial(peer_inference, library, config, batch_size, dtype, our_allocator),
+        prepare=functools.partial(peer_inference, library, config, batch_size, dtype, our_allocator, weights),
         images=batch_size,
         flops=config.flops * batch_size,
     )
@@ -134,24 +149,39 @@ def training_step(
 
 
 @contextmanager
-def our_inference(config: ViTConfig, batch_size: int, precision: str) -> Iterator[Step]:
+def our_inference(config: ViTConfig, batch_size: int, precision: str, model: str | None) -> Iterator[Step]:
     """Pixels to probabilities as `vitascope predict` does: normalization and softmax are in the time."""
     reuse_freed_memory()
-    engine = TorchEngine(
-        VisionTransformer(config), default_preprocess(config), precision=precision, device="cpu"
-    )
-    pixels = torch.randint(256, (batch_size, config.in_channels, *config.image_hw), dtype=torch.uint8)
-    yield functools.partial(engine.probabilities, pixels)
+    if model is None:
+        engine: Engine = TorchEngine(
+            VisionTransformer(config), default_preprocess(config), precision=precision, device="cpu"
+        )
+    else:
+        engine = open_engine(model, precision=precision, device="cpu")
+    yield functools.partial(engine.probabilities, random_pixels(config, batch_size))
+
+
+def random_pixels(config: ViTConfig, batch_size: int) -> Tensor:
+    """A batch of bytes: uint8 (B, C, H, W)."""
+    return torch.randint(256, (batch_size, config.in_channels, *config.image_hw), dtype=torch.uint8)
 
 
 @contextmanager
 def peer_inference(
-    library: str, config: ViTConfig, batch_size: int, dtype: torch.dtype, our_allocator: bool
+    library: str,
+    config: ViTConfig,
+    batch_size: int,
+    dtype: torch.dtype,
+    our_allocator: bool,
+    weights: Path | None,
 ) -> Iterator[Step]:
     """Images, normalized and in the dtype already, to logits."""
     if our_allocator:
         reuse_freed_memory()
-    model = peer_model(library, config).to(dtype).eval()
+    model = peer_model(library, config)
+    if weights is not None:
+        model = with_weights(model, weights)
+    model = model.to(dtype).eval()
     images = torch.randn(batch_size, config.in_channels, *config.image_hw, dtype=dtype)
     with torch.inference_mode():
         yield functools.partial(model, images)
@@ -173,6 +203,24 @@ def peer_model(library: str, config: ViTConfig) -> nn.Module:
     count = sum(parameter.numel() for parameter in model.parameters())
     if count != config.num_parameters:
         raise ValueError(f"{library}'s model has {count:,} parameters, ours {config.num_parameters:,}")
+    return model
+
+
+def write_peer_weights(model: VisionTransformer, library: str, folder: Path) -> Path:
+    """Our model's weights as a peer names them; returns the file."""
+    form = {"transformers": "huggingface"}.get(library, library)
+    save_pretrained(model, folder / form, format=form)
+    return next(file for file in (folder / form).iterdir() if file.stem == "model")
+
+
+def with_weights(model: Any, file: Path) -> nn.Module:
+    """A peer's model with what `write_peer_weights` wrote; transformers alone knows its files' names."""
+    if hasattr(model, "from_pretrained"):
+        return model.from_pretrained(file.parent)
+    if file.suffix == ".safetensors":
+        model.load_state_dict(load_file(file), strict=True)
+    else:
+        model.load_state_dict(torch.load(file, weights_only=True), strict=True)
     return model
 
 

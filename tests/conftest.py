@@ -4,6 +4,21 @@ from collections.abc import Iterator
 
 import pytest
 
+LONGEST = (
+    "test_docs.py",
+    "test_resume.py",
+    "test_distributed.py",
+    "test_walkthrough.py",
+    "test_loop.py",
+    "test_benchmarks.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that no process is left alone with one at the end."""
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:

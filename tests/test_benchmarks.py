@@ -9,6 +9,7 @@ import inspect
 import itertools
 import math
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,12 +23,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitascope as vs
+from tests.model import random_images, small_config, small_model
 from vitascope.data.datasets import open_data
 from vitascope.data.mixing import Mixing
+from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import BlockOptions, EmbeddingOptions, ReadoutOptions, TrainingOptions
 from vitascope.model.sizes import named_config
+from vitascope.weights.store import save_pretrained
 
 ROOT = Path(__file__).parent.parent
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
@@ -648,3 +652,117 @@ def test_large_image_leaves_out_what_does_not_fit_and_names_the_limit(
 @pytest.mark.skipif(sys.platform != "linux", reason="known on Linux only")
 def test_free_memory_is_some_and_less_than_there_is() -> None:
     assert 0 < explanations.free_bytes() < 1024 * explanations.kib(Path("/proc/meminfo"), "MemTotal")
+
+
+compression = load("compression")
+
+
+def test_compression_times_the_whole_model_first_and_merging_with_the_same_weights() -> None:
+    entrants = compression.merging_entrants([8, 16], 4, "bf16")
+    assert [entrant.name for entrant in entrants] == ["whole", "merge 8", "merge 16"]
+    merged = [named_config("vit_b16", token_merging=count) for count in (0, 8, 16)]
+    assert [entrant.flops for entrant in entrants] == [4 * config.flops for config in merged]
+
+
+def test_compression_measures_a_model_whole_merged_pruned_and_trained_on(tmp_path, monkeypatch) -> None:
+    names = tuple("0123456789")
+    model = small_model(image_size=8, patch_size=2, in_channels=1, num_classes=10, class_names=names)
+    save_pretrained(model, tmp_path / "model")
+    monkeypatch.setattr(compression, "EXAMPLES", 40)
+    monkeypatch.setattr(
+        compression, "fine_tuned", lambda arguments, weights, run: shutil.copytree(weights, run)
+    )
+    given = ["--model", str(tmp_path / "model"), "--data", "digits", "--merge", "2", "--keep", "0.5"]
+    found = list(compression.variants(compression.parse(given), tmp_path))
+    names = [variant.name for variant in found]
+    assert names == ["whole", "merge 2", "heads 1, MLP 2", "heads 1, MLP 2, trained 1"]
+    results = [
+        SimpleNamespace(
+            entrant=compression.entrant(variant.name, model.config, 2, "fp32", variant.folder),
+            images_per_second=10.0 * place,
+        )
+        for place, variant in enumerate(found, 1)
+    ]
+    rows = compression.accuracy_table(found, results).splitlines()[2:]
+    assert [row.split("|")[5].strip() for row in rows] == ["1.00", "2.00", "3.00", "4.00"]
+    assert all(f"{100 * variant.accuracy:.2f}" in row for variant, row in zip(found, rows, strict=True))
+
+
+grow, cpu_inference = load("grow"), load("cpu_inference")
+
+
+def test_grown_model_answers_as_the_small_one_on_boxes_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = small_model(class_names=("ant", "bee", "cat", "dog", "eel"), patch_size=4)  # a grid of 8x8
+    size = {"image_size": 56, "patch_size": 8, "embed_dim": 64, "depth": 5, "num_heads": 4}  # of 7x7
+    monkeypatch.setattr(grow, "named_config", lambda _, **options: vs.ViTConfig.from_dict(size | options))
+    config = grow.grown_config(small.config, "large")
+    images = random_images(2, 3, 28, 28)
+    boxes = images.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+    with torch.inference_mode():
+        grown = grow.grow(small, config)
+        noisy = grow.grow(small, config, noise=0.01)
+        expected = small(images)
+        torch.testing.assert_close(grown(boxes), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+        assert 0 < (noisy(boxes) - expected).abs().max() < 0.1 * expected.abs().max()
+    assert (config.depth, config.class_names) == (5, small.config.class_names)
+    assert all(tensor.any() for tensor in noisy.state_dict().values() if tensor.ndim == 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"embed_dim": 20}, "width: 768 is no multiple of 20"),
+        ({"patch_size": 32}, "height of a patch: 16 is no multiple of 32"),
+        ({"depth": 13}, "depth: 12 is less than 13"),
+        ({"pool": "mean"}, "every option at its default"),
+    ],
+)
+def test_what_cannot_grow_is_refused(options: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        grow.grown_config(small_config(**options), "vit_b16")
+
+
+def test_inference_claims_compare_auto_and_int8_with_the_peers() -> None:
+    found = [
+        cpu_inference.Result(
+            cpu_inference.Entrant(
+                name=name, precision=precision, dtype=dtype, prepare=int, images=images, flops=100
+            ),
+            (1 / images_per_second,) if images else (100 / images_per_second,),
+        )
+        for name, precision, dtype, images, images_per_second in (
+            ("timm", "fp32", torch.float32, 1, 5),
+            ("timm", "bf16", torch.bfloat16, 1, 8),
+            ("torchvision", "bf16", torch.bfloat16, 1, 10),
+            ("vitascope", "auto", torch.bfloat16, 1, 12),
+            ("vitascope, OpenVINO", "int8", torch.int8, 1, 20),
+            ("matmul", "fp32", torch.float32, 0, 1000),
+            ("matmul", "bf16", torch.bfloat16, 0, 2100),
+            ("matmul", "int8", torch.int8, 0, 4000),
+        )
+    ]
+    assert cpu_inference.claims(found) == [
+        "- auto is 2.40 times timm's default, fp32",
+        "- auto is 1.20 times the best peer in bf16, torchvision",
+        "- this machine's matrix products are 2.10 times as fast in bf16 as in fp32",
+        "- vitascope, OpenVINO in int8 is 2.50 times timm's bf16",
+    ]
+
+
+def test_agreement_is_of_real_pictures_with_our_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"fp32": [0, 1, 1, 0], "bf16": [0, 1, 1, 1], "auto": [0, 1, 1, 0]}
+    images = ImageSet("test", ["a", "b", "c", "d"], cpu_inference.np.array([0, 0, 1, 1]), ("ant", "bee"))
+    monkeypatch.setattr(cpu_inference, "open_data", lambda _: SimpleNamespace(test=images))
+    monkeypatch.setattr(cpu_inference, "open_engine", lambda _, precision, device: precision)
+    monkeypatch.setattr(
+        cpu_inference, "top_classes", lambda engine, sources: cpu_inference.np.array(answers[engine])
+    )
+    case = cpu_inference.Case(config=small_config(), model="model", weights={}, exported={})
+    lines = cpu_inference.agreement_table(case, "data", 4).splitlines()
+    assert lines[0] == "## On 4 real pictures"
+    rows = [re.split(r" *\| *", line)[1:-1] for line in lines[4:]]
+    assert rows == [
+        ["vitascope fp32", "100.0%", "50.0%"],
+        ["vitascope bf16", "75.0%", "75.0%"],
+        ["vitascope auto", "100.0%", "50.0%"],
+    ]

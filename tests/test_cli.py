@@ -43,7 +43,9 @@ DISTILLATION = {"teacher", "distill", "distill_weight", "temperature"}
 SUPPRESSED = {"train": {"task", *MASKING}, "pretrain": {"task", *DISTILLATION, "distillation"}}
 HELP_SOURCES = [
     ROOT / "training" / "options.py",
-    *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "pack", "report", "train", "use")),
+    *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "compress", "export", "pack")),
+    *(ROOT / "cli" / f"{name}.py" for name in ("bench", "predict", "report", "serve", "train", "use")),
+    ROOT / "deploy" / "settings.py",
 ]
 POSITIONAL = {
     "pack": {"data", "out"},
@@ -52,6 +54,10 @@ POSITIONAL = {
     "explain": {"model", "data"},
     "report": {"run"},
     "convert": {"model", "out"},
+    "export": {"model"},
+    "compress": {"model", "out"},
+    "serve": {"model"},
+    "bench": {"model"},
 }
 
 
@@ -457,6 +463,11 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         (["models", "--jsn"], "nearest: --json"),
         (["evaluate", "runs/tiny", "--batchsize", "3"], "nearest: --batch-size"),
         (["train", "--recipe", "digts"], "unknown recipe 'digts'; nearest: digits"),
+        (
+            ["train", "--data", "data", "--recipe", "cnn"],
+            "for a CNN, not for a Vision Transformer: add --model",
+        ),
+        (["train", "--data", "data", "--recipe", "cnn", "--model", "vit_s16"], "for a CNN, not for vit_s16"),
         (["train", "--data", "data", "--model", "vit_b61"], "'vit_b61'; nearest: vit_b16"),
         (["train", "--data", "nowhere"], "nowhere: no such folder"),
         (["train", "--data", "digit"], "nearest: digits"),

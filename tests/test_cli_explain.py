@@ -11,7 +11,16 @@ from PIL import Image
 
 from tests.test_cli import SHAPE, SHORT, colours, here, place, refusal  # noqa: F401 - fixtures
 from vitascope.cli import main
-from vitascope.cli.explain import ABOUT_TARGET, CAMS, MATTERS_WITH, Explain, Heatmap, OfModel, OfPicture
+from vitascope.cli.explain import (
+    ABOUT_TARGET,
+    CAMS,
+    DEFAULT_METHOD,
+    MATTERS_WITH,
+    Explain,
+    Heatmap,
+    OfModel,
+    OfPicture,
+)
 from vitascope.explain.methods import METHODS
 
 PICTURE = "data/red/0.png"
@@ -128,10 +137,9 @@ def test_picture_is_named_after_the_image_and_the_method(
     assert main(["explain", str(here.run), str(here.picture), "--method", "attention"]) == 0
     assert main(["explain", str(here.run), str(here.picture)]) == 0
     assert main(["explain", str(here.run), "--method", "filters"]) == 0
-    default = Explain(model="m").method
     assert {path.name for path in tmp_path.iterdir()} == {
         "0-attention.png",
-        f"0-{default}.png",
+        f"0-{DEFAULT_METHOD}.png",
         "tiny-filters.png",
     }
 
@@ -243,6 +251,14 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
         (["runs/tiny", "data", "--compare", "--images", "0"], "--images must be at least 1, not 0"),
         (["runs/tiny", "data", "--compare", "--out", "a.png"], "leave out --out"),
         (["runs/tiny", "data", "--compare", "--head", "1"], "--compare takes all as they are"),
+        (["runs/tiny", "data", "--compare", "--method", "rollout"], "--method is for one method's picture"),
+        (["runs/tiny", "data", "--compare", "--seed", "-1"], "--seed must not be negative, not -1"),
+        (["runs/tiny", PICTURE, "--images", "50"], "--images says nothing to integrated-gradients"),
+        (
+            ["runs/tiny", PICTURE, "--method", "all", "--seed", "0"],
+            "it belongs to --compare and --method dist",
+        ),
+        (["runs/tiny", "--method", "positions", "--image-size", "32"], "leave out --image-size"),
         (["runs/tiny/model", "--compare"], "is not a run folder"),
         (["runs/cnn", PICTURE, "--method", "rollout"], "a ResNet has no attention to show"),
         (["runs/cnn", "--method", "positions"], "a ResNet has no position embeddings"),

@@ -108,13 +108,12 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_runs_and_every_shape_is_the_stated_one(page: Path, reader: Path) -> None:
-    shutil.rmtree(reader / "walkthrough", ignore_errors=True)
-    printed = run_page(page)
-    assert len(printed) == len(blocks(page, "text"))
+def test_code_runs_and_every_shape_is_the_stated_one(reader: Path) -> None:
+    """Of the English page; tests below hold the Chinese one to the same code, shapes and pictures."""
+    printed = run_page(ENGLISH)
+    assert len(printed) == len(blocks(ENGLISH, "text"))
     drawn = {path.name for path in (reader / "walkthrough").iterdir()}
-    assert drawn == {path.name for path in PICTURES.iterdir()} == set(pictures(page))
+    assert drawn == {path.name for path in PICTURES.iterdir()} == set(pictures(ENGLISH))
 
 
 def test_a_wrong_shape_is_found() -> None:

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from vitascope import explain
+    from vitascope.deploy.export import export
     from vitascope.deploy.predictor import Prediction, Predictor
     from vitascope.errors import UserError
     from vitascope.model.config import ViTConfig
@@ -35,6 +36,7 @@ _HOMES = {
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
     "create_model": "weights.store",
+    "export": "deploy.export",
     "from_pretrained": "weights.store",
     "list_models": "model.sizes",
     "pretrain": "training.train",
@@ -55,6 +57,7 @@ __all__ = [
     "VisionTransformer",
     "create_model",
     "explain",
+    "export",
     "from_pretrained",
     "list_models",
     "pretrain",

@@ -1,5 +1,8 @@
 """The predictor: the same answer however a picture comes."""
 
+import struct
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data import noise, write_picture
+from tests.data import noise, write_picture, write_tree
 from tests.model import small_model, small_resnet
-from vitascope.data.preprocess import ImageError, Preprocess
+from vitascope.data.preprocess import ImageError, ImageSource, Pixels, Preprocess
+from vitascope.data.reading import READ_AHEAD
 from vitascope.deploy.engine import TorchEngine
 from vitascope.deploy.predictor import Prediction, Predictor
+from vitascope.deploy.streaming import find_pictures
 from vitascope.errors import UserError
 from vitascope.weights.store import CheckpointError, default_preprocess, save_pretrained
 
@@ -173,3 +178,110 @@ def test_answers_need_no_gradient_and_leave_dropout_off() -> None:
     predict = Predictor(TorchEngine(model, default_preprocess(model.config), precision="fp32", device="cpu"))
     assert predict(pictures(2)) == predict(pictures(2))
     assert not predict.probabilities(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).requires_grad
+
+
+# --- folders
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures at two depths; one is text, one a decompression bomb; others are hidden or no pictures."""
+    root = write_tree(
+        tmp_path_factory.mktemp("predict") / "folder", {"b": 3, "a": 4, ".hidden": 1}, size=(40, 30)
+    )
+    write_picture(root / "z.PNG")
+    (root / "a" / "001.png").write_bytes(b"text")
+    (root / "b" / "bomb.png").write_bytes(bomb())
+    (root / "b" / "notes.txt").write_text("no picture")
+    (root / "b" / ".x.png").write_bytes(b"")
+    (root / "loop").symlink_to(root)
+    return root
+
+
+def bomb() -> bytes:
+    """A PNG of 15,000 x 15,000 pixels in 27 kB."""
+    header = struct.pack(">IIBBBBB", 15_000, 15_000, 1, 0, 0, 0, 0)
+    rows = zlib.compress(bytes(15_000 * (1 + 15_000 // 8)), 9)
+    chunks = ((b"IHDR", header), (b"IDAT", rows), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
+    )
+
+
+FOUND = ["z.PNG", *(f"a/{n:03}.png" for n in range(4)), *(f"b/{n:03}.png" for n in range(3)), "b/bomb.png"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_folder_is_answered_in_order_with_a_reason_for_what_cannot_be_read(
+    folder: Path, workers: int
+) -> None:
+    predict = predictor(batch_size=2)
+    answers = list(predict.predict_folder(folder, 3, workers=workers))
+    assert [str(Path(answer.image).relative_to(folder)) for answer in answers] == FOUND
+    for answer in answers:
+        if answer.image.endswith(("a/001.png", "bomb.png")):
+            assert answer.predictions == []
+            assert answer.image in str(answer.error)
+        else:
+            assert answer.error is None
+            (expected,) = predict([answer.image], top_k=3)
+            np.testing.assert_allclose(scores(answer.predictions), scores(expected), atol=1e-6)
+    assert "bomb" in str(answers[-1].error)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_files_are_taken_only_a_few_batches_ahead(folder: Path, workers: int) -> None:
+    taken = []
+
+    def endless() -> Iterator[str]:
+        while True:
+            taken.append(str(folder / "z.PNG"))
+            yield taken[-1]
+
+    stream = predictor(batch_size=2).stream(endless(), workers=workers)
+    for count in range(1, 30):
+        assert next(stream).error is None
+        assert len(taken) <= count + 2 * (READ_AHEAD + 1)
+    stream.close()
+
+
+def test_batch_of_nothing_but_unreadable_files_is_no_fault(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.png" for number in range(5)]
+    for workers in (0, 2):
+        answers = list(predictor(batch_size=2).stream(paths, workers=workers))
+        assert [answer.error for answer in answers] == [f"{path}: no such file" for path in paths]
+    assert list(predictor().stream([])) == []
+
+
+class Ragged(TorchEngine):
+    """An engine that takes pictures of any size, and makes them one size itself."""
+
+    own_pixels = True
+
+    def pixels(self, image: ImageSource) -> Pixels:
+        return np.ascontiguousarray(np.asarray(Image.open(image).convert("RGB")).transpose(2, 0, 1))  # type: ignore[arg-type]
+
+    def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
+        return super().probabilities(pixels[:, :, :8, :8].repeat(1, 1, 4, 4))
+
+
+def test_engine_with_pixels_of_its_own_answers_pictures_of_many_sizes(tmp_path: Path) -> None:
+    paths = [write_picture(tmp_path / f"{n}.png", size=(8 + n, 12 - n), seed=n) for n in (0, 4, 1, 4)]
+    model = small_model(class_names=NAMES)
+    engine = Ragged(model, default_preprocess(model.config), precision="fp32", device="cpu")
+    predict = Predictor(engine, batch_size=3)
+    together = [scores(answer.predictions) for answer in predict.stream(paths, workers=2)]
+    alone = [scores(predict([path])[0]) for path in paths]
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+
+
+def test_folder_that_is_none_and_options_that_make_no_sense_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        predictor().predict_folder(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="top_k must be at least 1, not 0"):
+        predictor().predict_folder(tmp_path, 0)
+    with pytest.raises(UserError, match="workers must not be negative, not -1"):
+        predictor().stream([], workers=-1)
+    with pytest.raises(UserError, match=r"gone\.png: no such file"):
+        list(find_pictures([tmp_path / "gone.png"]))

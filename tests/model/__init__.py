@@ -71,6 +71,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "quick gelu": {"mlp": "quick_gelu"},
     "swiglu": {"mlp": "swiglu", "mlp_ratio": 8 / 3},
     "layer scale": {"layer_scale": 1e-2},
+    "fewer heads of the same width": {"num_heads": 3, "head_dim": 4},
+    "fewer heads, map, no key bias": {"num_heads": 1, "head_dim": 8, "pool": "map", "qkv_bias": "no_key"},
+    "token merging": {"token_merging": 3},
+    "token merging, mean, registers": {"token_merging": 5, "pool": "mean", "num_registers": 2},
     # Equation 4
     "mean beside a class token": {"pool": "mean", "class_token": True},
     "mean": {"pool": "mean", "class_token": False},
@@ -189,6 +193,8 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
         "rotary",
     )
     head_dim = 4 * small(2) if positions == "rotary" or positions.startswith("sincos") else small(6)
+    mergeable = attention == "global" and positions not in ("relative", "rotary")
+    merging = draw(st.integers(0, 5)) if mergeable else 0
     distilled = draw(st.booleans())
     pool = "cls" if distilled else one_of("cls", "mean", "cls_mean", "map")
     after = pool in ("cls", "mean") and not distilled and draw(st.booleans())
@@ -205,7 +211,8 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
             "class_names": tuple(draw(st.one_of(st.just([]), names))),
             "embed_dim": heads * head_dim,
             "depth": small(3),
-            "num_heads": heads,
+            "num_heads": small(heads),
+            "head_dim": head_dim,
             "stem": stem,
             "stride": stride,
             "patch_bias": draw(st.booleans()),
@@ -218,10 +225,11 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
             "rotary_base": one_of(10.0, 100.0),
             "rotary_rounded": draw(st.booleans()),
             "embedding_norm": draw(st.booleans()),
-            "norm": one_of("pre", "post"),
+            "norm": "pre" if merging else one_of("pre", "post"),
             "norm_eps": one_of(1e-12, 1e-6, 1e-5),
             "attention": attention,
             "window": window,
+            "token_merging": merging,
             "qkv_bias": one_of("all", "none", "no_key"),
             "mlp": one_of("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
             "mlp_ratio": one_of(1.0, 1.5, 8 / 3, 4.0),
@@ -239,6 +247,6 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
             "attention_dropout": one_of(0.0, 0.1),
             "drop_path": one_of(0.0, 0.1),
             "patch_dropout": one_of(0.0, 0.3) if attention == "global" and positions != "relative" else 0.0,
-            "gradient_checkpointing": draw(st.booleans()),
+            "gradient_checkpointing": not merging and draw(st.booleans()),
         }
     )

@@ -86,3 +86,29 @@ def softmax_where(scores: Array, allowed: Array) -> Array:
     """Softmax of each row over its allowed columns."""
     exponential = np.where(allowed, np.exp(scores - scores.max(-1, keepdims=True)), 0)
     return exponential / exponential.sum(-1, keepdims=True)
+
+
+def merged_pairs(keys: Array, count: int) -> tuple[list[int], dict[int, int]]:
+    """Token merging's pairs, of keys (N, hd): who stays, in the new order, and who joins whom."""
+    first, second = list(range(1, len(keys), 2)), list(range(0, len(keys), 2))
+
+    def cosine(i: int, j: int) -> float:
+        return float(keys[i] @ keys[j] / np.linalg.norm(keys[i]) / np.linalg.norm(keys[j]))
+
+    nearest = {i: max(second, key=lambda j: cosine(i, j)) for i in first}
+    leaving = sorted(first, key=lambda i: -cosine(i, nearest[i]))[: min(count, len(first))]
+    return [i for i in first if i not in leaving] + second, {i: nearest[i] for i in leaving}
+
+
+def merge(
+    tokens: Array, groups: list[set[int]], keys: Array, P: int, count: int
+) -> tuple[Array, list[set[int]]]:
+    """Tokens (Q, D), each of a group of the first ones, with `count` patches merged into their nearest."""
+    stay, joins = merged_pairs(keys[P:], count)
+    new_tokens, new_groups = list(tokens[:P]), groups[:P]
+    for place in stay:
+        members = [P + place] + [P + i for i, j in joins.items() if j == place]
+        weights = [len(groups[member]) for member in members]
+        new_tokens.append(np.average([tokens[member] for member in members], axis=0, weights=weights))
+        new_groups.append(set().union(*(groups[member] for member in members)))
+    return np.array(new_tokens), new_groups

@@ -15,7 +15,8 @@ WIDTH, HIDDEN, FAN_IN = 64, 256, 3 * 8 * 8
 
 def fresh(**overrides: Any) -> VisionTransformer:
     torch.manual_seed(0)
-    return VisionTransformer(small_config(image_size=64, embed_dim=WIDTH, depth=2, num_heads=4, **overrides))
+    size = {"image_size": 64, "embed_dim": WIDTH, "depth": 2, "num_heads": 4}
+    return VisionTransformer(small_config(**(size | overrides)))
 
 
 def assert_std(weight: torch.Tensor, std: float) -> None:

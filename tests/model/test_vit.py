@@ -337,9 +337,9 @@ def test_rows_of_attention_sum_to_one_in_every_block(options: dict[str, Any]) ->
     trace = model.trace(random_images(2, 3, 32, 32), attention=True)
     assert len(trace.attention) == 3
     for weights in trace.attention:
-        assert weights.shape == (2, 2, T, T)
+        assert weights.shape == (2, model.config.num_heads, T, T)
         assert weights.min() >= 0
-        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, T))
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, model.config.num_heads, T))
 
 
 @variants

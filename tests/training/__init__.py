@@ -1,11 +1,15 @@
-"""A tiny data set and the options of a tiny run."""
+"""A tiny data set, the options of a tiny run, and an ending without its pictures."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from vitascope.training import finish
 from vitascope.training.recipes import TrainConfig
 
 
@@ -39,3 +43,13 @@ def tiny_config(data: Path, **options: Any) -> TrainConfig:
     if options.get("task") == "masked":
         values["label_smoothing"] = 0.0  # there are no labels
     return TrainConfig.from_dict(values | options)
+
+
+@contextlib.contextmanager
+def undrawn() -> Iterator[None]:
+    """Runs end without figures and a report, most of a tiny run's time; test_train looks at both."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "draw_figures", lambda *_: {})
+        patch.setattr(finish, "draw_masked", lambda *_: {})
+        patch.setattr(finish, "report_of", lambda trainer: trainer.run / "report.html")
+        yield

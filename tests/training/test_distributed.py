@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training import tiny_config, write_folder
+from tests.training import tiny_config, undrawn, write_folder
 from vitascope.report.records import read_metrics
 from vitascope.training import loop, train
 from vitascope.training.checkpoint import checkpoints
@@ -53,9 +53,8 @@ def place(tmp_path_factory) -> Path:
     write_folder(root / "data")
     two = root / "two"
     two.mkdir()
-    every = loop.RECORD_EVERY
-    loop.RECORD_EVERY = 1
-    try:
+    with undrawn(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "RECORD_EVERY", 1)
         for kind in KINDS:
             config = tiny_config(root / "data", run=str(root / "one" / kind), **SHARED | KINDS[kind])
             train.train(config)
@@ -68,8 +67,6 @@ def place(tmp_path_factory) -> Path:
         for layout in LAYOUTS:
             assert len(checkpoints(two / "runs" / f"stopped-{layout}")) == 1
             train.resume(two / "runs" / f"stopped-{layout}")
-    finally:
-        loop.RECORD_EVERY = every
     return root
 
 

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -50,14 +51,11 @@ def test_a_killed_process_holds_nothing_even_where_a_worker_outlives_it(tmp_path
 
 @pytest.mark.parametrize("ending", [None, KeyboardInterrupt, UserError])
 def test_it_is_free_again_however_the_run_ends(tmp_path: Path, ending) -> None:
-    try:
-        with run_lock(tmp_path), pytest.raises(UserError), run_lock(tmp_path):
-            pass
-        with run_lock(tmp_path):
-            if ending is not None:
-                raise ending
-    except (KeyboardInterrupt, UserError):
+    with run_lock(tmp_path), pytest.raises(UserError), run_lock(tmp_path):
         pass
+    with nullcontext() if ending is None else pytest.raises(ending), run_lock(tmp_path):
+        if ending is not None:
+            raise ending
     with run_lock(tmp_path):
         pass
 

@@ -1,15 +1,17 @@
 """2N steps are N steps, a kill and N steps more, bitwise, for every task, however the images are read."""
 
+import contextlib
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.training import tiny_config, write_folder
+from tests.training import tiny_config, undrawn, write_folder
 from vitascope.data.loading import Loader
 from vitascope.errors import UserError
 from vitascope.report.records import read_metrics
@@ -37,6 +39,12 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _undrawn() -> Iterator[None]:
+    with undrawn():
+        yield
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return write_folder(tmp_path_factory.mktemp("data") / "greys")
@@ -48,10 +56,18 @@ def teacher(data, tmp_path_factory) -> Path:
     return train.train(tiny_config(data, run=str(run), epochs=1)).run
 
 
-@pytest.fixture
-def streamed(monkeypatch) -> None:
+@contextlib.contextmanager
+def streaming() -> Iterator[None]:
     """No split fits into memory: workers read it anew in every epoch."""
-    monkeypatch.setitem(Loader.__init__.__kwdefaults__, "memory_budget", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(Loader.__init__.__kwdefaults__, "memory_budget", 0)
+        yield
+
+
+@pytest.fixture
+def streamed() -> Iterator[None]:
+    with streaming():
+        yield
 
 
 def run_of(config: TrainConfig) -> None:
@@ -109,26 +125,43 @@ def recorded(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in record.items() if k not in clocks} for record in read_metrics(run)]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 4])
-@pytest.mark.parametrize("task", TASKS)
-def test_a_killed_run_goes_on_bitwise(data, teacher, streamed, tmp_path, task: str, workers: int) -> None:
-    options = COMMON | TASKS[task] | {"workers": workers}
-    if task == "distill":
+@pytest.fixture(scope="module", params=TASKS)
+def whole(request, data, teacher, tmp_path_factory) -> TrainConfig:
+    """A run of each task that nothing stopped, read by no worker."""
+    options = COMMON | TASKS[request.param] | {"workers": 0}
+    if request.param == "distill":
         options["teacher"] = str(teacher)
-    run_of(tiny_config(data, run=str(tmp_path / "whole"), **options))
-    run = killed(tiny_config(data, run=str(tmp_path / "killed"), **options))
+    config = tiny_config(data, run=str(tmp_path_factory.mktemp("whole") / "run"), **options)
+    with streaming():
+        run_of(config)
+    return config
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_a_killed_run_goes_on_bitwise(whole: TrainConfig, streamed, tmp_path, workers: int) -> None:
+    run = killed(whole.replace(run=str(tmp_path / "killed"), workers=workers))
     train.resume(run)
-    assert_bitwise(final_state(run), final_state(tmp_path / "whole"))
-    assert recorded(run) == recorded(tmp_path / "whole")
+    assert_bitwise(final_state(run), final_state(Path(whole.run or "")))
+    assert recorded(run) == recorded(Path(whole.run or ""))
+
+
+@pytest.fixture(scope="module")
+def steady(data, tmp_path_factory) -> TrainConfig:
+    """A whole run without dropout, which a block that is computed twice would draw twice."""
+    options = COMMON | TASKS["classify"] | {"workers": 1, "dropout": 0.0, "drop_path": 0.0}
+    config = tiny_config(data, run=str(tmp_path_factory.mktemp("steady") / "run"), **options)
+    with streaming():
+        run_of(config)
+    return config
 
 
 @pytest.mark.parametrize("engine", [{"workers": 4}, {"workers": 0}, {"gradient_checkpointing": True}])
-def test_a_run_goes_on_bitwise_with_another_engine(data, streamed, tmp_path, engine: dict[str, Any]) -> None:
-    options = COMMON | TASKS["classify"] | {"workers": 1, "dropout": 0.0, "drop_path": 0.0}
-    train.train(tiny_config(data, run=str(tmp_path / "whole"), **options))
-    run = killed(tiny_config(data, run=str(tmp_path / "killed"), **options))
+def test_a_run_goes_on_bitwise_with_another_engine(
+    steady: TrainConfig, streamed, tmp_path, engine: dict[str, Any]
+) -> None:
+    run = killed(steady.replace(run=str(tmp_path / "killed")))
     train.resume(run, **engine)
-    assert_bitwise(final_state(run), final_state(tmp_path / "whole"))
+    assert_bitwise(final_state(run), final_state(Path(steady.run or "")))
 
 
 def test_a_frozen_run_goes_on_bitwise_and_leaves_its_body_alone(data, teacher, tmp_path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.training import undrawn
 from vitascope.errors import Interrupted
 from vitascope.training import loop, train
 from vitascope.training.distributed import rank
@@ -25,8 +26,9 @@ STOP_AFTER = 7
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     loop.RECORD_EVERY = RECORDED
-    for path in sorted(folder.glob("*.yaml")):
-        run(path)
+    with undrawn():
+        for path in sorted(folder.glob("*.yaml")):
+            run(path)
 
 
 def run(path: Path) -> None:

@@ -8,13 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitascope import __version__
+from vitascope.cli.bench import Bench
 from vitascope.cli.checkpoints import Convert, Models
+from vitascope.cli.compress import Compress
 from vitascope.cli.explain import Explain
+from vitascope.cli.export import Export
 from vitascope.cli.pack import Pack
 from vitascope.cli.parsing import parse
+from vitascope.cli.predict import Predict
 from vitascope.cli.report import Report
+from vitascope.cli.serve import Serve
 from vitascope.cli.train import Pretrain, Train, parse_run
-from vitascope.cli.use import Evaluate, Predict
+from vitascope.cli.use import Evaluate
 from vitascope.errors import Interrupted, UserError, nearest
 
 DESCRIPTION = "Train, look inside and ship Vision Transformers."
@@ -26,8 +31,12 @@ COMMANDS: dict[str, type[Any]] = {
     "predict": Predict,
     "explain": Explain,
     "report": Report,
+    "export": Export,
+    "serve": Serve,
     "convert": Convert,
+    "compress": Compress,
     "models": Models,
+    "bench": Bench,
     "pack": Pack,
 }
 

@@ -33,6 +33,15 @@ Heatmap = Literal[
 OfPicture = Literal["all", "heads", "patch", "features"]
 OfModel = Literal["distance", "positions", "filters"]
 OF_MODEL = get_args(OfModel)
+Method = Heatmap | OfPicture | OfModel
+MaybeMethod = Annotated[
+    Method | None,
+    tyro.conf.arg(
+        metavar=f"{{{','.join((*get_args(Heatmap), *get_args(OfPicture), *OF_MODEL))}}}",
+        help_behavior_hint="",
+    ),
+]
+DEFAULT_METHOD: Method = "integrated-gradients"
 MaybePatch = Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN", help_behavior_hint="")]
 
 ABOUT_TARGET = (
@@ -49,8 +58,12 @@ MATTERS_WITH: dict[str, tuple[str, ...]] = {
     "patch": ("patch",),
     "fusion": ("rollout",),
     "discard": ("rollout",),
+    "images": ("distance",),
+    "seed": ("distance",),
 }
 """Options that belong to some methods, and to which."""
+OF_COMPARE = ("images", "seed")
+"""Those of them that --compare reads too."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +81,8 @@ class Explain:
         Annotated[str | None, tyro.conf.arg(metavar="[PICTURE or DATA]", help_behavior_hint="")]
     ] = None
     """A picture; for `distance` and --compare a folder or any other DATA, by default a run's test images."""
-    method: Heatmap | OfPicture | OfModel = "integrated-gradients"
-    """What to show. The default was the most faithful where --compare measured."""
+    method: MaybeMethod = None
+    """What to show. Default: integrated-gradients, the most faithful where --compare measured."""
     target: MaybeText = None
     """The class to explain, by name or number. Default: the one that the model predicts."""
     versus: MaybeText = None
@@ -93,10 +106,10 @@ class Explain:
     """Show the model its pictures at this side, pixels. Default: its own."""
     compare: tyro.conf.FlagCreatePairsOff[bool] = False
     """Measure the faithfulness of every method on DATA, and print the table."""
-    images: int = 50
-    """With --compare and `distance`: how many pictures, drawn by --seed."""
-    seed: int = 0
-    """Of the pictures that are drawn, and of --compare's random maps."""
+    images: MaybeInt = None
+    """With --compare and `distance`: how many pictures, drawn by --seed. Default: 50."""
+    seed: MaybeInt = None
+    """With --compare and `distance`: of the pictures that are drawn, and of random maps. Default: 0."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """With --compare: print JSON."""
     device: str = "auto"
@@ -111,7 +124,7 @@ class Explain:
 
         subject = explaining.Subject.load(self.model, self.image_size, self.device)
         if self.compare:
-            comparison = explaining.compare(subject, self.data, images=self.images, seed=self.seed)
+            comparison = explaining.compare(subject, self.data, **self._drawn())
             print(json.dumps(comparison.to_dict()) if self.json else comparison.text())
             return
         out = self._checked_out()
@@ -122,15 +135,8 @@ class Explain:
         print(f"{said}\n{out}")
 
     def _check_options(self) -> None:
-        """Refuse options that the method would not read."""
-        for name, methods in MATTERS_WITH.items():
-            if getattr(self, name) is None:
-                continue
-            if self.compare:
-                raise UserError(f"--{name} is for one method's picture; --compare takes all as they are")
-            if self.method not in methods:
-                known = ", ".join(methods)
-                raise UserError(f"--{name} says nothing to {self.method}; it belongs to --method {known}")
+        """Refuse options that would not be read."""
+        self._check_method()
         if self.compare and self.out is not None:
             raise UserError("--compare prints a table and draws nothing: leave out --out")
         if self.json and not self.compare:
@@ -139,17 +145,48 @@ class Explain:
             raise UserError("--versus needs the class that is compared with it: add --target")
         if self.like is not None and self.target is not None:
             raise UserError("--like and --target are two questions: give one of them")
-        if self.images < 1:
+        if self.images is not None and self.images < 1:
             raise UserError(f"--images must be at least 1, not {self.images}")
-        if self.data is None and not self.compare and self.method not in OF_MODEL:
-            raise UserError(f"{self.method} explains a picture: vitascope explain MODEL PICTURE")
-        if self.data is not None and self.method in ("positions", "filters") and not self.compare:
-            raise UserError(f"{self.method} are the model's alone: leave out {self.data}")
+        if self.seed is not None and self.seed < 0:
+            raise UserError(f"--seed must not be negative, not {self.seed}")
+
+    def _check_method(self) -> None:
+        """Refuse what --compare, or the one method, does not read."""
+        given = [name for name in MATTERS_WITH if getattr(self, name) is not None]
+        if self.compare:
+            given += ["method"] if self.method is not None else []
+            for name in given:
+                if name not in OF_COMPARE:
+                    raise UserError(f"--{name} is for one method's picture; --compare takes all as they are")
+            return
+        method = self._chosen()
+        for name in given:
+            if method not in MATTERS_WITH[name]:
+                belongs = f"--method {', '.join(MATTERS_WITH[name])}"
+                belongs = f"--compare and {belongs}" if name in OF_COMPARE else belongs
+                raise UserError(f"--{name} says nothing to {method}; it belongs to {belongs}")
+        if self.data is None and method not in OF_MODEL:
+            raise UserError(f"{method} explains a picture: vitascope explain MODEL PICTURE")
+        if method in ("positions", "filters"):
+            for idle in (self.data, "--image-size" if self.image_size is not None else None):
+                if idle is not None:
+                    raise UserError(f"{method} are the model's alone: leave out {idle}")
+
+    def _chosen(self) -> Method:
+        """The method of the picture."""
+        return self.method or DEFAULT_METHOD
+
+    def _drawn(self) -> dict[str, int]:
+        """How many pictures are drawn from DATA, and by which seed."""
+        return {
+            "images": 50 if self.images is None else self.images,
+            "seed": 0 if self.seed is None else self.seed,
+        }
 
     def _checked_out(self) -> Path:
         """Where the picture goes; never over the one that is explained."""
         subject = self.model if self.data is None else self.data
-        out = self.out or Path(f"{Path(subject).stem or 'model'}-{self.method}.png")
+        out = self.out or Path(f"{Path(subject).stem or 'model'}-{self._chosen()}.png")
         if out.suffix.lower() != ".png":
             raise UserError(f"--out {out}: the picture is a PNG, so give a name that ends in .png")
         if self.data is not None and out.exists() and Path(self.data).exists() and out.samefile(self.data):
@@ -160,23 +197,24 @@ class Explain:
         """The figure, and what to say of it."""
         from vitascope.cli import explaining
 
-        if self.method == "positions":
+        method = self._chosen()
+        if method == "positions":
             return explaining.draw_positions(subject)
-        if self.method == "filters":
+        if method == "filters":
             return explaining.draw_filters(subject)
-        if self.method == "distance":
-            return explaining.draw_distance(subject, self.data, images=self.images, seed=self.seed)
+        if method == "distance":
+            return explaining.draw_distance(subject, self.data, **self._drawn())
         assert self.data is not None
         picture = subject.picture(self.data)
-        if self.method == "patch":
+        if method == "patch":
             return explaining.draw_patch(subject, picture, self.patch, self.layer, self.head)
-        if self.method == "heads":
+        if method == "heads":
             return explaining.draw_heads(subject, picture)
-        if self.method == "features":
+        if method == "features":
             return explaining.draw_features(subject, picture, self.layer)
         target = explaining.as_asked(subject, self.target, self.versus, self.like)
-        if self.method == "all":
+        if method == "all":
             return explaining.draw_all(subject, picture, target)
         settings = {name: getattr(self, name) for name in ("layer", "head", "fusion", "discard")}
         given = {name: value for name, value in settings.items() if value is not None}
-        return explaining.draw_one(subject, picture, self.method, target, given)
+        return explaining.draw_one(subject, picture, method, target, given)

@@ -159,6 +159,12 @@ def parse_run(command: type[R], name: str, args: Sequence[str]) -> R:
         other = "pretrain" if base.task == "masked" else "train"
         raise UserError(f"{first.config or f'the recipe {first.recipe}'} is for `vitascope {other}`")
     parsed = parse(command, name, args, _over(command, base, recipe=first.recipe, config=first.config))
+    model = parsed.architecture.model or "a Vision Transformer"
+    if first.recipe == "cnn" and parsed.weights is None and not model.startswith("resnet"):
+        raise UserError(
+            f"the recipe cnn is for a CNN, not for {model}: add --model resnet29_w32_cifar, say, or leave "
+            "out --recipe"
+        )
     options = merged_options(base.architecture.options, first.architecture.options)
     return dataclasses.replace(parsed, architecture=dataclasses.replace(parsed.architecture, options=options))
 

@@ -1,4 +1,4 @@
-"""`vitascope evaluate` and `predict`: a trained model and pictures."""
+"""`vitascope evaluate`: a trained model and labelled pictures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitascope.errors import UserError
 from vitascope.training.options import MaybeText
 
 Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
@@ -70,48 +69,3 @@ class Evaluate:
             print(
                 text + (f", most often taken for {names[worst]} ({others[worst]})" if others[worst] else "")
             )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Predict:
-    """Say what is in pictures."""
-
-    model: Model
-    """A run folder, a model folder or file, or a hub id."""
-    images: tyro.conf.Positional[
-        Annotated[tuple[str, ...], tyro.conf.arg(metavar="PICTURE ...", help_behavior_hint="(required)")]
-    ]
-    """Picture files, of any kind and size."""
-    top_k: int = 5
-    """Classes a picture."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """`auto` takes bf16 where this machine is faster with it."""
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `mps`."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print JSON."""
-
-    def call(self) -> None:
-        """Predict and print."""
-        if not self.images:
-            raise UserError("no pictures given: vitascope predict MODEL PICTURE [PICTURE ...]")
-        from vitascope.deploy.predictor import Predictor
-        from vitascope.model.hardware import reuse_freed_memory
-
-        reuse_freed_memory()
-        predictor = Predictor.from_pretrained(self.model, precision=self.precision, device=self.device)
-        answers = predictor(self.images, top_k=self.top_k)
-        if self.json:
-            rows = [
-                {"image": image, "predictions": [dataclasses.asdict(guess) for guess in answer]}
-                for image, answer in zip(self.images, answers, strict=True)
-            ]
-            print(json.dumps(rows, ensure_ascii=False))
-            return
-        width = max(len(guess.label) for answer in answers for guess in answer)
-        for image, answer in zip(self.images, answers, strict=True):
-            print(image)
-            for guess in answer:
-                print(
-                    f"  {guess.label:<{width}} {guess.score:>7.2%}  {'█' * round(24 * guess.score)}".rstrip()
-                )

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
+import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -61,13 +63,18 @@ class Reader:
 
     def fill(self, indices: npt.NDArray[np.int64], epoch: int, pixels: Pixels) -> dict[int, str]:
         """Read images into rows of (n, C, H, W); the rows that could not be read, and why."""
-        faults = {}
-        for row, index in enumerate(indices):
-            try:
-                pixels[row] = self(int(index), epoch)
-            except ImageError as error:
-                faults[row] = str(error)
-        return faults
+        return fill_rows(lambda index: self(int(index), epoch), indices, pixels)
+
+
+def fill_rows(read: Callable[[Any], Pixels], wanted: Iterable[Any], pixels: Pixels) -> dict[int, str]:
+    """Read images into rows of (n, C, H, W); the rows that could not be read, and why."""
+    faults = {}
+    for row, one in enumerate(wanted):
+        try:
+            pixels[row] = read(one)
+        except ImageError as error:
+            faults[row] = str(error)
+    return faults
 
 
 def random_crop(width: int, height: int, draws: npt.NDArray[np.float64], smallest: float) -> Box:
@@ -103,24 +110,29 @@ def read_here(
         yield pixels, reader.fill(order[first:last], epoch, pixels)
 
 
-class ReadingPool:
+class Workers:
     """Processes that read images; they live until `close`, or until nobody has the pool any more.
 
     They ignore SIGINT and SIGTERM, which a terminal or a scheduler sends to all processes of a run: it is
     this process that saves what there is and then ends them. Should it be killed, they end by themselves.
 
     Args:
-        reader: what reads an image.
-        order_length: images in an epoch.
-        batch_size: images that are read at a time, at most.
+        fill: reads a part of a batch into pixels (n, C, H, W), for an epoch; gives the rows that could not
+            be read, and why. Picklable.
+        batch_shape: of the largest batch, (B, C, H, W).
         workers: processes.
+        niceness: how far they stand back for others; see `nice`.
     """
 
-    def __init__(self, reader: Reader, order_length: int, batch_size: int, workers: int) -> None:
-        shape = (READ_AHEAD, batch_size, reader.preprocess.channels, *reader.preprocess.image_size)
-        order = multiprocessing.RawArray("q", order_length)
+    def __init__(
+        self,
+        fill: Callable[[Any, int, Pixels], dict[int, str]],
+        batch_shape: tuple[int, ...],
+        workers: int,
+        niceness: int = 0,
+    ) -> None:
+        shape = (READ_AHEAD, *batch_shape)
         pixels = multiprocessing.RawArray("B", int(np.prod(shape)))
-        self._order = np.frombuffer(order, np.int64)
         self._pixels = np.frombuffer(pixels, np.uint8).reshape(shape)
         self._connections: list[Connection[Any, Any]] = []
         self._processes: list[BaseProcess] = []
@@ -130,39 +142,39 @@ class ReadingPool:
             connection, far_end = multiprocessing.Pipe()
             self._connections.append(connection)
             process = multiprocessing.Process(
-                target=_serve, args=(far_end, self._connections, reader, order, pixels, shape), daemon=True
+                target=_serve, args=(far_end, self._connections, fill, pixels, shape, niceness), daemon=True
             )
             process.start()
             far_end.close()  # so that the connection breaks when the process ends
             self._processes.append(process)
 
-    def read(
-        self, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
-    ) -> Iterator[tuple[Pixels, dict[int, str]]]:
-        """The images of each span of an order: pixels (n, C, H, W), valid until the next, and faults by row.
+    def _read(
+        self, batches: Iterable[Sequence[Any]], epoch: int = 0
+    ) -> Iterator[tuple[Sequence[Any], Pixels, dict[int, str]]]:
+        """Each batch with its pixels (n, C, H, W), valid until the next, and its faults by row."""
+        asked: deque[tuple[int, Sequence[Any]]] = deque()
+        for number, batch in enumerate(batches):
+            self._ask(number % READ_AHEAD, batch, epoch)
+            asked.append((number % READ_AHEAD, batch))
+            if len(asked) == READ_AHEAD:
+                yield self._collect(*asked.popleft())
+        while asked:
+            yield self._collect(*asked.popleft())
 
-        Raises:
-            UserError: a process was killed.
-        """
-        self._order[:] = order
-        for number in range(-READ_AHEAD + 1, len(spans)):
-            asked = number + READ_AHEAD - 1
-            if asked < len(spans):
-                self._ask(asked % READ_AHEAD, spans[asked], epoch)
-            if number >= 0:
-                faults = [self._answer(worker) for worker in range(len(self._processes))]
-                first, last = spans[number]
-                pixels = self._pixels[number % READ_AHEAD, : last - first]
-                yield pixels, {row: why for part in faults for row, why in part.items()}
-
-    def _ask(self, slot: int, span: tuple[int, int], epoch: int) -> None:
-        first, last = span
-        cuts = np.linspace(0, last - first, len(self._connections) + 1).astype(int).tolist()
+    def _ask(self, slot: int, batch: Sequence[Any], epoch: int) -> None:
+        cuts = np.linspace(0, len(batch), len(self._connections) + 1).astype(int).tolist()
         for worker, connection in enumerate(self._connections):
+            start, stop = cuts[worker], cuts[worker + 1]
             try:
-                connection.send((slot, cuts[worker], cuts[worker + 1], first, epoch))
+                connection.send((slot, start, stop, batch[start:stop], epoch))
             except ConnectionError:
                 self._answer(worker)  # says what became of it
+
+    def _collect(self, slot: int, batch: Sequence[Any]) -> tuple[Sequence[Any], Pixels, dict[int, str]]:
+        faults: dict[int, str] = {}
+        for worker in range(len(self._processes)):
+            faults |= self._answer(worker)
+        return batch, self._pixels[slot, : len(batch)], faults
 
     def _answer(self, worker: int) -> dict[int, str]:
         try:
@@ -182,6 +194,86 @@ class ReadingPool:
         return answer
 
 
+class ReadingPool(Workers):
+    """Processes that read the images of an epoch by their numbers.
+
+    Args:
+        reader: what reads an image.
+        order_length: images in an epoch.
+        batch_size: images that are read at a time, at most.
+        workers: processes.
+    """
+
+    def __init__(self, reader: Reader, order_length: int, batch_size: int, workers: int) -> None:
+        order = multiprocessing.RawArray("q", order_length)
+        self._order = np.frombuffer(order, np.int64)
+        shape = (batch_size, reader.preprocess.channels, *reader.preprocess.image_size)
+        super().__init__(_InOrder(reader, order), shape, workers)
+
+    def read(
+        self, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
+    ) -> Iterator[tuple[Pixels, dict[int, str]]]:
+        """The images of each span of an order: pixels (n, C, H, W), valid until the next, and faults by row.
+
+        Raises:
+            UserError: a process was killed.
+        """
+        self._order[:] = order
+        for _, pixels, faults in self._read([range(first, last) for first, last in spans], epoch):
+            yield pixels, faults
+
+
+@dataclasses.dataclass(frozen=True)
+class _InOrder:
+    """Reads the images at some places of an order, which lies in shared memory."""
+
+    reader: Reader
+    order: Any
+
+    def __call__(self, places: range, epoch: int, pixels: Pixels) -> dict[int, str]:
+        order = np.frombuffer(self.order, np.int64)
+        return self.reader.fill(order[places.start : places.stop], epoch, pixels)
+
+
+class StreamingPool(Workers):
+    """Processes that read the files they are told, as many as may come; they stand back for the model.
+
+    With as many processes as cores, and a model that computes on all cores, the cores would be shared evenly,
+    and the threads of an operation wait for whichever of them was held up. So the model goes first, and the
+    processes have all the cores while it waits for them.
+
+    Args:
+        preprocess: makes the pixels.
+        batch_size: files that are read at a time, at most.
+        workers: processes.
+    """
+
+    def __init__(self, preprocess: Preprocess, batch_size: int, workers: int) -> None:
+        shape = (batch_size, preprocess.channels, *preprocess.image_size)
+        super().__init__(_Files(preprocess), shape, workers, niceness=10)
+
+    def read(
+        self, batches: Iterable[Sequence[str]]
+    ) -> Iterator[tuple[Sequence[str], Pixels, dict[int, str]]]:
+        """Each batch of paths, its pixels (n, C, H, W), valid until the next, and its faults by row.
+
+        Raises:
+            UserError: a process was killed.
+        """
+        return self._read(batches)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Files:
+    """Reads files by their paths."""
+
+    preprocess: Preprocess
+
+    def __call__(self, paths: Sequence[str], epoch: int, pixels: Pixels) -> dict[int, str]:
+        del epoch  # there is but one
+        return fill_rows(self.preprocess.pixels, paths, pixels)
+
+
 def _end(processes: list[BaseProcess], connections: list[Connection[Any, Any]]) -> None:
     """They only read, so that nothing is lost by killing them."""
     for process in processes:
@@ -194,24 +286,25 @@ def _end(processes: list[BaseProcess], connections: list[Connection[Any, Any]]) 
 def _serve(
     connection: Connection[Any, Any],
     inherited: Sequence[Connection[Any, Any]],
-    reader: Reader,
-    order: Any,
+    fill: Callable[[Any, int, Pixels], dict[int, str]],
     pixels: Any,
     shape: tuple[int, ...],
+    niceness: int,
 ) -> None:
     """What a process does: read what it is told to, until the other end is gone."""
     for near_end in inherited:  # a fork has them open too, and would keep itself waiting
         near_end.close()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    if niceness:
+        os.nice(niceness)
     torch.set_num_threads(1)
-    indices = np.frombuffer(order, np.int64)
     slots = np.frombuffer(pixels, np.uint8).reshape(shape)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            slot, start, stop, first, epoch = connection.recv()
+            slot, start, stop, part, epoch = connection.recv()
             try:
-                faults = reader.fill(indices[first + start : first + stop], epoch, slots[slot, start:stop])
+                faults = fill(part, epoch, slots[slot, start:stop])
             except UserError as error:  # not of one image
                 connection.send(error)
                 return

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device, resolve_precision
+from vitascope.model.packed import predicting_copy
 from vitascope.weights.store import load_pretrained
 
 
@@ -29,6 +29,8 @@ class Engine(ABC):
     """Of the K classes; empty where they have no names."""
     num_classes: int
     """K."""
+    own_pixels = False
+    """Whether `pixels` does other than `preprocess.pixels`, which other processes can do as well."""
 
     @property
     @abstractmethod
@@ -111,7 +113,7 @@ class TorchEngine(Engine):
         """The model in the precision for a batch, and the batch normalized in it."""
         dtype = resolve_precision(self.precision, self.config, self.device, len(pixels), training=False)
         if dtype not in self._in_dtype:  # a copy in another precision is made once and kept
-            self._in_dtype[dtype] = copy.deepcopy(self.model).to(dtype)
+            self._in_dtype[dtype] = predicting_copy(self.model, dtype)
         return self._in_dtype[dtype], self.preprocess.normalize(pixels.to(self.device)).to(dtype)
 
 
@@ -125,14 +127,19 @@ def open_engine(
     """The engine of a MODEL argument, or of an exported file.
 
     Args:
-        ref: a MODEL argument.
+        ref: a MODEL argument, an exported file (`.onnx`, `.xml`), or a folder with one.
         revision: of a hub id.
         precision: `auto`, `fp32` or `bf16`.
-        device: `auto`, or a torch device.
+        device: `auto`, or a torch device; exported files run on the CPU.
 
     Raises:
         CheckpointError: as `from_pretrained`.
-        UserError: as `TorchEngine`.
+        UserError: as `TorchEngine`, or as `open_artefact`.
     """
+    from vitascope.deploy.runtimes import artefact_at, open_artefact  # which are engines, and import this
+
+    file = artefact_at(ref)
+    if file is not None:
+        return open_artefact(file, precision=precision, device=device)
     loaded = load_pretrained(ref, revision)
     return TorchEngine(loaded.model, loaded.preprocess, precision=precision, device=device)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 import torch
 
 from vitascope.data.preprocess import ImageSource, Preprocess
 from vitascope.deploy.engine import Engine, open_engine
+from vitascope.deploy.streaming import answer_all, find_pictures
 from vitascope.errors import UserError
 
 
@@ -23,6 +24,18 @@ class Prediction:
     """Its output of the model."""
     score: float
     """Its probability."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What is in a picture file, or why it could not be read."""
+
+    image: str
+    """Its path."""
+    predictions: list[Prediction]
+    """Most probable first; none of a file that could not be read."""
+    error: str | None = None
+    """Why it could not be read; names the file."""
 
 
 class Predictor:
@@ -91,6 +104,43 @@ class Predictor:
             answers += self.rank(self.engine.answer(pictures), top_k)
         return answers
 
+    def predict_folder(
+        self, folder: str | os.PathLike[str], top_k: int = 5, *, workers: int | None = None
+    ) -> Generator[Answer, None, None]:
+        """An answer for each picture below a folder, in the order of the names, however many there are.
+
+        Files are found, read and answered as the answers are taken; a file that cannot be read is an answer
+        with an `error`.
+
+        Args:
+            folder: of pictures at any depth; hidden files, and those not named like pictures, are left out.
+            top_k: classes an image; at most all there are.
+            workers: processes that read while the model computes; 0 reads in this one, None takes one a core.
+
+        Raises:
+            UserError: no such folder, `top_k` below 1; a process that reads was killed.
+        """
+        if not os.path.isdir(folder):
+            raise UserError(f"{os.fspath(folder)}: no such folder")
+        return self.stream(find_pictures([folder]), top_k, workers=workers)
+
+    def stream(
+        self, paths: Iterable[str | os.PathLike[str]], top_k: int = 5, *, workers: int | None = None
+    ) -> Generator[Answer, None, None]:
+        """As `predict_folder`, of the files that `paths` gives; they are taken a few batches ahead."""
+        check_top_k(top_k)
+        check_workers(workers)
+        return self._stream((os.fspath(path) for path in paths), top_k, workers)
+
+    def _stream(self, paths: Iterable[str], top_k: int, workers: int | None) -> Generator[Answer, None, None]:
+        for batch, probabilities, faults in answer_all(self.engine, paths, self.batch_size, workers):
+            ranked = iter(self.rank(probabilities, top_k))
+            for place, path in enumerate(batch):
+                if place in faults:
+                    yield Answer(path, [], faults[place])
+                else:
+                    yield Answer(path, next(ranked))
+
     def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 pixels (B, C, H, W) of the model's size to probabilities (B, K), float32, on the CPU."""
         return self.engine.probabilities(pixels)
@@ -108,3 +158,9 @@ def check_top_k(top_k: int) -> None:
     """Refuse to name fewer classes than one."""
     if top_k < 1:
         raise UserError(f"top_k must be at least 1, not {top_k}")
+
+
+def check_workers(workers: int | None) -> None:
+    """Refuse fewer processes than none."""
+    if workers is not None and workers < 0:
+        raise UserError(f"workers must not be negative, not {workers}")

@@ -1,9 +1,10 @@
 """Multi-head self-attention (paper, appendix A, equations 5-8), and which kernel runs when.
 
-PyTorch's fused attention is the fastest forward pass on every machine tried. Its backward pass on a CPU is
-not: in bf16 it takes 3 to 9 times as long as batched matrix products, and in fp32 it is slower while the
-weights fit in the cache. So training on a CPU uses `MatmulAttention` there, and everything else the fused
-kernel; whoever asks for the weights gets them from the equations themselves.
+PyTorch's fused attention is the fastest forward pass on every machine tried but one: in bf16 on AVX-512 BF16
+without AMX, batched matrix products take two thirds of its time from 128 tokens on. Its backward pass on a
+CPU is slow everywhere: in bf16 it takes 3 to 9 times as long as those products, and in fp32 it is slower
+while the weights fit in the cache. `MatmulAttention` runs in these cases, and the fused kernel in all others;
+whoever asks for the weights gets them from the equations themselves.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from vitascope.model.config import ViTConfig
+from vitascope.model.hardware import bf16_units
 from vitascope.model.positions import Layout
 from vitascope.model.trace import Trace
 
@@ -37,12 +39,13 @@ class MatmulAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor) -> Tensor:
-        """(B, T, 3, heads, hd) -> (B, T, D)."""
+    def forward(ctx: Any, qkv: Tensor, bias: Tensor | None = None) -> Tensor:
+        """(B, T, 3, heads, hd) -> (B, T, D); `bias` (B, 1, T), which learns nothing, adds to the scores."""
         B, T, _, H, hd = qkv.shape
         qkv = qkv.permute(2, 0, 3, 1, 4).reshape(3, B * H, T, hd)
         q, k, v = qkv
-        scores = torch.baddbmm(qkv.new_empty(1, 1, 1), q, k.mT, beta=0, alpha=hd**-0.5)
+        added = qkv.new_empty(1, 1, 1) if bias is None else bias.repeat_interleave(H, dim=0)
+        scores = torch.baddbmm(added, q, k.mT, beta=int(bias is not None), alpha=hd**-0.5)
         weights = scores.softmax(dim=-1)  # (B*H, T, T)
         ctx.save_for_backward(qkv, weights)
         ctx.num_heads = H  # no shape tells it where there are no images
@@ -50,7 +53,7 @@ class MatmulAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """With dA = g v^T and dS = A * (dA - rowsum(A * dA)): dv = A^T g, dq = dS k, dk = dS^T q, scaled."""
         qkv, weights = ctx.saved_tensors
         q, k, v = qkv
@@ -61,7 +64,7 @@ class MatmulAttention(torch.autograd.Function):
         d_scores = torch._softmax_backward_data(grad @ v.mT, weights, -1, weights.dtype)
         torch.baddbmm(d_qkv[0], d_scores, k, beta=0, alpha=hd**-0.5, out=d_qkv[0])
         torch.baddbmm(d_qkv[1], d_scores.mT, q, beta=0, alpha=hd**-0.5, out=d_qkv[1])
-        return d_qkv.view(3, B, H, T, hd).permute(1, 3, 0, 2, 4)  # (B, T, 3, H, hd)
+        return d_qkv.view(3, B, H, T, hd).permute(1, 3, 0, 2, 4), None  # (B, T, 3, H, hd)
 
 
 # Bytes of attention weights (B, heads, T, T) up to which matrix products are the faster way to train on a
@@ -79,6 +82,17 @@ def trains_faster_by_matmul(qkv: Tensor) -> bool:
     return B * H * T * T * qkv.element_size() <= _MATMUL_LIMIT.get(qkv.dtype, 0)
 
 
+def predicts_faster_by_matmul(qkv: Tensor) -> bool:
+    """Whether `MatmulAttention` beats the fused kernel's forward pass for qkv (B, T, 3, heads, hd)."""
+    if qkv.device.type != "cpu" or qkv.requires_grad or qkv.dtype != torch.bfloat16:
+        return False
+    if torch.compiler.is_compiling():
+        return False  # what is compiled or exported may run elsewhere
+    B, T, _, H, _ = qkv.shape
+    fits = B * H * T * T * qkv.element_size() <= _MATMUL_LIMIT[qkv.dtype]
+    return T >= 128 and fits and bf16_units() == "AVX-512 BF16"
+
+
 def rotate(qkv: Tensor, layout: Layout) -> Tensor:
     """Turn the patches' queries and keys by their angles: (B, T, 3, heads, hd) -> the same shape."""
     if layout.rotation is None:
@@ -94,12 +108,12 @@ def rotate(qkv: Tensor, layout: Layout) -> Tensor:
 class KeylessLinear(nn.Linear):
     """U_qkv with biases for queries and values only: one of the keys cancels in the softmax."""
 
-    def __init__(self, embed_dim: int) -> None:
-        super().__init__(embed_dim, 3 * embed_dim, bias=False)
-        self.bias = nn.Parameter(torch.zeros(2 * embed_dim))  # of queries, of values
+    def __init__(self, embed_dim: int, attention_dim: int) -> None:
+        super().__init__(embed_dim, 3 * attention_dim, bias=False)
+        self.bias = nn.Parameter(torch.zeros(2 * attention_dim))  # of queries, of values
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, 3D)."""
+        """(B, T, D) -> (B, T, 3 heads hd)."""
         q, v = self.bias.chunk(2)
         return F.linear(tokens, self.weight, torch.cat([q, torch.zeros_like(q), v]))
 
@@ -109,12 +123,13 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        D, bias = config.embed_dim, config.block.qkv_bias
+        D, inner, bias = config.embed_dim, config.attention_dim, config.block.qkv_bias
         self.num_heads = config.num_heads
         self.attention_dropout = config.training.attention_dropout
         # U_qkv of every head, equation 5
-        self.qkv = KeylessLinear(D) if bias == "no_key" else nn.Linear(D, 3 * D, bias=bias == "all")
-        self.proj = nn.Linear(D, D)  # U_msa
+        keyless = bias == "no_key"
+        self.qkv = KeylessLinear(D, inner) if keyless else nn.Linear(D, 3 * inner, bias=bias == "all")
+        self.proj = nn.Linear(inner, D)  # U_msa
         self.dropout = nn.Dropout(config.training.dropout)
 
     def forward(
@@ -138,16 +153,17 @@ class SelfAttention(nn.Module):
 
     def weights(self, q: Tensor, k: Tensor, layout: Layout) -> Tensor:
         """Each query's weights over all tokens, rows that sum to one: (B, heads, T, T)."""
-        return attention_weights(q, k, layout.biases.get(layout.grid))
+        return attention_weights(q, k, layout.bias(layout.grid))
 
     def mix(self, qkv: Tensor, layout: Layout, read: slice, rate: float) -> Tensor:
         """The values under those weights, by the fastest kernel: (B, T, 3, heads, hd) -> (B, Q, D)."""
-        bias = layout.biases.get(layout.grid)
+        bias = layout.bias(layout.grid)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
         if read != slice(None):
             weights = attention_weights(q[:, :, read], k, None if bias is None else bias[:, read])
             return (F.dropout(weights, rate) @ v).transpose(1, 2).flatten(2)
-        if rate == 0 and bias is None and trains_faster_by_matmul(qkv):
+        by_matmul = trains_faster_by_matmul(qkv) or predicts_faster_by_matmul(qkv)
+        if rate == 0 and bias is None and by_matmul:
             return MatmulAttention.apply(qkv)  # type: ignore[no-untyped-call]
         mask = (
             None if bias is None else bias.to(q.dtype)[None]

@@ -66,7 +66,7 @@ class ViTConfig:
         object.__setattr__(self, "class_names", tuple(self.class_names))
         if self.mlp_dim < 1:
             raise UserError(f"mlp_ratio {self.block.mlp_ratio} gives an MLP without a hidden layer")
-        if self.embed_dim % self.num_heads:
+        if self.block.head_dim is None and self.embed_dim % self.num_heads:
             fits = [heads for heads in range(1, self.embed_dim + 1) if self.embed_dim % heads == 0]
             best = min(fits, key=lambda heads: abs(heads - self.num_heads))
             raise UserError(
@@ -86,6 +86,13 @@ class ViTConfig:
             raise UserError(f"sine-cosine positions need an embed_dim that 4 divides, not {self.embed_dim}")
         if self.training.patch_dropout and (self.block.attention != "global" or positions == "relative"):
             raise UserError("patch_dropout breaks up the grid that axial, window and relative attention need")
+        if self.readout.pool == "map" and self.embed_dim % self.head_dim:
+            raise UserError(
+                f'pool "map" has heads of the same width, and head_dim {self.head_dim} does not divide '
+                f"embed_dim {self.embed_dim}"
+            )
+        if self.block.token_merging:
+            self._check_merging()
         (ph, pw), (sh, sw) = self.patch_hw, self.patch_stride
         if embedding.stem == "overlap" and not (1 <= sh <= ph and 1 <= sw <= pw):
             raise UserError(f"stride {sh}x{sw} leaves gaps between patches of {ph}x{pw}")
@@ -97,6 +104,21 @@ class ViTConfig:
                     f"patch {ph}x{pw} is not a multiple of the stride of a ResNet with "
                     f"{len(embedding.resnet_layers)} stages, {step}"
                 )
+
+    def _check_merging(self) -> None:
+        """Refuse token merging where a merged token would have no place, or blocks no way back."""
+        against = {
+            f"attention {self.block.attention!r}": self.block.attention != "global",
+            f"positions {self.embedding.positions!r}": self.embedding.positions in ("relative", "rotary"),
+            'norm "post"': self.block.norm == "post",
+            "gradient_checkpointing": self.training.gradient_checkpointing,
+        }
+        if any(against.values()):
+            found = " and ".join(name for name, stands in against.items() if stands)
+            raise UserError(
+                f"token_merging does not go with {found}: it needs global attention, positions that are "
+                "added to the tokens, pre-norm blocks and no gradient_checkpointing"
+            )
 
     def grid_of(self, image: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of patches in an image of (height, width).
@@ -163,7 +185,12 @@ class ViTConfig:
     @property
     def head_dim(self) -> int:
         """Width of an attention head."""
-        return self.embed_dim // self.num_heads
+        return self.block.head_dim or self.embed_dim // self.num_heads
+
+    @property
+    def attention_dim(self) -> int:
+        """Width of all heads side by side: `embed_dim`, unless heads are pruned."""
+        return self.num_heads * self.head_dim
 
     @property
     def mlp_dim(self) -> int:

@@ -31,12 +31,38 @@ def multiply_adds(config: ViTConfig) -> int:
     """Multiply-adds of one image's matrix products, every token through every block."""
     D, T = config.embed_dim, config.num_tokens
     hidden = (3 if config.block.mlp == "swiglu" else 2) * D * config.mlp_dim
-    block = T * (4 * D * D + hidden) + 2 * D * attended_pairs(config)
     head = sum(rows * columns for rows, columns in _head_layers(config))
     if config.readout.pool == "map":  # one query attends to N patches
         N = T - config.num_prefix_tokens
         head += D * D + N * 2 * D * D + 2 * N * D + D * D + hidden
-    return _stem_multiply_adds(config) + config.depth * block + head
+    return _stem_multiply_adds(config) + _encoder_multiply_adds(config, hidden) + head
+
+
+def tokens_by_block(config: ViTConfig) -> list[tuple[int, int]]:
+    """The tokens that the attention and the MLP of each block get: fewer and fewer with token merging."""
+    P, T = config.num_prefix_tokens, config.num_tokens
+    counts = []
+    for _ in range(config.depth):
+        left = T - min(config.block.token_merging, (T - P) // 2)
+        counts.append((T, left))
+        T = left
+    return counts
+
+
+def _encoder_multiply_adds(config: ViTConfig, hidden: int) -> int:
+    """Those of all blocks; `hidden` are a token's in an MLP."""
+    D, inner, P = config.embed_dim, config.attention_dim, config.num_prefix_tokens
+    if not config.block.token_merging:
+        return config.depth * (
+            config.num_tokens * (4 * D * inner + hidden) + 2 * inner * attended_pairs(config)
+        )
+    total = 0
+    for T, left in tokens_by_block(config):
+        total += T * 4 * D * inner + 2 * inner * T * T + left * hidden
+        if left < T:  # keys of the two sets, and what those that leave add to those that stay
+            first = (T - P) // 2
+            total += first * (T - P - first) * config.head_dim + left * (T - left) * D
+    return total
 
 
 def attended_pairs(config: ViTConfig) -> int:
@@ -85,9 +111,9 @@ def _position_parameters(config: ViTConfig) -> int:
 
 
 def _block_parameters(config: ViTConfig) -> int:
-    D, hidden = config.embed_dim, config.mlp_dim
-    qkv_bias = {"all": 3 * D, "no_key": 2 * D, "none": 0}[config.block.qkv_bias]
-    attention = 3 * D * D + qkv_bias + D * D + D
+    D, inner, hidden = config.embed_dim, config.attention_dim, config.mlp_dim
+    qkv_bias = {"all": 3 * inner, "no_key": 2 * inner, "none": 0}[config.block.qkv_bias]
+    attention = 3 * D * inner + qkv_bias + inner * D + D
     wide = 2 * hidden if config.block.mlp == "swiglu" else hidden
     mlp = (D * wide + wide) + (hidden * D + D)
     scales = 2 * D if config.block.layer_scale is not None else 0

@@ -7,10 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitascope.errors import UserError
 from vitascope.model.attention import SelfAttention
 from vitascope.model.config import ViTConfig
 from vitascope.model.local_attention import LocalAttention
 from vitascope.model.positions import Layout
+from vitascope.model.token_merging import MergingAttention, MergingLayout, WholeTrace
 from vitascope.model.trace import Trace
 
 
@@ -103,16 +105,22 @@ class LayerScale(nn.Module):
         return branch * self.gamma
 
 
+def self_attention(config: ViTConfig) -> SelfAttention:
+    """The attention that `config.block` names."""
+    if config.block.token_merging:
+        return MergingAttention(config)
+    return SelfAttention(config) if config.block.attention == "global" else LocalAttention(config)
+
+
 class Block(nn.Module):
     """One pre-norm encoder block: two residual lines."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
         D, options = config.embed_dim, config.block
-        attention = SelfAttention if options.attention == "global" else LocalAttention
         scale = options.layer_scale
         self.norm1 = nn.LayerNorm(D, eps=options.norm_eps)
-        self.attention = attention(config)
+        self.attention = self_attention(config)
         self.scale1 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.norm2 = nn.LayerNorm(D, eps=options.norm_eps)
         self.mlp = SwiGLU(config) if options.mlp == "swiglu" else MLP(config)
@@ -140,6 +148,28 @@ class PostNormBlock(Block):
         return self.norm2(tokens + self.drop_path(self.scale2(self.mlp(tokens))))
 
 
+class MergingBlock(Block):
+    """A block that merges tokens between attention and MLP (Bolya et al. 2023, figure 1)."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__(config, drop_path)
+        self.token_merging = config.block.token_merging
+
+    def forward(
+        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = slice(None)
+    ) -> Tensor:
+        """(B, Q, D) -> (B, Q - r, D); or, where only tokens of the prefix are read, those."""
+        assert isinstance(layout, MergingLayout)
+        mixed = self.scale1(self.attention(self.norm1(tokens), layout, trace, read))
+        tokens = tokens[:, read] + self.drop_path(mixed)  # equation 2
+        if read == slice(None):
+            tokens = layout.merge(tokens, self.token_merging)
+        return tokens + self.drop_path(self.scale2(self.mlp(self.norm2(tokens))))  # equation 3
+
+
+_BLOCKS = {"pre": Block, "post": PostNormBlock}
+
+
 class Encoder(nn.Module):
     """L blocks, one after another."""
 
@@ -147,7 +177,7 @@ class Encoder(nn.Module):
         super().__init__()
         last = max(1, config.depth - 1)
         rates = [config.training.drop_path * index / last for index in range(config.depth)]
-        block = {"pre": Block, "post": PostNormBlock}[config.block.norm]
+        block = MergingBlock if config.block.token_merging else _BLOCKS[config.block.norm]
         self.blocks = nn.ModuleList(block(config, rate) for rate in rates)
         self.gradient_checkpointing = config.training.gradient_checkpointing
 
@@ -174,3 +204,35 @@ class Encoder(nn.Module):
             if trace is not None:
                 trace.keep(f"block{index}", tokens)
         return tokens
+
+
+class MergingEncoder(Encoder):
+    """Blocks that merge tokens; what comes out is whole again, as `MergingLayout.expand` says."""
+
+    def forward(
+        self,
+        tokens: Tensor,
+        layout: Layout,
+        trace: Trace | None = None,
+        read: slice = slice(None),
+        blocks: range | None = None,
+    ) -> Tensor:
+        """z_0 -> z_L: (B, T, D) -> (B, T, D), or the tokens of the prefix that `read` selects.
+
+        Raises:
+            UserError: `blocks` that begin after the first: what they get are merged tokens, which tokens of
+                the whole sequence do not tell.
+        """
+        if blocks and blocks.start > 0:
+            raise UserError(
+                f"with token_merging block {blocks.start} cannot be run by itself, which this needs: take "
+                "the same weights without merging (vitascope compress MODEL FOLDER --merge 0)"
+            )
+        merging = MergingLayout(layout.grid, layout.num_prefix_tokens)
+        whole = None if trace is None else WholeTrace(trace, merging)
+        return merging.expand(super().forward(tokens, merging, whole, read, blocks))
+
+
+def transformer_encoder(config: ViTConfig) -> Encoder:
+    """The encoder that `config.block` names."""
+    return MergingEncoder(config) if config.block.token_merging else Encoder(config)

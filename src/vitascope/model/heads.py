@@ -52,7 +52,7 @@ class AttentionPool(MeanPool):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         D = config.embed_dim
-        self.num_heads = config.num_heads
+        self.num_heads = D // config.head_dim  # those of the blocks may be pruned
         self.query = nn.Parameter(torch.zeros(1, 1, D))
         self.q = nn.Linear(D, D)
         self.kv = nn.Linear(D, 2 * D)

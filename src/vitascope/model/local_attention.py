@@ -48,7 +48,7 @@ def attend_in_windows(
 ) -> Tensor:
     """Each patch over its window and the prefix, the prefix over everything: (B, heads, T, width of v)."""
     P, grid = layout.num_prefix_tokens, layout.grid
-    bias = layout.biases.get(window)
+    bias = layout.bias(window)
     bias = None if bias is None else bias.to(q.dtype)[None]  # (1, heads, P + n, P + n)
     queries = split_windows(q[:, :, P:], grid, window)  # (B, G, heads, n, hd)
     keys, values = (with_prefix(part, P, split_windows(part[:, :, P:], grid, window)) for part in (k, v))

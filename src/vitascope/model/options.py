@@ -88,6 +88,10 @@ class BlockOptions:
     """Which patches a patch attends to: all; its row, then its column; or its window."""
     window: tuple[int, int] | int = 7
     """Height and width of a window, in patches."""
+    head_dim: int | None = None
+    """Width of an attention head; left open, `embed_dim` / `num_heads`. Set, heads can be pruned."""
+    token_merging: int = 0
+    """Patches that every block makes fewer, merging the most alike (Bolya et al. 2023, ToMe)."""
     qkv_bias: Literal["all", "none", "no_key"] = "all"
     """Biases of queries, keys and values; DINOv3 leaves out that of the keys."""
     mlp: Activation = "gelu"
@@ -103,6 +107,10 @@ class BlockOptions:
         object.__setattr__(self, "window", pair(self.window))
         if min(pair(self.window)) < 1:
             raise UserError("a window is at least 1x1, not {}x{}".format(*pair(self.window)))
+        if self.head_dim is not None and self.head_dim < 1:
+            raise UserError(f"head_dim must be at least 1, not {self.head_dim}")
+        if self.token_merging < 0:
+            raise UserError(f"token_merging must be at least 0, not {self.token_merging}")
         if self.norm_eps < 0:
             raise UserError(f"norm_eps must not be negative, not {self.norm_eps}")
         if self.mlp_ratio <= 0:

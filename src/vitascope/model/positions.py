@@ -104,8 +104,8 @@ def sincos_table(
         if kind == "sincos_1d":
             waves = sincos(torch.arange(gh * gw, device=where), D // 2, last=D // 2)
         else:
-            rows = torch.arange(gh, device=where).repeat_interleave(gw)
-            columns = torch.arange(gw, device=where).repeat(gh)
+            axes = (torch.arange(side, device=where) for side in grid)
+            rows, columns = (axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij"))  # (N,) each
             last = D // 4 - 1 if kind == "sincos_2d_big_vision" else D // 4
             waves = (*sincos(columns, D // 4, last), *sincos(rows, D // 4, last))
         return torch.cat(waves, dim=1).float()[None].to(device, dtype)
@@ -146,6 +146,10 @@ class Layout:
     """Cosines and sines for the patches' queries and keys, float32 (N, hd) or (B, N, hd)."""
     biases: dict[Grid, Tensor] = dataclasses.field(default_factory=dict)
     """By window: what adds to the scores in it and its prefix, (heads, P + n, P + n)."""
+
+    def bias(self, window: Grid) -> Tensor | None:
+        """What adds to the scores in a window, if anything does; while exporting a size may be a symbol."""
+        return self.biases[window] if self.biases else None
 
     def select(self, kept: Tensor) -> Layout:
         """The layout when each image keeps only some patches, indices (B, N')."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.model.config import ViTConfig
-from vitascope.model.encoder import Encoder, PatchDropout
+from vitascope.model.encoder import PatchDropout, transformer_encoder
 from vitascope.model.heads import classification_head, pooling
 from vitascope.model.images import check_images
 from vitascope.model.initialization import initialize
@@ -41,7 +41,7 @@ class VisionTransformer(nn.Module):
         self.dropout = nn.Dropout(config.training.dropout)
         self.patch_dropout = PatchDropout(config.training.patch_dropout)
         self.embedding_norm = norm(config.embedding.embedding_norm)
-        self.encoder = Encoder(config)
+        self.encoder = transformer_encoder(config)
         pre_norm = config.block.norm == "pre"  # a post-norm encoder ends in a norm of its own
         self.norm = norm(pre_norm and readout.pool_norm == "before")
         self.pool = pooling(config)

@@ -206,7 +206,7 @@ def create_model(name: str, *, weights: str | os.PathLike[str] | None = None, **
 
 
 # What decides the shape of a body; what a name always says of it; what it leaves to the weights or the task.
-_SHAPE = {"in_channels", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio"}
+_SHAPE = {"in_channels", "patch_size", "embed_dim", "depth", "num_heads", "head_dim", "mlp_ratio"}
 _SAID = _SHAPE | {"stem", "positions", "distillation_token", "num_registers"}
 _LEFT_OPEN = {"image_size", "head", "layer_scale", "resample", "position_prefix"}
 _RESNET_SHAPE = {"in_channels", "layers", "width", "root"}

@@ -1,0 +1,187 @@
+"""A folder of small JPEG files predicted into JSON lines, beside the bare model on pixels that lie in memory.
+
+End to end is what `vitascope predict MODEL FOLDER --out FILE.jsonl` does once the model is loaded: find
+the files, read, decode and resize them in workers, compute, rank, write. Bare is `Engine.probabilities` on
+the same pixels, in batches of the same size, with the same threads. The rounds are interleaved (bare, end to
+end, bare, end to end, ...), and the share is taken within each, so that a machine that changes its speed
+changes it for both. Reading alone is what the workers deliver to nobody: the ceiling for a model that takes
+no time.
+
+    python benchmarks/bulk_prediction.py                            # JPEG files that it makes itself
+    python benchmarks/bulk_prediction.py --data cifar10/test --models vit_s/4 runs/cifar10
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import importlib.metadata
+import itertools
+import os
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+import vitascope as vs
+from contest import describe_machine, describe_versions, positive, rate
+from reports import markdown_table, note, publish
+from vitascope.data.reading import StreamingPool
+from vitascope.deploy.bulk import AnswerFile
+from vitascope.deploy.engine import Engine, TorchEngine, open_engine
+from vitascope.deploy.predictor import Predictor
+from vitascope.deploy.streaming import find_pictures
+from vitascope.model.hardware import reuse_freed_memory
+from vitascope.weights.store import default_preprocess
+
+SIZE = 32
+BUILT = {"vit_ti/4": "vit_ti16", "vit_s/4": "vit_s16"}
+"""Models that are built here, with patches of 4 and random weights: time does not depend on them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A model's seconds for all images in each round."""
+
+    model: str
+    images: int
+    bare: list[float]
+    whole: list[float]
+    reading: list[float]
+
+    @property
+    def share(self) -> float:
+        """Speed end to end over the bare model's, the median of the rounds."""
+        return statistics.median(bare / whole for bare, whole in zip(self.bare, self.whole, strict=True))
+
+
+def engine_of(model: str) -> Engine:
+    """Of a name in BUILT, or of a MODEL argument."""
+    if model not in BUILT:
+        return open_engine(model)
+    built = vs.create_model(BUILT[model], image_size=SIZE, patch_size=4, num_classes=10)
+    return TorchEngine(built, default_preprocess(built.config))
+
+
+def make_pictures(root: Path, count: int) -> Path:
+    """JPEG files of 32 x 32 pixels, quality 90: smooth random fields, in folders of a thousand."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+        path = root / f"{number // 1000:03}" / f"{number:06}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        coarse.resize((SIZE, SIZE), Image.Resampling.BICUBIC).save(path, quality=90)
+    return root
+
+
+def bare_seconds(engine: Engine, pixels: torch.Tensor, batch_size: int) -> float:
+    start = time.perf_counter()
+    for batch in pixels.split(batch_size):
+        engine.probabilities(batch)
+    return time.perf_counter() - start
+
+
+def whole_seconds(engine: Engine, folder: Path, images: int, arguments: argparse.Namespace) -> float:
+    """Of everything, from the first look into the folder to the last line on the disk."""
+    predictor = Predictor(engine, batch_size=arguments.batch_size)
+    with tempfile.TemporaryDirectory() as scratch, AnswerFile(Path(scratch) / "o.jsonl", engine) as file:
+        start = time.perf_counter()
+        paths = itertools.islice(find_pictures([folder]), images)
+        for answer in predictor.stream(paths, workers=arguments.workers):
+            file.write(answer)
+        file.finish()
+        seconds = time.perf_counter() - start
+        assert (file.tally.pictures, file.tally.unreadable) == (images, 0)
+    return seconds
+
+
+def reading_seconds(engine: Engine, paths: Sequence[str], arguments: argparse.Namespace) -> float:
+    start = time.perf_counter()
+    pool = StreamingPool(engine.preprocess, arguments.batch_size, arguments.workers or os.cpu_count() or 1)
+    size = arguments.batch_size
+    for _ in pool.read(paths[at : at + size] for at in range(0, len(paths), size)):
+        pass
+    pool.close()
+    return time.perf_counter() - start
+
+
+def measure(model: str, folder: Path, arguments: argparse.Namespace) -> Measured:
+    engine = engine_of(model)
+    paths = list(itertools.islice(find_pictures([folder]), arguments.images))
+    pixels = torch.from_numpy(np.stack([engine.pixels(path) for path in paths]))
+    measured = Measured(model, len(paths), [], [], [])
+    for _ in range(2):  # warm up
+        bare_seconds(engine, pixels[: 4 * arguments.batch_size], arguments.batch_size)
+    for number in range(1, arguments.rounds + 1):
+        measured.bare.append(bare_seconds(engine, pixels, arguments.batch_size))
+        measured.whole.append(whole_seconds(engine, folder, len(paths), arguments))
+        measured.reading.append(reading_seconds(engine, paths, arguments))
+        note(
+            f"{model}, round {number}/{arguments.rounds}: bare {measured.bare[-1]:.1f} s, "
+            f"end to end {measured.whole[-1]:.1f} s, reading alone {measured.reading[-1]:.1f} s"
+        )
+    return measured
+
+
+def table(results: Sequence[Measured]) -> str:
+    """Images per second, medians of the rounds."""
+    rows = []
+    for found in results:
+        shares = [bare / whole for bare, whole in zip(found.bare, found.whole, strict=True)]
+        speeds = [
+            rate(found.images / statistics.median(times))
+            for times in (found.bare, found.whole, found.reading)
+        ]
+        rows.append((found.model, *speeds, f"{found.share:.0%}", f"{min(shares):.0%} to {max(shares):.0%}"))
+    header = ("model", "bare img/s", "end to end img/s", "reading alone img/s", "share", "of all rounds")
+    return markdown_table(header, rows)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, help="folder of pictures (default: makes JPEG files)")
+    parser.add_argument("--images", type=positive, default=10_000, help="at most (default 10000)")
+    parser.add_argument(
+        "--models", nargs="+", default=list(BUILT), help=f"{', '.join(BUILT)}, or MODEL arguments"
+    )
+    parser.add_argument("--batch-size", type=positive, default=64, help="(default 64, as predict has it)")
+    parser.add_argument("--workers", type=positive, help="(default: one a core, as predict has it)")
+    parser.add_argument("--rounds", type=positive, default=3, help="interleaved rounds (default 3)")
+    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    machine = describe_machine()  # as found
+    reuse_freed_memory()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = arguments.data or make_pictures(Path(scratch), arguments.images)
+        results = [measure(model, folder, arguments) for model in arguments.models]
+    pictures = f"{results[0].images:,} JPEG files" if arguments.data else f"{results[0].images:,}, made up"
+    report = (
+        f"# A folder predicted end to end\n\n"
+        f"- machine: {machine}\n"
+        f"- versions: {describe_versions()}, Pillow {importlib.metadata.version('pillow')}\n"
+        f"- date: {datetime.date.today().isoformat()}\n"
+        f"- command: `{shlex.join(['python', *sys.argv])}`\n"
+        f"- pictures: {pictures}\n"
+        f"- method: interleaved rounds: {arguments.rounds}, all pictures each; batch {arguments.batch_size}; "
+        f"workers {arguments.workers or os.cpu_count()}; medians\n\n"
+        f"{table(results)}"
+    )
+    publish("bulk_prediction", report, arguments)
+
+
+if __name__ == "__main__":
+    main()

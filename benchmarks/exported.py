@@ -1,0 +1,73 @@
+"""Entrants that answer with an exported file, and what int8 matrix products reach."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from contest import DTYPES, MATMUL_SHAPES, Entrant, Step
+from vitascope.deploy.artefact import ExportedEngine
+from vitascope.deploy.runtimes import OnnxEngine, OpenVinoEngine
+from vitascope.model.sizes import ModelConfig
+
+RUNTIMES: dict[str, tuple[str, type[ExportedEngine]]] = {
+    ".onnx": ("ONNX Runtime", OnnxEngine),
+    ".xml": ("OpenVINO", OpenVinoEngine),
+}
+"""Name and engine by the ending of a file."""
+
+
+def exported_entrant(path: Path, precision: str, config: ModelConfig, batch_size: int) -> Entrant:
+    """A file of `vitascope export` for `pixels`, in fp32, bf16 (OpenVINO alone) or, if it is that, int8."""
+    name, _ = RUNTIMES[path.suffix]
+    return Entrant(
+        name=f"vitascope, {name}",
+        precision=precision,
+        dtype=torch.int8 if precision == "int8" else DTYPES[precision],
+        prepare=functools.partial(exported_inference, path, precision, batch_size),
+        images=batch_size,
+        flops=config.flops * batch_size,
+    )
+
+
+def exported_engine(path: Path, precision: str) -> ExportedEngine:
+    """The engine of a file; what an int8 file leaves in float runs as its runtime likes."""
+    _, engine = RUNTIMES[path.suffix]
+    return engine(path, precision="auto" if precision == "int8" else precision)
+
+
+@contextmanager
+def exported_inference(path: Path, precision: str, batch_size: int) -> Iterator[Step]:
+    """Pixels to probabilities as `vitascope predict FILE` does: normalization and softmax are in the time."""
+    engine = exported_engine(path, precision)
+    fit = engine.preprocess
+    pixels = torch.randint(256, (batch_size, fit.channels, *fit.image_size), dtype=torch.uint8)
+    yield functools.partial(engine.probabilities, pixels)
+
+
+def int8_matmul_entrants() -> list[Entrant]:
+    """The machine itself: what its int8 matrix products reach, which sum in int32."""
+    return [
+        Entrant(
+            name=f"matmul {'x'.join(map(str, shape))}",
+            precision="int8",
+            dtype=torch.int8,
+            prepare=functools.partial(int8_matmul, shape),
+            images=0,
+            flops=2 * shape[0] * shape[1] * shape[2],
+        )
+        for shape in MATMUL_SHAPES
+    ]
+
+
+@contextmanager
+def int8_matmul(shape: tuple[int, int, int]) -> Iterator[Step]:
+    """One product of int8 matrices, as oneDNN computes it for torch."""
+    rows, inner, columns = shape
+    a = torch.randint(-128, 128, (rows, inner), dtype=torch.int8)
+    b = torch.randint(-128, 128, (inner, columns), dtype=torch.int8)
+    yield functools.partial(torch._int_mm, a, b)

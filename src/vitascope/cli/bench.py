@@ -1,0 +1,109 @@
+"""`vitascope bench`: this machine's throughput, by precision and batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from vitascope.errors import UserError
+
+if TYPE_CHECKING:
+    from vitascope.deploy.throughput import Throughput
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Measure how many images a second this machine answers.
+
+    A batch begins with bytes and ends with probabilities; decoding pictures is not in it.
+    """
+
+    model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]] = "vit_b16"
+    """A run folder, a model folder or file, a hub id, an exported file, or a name that `vitascope models`
+    lists, with random weights."""
+    batch_sizes: tuple[int, ...] = (1, 8)
+    """Images at a time."""
+    precisions: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
+    """What to compare; the one that `--precision auto` takes is marked."""
+    seconds: float = 12.0
+    """Of measuring, in all; loading comes on top, and a batch takes as long as it takes."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `mps`."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print JSON."""
+
+    def call(self) -> None:
+        """Measure and print."""
+        if not self.batch_sizes or not self.precisions:
+            raise UserError("nothing to measure: --batch-sizes and --precisions need a value each, at least")
+        if not self.seconds > 0:
+            raise UserError(f"--seconds must be above 0, not {self.seconds:g}")
+        from vitascope.deploy.throughput import subject
+        from vitascope.model.hardware import reuse_freed_memory
+
+        reuse_freed_memory()
+        measured = subject(self.model, precisions=list(dict.fromkeys(self.precisions)), device=self.device)
+        rows = measured.measure(list(dict.fromkeys(self.batch_sizes)), self.seconds)
+        if self.json:
+            print(json.dumps({"model": self.model, **machine(), "rows": [as_plain(row) for row in rows]}))
+            return
+        print(f"{self.model}: {measured.description}\n{in_words(machine())}\n")
+        print("\n".join(table(rows)))
+        ceilings = {row.precision: row.ceiling for row in rows if row.ceiling is not None}
+        if ceilings:
+            found = ", ".join(f"{ceiling / 1e9:,.0f} in {name}" for name, ceiling in ceilings.items())
+            print(f"\nThe ceiling: this machine's matrix products, GFLOP a second: {found}.")
+
+
+def machine() -> dict[str, Any]:
+    """What answers."""
+    import torch
+
+    from vitascope.model.hardware import bf16_units
+
+    return {
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "bf16_units": bf16_units(),
+    }
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """The machine in a line."""
+    units = found["bf16_units"] or "no units for bf16"
+    return f"torch {found['torch']}, {found['threads']} threads on {found['cores']} cores, {units}"
+
+
+def table(rows: Sequence[Throughput]) -> list[str]:
+    """A line each under a header."""
+    lines = ["batch  precision    images/s  slowest to fastest  ms/image  of the ceiling"]
+    for row in rows:
+        slowest, fastest = (row.batch_size / pick(row.seconds) for pick in (max, min))
+        share = "-" if row.share is None else f"{row.share:.0%}"
+        spread = f"{slowest:,.1f} to {fastest:,.1f}"
+        lines.append(
+            f"{row.batch_size:>5}  {row.precision:<11} {row.images_per_second:>9,.1f}  {spread:>18}  "
+            f"{1000 / row.images_per_second:>8,.1f}  {share:>14}{'  <- auto' if row.is_auto else ''}"
+        )
+    return lines
+
+
+def as_plain(row: Throughput) -> dict[str, Any]:
+    """A row in JSON."""
+    return {
+        "batch_size": row.batch_size,
+        "precision": row.precision,
+        "auto": row.is_auto,
+        "images_per_second": row.images_per_second,
+        "slowest": row.batch_size / max(row.seconds),
+        "fastest": row.batch_size / min(row.seconds),
+        "steps": len(row.seconds),
+        "ceiling_flops_per_second": row.ceiling,
+        "share_of_ceiling": row.share,
+    }

@@ -1,0 +1,68 @@
+"""The page at `/docs`: the API for people, from its OpenAPI description; no script, no other site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+STYLE = """\
+:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
+body { max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }
+h2 { margin: 2rem 0 0; font-size: 1.1rem; }
+h2 span { font-weight: normal; opacity: .7; }
+code, pre { font: .9em/1.5 ui-monospace, monospace; }
+pre { overflow-x: auto; padding: .5rem .8rem; border: 1px solid #8886; border-radius: .4rem; }
+table { border-collapse: collapse; }
+th, td { padding: .15rem 1rem .15rem 0; text-align: left; vertical-align: top; }
+"""
+
+
+def api_page(description: Mapping[str, Any], address: str) -> str:
+    """The API as an HTML page.
+
+    Args:
+        description: an OpenAPI document.
+        address: of the server, as its reader knows it, for examples: `http://127.0.0.1:8000`.
+    """
+    title = escape(f"{description['info']['title']} {description['info']['version']}")
+    routes = [
+        _route(method, path, operation, address)
+        for path, operations in description["paths"].items()
+        for method, operation in operations.items()
+    ]
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}: API</title>'
+        '<meta name="viewport" content="width=device-width"><link rel="icon" href="/web/icon.svg">'
+        '<link rel="stylesheet" href="/docs.css">'
+        f"<h1>{title}</h1><p>Errors are JSON, <code>{{&quot;error&quot;: &quot;why&quot;}}</code>. "
+        f'For programs: <a href="/openapi.json">openapi.json</a>.</p>{"".join(routes)}</html>'
+    )
+
+
+def _route(method: str, path: str, operation: Mapping[str, Any], address: str) -> str:
+    rows = "".join(
+        f"<tr><td><code>{escape(one['name'])}</code><td>{escape(one.get('description', ''))}{_default(one)}"
+        for one in operation.get("parameters", ())
+    )
+    statuses = "".join(
+        f"<tr><td>{escape(status)}<td>{escape(answer['description'])}"
+        for status, answer in operation["responses"].items()
+    )
+    text = escape(operation.get("description", ""))
+    return (
+        f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{text}</p>"
+        f"<pre>{escape(_example(method, path, address))}</pre>"
+        f"<table>{rows}{statuses}</table>"
+    )
+
+
+def _default(parameter: Mapping[str, Any]) -> str:
+    default = parameter["schema"].get("default")
+    return "" if default is None else f"; default <code>{escape(str(default))}</code>"
+
+
+def _example(method: str, path: str, address: str) -> str:
+    if method == "get":
+        return f"curl {address}{path}"
+    return f"curl --data-binary @cat.jpg -H 'Content-Type: image/jpeg' {address}{path}"

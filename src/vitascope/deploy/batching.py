@@ -1,0 +1,240 @@
+"""Requests that come one by one, computed in batches by one thread: a bounded queue with deadlines.
+
+Everything here happens in the event loop, but for the computing itself. While one batch is computed, the next
+gathers; so batches grow with the load, and a lone request waits for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+MARGIN = 0.5
+"""The share of the time until its deadline that a request may be expected to take: it is an estimate."""
+
+
+class Overloaded(Exception):  # noqa: N818 - a refusal
+    """There is no room for a request, or no time before its deadline."""
+
+    def __init__(self, reason: str, retry_after: float) -> None:
+        super().__init__(reason)
+        self.retry_after = max(1, math.ceil(retry_after))
+        """Whole seconds after which there may be room."""
+
+
+class Expired(Exception):  # noqa: N818 - nobody's error
+    """A request's deadline has passed."""
+
+    def __init__(self, *, computing: bool) -> None:
+        super().__init__(
+            "the deadline passed while " + ("computing" if computing else "waiting in the queue")
+        )
+        self.computing = computing
+        """Whether its batch had been begun; a request that expires in the queue is never computed."""
+
+
+class Work:
+    """A kind of work: what computes a batch of it, and how long that takes.
+
+    Args:
+        name: what metrics call it.
+        compute: a list of items to as many results, in order; called in the model's thread.
+        max_batch: items at a time.
+    """
+
+    def __init__(self, name: str, compute: Callable[[list[Any]], Sequence[Any]], max_batch: int) -> None:
+        self.name = name
+        self.compute = compute
+        self.max_batch = max_batch
+        self.seconds_each = 0.0
+        """Of an item, by the last batches; 0 before the first."""
+
+    def learn(self, seconds: float, items: int) -> None:
+        """Remember how long a batch took; that it got slower sooner than that it got faster."""
+        each = seconds / items
+        weight = 0.5 if each > self.seconds_each else 0.2
+        self.seconds_each += (weight if self.seconds_each else 1.0) * (each - self.seconds_each)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A result, and how it came about."""
+
+    value: Any
+    queue_seconds: float
+    model_seconds: float
+    batch_size: int
+
+
+class Observer(Protocol):
+    """Who is told of every batch."""
+
+    def batch(self, work: str, items: int, queue_seconds: Sequence[float], model_seconds: float) -> None:
+        """A batch was computed."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Job:
+    work: Work
+    item: Any
+    deadline: float
+    answer: asyncio.Future[Outcome]
+    since: float
+    begun: float | None = None
+
+
+class Batcher:
+    """The queue, and the thread that works through it.
+
+    Args:
+        capacity: items that may wait, at most.
+        max_wait: seconds that an item waits for company where fewer than a batch are there.
+        observer: is told of every batch.
+    """
+
+    def __init__(self, *, capacity: int, max_wait: float = 0.0, observer: Observer | None = None) -> None:
+        self.capacity = capacity
+        self.max_wait = max_wait
+        self._observer = observer
+        self._jobs: deque[_Job] = deque()
+        self._running: list[_Job] = []
+        self._waiting = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._loop_task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to work; called in the event loop."""
+        self._loop_task = asyncio.get_running_loop().create_task(self._work_through())
+
+    async def stop(self) -> None:
+        """Stop; what still waits is cancelled, and what is being computed is not waited for."""
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.wait([self._loop_task])
+        for job in [*self._jobs, *self._running]:
+            job.answer.cancel()
+        self._jobs.clear()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def waiting(self) -> int:
+        """Items in the queue."""
+        return len(self._jobs)
+
+    @property
+    def computing(self) -> int:
+        """Items of the batch that is being computed."""
+        return len(self._running)
+
+    def seconds_computing(self) -> float:
+        """How long the present batch has been computed; 0 where there is none."""
+        return self._now() - (self._running[0].begun or 0.0) if self._running else 0.0
+
+    def seconds_ahead(self) -> float:
+        """How long, by what was measured so far, all that waits and is computed will take."""
+        queued = sum(job.work.seconds_each for job in self._jobs)
+        expected = sum(job.work.seconds_each for job in self._running)
+        return queued + max(0.0, expected - self.seconds_computing())
+
+    def check_room(self, work: Work, deadline: float, items: int = 1) -> None:
+        """Refuse what would not fit, or would not be done in time.
+
+        Args:
+            work: of what kind.
+            deadline: on the event loop's clock.
+            items: how many.
+
+        Raises:
+            Overloaded: saying which of the two, and when to try again.
+        """
+        ahead = self.seconds_ahead()
+        if len(self._jobs) + items > self.capacity:
+            raise Overloaded(f"the queue is full: {len(self._jobs)} of {self.capacity} wait", ahead)
+        left = deadline - self._now()
+        if ahead > 0 and ahead + items * work.seconds_each > MARGIN * left:
+            raise Overloaded(f"{ahead:.2f} s of work are ahead, and {left:.2f} s are left", ahead)
+
+    async def submit(self, work: Work, item: Any, *, deadline: float) -> Outcome:
+        """Queue an item and wait for its result; cancelled while it waits, it is never computed.
+
+        Raises:
+            Overloaded: as `check_room`.
+            Expired: the deadline passed.
+            Exception: whatever `work.compute` raised for this item.
+        """
+        self.check_room(work, deadline)
+        job = _Job(work, item, deadline, asyncio.get_running_loop().create_future(), self._now())
+        self._jobs.append(job)
+        self._waiting.set()
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await job.answer
+        except TimeoutError:
+            if job.answer.done() and not job.answer.cancelled() and job.answer.exception() is not None:
+                raise  # it is the work's own
+            raise Expired(computing=job.begun is not None) from None
+        finally:
+            if job.begun is None and job in self._jobs:
+                self._jobs.remove(job)
+
+    async def _work_through(self) -> None:
+        """Batch after batch, for ever."""
+        while True:
+            if not self._jobs:
+                self._waiting.clear()
+                await self._waiting.wait()
+            if self.max_wait and len(self._jobs) < self._jobs[0].work.max_batch:
+                await asyncio.sleep(self.max_wait)
+            self._running = self._next_batch()
+            if self._running:
+                await self._compute(self._running)
+            self._running = []
+
+    def _next_batch(self) -> list[_Job]:
+        """The oldest job, and others of its kind in the order in which they came; none that is too late."""
+        now = self._now()
+        alive = [job for job in self._jobs if job.deadline > now and not job.answer.done()]
+        batch = (
+            [job for job in alive if job.work is alive[0].work][: alive[0].work.max_batch] if alive else []
+        )
+        for job in batch:
+            job.begun = now
+        self._jobs = deque(job for job in alive if job.begun is None)
+        return batch
+
+    async def _compute(self, batch: list[_Job]) -> None:
+        """Compute a batch in the thread; where that fails, each item alone: only the culprit is to fail."""
+        work, begun = batch[0].work, self._now()
+        computing = asyncio.get_running_loop().run_in_executor(
+            self._thread, work.compute, [job.item for job in batch]
+        )
+        await asyncio.wait([computing])
+        seconds = self._now() - begun
+        error = computing.exception()
+        if error is None:
+            self._hand_out(batch, computing.result(), seconds)
+        elif len(batch) == 1:
+            if not batch[0].answer.done():
+                batch[0].answer.set_exception(error)
+        else:
+            for job in batch:
+                if not job.answer.done():
+                    await self._compute([job])
+
+    def _hand_out(self, batch: list[_Job], values: Sequence[Any], seconds: float) -> None:
+        work = batch[0].work
+        work.learn(seconds, len(batch))
+        waits = [(job.begun or 0.0) - job.since for job in batch]
+        if self._observer is not None:
+            self._observer.batch(work.name, len(batch), waits, seconds)
+        for job, value, wait in zip(batch, values, waits, strict=True):
+            if not job.answer.done():
+                job.answer.set_result(Outcome(value, wait, seconds, len(batch)))
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,68 @@
+"""An explanation as the server answers it: the numbers of a heatmap, or a picture of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitascope.data.preprocess import Pixels
+from vitascope.deploy.engine import TorchEngine
+from vitascope.errors import UserError, check_choice
+from vitascope.explain.methods import METHODS, methods_for
+from vitascope.explain.plots import enlarged, overlay
+from vitascope.explain.targets import answers, class_index
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Where a model looks in a picture."""
+
+    method: str
+    target: int | None
+    """The class that is explained; None where the method shows the same for all."""
+    heatmap: np.ndarray[Any, np.dtype[np.float32]]
+    """(gh, gw), the largest value 1."""
+    picture: np.ndarray[Any, np.dtype[np.uint8]]
+    """As the model sees it: (H, W) or (H, W, 3)."""
+
+    def png(self) -> bytes:
+        """The picture under its heatmap."""
+        file = io.BytesIO()
+        Image.fromarray(overlay(enlarged(self.picture), self.heatmap)).save(file, "PNG")
+        return file.getvalue()
+
+
+def explain(engine: TorchEngine, pixels: Pixels, method: str, target: str | None) -> Explanation:
+    """Explain the answer to a picture.
+
+    Args:
+        engine: has the model.
+        pixels: uint8 (C, H, W).
+        method: one of `METHODS`.
+        target: a class by name or number; None is the one that the model predicts.
+
+    Raises:
+        UserError: no such method, or none for this model; no such class; a target for a method that has none.
+    """
+    check_choice("method", method, METHODS)
+    model = engine.model
+    if method not in methods_for(model):
+        raise UserError(f"{method} reads attention, which this model has not")
+    chosen = METHODS[method]
+    if target is not None and not chosen.has_target:
+        raise UserError(f"{method} shows the same for every class: leave out the target")
+    images = engine.preprocess.normalize(torch.from_numpy(pixels)[None]).to(engine.device)  # (1, C, H, W)
+    index = None
+    if chosen.has_target:
+        asked = (
+            answers(model, images)[1].argmax(dim=1) if target is None else [class_index(target, model.config)]
+        )
+        index = int(asked[0])
+    heat = chosen(model, images, index)[0].cpu().numpy()
+    picture = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
+    return Explanation(method, index, heat, picture)

@@ -1,0 +1,63 @@
+"""Pictures to begin with, where nobody has one at hand: none of them ours, all of them in scikit-learn."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vitascope.data.datasets import open_data
+from vitascope.data.preprocess import Preprocess
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A picture to try."""
+
+    name: str
+    """In its address."""
+    title: str
+    """What it shows, and whose it is."""
+    kind: str
+    """Its media type."""
+    content: bytes
+    """The encoded picture."""
+
+
+def samples_for(preprocess: Preprocess) -> tuple[Sample, ...]:
+    """Photographs for a model of colours; for one of grey, `digits`' test images."""
+    return {1: _digits, 3: _photographs}.get(preprocess.channels, tuple)()
+
+
+@cache
+def _photographs() -> tuple[Sample, ...]:
+    """scikit-learn's two sample photographs, both CC BY 2.0."""
+    from sklearn.datasets import images
+
+    folder = Path(images.__file__).parent
+    titles = {
+        "china": "A temple in China (danielbuechele, CC BY 2.0)",
+        "flower": "A flower (vultilion, CC BY 2.0)",
+    }
+    return tuple(
+        Sample(name, title, "image/jpeg", (folder / f"{name}.jpg").read_bytes())
+        for name, title in titles.items()
+    )
+
+
+@cache
+def _digits() -> tuple[Sample, ...]:
+    """The first test image of each digit."""
+    test = open_data("digits").final
+    first = [int(np.flatnonzero(test.labels == label)[0]) for label in range(len(test.class_names))]
+    found = []
+    for name, index in zip(test.class_names, first, strict=True):
+        written = io.BytesIO()
+        Image.fromarray(np.asarray(test.sources[index])).save(written, "PNG")
+        title = f"A handwritten {name} (scikit-learn's digits)"
+        found.append(Sample(f"digit-{name}", title, "image/png", written.getvalue()))
+    return tuple(found)

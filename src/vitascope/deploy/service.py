@@ -1,0 +1,330 @@
+"""What the server's routes work with: the model, the way of a picture to it, and whether it is ready.
+
+A route reads pictures with `read_picture`, and computes with `predict`, `embed` or `run`, which go through
+one bounded queue to the one thread that has the model. Routes never touch the model in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vitascope.deploy.batching import Batcher, Expired, Outcome, Overloaded, Work
+from vitascope.deploy.metrics import Metrics
+from vitascope.deploy.requests import Refusal, Upload, check_header, deadline_seconds, read_uploads
+from vitascope.deploy.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+    from starlette.requests import Request
+
+    from vitascope.data.preprocess import Pixels
+    from vitascope.deploy.engine import Engine
+
+R = TypeVar("R")
+DECODING_THREADS = 2
+RECENT = 1.0
+"""Seconds for which a refusal says that the server is saturated."""
+
+
+class Service:
+    """A model behind a queue.
+
+    Args:
+        open_engine: opens the model; called once, in a thread.
+        settings: the limits.
+    """
+
+    def __init__(self, open_engine: Callable[[], Engine], settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.draining = False
+        """Whether the server is about to stop: what comes now gets 503."""
+        self.in_flight = 0
+        """Requests that have been let in and not been answered."""
+        self._open_engine = open_engine
+        self._engine: Engine | None = None
+        self._last_refusal = float("-inf")
+        self._batcher = Batcher(
+            capacity=settings.queue, max_wait=settings.max_wait_ms / 1000, observer=self.metrics
+        )
+        self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decode")
+        self._predict = Work("predict", self._probabilities, settings.max_batch)
+        self._embed = Work("embed", self._embeddings, settings.max_batch)
+        self._alone: dict[str, Work] = {}
+        self._loading: asyncio.Task[None] | None = None
+
+    # The model's life
+
+    async def start(self) -> None:
+        """Begin to load the model, in the background."""
+        self._batcher.start()
+        self._loading = asyncio.get_running_loop().create_task(self._load())
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the model is neither there nor known to be impossible."""
+        return self._engine is None and self.fault is None
+
+    @property
+    def fault(self) -> BaseException | None:
+        """What stopped the model from loading; None as long as nothing did."""
+        loading = self._loading
+        return loading.exception() if loading and loading.done() and not loading.cancelled() else None
+
+    async def stop(self) -> None:
+        """Give up whatever is not done."""
+        if self._loading is not None:
+            self._loading.cancel()
+        await self._batcher.stop()
+        self._decoding.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def engine(self) -> Engine:
+        """What answers.
+
+        Raises:
+            Refusal: 503, it is not loaded yet, or cannot be.
+        """
+        if self._engine is None:
+            raise Refusal(503, self.why_not_ready(), retry_after=1)
+        return self._engine
+
+    def why_not_ready(self) -> str:
+        """Why no request should be sent here now; empty where all is well."""
+        if self.draining:
+            return "the server is stopping"
+        if self._engine is None:
+            return f"the model cannot be loaded: {self.fault}" if self.fault else "the model is still loading"
+        stalled = self._batcher.seconds_computing()
+        if stalled > self.settings.stalled_s:
+            return f"the model has not answered for {stalled:.0f} s"
+        if self._now() - self._last_refusal < RECENT:
+            return "saturated: requests are being refused"
+        return ""
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether the model's thread is at work, on a batch or on loading."""
+        return self._batcher.computing > 0
+
+    # Requests
+
+    def check_room(self, *, at_once: bool) -> None:
+        """Refuse a request before anything of it is read, where it could not be computed in time.
+
+        Args:
+            at_once: it is a prediction, so that it is known how long it may wait.
+
+        Raises:
+            Refusal: 503 or 429, with the seconds after which to try again.
+        """
+        if self.draining:
+            raise Refusal(503, "the server is stopping", retry_after=1)
+        _ = self.engine
+        limit = self.settings.queue
+        try:
+            if self.in_flight >= limit:
+                ahead = self._batcher.seconds_ahead()
+                raise Overloaded(f"{limit} requests are in work, which is the limit", ahead)
+            if at_once:
+                self._batcher.check_room(self._predict, self.deadline(None))
+        except Overloaded as overload:
+            raise self._refusal(overload) from overload
+
+    def enter(self, counted: bool) -> None:
+        """A request has been let in; `counted` among those that need the model."""
+        self.in_flight += counted
+        self.metrics.in_flight.inc(counted)
+
+    def leave(self, counted: bool) -> None:
+        """It has been answered."""
+        self.in_flight -= counted
+        self.metrics.in_flight.dec(counted)
+
+    def deadline(self, request: Request | None, milliseconds: float | None = None) -> float:
+        """When a request has to be answered, on the event loop's clock; counted from now.
+
+        Args:
+            request: whose X-Deadline-Ms may make it less.
+            milliseconds: the longest; by default a prediction's.
+
+        Raises:
+            Refusal: 422, the header is no number above 0.
+        """
+        longest = (self.settings.deadline_ms if milliseconds is None else milliseconds) / 1000
+        asked = None if request is None else deadline_seconds(request)
+        return self._now() + (longest if asked is None else min(asked, longest))
+
+    async def read_uploads(self, request: Request) -> list[Upload]:
+        """The encoded pictures of a request, one of a raw body, or all files of a form.
+
+        Raises:
+            Refusal: 408, 413, 415 or 422, saying why.
+        """
+        return await read_uploads(request, self.settings)
+
+    async def read_picture(self, request: Request) -> Pixels:
+        """The one picture of a request, decoded as the model takes it: uint8 (C, H, W).
+
+        Raises:
+            Refusal: as `read_uploads` and `decode`; 422, not one picture but several.
+        """
+        uploads = await self.read_uploads(request)
+        if len(uploads) != 1:
+            raise Refusal(422, f"one picture is expected here, not {len(uploads)}")
+        return await self.decode(uploads[0])
+
+    async def decode(self, upload: Upload) -> Pixels:
+        """An encoded picture as the model takes it: uint8 (C, H, W); decoded in a thread.
+
+        Raises:
+            Refusal: 413, too many pixels, by its header; 422, it cannot be decoded; 503, no model yet.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._decoding, self._decoded, self.engine, upload)
+
+    def _decoded(self, engine: Engine, upload: Upload) -> Pixels:
+        from vitascope.data.preprocess import ImageError
+
+        check_header(upload, self.settings)
+        try:
+            return engine.pixels(upload.content)
+        except ImageError as error:
+            raise Refusal(422, upload.told(error)) from error
+
+    # Computing
+
+    async def predict(self, pixels: Pixels, *, deadline: float) -> Outcome:
+        """Probabilities (K,) of a picture, float32 on the CPU, computed together with others.
+
+        Raises:
+            Refusal: 429, there is no room or no time; 504, the deadline passed; 503, no model.
+        """
+        return await self._submit(self._predict, pixels, deadline)
+
+    async def embed(self, pixels: Pixels, *, deadline: float) -> Outcome:
+        """The pooled representation (D,) of a picture, float32 on the CPU, computed together with others.
+
+        Raises:
+            Refusal: as `predict`; 501, an exported model, which has none.
+        """
+        self.torch_engine()
+        return await self._submit(self._embed, pixels, deadline)
+
+    async def run(self, function: Callable[..., R], *args: Any, deadline: float, kind: str = "other") -> R:
+        """A function's result, computed alone in the model's thread.
+
+        Args:
+            function: called with `args`.
+            *args: its arguments.
+            deadline: as `deadline` gives it.
+            kind: what metrics call it; things of one kind take about the same time.
+
+        Raises:
+            Refusal: as `predict`.
+            Exception: what the function raises.
+        """
+        work = self._alone.get(kind) or Work(kind, lambda calls: [call() for call in calls], 1)
+        outcome = await self._submit(work, lambda: function(*args), deadline)
+        self._alone[kind] = work  # kept only now: what fails may be of a kind that a client made up
+        return outcome.value
+
+    def torch_engine(self) -> Any:
+        """The engine, where it is a model in torch, which alone can be looked into: a `TorchEngine`.
+
+        Raises:
+            Refusal: 501, it is an exported file; 503, it is not loaded.
+        """
+        from vitascope.deploy.engine import TorchEngine
+
+        if not isinstance(self.engine, TorchEngine):
+            raise Refusal(501, f"this needs the model itself; what is served is {self.engine.description}")
+        return self.engine
+
+    async def unless_gone(self, request: Request, answer: Any) -> Any:
+        """Await an answer for a client as long as it is there; once it has gone, nothing more is computed.
+
+        Raises:
+            Refusal: 499, the client has closed the connection.
+        """
+        answering = asyncio.ensure_future(answer)
+        leaving = asyncio.ensure_future(_until_gone(request))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                return answering.result()
+            self.metrics.abandoned.inc()
+            raise Refusal(499, "the client has gone")
+        finally:
+            answering.cancel()
+            leaving.cancel()
+
+    async def _submit(self, work: Work, item: Any, deadline: float) -> Outcome:
+        _ = self.engine  # 503 before anything is queued
+        try:
+            return await self._batcher.submit(work, item, deadline=deadline)
+        except Overloaded as overload:
+            raise self._refusal(overload) from overload
+        except Expired as expired:
+            self.metrics.expired.labels("computing" if expired.computing else "queued").inc()
+            raise Refusal(504, str(expired)) from expired
+
+    def _refusal(self, overload: Overloaded) -> Refusal:
+        self._last_refusal = self._now()
+        self.metrics.refused.inc()
+        return Refusal(429, str(overload), retry_after=overload.retry_after)
+
+    async def _load(self) -> None:
+        """Open the model in the model's thread, and let it compute, so that no request meets a first time."""
+        work = Work("load", lambda _: [self._opened()], 1)
+        self._engine = (await self._batcher.submit(work, None, deadline=float("inf"))).value
+
+    def _opened(self) -> Engine:
+        import torch
+
+        engine = self._open_engine()
+        shape = (engine.preprocess.channels, *engine.preprocess.image_size)
+        for count in (1, self.settings.max_batch):
+            begun = time.perf_counter()
+            with _few_threads(engine, count):
+                engine.probabilities(torch.zeros(count, *shape, dtype=torch.uint8))
+        self._predict.learn(time.perf_counter() - begun, count)
+        return engine
+
+    def _probabilities(self, pictures: list[Pixels]) -> Sequence[torch.Tensor]:
+        with _few_threads(self.engine, len(pictures)):
+            return list(self.engine.answer(pictures))
+
+    def _embeddings(self, pictures: list[Pixels]) -> Sequence[torch.Tensor]:
+        import torch
+
+        engine = self.torch_engine()
+        with _few_threads(engine, len(pictures)):
+            return list(engine.embed(torch.stack([torch.from_numpy(one) for one in pictures])))
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+@contextmanager
+def _few_threads(engine: Engine, pictures: int) -> Iterator[None]:
+    """One thread for a batch so small that threads would wait for each other, and for those that serve."""
+    from vitascope.deploy.engine import TorchEngine
+    from vitascope.model.hardware import suitable_threads
+
+    if not isinstance(engine, TorchEngine):
+        yield
+        return
+    with suitable_threads(engine.config, engine.device, pictures):
+        yield
+
+
+async def _until_gone(request: Request) -> None:
+    """Returns when the client closes its connection; the request's body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,141 @@
+// The controls beside the picture: made once for a model, and kept in step with the view.
+
+import { ANSWER } from "./answer.js";
+import { change, view } from "./view.js";
+import { tokenName } from "./words.js";
+
+const FOUND = 8; // classes that a search shows
+
+const at = (id) => document.getElementById(id);
+
+export class Controls {
+  constructor() {
+    this.answer = null;
+    for (const button of at("modes").children) {
+      button.addEventListener("click", () => change({ mode: button.dataset.mode }));
+    }
+    at("layer").addEventListener("input", () => change({ mode: "attention", layer: Number(at("layer").value) }));
+    at("method").addEventListener("change", () => change({ method: at("method").value }));
+    at("strength").addEventListener("input", () => change({ strength: Number(at("strength").value) }));
+    at("smooth").addEventListener("change", () => change({ smooth: at("smooth").checked }));
+    at("raw").addEventListener("change", () => change({ sharp: !at("raw").checked }));
+    at("strength").value = view.strength;
+    at("search").addEventListener("input", () => this.find());
+    at("search").addEventListener("keydown", (event) => {
+      if (event.key === "Enter") at("found").querySelector("button")?.click();
+      if (event.key === "Escape") this.endSearch();
+    });
+  }
+
+  /** Fit the controls to a model. */
+  build(answer) {
+    this.answer = answer;
+    const { inside, about } = answer;
+    at("controls").hidden = !answer.grid && !about.missing;
+    at("missing").hidden = !about.missing;
+    at("missing").textContent = about.missing ?? "";
+    at("modes").hidden = !inside;
+    if (!inside && answer.grid) change({ mode: "class" });
+    for (const name of ["queries", "layer-row", "head-row", "wall-figure"]) at(name).hidden = !inside;
+    document.querySelector(".looks").hidden = !answer.grid;
+    const methods = Object.entries(about.methods ?? {}).map(([name, title]) => new Option(title, name));
+    at("method").replaceChildren(...methods);
+    if (about.methods && !(view.method in about.methods)) change({ method: about.explained.method });
+    if (inside) this.buildHeads(answer);
+  }
+
+  buildHeads({ inside, prefix }) {
+    at("layer").max = inside.depth - 1;
+    const heads = ["mean", ...Array.from({ length: inside.heads }, (_, head) => head)];
+    at("heads").replaceChildren(
+      ...heads.map((head) => {
+        const name = head === "mean" ? "Mean of the heads" : `Head ${head}`;
+        return chip(head, { head }, () => change({ mode: "attention", head }), name);
+      }),
+    );
+    const queries = [[null, "follow the pointer"]];
+    if (inside.reads !== inside.tokens[0]) queries.push([ANSWER, inside.reads]);
+    for (let token = 0; token < prefix; token++) queries.push([token, inside.tokens[token]]);
+    at("queries").replaceChildren(
+      ...queries.map(([held, name]) => chip(name, { held }, () => change({ held, pointed: null }))),
+      chip("", { patch: true }, () => change({ held: null })),
+    );
+  }
+
+  /** Show what the view is now. */
+  draw() {
+    const { answer } = this;
+    if (!answer) return;
+    for (const button of at("modes").children) press(button, button.dataset.mode === view.mode);
+    at("class-row").hidden = !answer.grid || (view.mode !== "class" && Boolean(answer.inside));
+    at("method").value = view.method;
+    if (!answer.inside) return;
+    const byLayer = view.mode === "attention";
+    for (const name of ["layer-row", "head-row"]) at(name).classList.toggle("faint", !byLayer);
+    at("queries").classList.toggle("faint", view.mode === "class");
+    if (Number(at("layer").value) !== view.layer) at("layer").value = view.layer;
+    at("layer-value").textContent = `${view.layer} of 0–${answer.inside.depth - 1}`;
+    at("unread").hidden = answer.inside.patches_read_last || view.layer < answer.inside.depth - 1 || !byLayer;
+    for (const button of at("heads").children) press(button, button.choice.head === view.head);
+    const patch = view.held !== null && view.held !== ANSWER && view.held >= answer.prefix;
+    for (const button of at("queries").children) {
+      if (!button.choice.patch) press(button, button.choice.held === view.held);
+      else {
+        button.hidden = !patch;
+        if (patch) button.textContent = `${tokenName(answer, view.held)} ×`;
+        press(button, patch);
+      }
+    }
+  }
+
+  /** Offer the classes whose name or number has what was typed. */
+  find() {
+    const text = at("search").value.trim().toLowerCase();
+    const found = [];
+    const count = this.answer.probabilities.length;
+    for (let index = 0; text && index < count && found.length < FOUND; index++) {
+      const label = this.answer.label(index);
+      if (label.toLowerCase().includes(text) || String(index) === text) found.push([index, label]);
+    }
+    at("found").replaceChildren(
+      ...found.map(([index, label]) => {
+        const item = document.createElement("li");
+        item.append(chip(label, { target: index }, () => this.choose(index)));
+        return item;
+      }),
+    );
+    at("found").hidden = !found.length;
+  }
+
+  choose(index) {
+    change({ mode: "class", target: index });
+    this.endSearch();
+  }
+
+  endSearch() {
+    at("search").value = "";
+    at("found").hidden = true;
+  }
+
+  /** One layer or head further, as far as there are any. */
+  step(name, by) {
+    const { depth, heads } = this.answer.inside;
+    const last = (name === "layer" ? depth : heads) - 1;
+    const from = view[name] === "mean" ? (by > 0 ? -1 : last + 1) : view[name];
+    change({ mode: "attention", [name]: Math.min(last, Math.max(0, from + by)) });
+  }
+}
+
+function chip(text, choice, chosen, label = "") {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = text;
+  button.choice = choice;
+  if (label) button.setAttribute("aria-label", label);
+  button.addEventListener("click", chosen);
+  return button;
+}
+
+function press(button, pressed) {
+  button.setAttribute("aria-pressed", pressed);
+}

@@ -1,0 +1,218 @@
+// The page: its pictures, what they share, and what is fetched for them.
+
+import { Controls } from "./controls.js";
+import { listen } from "./keyboard.js";
+import { Panel } from "./panel.js";
+import { savePng } from "./save.js";
+import { fetchSample, fetchSamples, useToken } from "./server.js";
+import { change, mapOf, onChange, redraw, targetOf, view } from "./view.js";
+import { commandOf, placeOf, titleOf } from "./words.js";
+import { Wall } from "./wall.js";
+
+const at = (id) => document.getElementById(id);
+const QUIET = 350; // milliseconds without a change before something is said or fetched
+
+const LOADING = 1000; // milliseconds after which a server is asked again whose model is being loaded
+
+const panels = [];
+let active = null;
+let samples = [];
+let settled = 0;
+
+const controls = new Controls();
+const wall = new Wall(at("wall"), () => {});
+
+const events = {
+  opened(panel) {
+    const isFirst = !controls.answer;
+    active = panel;
+    controls.build(panel.answer);
+    at("save").disabled = false;
+    at("model").textContent = describe(panel.answer);
+    if (isFirst && panel.answer.inside) change({ layer: firstLayer(panel.answer.inside) });
+    redraw();
+  },
+  closed(panel) {
+    removePanel(panel);
+  },
+  touched(panel) {
+    if (panel.answer && panel !== active) {
+      active = panel;
+      redraw();
+    }
+  },
+  refused(error, again) {
+    if (error.status === 401) askForToken(again);
+  },
+};
+
+function addPanel() {
+  const panel = new Panel(events);
+  panels.push(panel);
+  active ??= panel;
+  at("panels").append(panel.element);
+  panel.offer(samples, openSample);
+  arrange();
+  return panel;
+}
+
+function removePanel(panel) {
+  panels.splice(panels.indexOf(panel), 1);
+  panel.element.remove();
+  if (active === panel) active = panels[0];
+  arrange();
+}
+
+/** One picture, or two side by side. */
+function arrange() {
+  at("panels").dataset.count = panels.length;
+  at("compare").setAttribute("aria-pressed", panels.length > 1);
+  redraw();
+}
+
+function draw() {
+  for (const panel of panels) panel.draw();
+  controls.draw();
+  const command = active?.answer?.grid ? commandOf(active.answer) : "";
+  at("command").hidden = !command;
+  at("command").firstChild.textContent = command;
+  if (active?.answer?.inside) {
+    wall.draw(active.answer);
+    at("wall").setAttribute("aria-label", `Every head, of the same query. ${titleOf(active.answer)}`);
+    at("wall-note").textContent = wall.caption;
+  }
+  clearTimeout(settled);
+  settled = setTimeout(settle, QUIET);
+}
+
+/** Once nothing has changed for a while: say what is shown, and fetch what is missing. */
+function settle() {
+  if (view.pointed === null) say();
+  for (const panel of panels) if (panel.answer?.grid) bring(panel);
+}
+
+function say() {
+  const map = active?.answer?.grid && mapOf(active.answer);
+  if (!map) return;
+  const best = map.cells.indexOf(map.most);
+  const most = best >= 0 ? `; most at ${placeOf(active.answer, best)}` : "";
+  at("spoken").textContent = `${titleOf(active.answer)}${most}`;
+}
+
+async function bring(panel) {
+  const { answer } = panel;
+  const needsClass = view.mode === "class" || !answer.inside;
+  try {
+    const came = needsClass
+      ? await answer.bringClassMap(view.method, targetOf(answer))
+      : await answer.bring(view.layer, view.head);
+    if (!came) return;
+    panel.say("");
+    redraw();
+  } catch (error) {
+    panel.say(error.message, redraw);
+    events.refused(error, redraw);
+  }
+}
+
+/** The last layer in which patches look for something that is read. */
+function firstLayer({ depth, patches_read_last: readLast }) {
+  return Math.max(0, readLast ? depth - 1 : depth - 2);
+}
+
+/** The model in a few words. */
+function describe({ about, inside, pixels, grid, probabilities }) {
+  const [, H, W] = pixels.shape;
+  const parts = [`${W}×${H} pixels`, `${probabilities.length} classes`];
+  if (inside) parts.unshift(`${inside.depth} layers × ${inside.heads} heads`, `${grid[0]}×${grid[1]} patches`);
+  return [...parts, about.model].join(" · ");
+}
+
+// Samples, tokens, themes
+
+async function loadSamples() {
+  try {
+    const listed = await fetchSamples();
+    samples = await Promise.all(
+      listed.map(async ({ name, title }) => {
+        const blob = await fetchSample(name);
+        return { name, title, blob, url: URL.createObjectURL(blob) };
+      }),
+    );
+  } catch (error) {
+    panels[0].say(error.message, loadSamples);
+    events.refused(error, loadSamples);
+    if (error.status === 503) setTimeout(loadSamples, LOADING);
+    return;
+  }
+  for (const panel of panels) {
+    panel.say("");
+    panel.offer(samples, openSample);
+  }
+}
+
+function openSample(panel, name, title) {
+  panel.open(samples.find((sample) => sample.name === name).blob, title);
+}
+
+function askForToken(again) {
+  const dialog = at("token-dialog");
+  if (dialog.open) return;
+  dialog.addEventListener(
+    "close",
+    () => {
+      if (!at("token").value) return;
+      useToken(at("token").value);
+      at("token").value = "";
+      again();
+    },
+    { once: true },
+  );
+  dialog.showModal();
+}
+
+function toggleTheme() {
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  root.dataset.theme = (root.dataset.theme ?? system) === "dark" ? "light" : "dark";
+  redraw();
+}
+
+/** Where a picture that is dropped or pasted beside the panels goes: an empty one first. */
+function target() {
+  return panels.find((panel) => !panel.answer) ?? active ?? panels[0];
+}
+
+function take(transfer) {
+  const file = [...transfer.files].find((one) => one.type.startsWith("image/"));
+  if (file) target().open(file, file.name || "a pasted picture");
+}
+
+const help = () => at("help-dialog").showModal();
+const save = () => active?.answer && savePng(panels.filter((panel) => panel.answer));
+
+at("compare").addEventListener("click", () => {
+  if (panels.length > 1) removePanel(panels.at(-1));
+  else addPanel();
+});
+at("save").addEventListener("click", save);
+at("theme").addEventListener("click", toggleTheme);
+at("help").addEventListener("click", help);
+at("wall-one").addEventListener("change", () => {
+  wall.oneLayer = at("wall-one").checked;
+  redraw();
+});
+document.addEventListener("paste", (event) => take(event.clipboardData));
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+  if (event.defaultPrevented) return;
+  event.preventDefault();
+  take(event.dataTransfer);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+new ResizeObserver(redraw).observe(at("wall-figure"));
+
+onChange(draw);
+listen({ answer: () => active?.answer, controls, open: () => target().input.click(), save, help });
+addPanel();
+loadSamples();

@@ -1,0 +1,286 @@
+// One picture: chosen, sent, answered, looked at.
+
+import { Answer, ANSWER } from "./answer.js";
+import { css } from "./colours.js";
+import { drawHeat, drawPicture, drawRamp, fitted, outline } from "./draw.js";
+import { fetchAttention } from "./server.js";
+import { asCanvas, sharpCrop } from "./sharp.js";
+import { change, mapOf, queryOf, redraw, targetOf, toggleHold, view } from "./view.js";
+import { percent, placeOf, titleOf, tokenName } from "./words.js";
+
+const SHOWN = 5; // classes of a prediction
+
+export class Panel {
+  /** @param events {opened, closed, touched, refused}: what the page does when something happens here. */
+  constructor(events) {
+    this.events = events;
+    this.answer = null;
+    this.name = "";
+    this.element = document.getElementById("panel").content.firstElementChild.cloneNode(true);
+    this.canvas = this.find(".picture");
+    this.input = this.find("input[type=file]");
+    drawRamp(this.find(".ramp"));
+    this.listen();
+    new ResizeObserver(redraw).observe(this.canvas);
+  }
+
+  find(selector) {
+    return this.element.querySelector(selector);
+  }
+
+  listen() {
+    for (const button of this.element.querySelectorAll(".choose")) {
+      button.addEventListener("click", () => this.input.click());
+    }
+    this.input.addEventListener("change", () => {
+      if (this.input.files.length) this.open(this.input.files[0], this.input.files[0].name);
+      this.input.value = "";
+    });
+    this.find(".close").addEventListener("click", () => this.events.closed(this));
+    const stage = this.find(".stage");
+    stage.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      stage.classList.add("over");
+    });
+    stage.addEventListener("dragleave", () => stage.classList.remove("over"));
+    stage.addEventListener("drop", (event) => {
+      event.preventDefault();
+      stage.classList.remove("over");
+      const file = event.dataTransfer.files[0];
+      if (file) this.open(file, file.name);
+    });
+    this.canvas.addEventListener("pointermove", (event) => this.point(event));
+    this.canvas.addEventListener("pointerdown", (event) => this.press(event));
+    this.canvas.addEventListener("pointerup", (event) => this.release(event));
+    this.canvas.addEventListener("pointerleave", () => change({ pointed: null }));
+    this.canvas.addEventListener("focus", () => this.events.touched(this));
+  }
+
+  // A picture comes
+
+  /** Show a picture: send it, and draw what comes back. */
+  async open(picture, name) {
+    this.coming?.abort();
+    const coming = (this.coming = new AbortController());
+    this.setBusy(true);
+    this.say("");
+    try {
+      const answer = new Answer(await fetchAttention(picture, {}, coming.signal), picture);
+      const seen = asCanvas(answer.pixels);
+      const sharp = await sharpCrop(picture, answer.pixels, answer.about.framing);
+      if (coming.signal.aborted) return;
+      Object.assign(this, { answer, name, seen, sharp: sharp ?? seen });
+      this.show();
+      this.events.opened(this);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      const again = () => this.open(picture, name);
+      this.say(error.message, again);
+      this.events.refused(error, again);
+    } finally {
+      if (coming === this.coming) this.setBusy(false);
+    }
+  }
+
+  /** Offer samples where there is no picture yet. */
+  offer(samples, open) {
+    const buttons = samples.map(({ name, title, url }) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.title = title;
+      button.setAttribute("aria-label", `Sample: ${title}`);
+      const image = document.createElement("img");
+      image.src = url;
+      image.alt = "";
+      button.append(image);
+      button.addEventListener("click", () => open(this, name, title));
+      return button;
+    });
+    this.find(".samples").replaceChildren(...buttons);
+  }
+
+  show() {
+    const [, H, W] = this.answer.pixels.shape;
+    this.element.style.setProperty("--ratio", W / H);
+    this.element.classList.add("full");
+    this.find(".name").textContent = this.name;
+    this.find(".name").title = this.name;
+    this.find(".empty").hidden = true;
+    this.find(".result").hidden = false;
+    this.fillPredictions();
+    redraw();
+  }
+
+  setBusy(busy) {
+    this.find(".busy").hidden = !busy;
+    this.element.setAttribute("aria-busy", busy);
+  }
+
+  /** Show why something failed, with a way to try it again where there is one; nothing hides it. */
+  say(fault, again = null) {
+    const [text, button] = this.find(".fault").children;
+    text.textContent = fault;
+    button.hidden = !again;
+    button.onclick = again;
+    this.find(".fault").hidden = !fault;
+  }
+
+  // The pointer
+
+  /** The patch at an event's place. */
+  patchAt(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const [rows, columns] = this.answer.grid;
+    const within = (share, cells) => Math.min(cells - 1, Math.max(0, Math.floor(share * cells)));
+    const row = within((event.clientY - box.top) / box.height, rows);
+    return row * columns + within((event.clientX - box.left) / box.width, columns);
+  }
+
+  point(event) {
+    if (!this.answer?.grid) return;
+    this.events.touched(this);
+    change({ pointed: this.patchAt(event) });
+  }
+
+  press(event) {
+    this.point(event);
+    this.pressed = view.pointed;
+    if (event.pointerType !== "mouse") this.canvas.setPointerCapture(event.pointerId);
+  }
+
+  release(event) {
+    if (!this.answer?.inside) return;
+    const patch = this.patchAt(event);
+    if (event.pointerType !== "mouse") change({ held: this.answer.prefix + patch });
+    else if (patch === this.pressed) toggleHold(this.answer, patch);
+  }
+
+  // Drawing
+
+  draw() {
+    if (!this.answer) return;
+    const { width, height, zoom } = fitted(this.canvas);
+    if (!width || !height) return;
+    const box = { x: 0, y: 0, width, height };
+    const context = this.canvas.getContext("2d");
+    context.drawImage(this.backdrop(box), 0, 0);
+    const map = this.answer.grid && mapOf(this.answer);
+    if (map) drawHeat(context, map, this.answer.grid, box, view);
+    if (this.answer.grid) this.drawPatches(context, box, zoom);
+    this.canvas.setAttribute("aria-label", `${this.name}. ${titleOf(this.answer)}`);
+    this.tell(map);
+  }
+
+  /** The picture at the canvas's size, scaled when either changes: moving must not wait for it. */
+  backdrop(box) {
+    const picture = view.sharp ? this.sharp : this.seen;
+    const old = this.scaled;
+    if (old?.picture !== picture || old.canvas.width !== box.width || old.canvas.height !== box.height) {
+      const canvas = document.createElement("canvas");
+      Object.assign(canvas, { width: box.width, height: box.height });
+      drawPicture(canvas.getContext("2d"), picture, box);
+      this.scaled = { picture, canvas };
+    }
+    return this.scaled.canvas;
+  }
+
+  drawPatches(context, box, zoom) {
+    const { grid, prefix } = this.answer;
+    const held = view.held === null || view.held === ANSWER ? -1 : view.held - prefix;
+    if (view.mode !== "class" && held >= 0) outline(context, grid, held, box, zoom);
+    if (view.pointed !== null && view.pointed !== held) {
+      outline(context, grid, view.pointed, box, zoom, held >= 0 || view.held !== null);
+    }
+  }
+
+  /** The numbers beside the map. */
+  tell(map) {
+    const answer = this.answer;
+    this.find(".title").textContent = titleOf(answer);
+    this.find(".scale").hidden = !answer.grid;
+    this.find(".high").textContent = highest(map, answer);
+    this.find(".here").textContent = map && view.pointed !== null ? this.weightAt(map) : "";
+    this.tellTokens(map);
+    this.markTarget();
+  }
+
+  weightAt(map) {
+    const value = map.cells[view.pointed];
+    const place = placeOf(this.answer, view.pointed);
+    return `${place}: ${map.row ? percent(value) : value.toFixed(2)}`;
+  }
+
+  /** The shares that go to patches and to each other token. */
+  tellTokens(map) {
+    const list = this.find(".tokens");
+    list.hidden = !map?.row;
+    if (!map?.row) return;
+    const patches = map.cells.reduce((sum, value) => sum + value, 0);
+    const shares = [["all patches", patches, ""]];
+    for (let token = 0; token < this.answer.prefix; token++) {
+      shares.push([tokenName(this.answer, token), map.row[token], css(map.row[token] / (map.most || 1))]);
+    }
+    while (list.children.length > shares.length) list.lastChild.remove();
+    while (list.children.length < shares.length) {
+      const item = document.createElement("li");
+      item.append(...["i", "span", "b"].map((tag) => document.createElement(tag)));
+      list.append(item);
+    }
+    shares.forEach(([name, share, colour], place) => {
+      const [swatch, label, number] = list.children[place].children;
+      swatch.style.background = colour;
+      label.textContent = name;
+      number.textContent = percent(share);
+    });
+  }
+
+  // The prediction
+
+  /** The most probable classes, and the one whose map is asked for where it is none of them. */
+  fillPredictions() {
+    const shown = this.answer.top(SHOWN);
+    if (view.target !== null && !shown.includes(view.target)) shown.push(view.target);
+    this.filledFor = view.target;
+    const items = shown.map((index) => {
+      const [item, button] = ["li", "button"].map((tag) => document.createElement(tag));
+      const [bar, label, number] = ["i", "span", "b"].map((tag) => document.createElement(tag));
+      button.type = "button";
+      button.dataset.index = index;
+      button.disabled = !this.answer.grid;
+      button.title = this.answer.grid ? "Show what speaks for this class" : "";
+      bar.style.width = `${100 * this.answer.probabilities[index]}%`;
+      label.textContent = this.answer.label(index);
+      number.textContent = percent(this.answer.probabilities[index]);
+      button.append(bar, label, number);
+      button.addEventListener("click", () => {
+        this.events.touched(this);
+        change({ mode: "class", target: index });
+      });
+      item.append(button);
+      return item;
+    });
+    this.find(".predictions").replaceChildren(...items);
+  }
+
+  markTarget() {
+    if (this.filledFor !== view.target) this.fillPredictions();
+    const isClassMap = this.answer.grid && (view.mode === "class" || !this.answer.inside);
+    const shown = isClassMap ? targetOf(this.answer) : null;
+    for (const button of this.find(".predictions").querySelectorAll("button")) {
+      button.setAttribute("aria-pressed", Number(button.dataset.index) === shown);
+    }
+  }
+
+  /** Whose attention is shown, for the wall. */
+  get query() {
+    return queryOf(this.answer);
+  }
+}
+
+/** The upper end of the scale: a share of attention, or the place that speaks most for a class. */
+function highest(map, answer) {
+  if (!map && view.mode !== "class" && answer.inside?.carried === "none") return "too many tokens to carry";
+  if (!map) return "…";
+  if (map.row) return percent(map.most);
+  return map.cells.some((value) => value > 0) ? "most" : "most; here nothing speaks for it";
+}

@@ -1,0 +1,96 @@
+// What is shown, as a picture to send to others: titles, maps, the scale, the predictions.
+
+import { css } from "./colours.js";
+import { drawHeat, drawPicture, outline } from "./draw.js";
+import { ANSWER } from "./answer.js";
+import { mapOf, view } from "./view.js";
+import { percent, titleOf } from "./words.js";
+
+const ZOOM = 2; // pixels for each of the layout's units
+const WIDTH = 460;
+const EDGE = 24;
+const LINE = 22;
+const HEAD = 3.3; // lines above a picture
+const ROWS = 5;
+
+/** Draw the panels that have an answer, and hand the file to the browser's downloads. */
+export async function savePng(panels) {
+  const canvas = compose(panels.filter((panel) => panel.answer));
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = `${panels[0].name.replace(/\.[^.]*$/, "") || "picture"}-${view.mode}.png`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+function compose(panels) {
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  const heights = panels.map(({ answer }) => (WIDTH * answer.pixels.shape[1]) / answer.pixels.shape[2]);
+  const tallest = Math.max(...heights);
+  const canvas = document.createElement("canvas");
+  canvas.width = ZOOM * (EDGE + panels.length * (WIDTH + EDGE));
+  canvas.height = ZOOM * (2 * EDGE + HEAD * LINE + tallest + 2 * LINE + ROWS * LINE + LINE);
+  const context = canvas.getContext("2d");
+  context.scale(ZOOM, ZOOM);
+  context.fillStyle = colour("--paper");
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.textBaseline = "middle";
+  panels.forEach((panel, place) => {
+    const [x, y] = [EDGE + place * (WIDTH + EDGE), EDGE + HEAD * LINE];
+    drawPanel(context, panel, { x, y, width: WIDTH, height: heights[place] }, colour);
+  });
+  context.font = `12px ${style.fontFamily}`;
+  context.fillStyle = colour("--muted");
+  context.textAlign = "right";
+  context.fillText("vitascope", canvas.width / ZOOM - EDGE, canvas.height / ZOOM - EDGE / 2);
+  return canvas;
+}
+
+function drawPanel(context, { answer, name, sharp, seen }, box, colour) {
+  const font = getComputedStyle(document.documentElement).fontFamily;
+  const write = (text, x, y, { size = 14, weight = 400, ink = "--ink", most = WIDTH } = {}) => {
+    context.font = `${weight} ${size}px ${font}`;
+    context.fillStyle = colour(ink);
+    context.textAlign = "left";
+    context.fillText(cut(context, text, most), x, y);
+  };
+  const [what, whose = ""] = titleOf(answer).split(/: (.*)/s);
+  write(what, box.x, EDGE + LINE / 2, { size: 15, weight: 600 });
+  write(whose, box.x, EDGE + 1.5 * LINE);
+  write(name, box.x, EDGE + 2.5 * LINE, { size: 13, ink: "--muted" });
+  drawPicture(context, view.sharp ? sharp : seen, box);
+  const map = answer.grid && mapOf(answer);
+  if (map) drawHeat(context, map, answer.grid, box, view);
+  if (map && answer.inside && view.mode !== "class" && view.held !== ANSWER && view.held >= answer.prefix) {
+    outline(context, answer.grid, view.held - answer.prefix, box, 1);
+  }
+  let y = box.y + box.height + LINE;
+  if (map) drawScale(context, box, y, map, write);
+  for (const index of answer.top(ROWS)) {
+    y += LINE;
+    context.fillStyle = colour("--bar");
+    context.fillRect(box.x, y + LINE / 2 + 1, WIDTH * answer.probabilities[index], LINE - 4);
+    write(answer.label(index), box.x + 6, y + LINE, { most: WIDTH - 80 });
+    write(percent(answer.probabilities[index]), box.x + WIDTH - 56, y + LINE, { size: 13 });
+  }
+}
+
+function drawScale(context, box, y, map, write) {
+  const [left, width] = [box.x + 18, 180];
+  write("0", box.x, y, { size: 12, ink: "--muted" });
+  for (let step = 0; step < width; step++) {
+    context.fillStyle = css(step / (width - 1));
+    context.fillRect(left + step, y - 5, 1.5, 10);
+  }
+  write(map.row ? percent(map.most) : "most", left + width + 8, y, { size: 12, ink: "--muted" });
+}
+
+/** A text as far as it fits. */
+function cut(context, text, most) {
+  if (context.measureText(text).width <= most) return text;
+  let length = text.length;
+  while (length && context.measureText(`${text.slice(0, length)}…`).width > most) length--;
+  return `${text.slice(0, length)}…`;
+}

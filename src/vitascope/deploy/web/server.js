@@ -1,0 +1,70 @@
+// What the page asks the server for. Addresses are relative, so that a proxy may serve it under any path.
+
+import { unpack } from "./pack.js";
+
+/** An answer that is none: the server's own words, and the status. */
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+let token = "";
+
+/** The token that is sent from now on; the page forgets it when it is closed. */
+export function useToken(text) {
+  token = text;
+}
+
+/** A picture's answer and attention, or one layer's attention where `part` names one. */
+export async function fetchAttention(picture, part = {}, signal) {
+  return unpack(await (await post("v1/attention", picture, part, signal)).arrayBuffer());
+}
+
+/** The map of a class by a method. */
+export async function fetchHeatmap(picture, method, target) {
+  return unpack(await (await post("v1/heatmap", picture, { method, target })).arrayBuffer());
+}
+
+/** The names and titles of the samples. */
+export async function fetchSamples() {
+  return (await ask("v1/samples")).json();
+}
+
+/** A sample's encoded picture. */
+export async function fetchSample(name) {
+  return (await ask(`v1/samples/${encodeURIComponent(name)}`)).blob();
+}
+
+function post(path, picture, parameters, signal) {
+  const query = new URLSearchParams(parameters).toString();
+  return ask(query ? `${path}?${query}` : path, {
+    method: "POST",
+    body: picture,
+    headers: { "Content-Type": picture.type || "application/octet-stream" },
+    signal,
+  });
+}
+
+async function ask(path, options = {}) {
+  const headers = { ...options.headers, ...(token && { Authorization: `Bearer ${token}` }) };
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, "The server does not answer. Is it still running?");
+  }
+  if (!response.ok) throw new Refused(response.status, await reason(response));
+  return response;
+}
+
+/** Why a request was refused: the text in the server's JSON, or the status. */
+async function reason(response) {
+  const fallback = `The server answered ${response.status} ${response.statusText}.`;
+  if (!(response.headers.get("Content-Type") ?? "").includes("json")) return fallback;
+  const body = await response.json();
+  const said = body.error ?? body.detail ?? body.message;
+  return typeof said === "string" ? said : (said?.message ?? fallback);
+}

@@ -1,0 +1,67 @@
+// What is shown, in words: for the caption, the screen reader, the saved picture and the command line.
+
+import { ANSWER } from "./answer.js";
+import { queryOf, targetOf, view } from "./view.js";
+
+/** `12.3%`, with as many digits as say something. */
+export function percent(share) {
+  const value = 100 * share;
+  if (value >= 99.95) return "100%";
+  if (value >= 9.95) return `${value.toFixed(1)}%`;
+  return value >= 0.005 ? `${value.toFixed(2)}%` : "0%";
+}
+
+/** A place in the grid, counted from 0 as everywhere in vitascope. */
+export function placeOf(answer, patch) {
+  const columns = answer.grid[1];
+  return `row ${Math.floor(patch / columns)}, column ${patch % columns}`;
+}
+
+/** A token's name. */
+export function tokenName(answer, query) {
+  if (query === ANSWER) return answer.inside.reads;
+  if (query < answer.prefix) return answer.inside.tokens[query];
+  return `patch in ${placeOf(answer, query - answer.prefix)}`;
+}
+
+/** The title of what is shown of a picture. */
+export function titleOf(answer) {
+  if (!answer.grid) return "Prediction";
+  if (view.mode === "class" || !answer.inside) {
+    return `${answer.about.methods[view.method]}: what speaks for “${answer.label(targetOf(answer))}”`;
+  }
+  const name = tokenName(answer, queryOf(answer));
+  if (view.mode === "rollout") return `Rollout: what flows into the ${name}, over all layers`;
+  return `Layer ${view.layer}, ${headName()}: where the ${name} looks`;
+}
+
+/** `head 3`, or all of them. */
+export function headName() {
+  return view.head === "mean" ? "mean of the heads" : `head ${view.head}`;
+}
+
+/** The command that draws the same; empty where there is none. */
+export function commandOf(answer) {
+  const parts = ["vitascope explain MODEL PICTURE"];
+  if (view.mode === "class" || !answer.inside) {
+    parts.push(`--method ${view.method} --target ${quoted(answer.label(targetOf(answer)))}`);
+    return parts.join(" ");
+  }
+  const query = queryOf(answer);
+  const isAnswer = query === ANSWER || (query === 0 && answer.inside.reads === answer.inside.tokens[0]);
+  if (view.mode === "rollout") return isAnswer ? `${parts[0]} --method rollout` : "";
+  if (!isAnswer && query < answer.prefix) return "";
+  const patch = query - answer.prefix;
+  const columns = answer.grid[1];
+  parts.push(
+    isAnswer ? "--method attention" : `--method patch --patch ${Math.floor(patch / columns)} ${patch % columns}`,
+  );
+  parts.push(`--layer ${view.layer}`);
+  if (view.head !== "mean") parts.push(`--head ${view.head}`);
+  return parts.join(" ");
+}
+
+/** A word as a shell takes it. */
+function quoted(text) {
+  return /^[\w.,:/-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}

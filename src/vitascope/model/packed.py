@@ -1,0 +1,67 @@
+"""Linear layers with their weights in the order that oneDNN's products read, for prediction in bf16 on a CPU.
+
+PyTorch's own linear layer keeps (out, in), and oneDNN brings that into its order again at every call. Packed
+once, and with the GELU as a part of the product, ViT-B/16 predicts about a tenth faster. The operators are
+those that torch.compile uses for frozen weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from vitascope.model.encoder import MLP
+from vitascope.model.hardware import bf16_units
+from vitascope.model.vit import VisionTransformer
+
+AnyModel = TypeVar("AnyModel", bound=nn.Module)
+
+
+class PackedLinear(nn.Module):
+    """A linear layer that is never trained again, with what follows it: (..., I) -> (..., O).
+
+    Args:
+        linear: in bf16 and on the CPU; not kept.
+        gelu: the activation that follows, if it is part of the product.
+    """
+
+    def __init__(self, linear: nn.Linear, gelu: nn.GELU | None = None) -> None:
+        super().__init__()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self.bias = linear.bias
+        self.activation, self.approximate = ("none", "") if gelu is None else ("gelu", gelu.approximate)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """act(x W^T + b), rounded to bf16 once, after the activation."""
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(
+            tokens, self.weight, self.bias, self.activation, [], self.approximate
+        )
+        return found
+
+
+def predicting_copy(model: AnyModel, dtype: torch.dtype) -> AnyModel:
+    """A copy in another precision that only predicts, its encoder packed where that is faster."""
+    made = copy.deepcopy(model).to(dtype).requires_grad_(False)
+    if isinstance(made, VisionTransformer) and packing_pays(next(made.parameters()).device, dtype):
+        pack(made.encoder)
+    return made
+
+
+def packing_pays(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this machine multiplies in oneDNN's order: bf16, on a CPU with units for it."""
+    on_cpu = device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return on_cpu and dtype == torch.bfloat16 and bf16_units() is not None
+
+
+def pack(encoder: nn.Module) -> None:
+    """Pack the linear layers in place; those of a class of their own stay as they are."""
+    for module in list(encoder.modules()):
+        if isinstance(module, MLP) and isinstance(module.activation, nn.GELU):
+            module.register_module("fc1", PackedLinear(module.fc1, module.activation))
+            module.register_module("activation", nn.Identity())
+        for name, child in module.named_children():
+            if type(child) is nn.Linear:
+                module.register_module(name, PackedLinear(child))

@@ -1,0 +1,170 @@
+"""Token merging: the patches that are most alike become one, some in every block (Bolya et al. 2023, ToMe).
+
+Between attention and MLP of a block the patches are dealt in turn into two sets. Each of the first set finds
+the one of the second whose key, the mean of the heads, points most nearly where its own does; the `r` nearest
+pairs become one token each, their mean, which counts every patch that it is made of alike (section 3,
+"Bipartite soft matching"). Attention counts a token as often as it has patches: "proportional attention",
+equation 1. The prefix is never merged. No weight changes, so that any trained model can be shortened.
+
+What leaves the encoder is whole again: each patch has the state of the token that it has become part of, so
+that a mean over patches counts each patch once, and whoever reads a grid finds one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitascope.model.attention import (
+    MatmulAttention,
+    SelfAttention,
+    attention_weights,
+    predicts_faster_by_matmul,
+    trains_faster_by_matmul,
+)
+from vitascope.model.positions import Layout
+from vitascope.model.trace import Trace
+
+
+@dataclasses.dataclass
+class MergingLayout(Layout):
+    """The layout of one pass in which tokens become fewer: T at first, Q now. Blocks write in it."""
+
+    keys: Tensor | None = None
+    """Of the tokens in the newest attention, the mean of the heads: (B, Q, hd)."""
+    sizes: Tensor | None = None
+    """How many tokens each is made of, float32 (B, Q); None while each is one."""
+    owners: Tensor | None = None
+    """Which of the Q tokens each of the T has become part of: (B, T); None while each is itself."""
+
+    @property
+    def log_sizes(self) -> Tensor | None:
+        """What proportional attention adds to the scores: (B, 1, 1, Q)."""
+        return None if self.sizes is None else self.sizes.log()[:, None, None]
+
+    def merge(self, tokens: Tensor, count: int) -> Tensor:
+        """Make `count` tokens fewer, or as many as there are pairs: (B, Q, D) -> (B, Q - count, D)."""
+        assert self.keys is not None, "attention comes before merging"
+        P = self.num_prefix_tokens
+        count = min(count, (tokens.shape[1] - P) // 2)
+        if count == 0:
+            return tokens
+        prefix = torch.arange(P, device=tokens.device).expand(tokens.shape[0], -1)
+        stay, leave, join = match(self.keys[:, P:], count)
+        stay = torch.cat([prefix, P + stay], dim=1)  # (B, Q - count)
+        leave, join = P + leave, P + join  # (B, count)
+        sizes = torch.ones(tokens.shape[:2], device=tokens.device) if self.sizes is None else self.sizes
+        staying, leaving = sizes.gather(1, stay), sizes.gather(1, leave)
+        self.sizes = staying.scatter_add(1, join, leaving)
+        # A product instead of a scatter: it is as cheap for so few, and every runtime has it.
+        places = torch.arange(stay.shape[1], device=tokens.device)[:, None]
+        into = (join[:, None] == places).to(tokens.dtype)  # (B, Q - count, count)
+        parts = leaving / self.sizes.gather(1, join)
+        own = (staying / self.sizes).to(tokens.dtype)[:, :, None]
+        self._follow(stay, leave, join)
+        return take(tokens, stay) * own + into @ (take(tokens, leave) * parts.to(tokens.dtype)[:, :, None])
+
+    def _follow(self, stay: Tensor, leave: Tensor, join: Tensor) -> None:
+        """Note what has become of each of the T tokens."""
+        B, left = stay.shape
+        places = torch.arange(left, device=stay.device).expand(B, -1)
+        now = stay.new_zeros(B, left + leave.shape[1]).scatter(1, stay, places).scatter(1, leave, join)
+        self.owners = now if self.owners is None else now.gather(1, self.owners)
+
+    def expand(self, tokens: Tensor) -> Tensor:
+        """To each of the T tokens what it has become part of: (B, Q, D) -> (B, T, D).
+
+        Tokens of the prefix that are read alone, fewer than Q, stay as they are.
+        """
+        if self.owners is None or self.sizes is None or tokens.shape[1] < self.sizes.shape[1]:
+            return tokens
+        return take(tokens, self.owners)
+
+    def expand_weights(self, weights: Tensor) -> Tensor:
+        """Attention weights as relations of the T tokens, rows that sum to one; Q x Q -> T x T.
+
+        (B, heads, rows, Q) -> (B, heads, rows, T), where only the prefix has rows; of all rows T x T.
+        A token's weight is shared alike by what it is made of.
+        """
+        if self.owners is None or self.sizes is None:
+            return weights
+        B, H, rows, Q = weights.shape
+        T = self.owners.shape[1]
+        shared = weights / self.sizes.to(weights.dtype)[:, None, None]
+        columns = shared.gather(3, self.owners[:, None, None].expand(B, H, rows, T))
+        if rows != Q:
+            return columns
+        return columns.gather(2, self.owners[:, None, :, None].expand(B, H, T, T))
+
+
+def match(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The pairs to merge, by keys of patches (B, N, hd), in float32.
+
+    Returns:
+        which patches stay, (B, N - count): those of the first set in their order, then the second set; which
+        leave, (B, count), all of the first set; and which of those that stay each joins, (B, count).
+    """
+    directions = F.normalize(keys.detach().float(), dim=-1)
+    first, second = directions[:, 1::2], directions[:, ::2]
+    likeness, nearest = (first @ second.mT).max(dim=2)  # (B, N // 2)
+    order = likeness.argsort(dim=1, descending=True)
+    merged, kept = order[:, :count], order[:, count:].sort(dim=1).values
+    others = torch.arange(second.shape[1], device=keys.device).expand(keys.shape[0], -1)
+    stay = torch.cat([2 * kept + 1, 2 * others], dim=1)
+    return stay, 2 * merged + 1, kept.shape[1] + nearest.gather(1, merged)
+
+
+def take(tokens: Tensor, places: Tensor) -> Tensor:
+    """Tokens of each image by their places: (B, Q, D), (B, n) -> (B, n, D)."""
+    B, Q, D = tokens.shape
+    rows = places + Q * torch.arange(B, device=tokens.device)[:, None]
+    # Whole rows by one index: on a CPU several times as fast as `gather` or two indices.
+    return tokens.reshape(B * Q, D).index_select(0, rows.flatten()).view(B, places.shape[1], D)
+
+
+class MergingAttention(SelfAttention):
+    """Proportional attention, A = softmax(q k^T / sqrt(hd) + log s), equation 1; it leaves its keys."""
+
+    def weights(self, q: Tensor, k: Tensor, layout: Layout) -> Tensor:
+        """Each query's weights over the tokens there are, rows that sum to one: (B, heads, Q, Q)."""
+        assert isinstance(layout, MergingLayout)
+        layout.keys = k.mean(dim=1)
+        return attention_weights(q, k, layout.log_sizes)
+
+    def mix(self, qkv: Tensor, layout: Layout, read: slice, rate: float) -> Tensor:
+        """The values under those weights: (B, Q, 3, heads, hd) -> (B, tokens read, D)."""
+        assert isinstance(layout, MergingLayout)
+        layout.keys = qkv[:, :, 1].mean(dim=2)
+        if layout.log_sizes is None:
+            return super().mix(qkv, layout, read, rate)
+        bias = layout.log_sizes.to(qkv.dtype)
+        by_matmul = trains_faster_by_matmul(qkv) or predicts_faster_by_matmul(qkv)
+        if by_matmul and rate == 0 and read == slice(None):
+            return MatmulAttention.apply(qkv, bias[:, 0])  # type: ignore[no-untyped-call]
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, Q, hd)
+        return F.scaled_dot_product_attention(q[:, :, read], k, v, bias, rate).transpose(1, 2).flatten(2)
+
+
+class WholeTrace(Trace):
+    """Hands a trace what it gets of a model without merging: all T tokens, and relations of all with all."""
+
+    def __init__(self, trace: Trace, layout: MergingLayout) -> None:
+        super().__init__()
+        self.attention = trace.attention
+        self.trace = trace
+        self.layout = layout
+
+    def keep(self, name: str, value: Tensor) -> None:
+        """Record tokens (B, Q, D) as (B, T, D)."""
+        self.trace.keep(name, self.layout.expand(value))
+
+    def keep_attended(self, tokens: Tensor) -> None:
+        """Record tokens (B, Q, D) as (B, T, D)."""
+        self.trace.keep_attended(self.layout.expand(tokens))
+
+    def keep_attention(self, weights: Tensor) -> None:
+        """Record weights (B, heads, Q, Q) as (B, heads, T, T)."""
+        self.trace.keep_attention(self.layout.expand_weights(weights))

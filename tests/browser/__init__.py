@@ -1,0 +1,92 @@
+"""The attention explorer in a real browser: needs Playwright and a Chromium, and is skipped without them.
+
+pip install playwright
+pytest tests/browser
+python -m tests.browser.tour http://127.0.0.1:8000 --out pictures/
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+PATIENCE = 120_000
+"""Milliseconds for a model to answer, on a machine that is busy."""
+
+
+def browser_path() -> str | None:
+    """A Chromium of this machine."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Visit:
+    """A page, and everything that went wrong on it."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.faults: list[str] = []
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self.faults.append(f"uncaught: {error}"))
+        page.on("requestfailed", lambda request: self.faults.append(f"failed: {request.url}"))
+        page.on("response", self._answered)
+        page.on("dialog", lambda dialog: (self.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+
+    def _heard(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.faults.append(f"{message.type}: {message.text}")
+
+    def _answered(self, response: Any) -> None:
+        if response.status >= 400:
+            self.faults.append(f"{response.status}: {response.url}")
+
+    def open_sample(self, number: int = 0) -> None:
+        """Choose a sample for the last picture, and wait until it is answered."""
+        panel = self.page.locator(".panel").last
+        panel.locator(".samples button").nth(number).click(timeout=PATIENCE)
+        self.wait_for_answer(panel)
+
+    def wait_for_answer(self, panel: Any) -> None:
+        """Until a picture's prediction stands there."""
+        panel.locator(".predictions button").first.wait_for(timeout=PATIENCE)
+        self.settle()
+
+    def settle(self) -> None:
+        """Until two frames have been drawn."""
+        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def hover(self, across: float, down: float, number: int = 0) -> None:
+        """Move the pointer to a place in a picture, in shares of its sides."""
+        box = self.page.locator("canvas.picture").nth(number).bounding_box()
+        self.page.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"])
+        self.settle()
+
+    def press(self, *keys: str) -> None:
+        """Type keys."""
+        for key in keys:
+            self.page.keyboard.press(key)
+        self.settle()
+
+    def drawing(self, selector: str = "canvas.picture", number: int = 0) -> str:
+        """What a canvas shows, as a data URI."""
+        return str(self.page.locator(selector).nth(number).evaluate("canvas => canvas.toDataURL()"))
+
+    def text(self, selector: str) -> str:
+        """What stands in the first such element."""
+        return str(self.page.locator(selector).first.text_content()).strip()
+
+
+@contextmanager
+def visiting(address: str, **context: Any) -> Iterator[Visit]:
+    """A page in a browser of its own."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        page = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **context}).new_page()
+        visit = Visit(page)
+        page.goto(address)
+        yield visit
+        browser.close()

@@ -1,0 +1,327 @@
+"""The explorer's page, used as a person would: by pointer, by keys, by touch."""
+
+import base64
+import io
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvicorn
+from PIL import Image
+
+from tests.browser import Visit, browser_path, visiting
+from tests.data import noise, write_picture
+from tests.explain import MODELS
+from tests.model import small_model, small_resnet
+from vitascope.data.preprocess import Preprocess
+from vitascope.deploy.attention_pack import normalized
+from vitascope.deploy.engine import Engine, TorchEngine
+from vitascope.deploy.samples import samples_for
+from vitascope.deploy.server import create_app
+from vitascope.deploy.settings import Settings
+from vitascope.explain.attention import layer_attention
+from vitascope.model.classifier import Classifier
+
+pytest.importorskip("playwright.sync_api", reason="the browser's tests need Playwright")
+pytestmark = pytest.mark.skipif(browser_path() is None, reason="the browser's tests need a Chromium")
+
+NAMES = ("<img src=x onerror=alert(1)>", "</script><b>bold</b>", "cat", "'dog'", "名前")
+KINDS: dict[str, dict[str, Any]] = {
+    "non-square with registers": {"image_size": (32, 48), "num_registers": 2},
+    "mean": {"pool": "mean"},
+    "distilled": MODELS["distilled_registers"],
+    "axial": MODELS["axial"],
+    "window": MODELS["window"],
+    "class token and mean": {"pool": "cls_mean"},
+    "one layer": {"depth": 1},
+}
+
+
+def engine_of(model: Classifier) -> TorchEngine:
+    return TorchEngine(model, Preprocess(image_size=model.config.image_hw), precision="fp32", device="cpu")
+
+
+def alike(one: str, other: str, most: int = 2) -> bool:
+    """Whether two drawings are the same in the large; a browser may round otherwise after a while."""
+
+    def small(uri: str) -> np.ndarray:
+        with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as drawn:
+            return np.asarray(drawn.convert("RGB").resize((8, 8), Image.Resampling.BOX), dtype=int)
+
+    return bool(np.abs(small(one) - small(other)).max() <= most)
+
+
+def weight_of_china(layer: int, query: int, key: int) -> float:
+    """The mean of the heads' weight from one patch of the first sample to another, by the model itself."""
+    engine = engine_of(small_model())
+    pixels = engine.pixels(samples_for(engine.preprocess)[0].content)
+    weights = layer_attention(engine.model, normalized(engine, pixels), layer)  # (1, heads, T, T)
+    return float(weights[0, :, 1 + query, 1 + key].mean())
+
+
+@contextmanager
+def serving(engine: Engine) -> Iterator[str]:
+    """A server of an engine, in a thread; its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    app = create_app(engine, Settings(max_batch=1, explain_deadline_ms=120_000, access_log=False))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving(engine_of(small_model(class_names=NAMES))) as address:
+        yield address
+
+
+@pytest.fixture
+def visit(address: str) -> Iterator[Visit]:
+    with visiting(address) as visit:
+        yield visit
+        assert visit.faults == []
+
+
+def test_a_picture_comes_in_and_is_answered(visit: Visit, tmp_path: Path) -> None:
+    hostile = write_picture(tmp_path / "<img src=x onerror=alert(2)>.png", size=(50, 40))
+    visit.page.set_input_files("input[type=file]", str(hostile))
+    visit.wait_for_answer(visit.page.locator(".panel").first)
+    assert visit.text(".name") == hostile.name
+    labels = visit.page.locator(".predictions span").all_text_contents()
+    assert sorted(labels) == sorted(NAMES)
+    assert visit.page.locator(".name *, .predictions span *, .title *").count() == 0
+
+
+def test_moving_changes_the_map_and_leaving_returns_to_the_class_token(visit: Visit) -> None:
+    visit.open_sample()
+    rest = visit.drawing()
+    assert "class token looks" in visit.text(".title")
+    seen = {rest}
+    for place in (0.1, 0.4, 0.9):
+        visit.hover(place, 1 - place)
+        seen.add(visit.drawing())
+    assert len(seen) == 4
+    assert "patch in row 0, column 3" in visit.text(".title")
+    visit.page.mouse.move(5, 5)
+    visit.settle()
+    assert alike(visit.drawing(), rest)
+
+
+def test_a_click_holds_a_patch_and_moving_then_reads_its_weights(visit: Visit) -> None:
+    visit.open_sample()
+    visit.hover(0.4, 0.4)
+    visit.page.mouse.down()
+    visit.page.mouse.up()
+    visit.hover(0.9, 0.9)
+    assert "patch in row 1, column 1" in visit.text(".title")
+    place, _, share = visit.text(".here").partition(": ")
+    assert place == "row 3, column 3"
+    assert float(share.rstrip("%")) / 100 == pytest.approx(
+        weight_of_china(layer=1, query=5, key=15), abs=2e-3
+    )
+    visit.press("Escape")
+    assert "patch in row 3, column 3" in visit.text(".title")
+
+
+def test_the_wall_shows_every_head_and_a_click_chooses_one(visit: Visit) -> None:
+    visit.open_sample()
+    wall = visit.page.locator("#wall")
+    before = visit.drawing("#wall")
+    visit.hover(0.1, 0.1)
+    assert visit.drawing("#wall") != before
+    # 3 layers of 2 heads lie in three columns
+    wall.hover(position={"x": 40, "y": 40})
+    assert wall.get_attribute("title") == "layer 0, head 0"
+    wall.click(position={"x": 140, "y": 140})
+    visit.settle()
+    assert visit.text(".title").startswith("Layer 1, head 1: ")
+    visit.page.check("#wall-one")
+    visit.settle()
+    assert visit.text("#wall-note") == "layer 1"
+
+
+def test_a_class_is_chosen_by_its_bar_and_by_search(visit: Visit) -> None:
+    visit.open_sample()
+    bars = visit.page.locator(".predictions button")
+    drawn = set()
+    for number in range(4):  # three are in the first response, the fourth is asked for
+        bars.nth(number).click()
+        visit.page.locator(".high:text-is('most')").wait_for()  # while it is fetched there are three dots
+        visit.settle()
+        assert bars.nth(number).get_attribute("aria-pressed") == "true"
+        assert (
+            visit.text(".title")
+            == f"Grad-CAM: what speaks for “{bars.nth(number).locator('span').text_content()}”"
+        )
+        drawn.add(visit.drawing())
+    assert len(drawn) >= 2  # small random models find nothing for some classes
+    visit.page.fill("#search", "CAT")
+    visit.page.keyboard.press("Enter")
+    visit.settle()
+    assert visit.text(".title") == "Grad-CAM: what speaks for “cat”"
+    with visit.page.expect_response("**/v1/heatmap?**"):
+        visit.page.select_option("#method", "hires-cam")
+    assert visit.text(".title") == "HiResCAM: what speaks for “cat”"
+
+
+def test_everything_is_to_be_had_by_keys(visit: Visit) -> None:
+    visit.open_sample()
+    visit.press("ArrowRight")
+    assert "patch in row 1, column 1" in visit.text(".title")
+    visit.press("ArrowRight", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowDown")
+    assert "patch in row 3, column 2" in visit.text(".title")
+    visit.press("[", "[", ".", ".")
+    assert visit.text(".title").startswith("Layer 0, head 1: ")
+    visit.press("]", ",")
+    assert visit.text(".title").startswith("Layer 1, head 0: ")
+    visit.press("m")
+    assert visit.text(".title").startswith("Layer 1, mean of the heads: ")
+    visit.press("r")
+    assert visit.text(".title") == "Rollout: what flows into the patch in row 3, column 2, over all layers"
+    visit.press("c", "a")
+    assert visit.text(".title") == "Layer 1, mean of the heads: where the class token looks"
+    visit.press("g")
+    assert visit.text(".title").startswith("Grad-CAM: ")
+    visit.press("?")
+    assert visit.page.locator("#help-dialog").is_visible()
+    visit.press("Escape")
+    assert not visit.page.locator("#help-dialog").is_visible()
+    visit.page.locator("#spoken", has_text="Grad-CAM: ").wait_for(state="attached")
+
+
+def test_two_pictures_follow_the_same_pointer(visit: Visit) -> None:
+    visit.open_sample(0)
+    visit.page.click("#compare")
+    visit.open_sample(1)
+    before = [visit.drawing(number=number) for number in range(2)]
+    assert before[0] != before[1]
+    visit.hover(0.1, 0.9, number=1)
+    titles = visit.page.locator(".title").all_text_contents()
+    assert titles[0] == titles[1]
+    assert "row 3, column 0" in titles[0]
+    assert all(visit.drawing(number=number) != before[number] for number in range(2))
+    visit.page.locator(".close").last.click()
+    assert visit.page.locator(".panel").count() == 1
+
+
+def test_a_png_is_saved(visit: Visit, tmp_path: Path) -> None:
+    visit.open_sample()
+    with visit.page.expect_download() as download:
+        visit.press("s")
+    assert download.value.suggested_filename.endswith("-attention.png")
+    download.value.save_as(tmp_path / "saved.png")
+    with Image.open(tmp_path / "saved.png") as saved:
+        assert saved.width > 800
+        assert len(saved.convert("RGB").getcolors(1 << 24)) > 1000
+
+
+def test_the_sharp_picture_is_where_the_models_pixels_are(visit: Visit) -> None:
+    visit.open_sample()
+    visit.page.locator("#strength").fill("0")
+    visit.settle()
+    sharp = visit.drawing()
+    visit.page.check("#raw")
+    visit.settle()
+    raw = visit.drawing()
+    assert sharp != raw
+    assert alike(sharp, raw, most=16)
+
+
+def test_dark_and_light_can_be_changed(visit: Visit) -> None:
+    def paper() -> str:
+        return str(visit.page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+
+    first = paper()
+    visit.page.click("#theme")
+    second = paper()
+    visit.page.click("#theme")
+    assert paper() == first != second
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_every_kind_of_model_can_be_looked_into(options: dict[str, Any]) -> None:
+    model = small_model(**options)
+    with serving(engine_of(model)) as address, visiting(address) as visit:
+        visit.open_sample()
+        rest = visit.drawing()
+        visit.hover(0.9, 0.1)
+        last = model.config.grid[1] - 1
+        assert f"row 0, column {last}" in visit.text(".title")
+        assert visit.drawing() != rest
+        tokens = visit.page.locator(".tokens li").count()
+        assert tokens == 1 + model.config.num_prefix_tokens
+        visit.press("c")
+        assert visit.text("#queries [aria-pressed=true]") in ("class token", "all patches")
+        visit.press("r", "g")
+        assert visit.faults == []
+
+
+def test_a_resnet_has_class_maps_and_says_why_no_attention() -> None:
+    with serving(engine_of(small_resnet())) as address, visiting(address) as visit:
+        visit.open_sample()
+        assert "no attention" in visit.text("#missing")
+        assert visit.text(".title").startswith("Grad-CAM: ")
+        assert not visit.page.locator("#wall").is_visible()
+        visit.page.locator(".predictions button").nth(1).click()
+        visit.hover(0.5, 0.5)
+        assert visit.faults == []
+
+
+def test_a_phone_is_wide_enough_and_a_finger_moves_the_patch(address: str) -> None:
+    phone = {
+        "viewport": {"width": 390, "height": 844},
+        "has_touch": True,
+        "is_mobile": True,
+        "device_scale_factor": 2,
+    }
+    with visiting(address, **phone) as visit:
+        visit.open_sample()
+        box = visit.page.locator("canvas.picture").bounding_box()
+        visit.page.touchscreen.tap(box["x"] + 0.9 * box["width"], box["y"] + 0.1 * box["height"])
+        visit.settle()
+        assert "patch in row 0, column 3" in visit.text(".title")
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert visit.faults == []
+
+
+def test_a_broken_picture_is_said_so_and_the_next_one_works(address: str, tmp_path: Path) -> None:
+    with visiting(address) as visit:
+        broken = tmp_path / "broken.png"
+        broken.write_bytes(b"no picture at all")
+        visit.page.set_input_files("input[type=file]", str(broken))
+        visit.page.wait_for_selector(".fault:not([hidden])")
+        assert "not a picture" in visit.text(".fault span")
+        assert visit.faults[0].startswith("422")
+        visit.open_sample()
+        assert not visit.page.locator(".fault").is_visible()
+
+
+def test_a_file_that_is_dropped_anywhere_is_opened(visit: Visit) -> None:
+    written = io.BytesIO()
+    Image.fromarray(noise(20, 20)).save(written, "PNG")
+    visit.page.evaluate(
+        """bytes => {
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([new Uint8Array(bytes)], "dropped.png", { type: "image/png" }));
+            document.querySelector("main").dispatchEvent(
+                new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
+        }""",
+        list(written.getvalue()),
+    )
+    visit.wait_for_answer(visit.page.locator(".panel").first)
+    assert visit.text(".name") == "dropped.png"

@@ -1,0 +1,155 @@
+"""Engines and requests for the tests of the server."""
+
+import asyncio
+import io
+import struct
+import threading
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from fastapi import FastAPI
+from PIL import Image
+
+from tests.data import noise
+from tests.model import small_model
+from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
+from vitascope.deploy.engine import Engine, TorchEngine
+from vitascope.deploy.server import create_app
+from vitascope.deploy.settings import Settings
+from vitascope.weights.store import default_preprocess
+
+NAMES = ("ant", "bee", "cat", "dog", "<script>alert(1)</script>")
+POISON = 255
+"""A picture of this brightness breaks its batch."""
+
+
+class HeldEngine(Engine):
+    """Says how bright a picture is, as soon as it is let; notes each that it decodes and computes."""
+
+    def __init__(self) -> None:
+        self.preprocess = Preprocess(image_size=(4, 4), channels=1, mean=(0.5,), std=(0.5,))
+        self.class_names = NAMES
+        self.num_classes = len(NAMES)
+        self.decoded = 0
+        self.batches: list[list[int]] = []
+        self.begun = threading.Event()
+        self.go = threading.Event()
+        self.go.set()
+
+    @property
+    def description(self) -> str:
+        return "a held engine"
+
+    def pixels(self, image: ImageSource) -> Pixels:
+        self.decoded += 1
+        return super().pixels(image)
+
+    def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
+        self.begun.set()
+        assert self.go.wait(30)
+        brightness = [int(picture[0, 0, 0]) for picture in pixels]
+        if POISON in brightness:
+            raise ArithmeticError("a poison picture")
+        self.batches.append(brightness)
+        first = torch.tensor(brightness)[:, None] / 255
+        return torch.cat([first, ((1 - first) / 4).expand(-1, 4)], dim=1)
+
+    def computed(self) -> list[int]:
+        return [brightness for batch in self.batches for brightness in batch]
+
+    def hold(self) -> None:
+        """From now on, computing waits."""
+        self.begun.clear()
+        self.go.clear()
+
+
+def torch_engine(**options: Any) -> TorchEngine:
+    model = small_model(**{"class_names": NAMES, **options})
+    return TorchEngine(model, default_preprocess(model.config), precision="fp32", device="cpu")
+
+
+def encoded(picture: np.ndarray | Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def grey(brightness: int) -> bytes:
+    """A picture of one brightness."""
+    return encoded(np.full((4, 4), brightness, dtype=np.uint8))
+
+
+def picture(seed: int = 0) -> bytes:
+    return encoded(noise(30, 40, seed=seed))
+
+
+def bomb(side: int) -> bytes:
+    """A black PNG of side * side pixels in a few kilobytes."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
+
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)  # one bit a pixel, grey
+    rows = zlib.compress(bytes((1 + (side + 7) // 8) * side), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+class Client(httpx.AsyncClient):
+    """Of a server in this process."""
+
+    def __init__(self, app: FastAPI) -> None:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        super().__init__(transport=transport, base_url="http://127.0.0.1", timeout=30)
+        self.app = app
+
+    def predict(self, content: bytes, **options: Any) -> asyncio.Task[httpx.Response]:
+        return asyncio.ensure_future(self.post("/v1/predict", content=content, **options))
+
+    async def counted(self, name: str) -> float:
+        """A number of /metrics, whatever its labels, added up."""
+        lines = (await self.get("/metrics")).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+
+@asynccontextmanager
+async def serving(
+    engine: Engine | Callable[[], Engine], token: str | None = None, *, ready: bool = True, **settings: Any
+) -> AsyncIterator[Client]:
+    """A server in this process, and its client; once it is ready, unless told not to wait."""
+    app = create_app(engine, Settings(**{"access_log": False, **settings}), token)
+    async with app.router.lifespan_context(app), Client(app) as client:
+        if ready:
+            await until(lambda: app.state.service.why_not_ready() == "")
+        if isinstance(engine, HeldEngine):
+            engine.batches.clear()
+        try:
+            yield client
+        finally:
+            if isinstance(engine, HeldEngine):
+                engine.go.set()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end, "it never came true"
+        await asyncio.sleep(0.001)
+
+
+def play(story: Awaitable[Any]) -> None:
+    """Run a test's coroutine."""
+
+    async def run() -> None:
+        await story
+
+    asyncio.run(run())

@@ -1,0 +1,294 @@
+"""A pack, read with safetensors' own reader, against the model's trace and the library's explanations."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load
+
+from tests.data import noise
+from tests.explain import MODELS
+from tests.model import small_model, small_resnet
+from vitascope import explain
+from vitascope.data.preprocess import Pixels, Preprocess
+from vitascope.deploy.attention_pack import pack_attention, pack_heatmap, pack_picture, quantize, what_fits
+from vitascope.deploy.engine import Engine, TorchEngine
+from vitascope.errors import UserError
+from vitascope.model.classifier import Classifier
+from vitascope.model.vit import VisionTransformer
+
+NON_SQUARE = {"image_size": (16, 48), "num_registers": 2}
+
+
+def engine_of(model: Classifier) -> TorchEngine:
+    return TorchEngine(model, Preprocess(image_size=model.config.image_hw), precision="fp32", device="cpu")
+
+
+def picture(model: Classifier) -> Pixels:
+    return np.ascontiguousarray(noise(*model.config.image_hw).transpose(2, 0, 1))
+
+
+def images_of(engine: TorchEngine, pixels: Pixels) -> torch.Tensor:
+    return engine.preprocess.normalize(torch.from_numpy(pixels)[None])
+
+
+def unpacked(content: bytes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors and metadata, by safetensors itself."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    return load(content), json.loads(header["__metadata__"]["explorer"])
+
+
+def truth_of(model: VisionTransformer, images: torch.Tensor) -> torch.Tensor:
+    """Every layer's attention, (L, H, T, T)."""
+    with torch.no_grad():
+        traced = model.trace(images, attention=True).attention
+    assert traced is not None
+    return torch.cat(traced)
+
+
+def read_back(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    return tensors[name].float() * tensors[f"{name}_scale"][..., None]
+
+
+@pytest.mark.parametrize("options", [*MODELS.values(), NON_SQUARE], ids=[*MODELS, "non-square"])
+def test_a_pack_holds_the_attention_of_every_layer_and_head(options: dict[str, Any]) -> None:
+    model = small_model(**options)
+    engine, pixels = engine_of(model), picture(model)
+    tensors, about = unpacked(pack_picture(engine, pixels))
+    images = images_of(engine, pixels)
+    truth = truth_of(model, images)
+    attention = read_back(tensors, "attention")
+    half_a_step = truth.amax(dim=-1, keepdim=True) / 255 / 2
+    assert ((attention - truth).abs() <= 1.001 * half_a_step + 1e-7).all()
+    assert attention.shape[-1] == len(about["inside"]["tokens"]) + about["grid"][0] * about["grid"][1]
+    assert about["grid"] == list(model.grid_of(images))
+    torch.testing.assert_close(tensors["pixels"], torch.from_numpy(pixels))
+
+
+@pytest.mark.parametrize("options", [*MODELS.values(), NON_SQUARE], ids=[*MODELS, "non-square"])
+def test_what_the_head_reads_and_rollout_are_the_librarys(options: dict[str, Any]) -> None:
+    model = small_model(**options)
+    engine, pixels = engine_of(model), picture(model)
+    tensors, about = unpacked(pack_picture(engine, pixels))
+    images, P, grid = images_of(engine, pixels), len(about["inside"]["tokens"]), about["grid"]
+
+    def heat(row: torch.Tensor) -> torch.Tensor:
+        patches = row[..., P:].unflatten(-1, grid)
+        return patches / patches.amax(dim=(-2, -1), keepdim=True)
+
+    heads = explain.head_maps(model, images)[0]
+    torch.testing.assert_close(heat(read_back(tensors, "answer")), heads, atol=0.02, rtol=0)
+    torch.testing.assert_close(heat(tensors["rollout_answer"]), explain.rollout(model, images)[0])
+    rows = read_back(tensors, "rollout")
+    torch.testing.assert_close(rows.sum(dim=-1), torch.ones(len(rows)), atol=0.05, rtol=0)
+    if about["inside"]["reads"] == "class token":
+        torch.testing.assert_close(rows[0], tensors["rollout_answer"], atol=float(rows.max()) / 255, rtol=0)
+
+
+def test_the_prediction_and_the_class_maps_are_the_librarys() -> None:
+    model = small_model(num_classes=5)
+    engine, pixels = engine_of(model), picture(model)
+    tensors, about = unpacked(pack_picture(engine, pixels))
+    images = images_of(engine, pixels)
+    torch.testing.assert_close(
+        tensors["probabilities"], engine.probabilities(torch.from_numpy(pixels)[None])[0]
+    )
+    explained = about["explained"]["classes"]
+    assert explained == tensors["probabilities"].topk(3).indices.tolist()
+    for target, heat in zip(explained, tensors["heatmaps"], strict=True):
+        torch.testing.assert_close(heat, explain.grad_cam(model, images, target)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "reads", "last"),
+    [
+        ({}, ["class token"], "class token", False),
+        ({"pool": "mean"}, [], "all patches", True),
+        ({"pool": "mean", "num_registers": 1}, ["register 1"], "all patches", True),
+        (
+            {"distillation_token": True, "num_registers": 2},
+            ["class token", "distillation token", "register 1", "register 2"],
+            "class and distillation token",
+            False,
+        ),
+        ({"pool": "cls_mean"}, ["class token"], "class token and all patches", True),
+    ],
+)
+def test_tokens_have_their_names_in_the_order_of_the_sequence(
+    options: dict[str, Any], tokens: list[str], reads: str, last: bool
+) -> None:
+    model = small_model(**options)
+    inside = unpacked(pack_picture(engine_of(model), picture(model)))[1]["inside"]
+    assert inside["tokens"] == tokens
+    assert (inside["reads"], inside["patches_read_last"]) == (reads, last)
+
+
+def test_names_come_as_they_are() -> None:
+    names = ("<script>alert(1)</script>", 'a "quoted" one', "名前", "", "\\")
+    model = small_model(class_names=names)
+    assert unpacked(pack_picture(engine_of(model), picture(model)))[1]["class_names"] == list(names)
+
+
+# More tokens than the budget has room for
+
+
+def test_the_budget_decides_what_is_carried() -> None:
+    config = small_model().config  # 3 layers, 2 heads, 17 tokens
+    one = 17 * 17
+    fits = {
+        budget: what_fits(config, (4, 4), budget) for budget in (6 * one, 6 * one - 1, 2 * one, one, one - 1)
+    }
+    assert list(fits.values()) == ["all", "layer", "layer", "head", "none"]
+
+
+@pytest.mark.parametrize("heads", [2, 1, 0])
+def test_a_response_stays_within_the_budget(heads: int) -> None:
+    model = small_model(image_size=64)
+    engine, pixels = engine_of(model), picture(model)
+    T = model.config.num_tokens
+    budget = T * T * heads if heads else T * T - 1
+    tensors, about = unpacked(pack_picture(engine, pixels, budget))
+    assert about["inside"]["carried"] == {2: "layer", 1: "head", 0: "none"}[heads]
+    assert "attention" not in tensors
+    assert ("rollout" in tensors) == (heads > 0)
+    assert max(tensor.numel() for tensor in tensors.values()) <= max(budget, 3 * 64 * 64)
+    assert tensors["answer"].shape == (3, 2, T)  # the class token's rows are there anyhow
+
+
+@pytest.mark.parametrize("head", [None, 1, "mean"])
+def test_one_layer_can_be_asked_for(head: Any) -> None:
+    model = small_model(num_registers=1)
+    engine, pixels = engine_of(model), picture(model)
+    tensors, about = unpacked(pack_attention(engine, pixels, 1, head))
+    truth = truth_of(model, images_of(engine, pixels))[1]
+    expected = {None: truth, 1: truth[1:2], "mean": truth.mean(dim=0, keepdim=True)}[head]
+    torch.testing.assert_close(read_back(tensors, "attention")[0], expected, atol=1 / 500, rtol=0)
+    assert about == {"layer": 1, "head": head}
+
+
+def test_too_large_a_layer_says_what_can_be_asked_for() -> None:
+    engine = engine_of(small_model())
+    pixels = picture(engine.model)
+    with pytest.raises(UserError, match="578 bytes, and 300 are carried; ask for one head, or the mean"):
+        pack_attention(engine, pixels, 0, budget=300)
+    assert pack_attention(engine, pixels, 0, 1, budget=300)
+    with pytest.raises(UserError, match=r"289 bytes, and 288 are carried$"):
+        pack_attention(engine, pixels, 0, 1, budget=288)
+
+
+@pytest.mark.parametrize(("layer", "head"), [(3, None), (-4, None), (0, 2), (0, -1)])
+def test_a_layer_or_head_that_is_not_there_is_refused(layer: int, head: int | None) -> None:
+    engine = engine_of(small_model())
+    with pytest.raises(UserError, match=r"no (layer|head)"):
+        pack_attention(engine, picture(engine.model), layer, head)
+
+
+# Class maps
+
+
+@pytest.mark.parametrize("method", ["grad-cam", "hires-cam", "gradient-rollout", "integrated-gradients"])
+def test_any_class_by_any_method(method: str) -> None:
+    model = small_model(**NON_SQUARE)
+    engine, pixels = engine_of(model), picture(model)
+    tensors, _ = unpacked(pack_heatmap(engine, pixels, method, 4))
+    expected = explain.METHODS[method](model, images_of(engine, pixels), 4)
+    torch.testing.assert_close(tensors["heatmaps"], expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "target"), [("grad-cam", 5), ("grad-cam", -1), ("rollout", 0), ("magic", 0)]
+)
+def test_what_explains_no_class_is_refused(method: str, target: int) -> None:
+    engine = engine_of(small_model())
+    with pytest.raises(UserError, match="no class"):
+        pack_heatmap(engine, picture(engine.model), method, target)
+
+
+def test_a_model_that_merges_tokens_has_the_class_maps_that_need_no_block_by_itself() -> None:
+    model = small_model(token_merging=2)
+    engine, pixels = engine_of(model), picture(model)
+    tensors, about = unpacked(pack_picture(engine, pixels))
+    assert about["explained"]["method"] == "hires-cam"
+    torch.testing.assert_close(
+        read_back(tensors, "attention"), truth_of(model, images_of(engine, pixels)), atol=1 / 500, rtol=0
+    )
+    for method in set(about["methods"]) - {"occlusion"}:
+        assert pack_heatmap(engine, pixels, method, 0)
+
+
+# Models that cannot be looked into
+
+
+def test_a_resnet_has_class_maps_and_says_what_it_lacks() -> None:
+    model = small_resnet()
+    engine, pixels = engine_of(model), picture(model)
+    tensors, about = unpacked(pack_picture(engine, pixels))
+    assert set(tensors) == {"pixels", "probabilities", "heatmaps"}
+    assert "inside" not in about
+    assert "no attention" in about["missing"]
+    assert tuple(tensors["heatmaps"].shape[1:]) == tuple(about["grid"])
+    assert "gradient-rollout" not in about["methods"]
+    with pytest.raises(UserError, match="no attention"):
+        pack_attention(engine, pixels, 0)
+
+
+class Exported(Engine):
+    """An engine of another runtime."""
+
+    def __init__(self) -> None:
+        self.preprocess = Preprocess(image_size=(8, 8))
+        self.class_names = ("a", "b")
+        self.num_classes = 2
+
+    @property
+    def description(self) -> str:
+        return "another runtime"
+
+    def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([[0.25, 0.75]]).expand(len(pixels), -1)
+
+
+def test_an_exported_file_answers_and_says_what_it_lacks() -> None:
+    pixels = np.ascontiguousarray(noise(8, 8).transpose(2, 0, 1))
+    tensors, about = unpacked(pack_picture(Exported(), pixels))
+    assert set(tensors) == {"pixels", "probabilities"}
+    assert "exported file" in about["missing"]
+    for ask in (
+        lambda: pack_attention(Exported(), pixels, 0),
+        lambda: pack_heatmap(Exported(), pixels, "grad-cam", 0),
+    ):
+        with pytest.raises(UserError, match="exported file"):
+            ask()
+
+
+# The format
+
+
+def test_numbers_lie_where_a_browser_can_read_them(tmp_path: Any) -> None:
+    """A typed array must begin at a multiple of its elements' size."""
+    model = small_model(image_size=(16, 24), num_registers=1, class_names=("a", "bc", "def", "é", "名"))
+    content = pack_picture(engine_of(model), picture(model))
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    for name, entry in header.items():
+        if name != "__metadata__" and entry["dtype"] == "F32":
+            assert (8 + length + entry["data_offsets"][0]) % 4 == 0
+    (tmp_path / "pack.safetensors").write_bytes(content)
+    with safe_open(tmp_path / "pack.safetensors", "pt") as file:
+        assert "attention" in file.keys()  # noqa: SIM118
+
+
+def test_quantizing_keeps_the_largest_and_the_zeros() -> None:
+    rows = torch.tensor([[0.0, 0.5, 0.1], [0.0, 0.0, 0.0]])
+    levels, scale = quantize(rows)
+    assert levels.tolist() == [[0, 255, 51], [0, 0, 0]]
+    torch.testing.assert_close(levels[0] * scale[0], rows[0], atol=1e-3, rtol=0)
+
+
+def test_attention_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(UserError, match="not finite"):
+        quantize(torch.tensor([[0.5, float("nan")]]))

@@ -1,0 +1,274 @@
+"""The queue before the model: what goes together, what is refused, and what is never computed."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from vitascope.deploy.batching import Batcher, Expired, Outcome, Overloaded, Work
+
+FAR = float("inf")
+
+
+class Held:
+    """Doubles numbers, as soon as it is let; notes every batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.begun = threading.Event()
+        self.go = threading.Event()
+
+    def __call__(self, items: list[int]) -> list[int]:
+        self.begun.set()
+        assert self.go.wait(30)
+        if -1 in items:
+            raise ArithmeticError("-1 cannot be doubled")
+        self.batches.append(items)
+        return [2 * item for item in items]
+
+    def computed(self) -> list[int]:
+        return [item for batch in self.batches for item in batch]
+
+
+class Scene:
+    """A batcher at work, with its thread held in the middle of a batch of one, 0."""
+
+    def __init__(self, batcher: Batcher, model: Held, work: Work) -> None:
+        self.batcher, self.model, self.work = batcher, model, work
+
+    def ask(self, item: int, deadline: float = FAR, work: Work | None = None) -> asyncio.Task[Outcome]:
+        return asyncio.ensure_future(self.batcher.submit(work or self.work, item, deadline=deadline))
+
+    async def queued(self, *items: int) -> list[asyncio.Task[Outcome]]:
+        """Items that wait behind the batch that is held."""
+        tasks = [self.ask(item) for item in items]
+        await turns()
+        return tasks
+
+
+async def turns() -> None:
+    """Whatever can go on without the thread goes on."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def soon(milliseconds: float) -> float:
+    """A deadline."""
+    return asyncio.get_running_loop().time() + milliseconds / 1000
+
+
+def play(
+    story: Callable[[Scene], Awaitable[None]], *, capacity: int = 8, max_batch: int = 4, held: bool = True
+) -> Held:
+    """Run a story with a batcher of its own."""
+
+    async def run() -> Held:
+        model = Held()
+        scene = Scene(Batcher(capacity=capacity), model, Work("double", model, max_batch))
+        scene.batcher.start()
+        if held:
+            scene.ask(0)
+            await asyncio.to_thread(model.begun.wait, 30)
+        else:
+            model.go.set()
+        try:
+            await story(scene)
+        finally:
+            model.go.set()
+            await scene.batcher.stop()
+        return model
+
+    return asyncio.run(run())
+
+
+def test_lone_item_waits_for_nobody() -> None:
+    async def story(scene: Scene) -> None:
+        outcome = await scene.ask(21)
+        assert (outcome.value, outcome.batch_size) == (42, 1)
+
+    assert play(story, held=False).batches == [[21]]
+
+
+def test_items_that_come_while_the_model_computes_go_together_in_order() -> None:
+    async def story(scene: Scene) -> None:
+        tasks = await scene.queued(1, 2, 3, 4, 5)
+        scene.model.go.set()
+        outcomes = await asyncio.gather(*tasks)
+        assert [outcome.value for outcome in outcomes] == [2, 4, 6, 8, 10]
+        assert [outcome.batch_size for outcome in outcomes] == [4, 4, 4, 4, 1]
+
+    assert play(story).batches == [[0], [1, 2, 3, 4], [5]]
+
+
+def test_item_waits_for_company_as_long_as_it_is_told_to() -> None:
+    async def story() -> list[list[int]]:
+        model = Held()
+        model.go.set()
+        batcher, work = Batcher(capacity=8, max_wait=0.05), Work("double", model, 4)
+        batcher.start()
+        first = asyncio.ensure_future(batcher.submit(work, 1, deadline=FAR))
+        await asyncio.sleep(0.001)
+        await asyncio.gather(first, batcher.submit(work, 2, deadline=FAR))
+        await batcher.stop()
+        return model.batches
+
+    assert asyncio.run(story()) == [[1, 2]]
+
+
+def test_kinds_of_work_are_not_mixed_and_the_oldest_comes_first() -> None:
+    async def story(scene: Scene) -> None:
+        other = Work("other", scene.model, 4)
+        tasks = [scene.ask(1), scene.ask(10, work=other), scene.ask(2), scene.ask(20, work=other)]
+        await turns()
+        scene.model.go.set()
+        await asyncio.gather(*tasks)
+
+    assert play(story).batches == [[0], [1, 2], [10, 20]]
+
+
+def test_full_queue_refuses_and_takes_again_when_there_is_room() -> None:
+    async def story(scene: Scene) -> None:
+        tasks = await scene.queued(1, 2, 3)
+        with pytest.raises(Overloaded, match="the queue is full: 3 of 3 wait") as refusal:
+            await scene.ask(4)
+        assert refusal.value.retry_after >= 1
+        scene.model.go.set()
+        await asyncio.gather(*tasks)
+        assert (await scene.ask(5)).value == 10
+
+    assert play(story, capacity=3).computed() == [0, 1, 2, 3, 5]
+
+
+def test_what_cannot_be_done_in_time_is_refused_at_once_and_told_when_to_come_again() -> None:
+    async def story(scene: Scene) -> None:
+        scene.work.learn(seconds=80.0, items=4)  # 20 s each
+        tasks = await scene.queued(1, 2, 3)
+        with pytest.raises(Overloaded, match="s of work are ahead, and 10") as refusal:
+            await scene.ask(4, deadline=await soon(10_000))
+        assert 60 <= refusal.value.retry_after <= 80  # three that wait, and what is left of one
+        tasks.append(scene.ask(5, deadline=await soon(200_000)))
+        await turns()
+        scene.model.go.set()
+        await asyncio.gather(*tasks)
+
+    assert play(story).computed() == [0, 1, 2, 3, 5]
+
+
+def test_idle_model_refuses_nobody_for_what_it_has_taken_before() -> None:
+    async def story(scene: Scene) -> None:
+        scene.work.learn(seconds=60.0, items=1)
+        assert (await scene.ask(1, deadline=await soon(10_000))).value == 2
+
+    play(story, held=False)
+
+
+def test_expired_in_the_queue_is_never_computed() -> None:
+    async def story(scene: Scene) -> None:
+        (alive,) = await scene.queued(1)
+        with pytest.raises(Expired, match="waiting in the queue") as expired:
+            await scene.ask(2, deadline=await soon(20))
+        assert not expired.value.computing
+        assert scene.batcher.waiting == 1
+        scene.model.go.set()
+        await alive
+
+    assert play(story).computed() == [0, 1]
+
+
+def test_deadline_that_passed_while_the_loop_was_busy_is_kept_too() -> None:
+    async def story(scene: Scene) -> None:
+        late = scene.ask(1, deadline=await soon(1))
+        await turns()
+        threading.Event().wait(0.01)  # the loop cannot run its timers
+        assert scene.batcher._next_batch() == []
+        with pytest.raises(Expired):
+            await late
+
+    assert play(story).computed() == [0]
+
+
+def test_expired_while_computing_says_so_and_the_others_of_its_batch_are_answered() -> None:
+    async def story(scene: Scene) -> None:
+        scene.model.go.set()
+        await (await scene.queued(1))[0]
+        scene.model.go.clear()
+        scene.model.begun.clear()
+        patient, hasty = scene.ask(2), scene.ask(3, deadline=await soon(50))
+        await asyncio.to_thread(scene.model.begun.wait, 30)
+        with pytest.raises(Expired, match="while computing") as expired:
+            await hasty
+        assert expired.value.computing
+        scene.model.go.set()
+        assert (await patient).value == 4
+
+    play(story)
+
+
+def test_cancelled_in_the_queue_is_never_computed_and_leaves_its_place() -> None:
+    async def story(scene: Scene) -> None:
+        tasks = await scene.queued(1, 2)
+        tasks[0].cancel()
+        await turns()
+        assert scene.batcher.waiting == 1
+        tasks += await scene.queued(3)  # into the place that was left
+        scene.model.go.set()
+        await asyncio.gather(*tasks[1:])
+
+    assert play(story, capacity=2).computed() == [0, 2, 3]
+
+
+def test_item_that_breaks_its_batch_fails_alone() -> None:
+    async def story(scene: Scene) -> None:
+        tasks = await scene.queued(1, -1, 3)
+        scene.model.go.set()
+        good, bad, other = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(good, Outcome)
+        assert isinstance(other, Outcome)
+        assert (good.value, other.value) == (2, 6)
+        assert isinstance(bad, ArithmeticError)
+        assert (await scene.ask(4)).value == 8  # and the thread goes on
+
+    play(story)
+
+
+def test_time_out_of_the_work_itself_is_not_taken_for_a_deadline() -> None:
+    def slow(items: list[int]) -> list[int]:
+        raise TimeoutError("a disk")
+
+    async def story(scene: Scene) -> None:
+        with pytest.raises(TimeoutError, match="a disk"):
+            await scene.ask(1, work=Work("disk", slow, 1), deadline=await soon(10_000))
+
+    play(story, held=False)
+
+
+def test_observer_is_told_of_every_batch() -> None:
+    told = []
+
+    class Notes:
+        def batch(self, work: str, items: int, queue_seconds: list[float], model_seconds: float) -> None:
+            told.append((work, items, len(queue_seconds), model_seconds >= 0))
+
+    async def story() -> None:
+        batcher = Batcher(capacity=8, observer=Notes())
+        batcher.start()
+        work = Work("same", lambda items: items, 8)
+        await asyncio.gather(*(batcher.submit(work, item, deadline=FAR) for item in range(3)))
+        await batcher.stop()
+
+    asyncio.run(story())
+    assert told == [("same", 3, 3, True)]
+
+
+def test_stop_cancels_what_waits_and_leaves_the_thread_alone() -> None:
+    async def story(scene: Scene) -> None:
+        (waiting,) = await scene.queued(1)
+        await scene.batcher.stop()
+        with suppress(asyncio.CancelledError):
+            await waiting
+        assert waiting.cancelled()
+        assert scene.batcher.computing == 1
+
+    play(story)

@@ -1,0 +1,93 @@
+"""The engine of whatever a MODEL argument names, and answers to pictures of several sizes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import vitascope as vs
+from tests.data import noise
+from tests.model import small_model
+from vitascope.data.preprocess import Preprocess
+from vitascope.deploy import runtimes
+from vitascope.deploy.artefact import ArtefactError
+from vitascope.deploy.engine import Engine, TorchEngine, open_engine
+from vitascope.errors import UserError
+
+
+class Sums(Engine):
+    """Answers with the sum and the number of pixels, and remembers what it was given."""
+
+    description = "sums"
+    num_classes = 2
+
+    def __init__(self) -> None:
+        self.given: list[tuple[int, ...]] = []
+
+    def probabilities(self, pixels: Tensor) -> Tensor:
+        self.given.append(tuple(pixels.shape))
+        flat = pixels.float().flatten(1)
+        return torch.stack([flat.sum(dim=1), torch.full((len(flat),), float(flat.shape[1]))], dim=1)
+
+
+def test_pictures_of_one_size_go_together_and_come_back_in_order() -> None:
+    sizes = [(4, 5), (2, 3), (4, 5), (5, 4), (2, 3)]
+    pictures = [noise(*size, seed=seed).transpose(2, 0, 1) for seed, size in enumerate(sizes)]
+    engine = Sums()
+    found = engine.answer(pictures)
+    assert found.tolist() == [[float(picture.sum()), float(picture.size)] for picture in pictures]
+    assert sorted(engine.given) == [(1, 3, 5, 4), (2, 3, 2, 3), (2, 3, 4, 5)]
+    assert Sums().answer([]).shape == (0, 2)
+
+
+def test_model_folder_is_opened_in_torch(tmp_path: Path) -> None:
+    fit = Preprocess(image_size=(32, 32))
+    vs.save_pretrained(small_model(depth=1), tmp_path / "model", preprocess=fit)
+    (tmp_path / "model" / "other.onnx").write_bytes(b"")  # it is the model's folder all the same
+    engine = open_engine(tmp_path / "model", device="cpu")
+    assert isinstance(engine, TorchEngine)
+    assert engine.preprocess == fit
+    assert engine.description == "torch, auto precision, on cpu"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("model.onnx", "OnnxEngine"), ("model.xml", "OpenVinoEngine")])
+def test_exported_file_or_its_folder_is_opened_in_its_runtime(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_bytes(b"")
+    (tmp_path / "model.bin").write_bytes(b"")  # OpenVINO's weights; no file to open
+    monkeypatch.setattr(runtimes, kind, lambda path, precision: (kind, path, precision))
+    for ref in (tmp_path / name, tmp_path, str(tmp_path)):
+        assert open_engine(ref, precision="fp32") == (kind, tmp_path / name, "fp32")
+    with pytest.raises(UserError, match="run on the CPU, not on 'cuda'"):
+        open_engine(tmp_path, device="cuda")
+
+
+def test_folder_with_several_files_is_refused_with_their_names(tmp_path: Path) -> None:
+    for name in ("b.onnx", "a.xml"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ArtefactError, match=r"2 exported files, a\.xml, b\.onnx; name one"):
+        open_engine(tmp_path)
+
+
+def test_program_of_torch_is_not_opened_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "model.pt2").write_bytes(b"")
+    with pytest.raises(ArtefactError, match="runs code"):
+        open_engine(tmp_path / "model.pt2")
+
+
+def test_model_without_head_is_refused() -> None:
+    with pytest.raises(UserError, match="no head"):
+        TorchEngine(small_model(depth=1, head="none"), Preprocess(image_size=(32, 32)))
+
+
+def test_torch_engine_answers_with_probabilities_of_the_model() -> None:
+    model, fit = small_model(depth=1), Preprocess(image_size=(32, 32))
+    engine = TorchEngine(model, fit, precision="fp32", device="cpu")
+    pixels = torch.from_numpy(np.stack([engine.pixels(noise(40, 50, seed=seed)) for seed in range(3)]))
+    with torch.no_grad():
+        wanted = model(fit.normalize(pixels)).softmax(dim=1)
+    torch.testing.assert_close(engine.probabilities(pixels), wanted)
+    assert engine.label(2) == "2"

@@ -1,0 +1,217 @@
+"""The explorer's routes, asked as its page asks them."""
+
+import io
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+from safetensors.torch import load
+
+from tests.data import noise
+from tests.model import small_model
+from vitascope.data.preprocess import Preprocess
+from vitascope.deploy.attention_pack import pack_attention, pack_heatmap, pack_picture
+from vitascope.deploy.engine import TorchEngine
+from vitascope.deploy.explorer import KINDS, web_files
+from vitascope.deploy.samples import samples_for
+from vitascope.deploy.server import create_app
+from vitascope.deploy.settings import Settings
+
+NAMES = ("<img src=x onerror=alert(1)>", "b", "c", "d", "e")
+
+
+def engine_of(**options: Any) -> TorchEngine:
+    model = small_model(**options)
+    return TorchEngine(model, Preprocess(image_size=model.config.image_hw), precision="fp32", device="cpu")
+
+
+def client_of(engine: TorchEngine, token: str | None = None) -> Iterator[TestClient]:
+    app = create_app(engine, Settings(max_batch=1), token)
+    with TestClient(app, base_url="http://localhost") as client:
+        while client.get("/readyz").status_code != 200:
+            time.sleep(0.01)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def engine() -> TorchEngine:
+    return engine_of(class_names=NAMES, image_size=(32, 48), num_registers=1)
+
+
+@pytest.fixture(scope="module")
+def client(engine: TorchEngine) -> Iterator[TestClient]:
+    yield from client_of(engine)
+
+
+def encoded(form: str = "PNG") -> bytes:
+    written = io.BytesIO()
+    Image.fromarray(noise(40, 60)).save(written, form)
+    return written.getvalue()
+
+
+def post(client: TestClient, path: str, content: bytes | None = None, **query: Any) -> Any:
+    return client.post(
+        path,
+        params=query,
+        content=encoded() if content is None else content,
+        headers={"Content-Type": "image/png"},
+    )
+
+
+# The page
+
+
+def test_the_page_names_only_files_that_are_served(client: TestClient) -> None:
+    page = client.get("/")
+    assert page.status_code == 200
+    assert page.headers["Content-Type"].startswith("text/html")
+    named = set(re.findall(r'(?:src|href)="([^"]+)"', page.text))
+    assert {"web/style.css", "web/main.js"} <= named
+    for address in named:
+        assert client.get(f"/{address}").status_code == 200, address
+
+
+@pytest.mark.parametrize("name", sorted(web_files()))
+def test_every_file_has_its_type_and_is_kept_until_it_changes(client: TestClient, name: str) -> None:
+    first = client.get(f"/web/{name}")
+    assert first.headers["Content-Type"] == KINDS[name[name.rfind(".") :]]
+    again = client.get(f"/web/{name}", headers={"If-None-Match": first.headers["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    other = client.get(f"/web/{name}", headers={"If-None-Match": '"an older one"'})
+    assert other.status_code == 200
+
+
+@pytest.mark.parametrize("name", ["none.js", "..%2Fexplorer.py", "%2e%2e/engine.py", "__init__.py"])
+def test_nothing_else_is_served(client: TestClient, name: str) -> None:
+    assert client.get(f"/web/{name}").status_code == 404
+
+
+def test_the_policy_forbids_scripts_that_stand_in_the_page_and_none_does(client: TestClient) -> None:
+    page = client.get("/")
+    policy = page.headers["Content-Security-Policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|javascript:", page.text)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in web_files() if name.endswith(".js")))
+def test_scripts_put_nothing_into_the_page_as_html(name: str) -> None:
+    """Class and file names become text nodes, whatever is in them."""
+    text = web_files()[name].content.decode()
+    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|https?://"
+    assert not re.search(forbidden, text)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in web_files() if name.endswith(".js")))
+def test_scripts_import_only_what_is_there(name: str) -> None:
+    text = web_files()[name].content.decode()
+    for imported in re.findall(r'from "\./([^"]+)"', text):
+        exported = web_files()[imported].content.decode()
+        line = re.search(rf'import \{{([^}}]*)\}} from "\./{re.escape(imported)}"', text)
+        assert line is not None
+        for symbol in filter(None, (part.strip() for part in line[1].split(","))):
+            assert re.search(rf"export (?:async )?(?:const|function|class) {symbol}\b", exported), symbol
+            assert len(re.findall(rf"\b{symbol}\b", text)) > 1, f"{symbol} is not used"
+
+
+# What the page asks for
+
+
+def test_a_picture_gets_its_pack(client: TestClient, engine: TorchEngine) -> None:
+    answer = post(client, "/v1/attention")
+    assert answer.status_code == 200
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.content == pack_picture(engine, engine.pixels(encoded()))
+
+
+def test_a_name_with_html_in_it_travels_as_data(client: TestClient) -> None:
+    content = post(client, "/v1/attention").content
+    length = int.from_bytes(content[:8], "little")
+    about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["explorer"])
+    assert about["class_names"] == list(NAMES)
+
+
+def test_a_layer_and_a_head_can_be_asked_for(client: TestClient, engine: TorchEngine) -> None:
+    pixels = engine.pixels(encoded())
+    assert post(client, "/v1/attention", layer=1).content == pack_attention(engine, pixels, 1)
+    assert post(client, "/v1/attention", layer=2, head=1).content == pack_attention(engine, pixels, 2, 1)
+    assert post(client, "/v1/attention", layer=0, head="mean").content == pack_attention(
+        engine, pixels, 0, "mean"
+    )
+
+
+def test_a_class_map_by_a_method(client: TestClient, engine: TorchEngine) -> None:
+    content = post(client, "/v1/heatmap", method="hires-cam", target=2).content
+    assert content == pack_heatmap(engine, engine.pixels(encoded()), "hires-cam", 2)
+    by_default = load(post(client, "/v1/heatmap", target=2).content)["heatmaps"]
+    assert tuple(by_default.shape) == (1, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "said"),
+    [
+        ("/v1/attention", {"layer": 9}, "no layer 9"),
+        ("/v1/attention", {"layer": 0, "head": 5}, "no head 5"),
+        ("/v1/attention", {"head": 0}, "give layer="),
+        ("/v1/attention", {"layer": "x"}, "layer"),
+        ("/v1/heatmap", {}, "target"),
+        ("/v1/heatmap", {"target": 9}, "no class 9"),
+        ("/v1/heatmap", {"target": 0, "method": "magic"}, "no class map 'magic'"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_words(
+    client: TestClient, path: str, query: dict[str, Any], said: str
+) -> None:
+    answer = post(client, path, **query)
+    assert answer.status_code == 422
+    assert said in answer.json()["error"]
+
+
+def test_what_is_no_picture_is_refused_in_words(client: TestClient) -> None:
+    answer = post(client, "/v1/attention", b"<html>not a picture</html>")
+    assert answer.status_code == 422
+    assert "not a picture" in answer.json()["error"]
+
+
+# Samples
+
+
+def test_samples_are_listed_and_can_be_sent_back(client: TestClient, engine: TorchEngine) -> None:
+    listed = client.get("/v1/samples").json()
+    assert [sample["name"] for sample in listed] == ["china", "flower"]
+    assert all("CC BY" in sample["title"] for sample in listed)
+    picture = client.get("/v1/samples/flower")
+    assert picture.headers["Content-Type"] == "image/jpeg"
+    assert engine.pixels(picture.content).shape == (3, 32, 48)
+    assert client.get("/v1/samples/none").status_code == 404
+
+
+def test_a_model_of_grey_gets_one_of_each_digit() -> None:
+    samples = samples_for(Preprocess(image_size=(8, 8), channels=1, mean=(0.5,), std=(0.5,)))
+    assert [sample.name for sample in samples] == [f"digit-{digit}" for digit in range(10)]
+    assert len({sample.content for sample in samples}) == 10
+    for sample in samples:
+        assert np.asarray(Image.open(io.BytesIO(sample.content))).shape == (8, 8)
+
+
+def test_a_model_of_other_channels_has_no_samples() -> None:
+    assert samples_for(Preprocess(image_size=(8, 8), channels=2, mean=(0.5, 0.5), std=(0.5, 0.5))) == ()
+
+
+# With a token
+
+
+def test_the_page_opens_without_the_token_and_pictures_need_it(engine: TorchEngine) -> None:
+    for client in client_of(engine, token="secret"):
+        assert client.get("/").status_code == 200
+        assert client.get("/web/main.js").status_code == 200
+        assert post(client, "/v1/attention").status_code == 401
+        assert client.get("/v1/samples").status_code == 401
+        allowed = client.get("/v1/samples", headers={"Authorization": "Bearer secret"})
+        assert allowed.status_code == 200

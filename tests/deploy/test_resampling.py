@@ -1,0 +1,82 @@
+"""The resize in the graph: what Pillow does, as matrix products."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data import noise
+from tests.model import law
+from vitascope.data.preprocess import Preprocess
+from vitascope.deploy.resampling import Resize, weights
+
+sides = st.integers(1, 90)
+
+
+def resized(picture: np.ndarray, preprocess: Preprocess) -> np.ndarray:
+    pictures = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
+    return Resize(preprocess)(pictures)[0].numpy()
+
+
+def assert_same(picture: np.ndarray, preprocess: Preprocess, share: float) -> None:
+    """Equal to a rounding, and nearly everywhere equal.
+
+    Between pixels whose weights are simple fractions many sums lie just between two numbers.
+    """
+    found, wanted = resized(picture, preprocess), preprocess.pixels(picture).astype(np.float32)
+    assert found.shape == wanted.shape
+    apart = np.abs(found - wanted)
+    assert apart.max() <= 1
+    assert (apart > 0).sum() <= max(2, share * apart.size)
+
+
+@law
+@given(
+    size=st.tuples(sides, sides),
+    wanted=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    resize=st.sampled_from(["crop", "squash"]),
+    crop_pct=st.sampled_from([1.0, 0.95, 0.875, 0.9, 0.5]),
+    interpolation=st.sampled_from(["bilinear", "bicubic", "lanczos"]),
+    seed=st.integers(0, 9),
+)
+def test_any_size_becomes_what_pillow_makes_of_it(
+    size: tuple[int, int],
+    wanted: tuple[int, int],
+    resize: str,
+    crop_pct: float,
+    interpolation: str,
+    seed: int,
+) -> None:
+    options = {"resize": resize, "crop_pct": crop_pct, "interpolation": interpolation}
+    assert_same(noise(*size, seed=seed), Preprocess(image_size=wanted, **options), share=0.15)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(600, 400), (400, 600), (701, 33), (35, 1300), (224, 224), (7, 5)])
+def test_photographs_sizes_come_out_as_pillow_makes_them(size: tuple[int, int], interpolation: str) -> None:
+    fit = Preprocess(image_size=(96, 64), crop_pct=0.9, interpolation=interpolation)
+    assert_same(noise(*size), fit, share=0.02)
+
+
+@pytest.mark.parametrize("size", [(40, 30), (25, 25), (11, 60), (99, 97)])
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+def test_nearest_takes_the_pixel_that_pillow_takes(size: tuple[int, int], resize: str) -> None:
+    fit = Preprocess(image_size=(16, 12), resize=resize, interpolation="nearest")
+    picture = noise(*size)
+    assert (resized(picture, fit) == fit.pixels(picture)).mean() > 0.9  # centres between two
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+def test_the_model_own_size_stays_as_it_is(interpolation: str) -> None:
+    picture = noise(32, 24)
+    found = resized(picture, Preprocess(image_size=(32, 24), interpolation=interpolation))
+    np.testing.assert_array_equal(found, picture.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize(("size", "out"), [(50, 7), (7, 50), (9, 9), (1, 3), (3, 1)])
+def test_rows_of_weights_sum_to_one(interpolation: str, size: int, out: int) -> None:
+    rows = weights(size, torch.tensor(0.0), torch.tensor(float(size)), out, interpolation)
+    assert rows.shape == (out, size)
+    torch.testing.assert_close(rows.sum(dim=1), torch.ones(out))

@@ -1,0 +1,107 @@
+"""`vitascope bench`: what it prints and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.model import small_model
+from vitascope.cli import main
+from vitascope.cli.bench import in_words, table
+from vitascope.deploy import throughput
+from vitascope.deploy.throughput import Throughput
+from vitascope.weights.store import save_pretrained
+
+
+@pytest.fixture(autouse=True)
+def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's own products take long."""
+    monkeypatch.setattr(throughput, "CPU_PRODUCT", 64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_pretrained(small_model(), tmp_path_factory.mktemp("model") / "small"))
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = main(["bench", *words])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_bench_prints_a_line_for_each_batch_and_precision(folder: str, capsys) -> None:
+    status, out, _ = run(
+        capsys, folder, "--batch-sizes", "1", "2", "2", "--seconds", "0.01", "--device", "cpu"
+    )
+    assert status == 0
+    first, machine, _, header, *rows, _, ceiling = out.splitlines()
+    assert first == f"{folder}: 3 blocks of width 16, 32x32 pixels in patches of 8, on cpu"
+    assert "threads on" in machine
+    assert header.split()[:3] == ["batch", "precision", "images/s"]
+    assert [row.split()[:2] for row in rows] == [[size, name] for size in "12" for name in ("fp32", "bf16")]
+    assert [row.endswith("<- auto") for row in rows] == [True, False, True, False]  # too small for bf16
+    assert ceiling.startswith("The ceiling: this machine's matrix products, GFLOP a second: ")
+    assert "in fp32" in ceiling
+    assert "in bf16" in ceiling
+
+
+def test_bench_prints_json(folder: str, capsys) -> None:
+    status, out, _ = run(
+        capsys, folder, "--precisions", "fp32", "--batch-sizes", "3", "--seconds", "0.01", "--json"
+    )
+    found = json.loads(out)
+    (row,) = found["rows"]
+    assert status == 0
+    assert (found["model"], row["batch_size"], row["precision"]) == (folder, 3, "fp32")
+    assert row["slowest"] <= row["images_per_second"] <= row["fastest"]
+    assert row["steps"] >= 3
+    assert row["share_of_ceiling"] > 0
+    assert found["threads"] >= 1
+
+
+def test_bench_table_says_what_the_times_come_to() -> None:
+    row = Throughput(
+        batch_size=8,
+        precision="bf16",
+        is_auto=True,
+        seconds=(0.8, 1.0, 1.6),
+        flops=10**9,
+        ceiling=16e9,
+    )
+    unknown = Throughput(
+        batch_size=1, precision="as exported", is_auto=False, seconds=(0.05,), flops=None, ceiling=None
+    )
+    header, first, second = table([row, unknown])
+    assert first.split() == ["8", "bf16", "8.0", "5.0", "to", "10.0", "125.0", "50%", "<-", "auto"]
+    assert second.split() == ["1", "as", "exported", "20.0", "20.0", "to", "20.0", "50.0", "-"]
+    column = header.index("of the ceiling") + len("of the ceiling")
+    assert {len(line.removesuffix("  <- auto")) for line in (first, second)} == {column}
+
+
+def test_machine_without_units_is_said_to_have_none() -> None:
+    found = {"torch": "2.13", "threads": 2, "cores": 4, "bf16_units": None}
+    assert in_words(found) == "torch 2.13, 2 threads on 4 cores, no units for bf16"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--seconds", "0"], "--seconds must be above 0, not 0"),
+        (["--batch-sizes", "0"], "a batch has at least 1 image, not 0"),
+        (["--batch-sizes"], "nothing to measure"),
+        (["--precisions", "int8"], "int8"),
+        (["--device", "nonsense"], "nonsense"),
+    ],
+)
+def test_bench_refuses_what_cannot_be_measured(folder: str, words: list[str], complaint: str, capsys) -> None:
+    status, out, err = run(capsys, folder, *words)
+    assert (status, out) == (2, "")
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_bench_names_the_model_that_is_not_there(tmp_path: Path, capsys) -> None:
+    status, _, err = run(capsys, str(tmp_path / "none"))
+    assert status == 2
+    assert "none" in err

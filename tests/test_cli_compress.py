@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import pytest
+
+from tests.model import small_model
+from vitascope.cli import main
+from vitascope.weights.store import from_pretrained, save_pretrained
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the digits' classes, as a folder."""
+    folder = tmp_path_factory.mktemp("model") / "digits"
+    names = tuple("0123456789")
+    model = small_model(image_size=8, patch_size=2, in_channels=1, num_classes=10, class_names=names)
+    return save_pretrained(model, folder)
+
+
+def test_compress_writes_a_model_and_says_what_it_costs_and_brings(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small"
+    asked = ["--merge", "2", "--heads", "1", "--mlp-ratio", "2", "--data", "digits", "--images", "40"]
+    assert main(["compress", str(digits), str(out), *asked]) == 0
+    said = capsys.readouterr().out
+    before, after = from_pretrained(digits).config, from_pretrained(out).config
+    assert (after.num_heads, after.option("mlp_ratio"), after.option("token_merging")) == (1, 2, 2)
+    assert said.splitlines()[1].split() == [
+        "parameters",
+        f"{before.num_parameters:,}",
+        f"{after.num_parameters:,}",
+    ]
+    assert said.count("%") == 2
+    assert "right, 360 images" in said
+    assert "images/s, batch 8" in said
+    assert f"train on: vitascope train --data digits --weights {out}" in said
+
+
+def test_compress_merges_without_data(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compress", str(digits), str(tmp_path / "merged"), "--merge", "3"]) == 0
+    assert "right" not in capsys.readouterr().out
+    assert main(["compress", str(tmp_path / "merged"), str(tmp_path / "whole"), "--merge", "0"]) == 0
+    assert from_pretrained(tmp_path / "whole").config == from_pretrained(digits).config
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ([], "nothing to do: say --merge, --heads or --mlp-ratio"),
+        (["--heads", "1"], "is no run folder: say --data DATA"),
+        (["--heads", "9", "--data", "digits"], "the model has 2 heads, so 9 cannot be kept"),
+        (["--heads", "1", "--data", "digits", "--images", "0"], "images must be at least 1, not 0"),
+        (["--merge", "-1"], "token_merging must be at least 0, not -1"),
+        (["--merge", "2", "--data", "nowhere"], "nowhere: no such folder"),
+    ],
+)
+def test_compress_refuses_and_leaves_nothing_behind(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], complaint: str
+) -> None:
+    assert main(["compress", str(digits), str(tmp_path / "out"), *options]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_compress_overwrites_nothing(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compress", str(digits), str(digits), "--merge", "2"]) == 2
+    assert "is not an empty folder" in capsys.readouterr().err

@@ -1,0 +1,98 @@
+"""`vitascope export` as its users meet it."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+import vitascope as vs
+from tests.data import noise
+from tests.model import small_model
+from vitascope.cli import main
+from vitascope.data.preprocess import Preprocess
+
+NAMES = ("ant", "bee", "cat", "dog", "eel")
+
+
+def exported(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Save a small model, export it and give what was printed."""
+    fit = Preprocess(image_size=(32, 32))
+    vs.save_pretrained(small_model(class_names=NAMES, depth=1), folder / "small", preprocess=fit)
+    Image.fromarray(noise(50, 40)).save(folder / "cat.jpg")
+    assert main(["export", "small", "--data", "cat.jpg", *words]) == 0
+    return capsys.readouterr().out
+
+
+def answer_of(script: str, folder: Path) -> str:
+    """What the printed program prints."""
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=120)
+    return ended.stdout.strip()
+
+
+def predicted(capsys: pytest.CaptureFixture[str], model: str) -> str:
+    """The label that `vitascope predict` gives."""
+    assert main(["predict", model, "cat.jpg", "--precision", "fp32", "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    return str(row["predictions"][0]["label"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where we are."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("format", "library", "names"),
+    [("onnx", "onnxscript", ["small.onnx"]), ("openvino", "openvino", ["small.xml", "small.bin"])],
+)
+def test_file_is_written_here_and_the_printed_program_gives_the_label_of_predict(
+    format: str, library: str, names: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    printed = exported(folder, capsys, "--format", format)
+    text, script = printed.split("It is used like this, without vitascope:\n")
+    files = [f"{name}  {(folder / name).stat().st_size:,} bytes" for name in names]
+    *first, takes, gives, compared, _ = text.splitlines()
+    assert first == files
+    assert takes == "takes pictures of any size, uint8 (batch, height, width, 3)"
+    assert gives == "gives probabilities and logits, float32 (batch, 5)"
+    assert compared.startswith("compared with the model on pictures of cat.jpg: top-1 the same on 1 of 1 ")
+    label = answer_of(script, folder)
+    assert label in NAMES
+    assert label == predicted(capsys, "small")
+    assert label == predicted(capsys, names[0])
+    before = (folder / names[0]).read_bytes()
+    assert main(["export", "small", "--format", format]) == 2
+    assert "there already" in capsys.readouterr().err
+    assert (folder / names[0]).read_bytes() == before
+
+
+def test_export_of_a_run_goes_into_its_folder(tmp_path: Path) -> None:
+    from vitascope.cli.export import default_out
+
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    assert default_out(str(tmp_path / "run"), ".onnx") == tmp_path / "run" / "export" / "model.onnx"
+    assert default_out(str(tmp_path / "vit"), ".xml") == Path("vit.xml")
+
+
+def test_program_for_pixels_and_classes_without_names_is_a_program(tmp_path: Path) -> None:
+    from vitascope.cli.export import usage
+    from vitascope.deploy.artefact import Metadata
+
+    fit = Preprocess(image_size=(32, 24), channels=1, mean=(0.5,), std=(0.5,), exif_orientation=False)
+    about = Metadata(preprocess=fit, class_names=(), num_classes=5, input="pixels", model={})
+    for suffix in (".onnx", ".xml", ".pt2"):
+        script = textwrap.dedent(usage(SimpleNamespace(about=about, path=tmp_path / f"a{suffix}")))
+        compile(script, "usage", "exec")
+        assert "class_names[" not in script
+        assert "exif_transpose" not in script
+        assert 'convert("L")' in script
+        assert "(24, 32)" in script

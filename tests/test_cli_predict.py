@@ -1,0 +1,210 @@
+"""`vitascope predict` on folders and into files: what it prints, its exit status, and how it goes on."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.test_cli import here, place, refusal  # noqa: F401 - fixtures
+from vitascope.cli import main
+from vitascope.deploy.bulk import AnswerFile
+from vitascope.deploy.predictor import Answer
+
+RUN = ["predict", "runs/tiny"]
+QUICK = ["--device", "cpu", "--workers", "1", "--batch-size", "4"]
+
+
+def status(*argv: str) -> int:
+    """The exit status, whichever way the program ends."""
+    try:
+        return main([*RUN, *argv, *QUICK])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def lines(path: Path | str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
+
+
+def images(path: Path | str) -> list[object]:
+    return [row["image"] for row in lines(path)]
+
+
+EVERY = [f"data/{name}/{number}.png" for name in ("blue", "red") for number in range(10)]
+
+
+def test_folder_is_printed_as_pictures_are(
+    here: SimpleNamespace,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert status("data/red", "data/blue/3.png") == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("11 pictures, ")
+    shown = [line for line in out.splitlines() if not line.startswith(" ")]
+    assert shown == [*EVERY[10:], "data/blue/3.png"]
+    assert status(*shown) == 0
+    assert capsys.readouterr().out == out
+
+
+def test_json_of_a_folder_is_a_line_a_picture_with_the_same_answers(
+    here: SimpleNamespace,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert status("data", "--json", "--top-k", "1") == 0
+    streamed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert status(*EVERY, "--json", "--top-k", "1") == 0
+    assert streamed == json.loads(capsys.readouterr().out)
+    assert [row["image"] for row in streamed] == EVERY
+
+
+def test_file_has_what_is_printed_and_the_summary_counts(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert status("data", "--json") == 0
+    printed = capsys.readouterr().out
+    out = tmp_path / "o.jsonl"
+    assert status("data", "--out", str(out), "--json") == 0
+    assert out.read_text("utf-8") == printed
+    assert json.loads(capsys.readouterr().out) == {"out": str(out), "pictures": 20, "unreadable": 0}
+
+
+def test_unreadable_picture_is_a_line_is_named_and_makes_the_status_1(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "o.jsonl"
+    for argv in (["broken.jpg", "data/red"], ["broken.jpg", "data/red", "--out", str(out)]):
+        assert status(*argv) == 1
+        printed, err = capsys.readouterr()
+        assert "1 of them could not be read:\n  broken.jpg: not a picture" in err
+        assert "Traceback" not in err
+    assert printed == ""
+    first, *others = lines(out)
+    assert first.keys() == {"image", "error"}
+    assert len(others) == 10
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_stop_keeps_what_is_written_and_the_same_command_goes_on(
+    signum: signal.Signals,
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, write = tmp_path / "o.jsonl", AnswerFile.write
+
+    def stop_after_six(file: AnswerFile, answer: Answer) -> None:
+        write(file, answer)
+        if file.tally.pictures == 6:
+            os.kill(os.getpid(), signum)
+
+    monkeypatch.setattr(AnswerFile, "write", stop_after_six)
+    assert status("data", "--out", str(out)) == 128 + signum
+    err = capsys.readouterr().err
+    assert err == (
+        f"vitascope: stopped by {signum.name}; 6 pictures are in {out}: "
+        "go on with the same command and --resume\n"
+    )
+    assert images(out) == EVERY[:6]
+    assert f"{out} exists" in refusal([*RUN, "data", "--out", str(out), *QUICK], capsys)
+    assert status("data", "--out", str(out), "--resume") == 0
+    assert "20 pictures in" in capsys.readouterr().err
+    assert images(out) == EVERY
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_killed_run_goes_on_where_it_was(
+    suffix: str,
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    out = tmp_path / f"o{suffix}"
+    argv = ["data", "--out", str(out), "--resume"]
+    child = os.fork()
+    if not child:
+        write = AnswerFile.write
+
+        def die_after_six(file: AnswerFile, answer: Answer) -> None:
+            write(file, answer)
+            if file.tally.pictures == 6:
+                file._file.flush()
+                os.truncate(file._lines, file._lines.stat().st_size - 9)  # its last line was cut
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        monkeypatch.setattr(AnswerFile, "write", die_after_six)
+        try:
+            status(*argv)
+        finally:
+            os._exit(0)
+    _, ended = os.waitpid(child, 0)
+    assert os.WTERMSIG(ended) == signal.SIGKILL
+    written = out if suffix == ".jsonl" else tmp_path / "o.parquet.partial.jsonl"
+    assert len(written.read_bytes().splitlines()) == 6
+    assert status(*argv) == 0
+    if suffix == ".jsonl":
+        assert images(out) == EVERY
+    else:
+        from pyarrow import parquet
+
+        assert parquet.read_table(out)["image"].to_pylist() == EVERY
+
+
+def test_unreadable_pictures_of_earlier_runs_count(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = str(tmp_path / "o.jsonl")
+    assert status("broken.jpg", "--out", out) == 1
+    assert status("broken.jpg", "data/red", "--out", out, "--resume") == 1
+    err = capsys.readouterr().err
+    assert "11 pictures in" in err
+    assert ", 10 of them now, " in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["none"], "none: no pictures there"),
+        (["data", "nowhere.jpg"], "nowhere.jpg: no such file"),
+        (["data", "--top-k", "0"], "top_k must be at least 1, not 0"),
+        (["data", "--resume"], "--resume goes on with a file: name it with --out"),
+        (["data", "--out", "o.csv"], "o.csv: a file of answers ends in .jsonl or .parquet"),
+        (["data", "--out", "nowhere/o.jsonl"], "nowhere: no such folder"),
+        (["data", "--out", "data"], "data: a file of answers ends in"),
+        (["data", "--workers", "-1"], "workers must not be negative, not -1"),
+        (["data", "--batch-size", "0"], "batch_size must be at least 1, not 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_done_is_refused_in_one_line_and_writes_nothing(
+    argv: list[str],
+    said: str,
+    here: SimpleNamespace,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (here.root / "none").mkdir(exist_ok=True)
+    before = sorted(here.root.rglob("*"))
+    assert said in refusal([*RUN, *argv], capsys)
+    assert sorted(here.root.rglob("*")) == before
+
+
+def test_options_that_make_no_sense_leave_no_file(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refusal([*RUN, "data", "--out", str(tmp_path / "o.jsonl"), "--workers", "-1"], capsys)
+    refusal(["predict", "data", "data", "--out", str(tmp_path / "o.jsonl")], capsys)
+    assert not list(tmp_path.iterdir())

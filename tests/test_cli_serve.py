@@ -1,0 +1,64 @@
+"""`vitascope serve`: its options, and how it refuses."""
+
+import dataclasses
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitascope.cli import main
+from vitascope.cli.parsing import parse
+from vitascope.cli.serve import Serve
+from vitascope.deploy.settings import Settings
+
+
+def test_help_lists_every_option_and_imports_no_torch() -> None:
+    code = (
+        "import sys; from vitascope.cli import main\n"
+        "try: main(['serve', '--help'])\n"
+        "except SystemExit: print('torch' in sys.modules, 'fastapi' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for field in dataclasses.fields(Settings):
+        assert f"--{field.name.replace('_', '-')}" in done.stdout
+    assert done.stdout.endswith("False False\n")
+
+
+def test_options_reach_the_settings() -> None:
+    args = ["m", "--port", "0", "--max-batch", "7", "--no-access-log", "--allowed-hosts", "a", "b"]
+    given = parse(Serve, "serve", args)
+    expected = Settings(port=0, max_batch=7, access_log=False, allowed_hosts=("a", "b"))
+    assert (given.model, given.settings) == ("m", expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--max-batch", "0"], "--max-batch must be at least 1, not 0"),
+        (["--port", "70000"], "--port must be in 0 to 65535, not 70000"),
+        (["--deadline-ms", "0"], "--deadline-ms must be above 0, not 0.0"),
+        (["--grace-s", "nan"], "--grace-s must be at least 0, not nan"),
+        (["--queue", "-1"], "--queue must be at least 1, not -1"),
+        (["--max-bach", "3"], "nearest: --max-batch"),
+    ],
+)
+def test_option_that_makes_no_sense_is_refused_in_one_line(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "model", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_port_in_use_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", str(tmp_path), "--port", port]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    expected = f"cannot listen on 127.0.0.1:{port}: Address already in use; try another --port or --host"
+    assert err == f"vitascope: error: {expected}\n"
