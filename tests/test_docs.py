@@ -17,6 +17,8 @@ import pytest
 
 from tests.test_walkthrough import stated_shapes, take_photos, without_docstrings
 from vitascope.cli import main
+from vitascope.cli.parsing import parse
+from vitascope.cli.serve import Serve
 from vitascope.data import datasets, download, folders, hub_datasets, loading, pack, reading, shards, unpack
 from vitascope.training import defaults
 from vitascope.training.options import AugmentationOptions
@@ -29,8 +31,8 @@ PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS]
 DATA_PAGE = ROOT / "docs" / "data.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+−±]?\d+(?:[.,]\d+)*%?")
-NOT_RUN = {"tensorboard", "pip"}
-"""Programs that a page may name: a server that never ends, an installation."""
+NOT_RUN = {"tensorboard", "pip", "curl"}
+"""Programs that a page may name: a server that never ends, an installation, a client."""
 TRACKERS = ("mlflow", "wandb")
 """What pages import and no test needs: a stand-in takes its place."""
 
@@ -188,6 +190,8 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
         capsys.readouterr()
         if program == "python":
             exec(compile(step, page.name, "exec"), names)  # noqa: S102 - our own page
+        elif step.startswith("vitascope serve"):  # it never ends: tests/deploy/test_serving.py runs it
+            parse(Serve, "serve", shlex.split(step)[2:])
         elif program == "vitascope":
             assert main(shlex.split(step, comments=True)[1:]) == 0, f"{step}\n{capsys.readouterr().err}"
             said[step] = capsys.readouterr().out

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class Bench:
     """Measure how many images a second this machine answers.
 
-    A batch begins with bytes and ends with probabilities; decoding pictures is not in it.
+    A batch begins with bytes and ends with probabilities; nothing is decoded.
     """
 
     model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]] = "vit_b16"
-    """A run folder, a model folder or file, a hub id, an exported file, or a name that `vitascope models`
-    lists, with random weights."""
+    """A run folder, a model folder or file, a hub id, or an exported file.
+    Or a name that `vitascope models` lists, with random weights."""
     batch_sizes: tuple[int, ...] = (1, 8)
     """Images at a time."""
     precisions: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")

@@ -29,8 +29,9 @@ EXAMPLES_AT_ONCE = 32
 class Compress:
     """Make a model faster: merge tokens, prune heads and MLPs.
 
-    What is written is an ordinary model folder. Merging needs no training; train on after pruning, with
-    `vitascope train --weights FOLDER`.
+    What is written is an ordinary model folder.
+
+    Merging needs no training. After pruning: `vitascope train --weights FOLDER`.
     """
 
     model: Model
@@ -44,8 +45,8 @@ class Compress:
     mlp_ratio: MaybeFloat = None
     """Width of the MLPs' hidden layers to keep, over `embed_dim`: 4 in most models."""
     data: MaybeText = None
-    """DATA with the model's classes: its training images say what to prune, its test images what that
-    costs. Default: what the run was trained on."""
+    """DATA with the model's classes: training images say what to prune, test images what it costs.
+    Default: what the run was trained on."""
     images: int = 512
     """Training images that pruning looks at."""
     batch_size: int = 8
