@@ -5,22 +5,22 @@
 #
 # Where a CPU build of torch lies in an index of its own, name that: --build-arg EXTRA_INDEX=URL. Otherwise pip
 # takes the ordinary torch, with what it needs for GPUs. Exported files need an extra: --build-arg EXTRAS=[onnx].
-ARG PYTHON=3.12
+ARG PYTHON=3.11
 FROM python:${PYTHON}-slim AS build
 ARG EXTRA_INDEX=
 ARG EXTRAS=
 WORKDIR /source
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src ./src
-RUN python -m venv /opt/vitascope \
-    && PIP_EXTRA_INDEX_URL="${EXTRA_INDEX}" /opt/vitascope/bin/pip install --no-cache-dir --constraint constraints.txt ".${EXTRAS}"
+RUN python -m venv /venv \
+    && PIP_EXTRA_INDEX_URL="${EXTRA_INDEX}" /venv/bin/pip install --no-cache-dir --constraint constraints.txt ".${EXTRAS}"
 
 FROM python:${PYTHON}-slim
 # libgomp1: OpenMP, which torch and scikit-learn compute with
 RUN apt-get update && apt-get install --yes --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 vitascope
-COPY --from=build /opt/vitascope /opt/vitascope
-ENV PATH=/opt/vitascope/bin:$PATH PYTHONUNBUFFERED=1
+COPY --from=build /venv /venv
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1
 USER vitascope
 WORKDIR /home/vitascope
 EXPOSE 8000
