@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,8 +10,8 @@ from typing import Any
 from vitascope.deploy.artefact import SECTION
 from vitascope.deploy.calibration import LOOKED_AT, Calibration, Rounding
 from vitascope.deploy.graph import INPUT
+from vitascope.deploy.quiet import quiet
 from vitascope.deploy.runtimes import missing_extra
-from vitascope.deploy.telemetry import without_telemetry
 
 LAYERS = ("MatMul", "Convolution")
 PRODUCTS = (*LAYERS, "ScaledDotProductAttention")
@@ -29,7 +26,7 @@ def write_openvino_int8(
     try:
         import openvino
 
-        with without_telemetry():
+        with quiet():
             import nncf
             from nncf.quantization.range_estimator import RangeEstimatorParametersSet
     except ImportError as error:
@@ -80,19 +77,6 @@ def unmoved(op: Any) -> Any:
     while op.get_type_name() in MOVES:
         op = op.input_value(0).get_node()
     return op
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """NNCF without its remarks, and its progress bars on standard error."""
-    logger = logging.getLogger("nncf")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def rounding_of(quantized: Any, inputs: Calibration) -> dict[str, float]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,8 @@ from torch.export import Dim, ExportedProgram
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.artefact import SECTION, ExportedEngine, Metadata
 from vitascope.deploy.graph import INPUT, OUTPUTS, WholeModel
+from vitascope.deploy.quiet import quiet
 from vitascope.deploy.runtimes import OnnxEngine, OpenVinoEngine, ProgramEngine, missing_extra
-from vitascope.deploy.telemetry import without_telemetry
 from vitascope.errors import UserError
 
 OPSET = 20
@@ -65,22 +62,6 @@ def traced(module: WholeModel, preprocess: Preprocess, dynamic_resolution: bool 
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it names the folders of this machine
     return program
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without what exporters say to their own developers."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.__trace", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
 
 
 def write_onnx(program: ExportedProgram, path: Path, about: Metadata) -> None:
@@ -134,7 +115,7 @@ def write_openvino(program: ExportedProgram, path: Path, about: Metadata) -> Non
     except ImportError as error:
         raise missing_extra("openvino", "openvino") from error
     try:
-        with quiet(), without_telemetry():
+        with quiet():
             model = openvino.convert_model(program)
     except OpConversionFailure as error:
         raise RuntimeError(str(error).split("-- ")[-1].strip()) from None  # which operation it lacks
