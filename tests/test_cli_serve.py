@@ -11,7 +11,7 @@ import pytest
 from vitascope.cli import main
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
-from vitascope.deploy.settings import Settings
+from vitascope.deploy.server.settings import Settings
 
 
 def test_help_lists_every_option_and_imports_no_torch() -> None:

@@ -20,11 +20,11 @@ from tests.data import noise, write_picture
 from tests.explain import MODELS
 from tests.model import small_model, small_resnet
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.attention_pack import normalized
 from vitascope.deploy.engine import Engine, TorchEngine
-from vitascope.deploy.samples import samples_for
-from vitascope.deploy.server import create_app
-from vitascope.deploy.settings import Settings
+from vitascope.deploy.server.app import create_app
+from vitascope.deploy.server.attention_pack import normalized
+from vitascope.deploy.server.samples import samples_for
+from vitascope.deploy.server.settings import Settings
 from vitascope.explain.attention import layer_attention
 from vitascope.model.classifier import Classifier
 

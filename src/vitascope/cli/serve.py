@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from vitascope.cli.use import Model
-from vitascope.deploy.settings import Settings
+from vitascope.deploy.server.settings import Settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,6 @@ class Serve:
 
     def call(self) -> None:
         """Serve until a signal."""
-        from vitascope.deploy.serving import serve
+        from vitascope.deploy.server.serving import serve
 
         serve(self.model, self.settings, precision=self.precision, device=self.device)

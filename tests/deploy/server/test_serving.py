@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.deploy.serving import NAMES, picture
+from tests.deploy.server.served import NAMES, picture
 from tests.model import small_model
-from vitascope.deploy.serving import listen, read_token
-from vitascope.deploy.settings import Settings
+from vitascope.deploy.server.serving import listen, read_token
+from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 from vitascope.weights.store import save_pretrained
 

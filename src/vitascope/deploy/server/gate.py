@@ -16,8 +16,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitascope.deploy.requests import Refusal
-from vitascope.deploy.service import Service
+from vitascope.deploy.server.requests import Refusal
+from vitascope.deploy.server.service import Service
 
 ALWAYS_OPEN = ("/", "/livez", "/readyz")
 """What needs no token: whether the server is well, and its page, which holds nothing but itself ..."""

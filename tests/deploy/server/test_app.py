@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from PIL import ExifTags, Image
 
 from tests.data import noise
-from tests.deploy.serving import (
+from tests.deploy.server.served import (
     NAMES,
     POISON,
     Client,
@@ -34,7 +34,7 @@ from tests.deploy.serving import (
 from tests.model import small_resnet
 from vitascope.deploy.engine import TorchEngine
 from vitascope.deploy.predictor import Predictor
-from vitascope.deploy.settings import Settings
+from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 from vitascope.explain.methods import METHODS
 from vitascope.explain.rollout import rollout

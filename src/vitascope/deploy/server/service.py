@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitascope.deploy.batching import Batcher, Expired, Outcome, Overloaded, Work
-from vitascope.deploy.metrics import Metrics
-from vitascope.deploy.requests import Refusal, Upload, check_header, deadline_seconds, read_uploads
-from vitascope.deploy.settings import Settings
+from vitascope.deploy.server.batching import Batcher, Expired, Outcome, Overloaded, Work
+from vitascope.deploy.server.metrics import Metrics
+from vitascope.deploy.server.requests import Refusal, Upload, check_header, deadline_seconds, read_uploads
+from vitascope.deploy.server.settings import Settings
 
 if TYPE_CHECKING:
     import torch

@@ -20,8 +20,8 @@ from tests.data import noise
 from tests.model import small_model
 from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
 from vitascope.deploy.engine import Engine, TorchEngine
-from vitascope.deploy.server import create_app
-from vitascope.deploy.settings import Settings
+from vitascope.deploy.server.app import create_app
+from vitascope.deploy.server.settings import Settings
 from vitascope.weights.store import default_preprocess
 
 NAMES = ("ant", "bee", "cat", "dog", "<script>alert(1)</script>")

@@ -14,8 +14,14 @@ from tests.explain import MODELS
 from tests.model import small_model, small_resnet
 from vitascope import explain
 from vitascope.data.preprocess import Pixels, Preprocess
-from vitascope.deploy.attention_pack import pack_attention, pack_heatmap, pack_picture, quantize, what_fits
 from vitascope.deploy.engine import Engine, TorchEngine
+from vitascope.deploy.server.attention_pack import (
+    pack_attention,
+    pack_heatmap,
+    pack_picture,
+    quantize,
+    what_fits,
+)
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vitascope.deploy.service import Service
-from vitascope.deploy.settings import Settings
+from vitascope.deploy.server.service import Service
+from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def run(
     Raises:
         UserError: the model cannot be loaded.
     """
-    from vitascope.deploy.server import create_app  # heavy: not for the process that only watches workers
+    from vitascope.deploy.server.app import create_app  # heavy: not for the process that only watches workers
 
     sys.setswitchinterval(SWITCH_INTERVAL)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
@@ -173,7 +173,7 @@ def serve(ref: str, settings: Settings, *, precision: str = "auto", device: str 
     Raises:
         UserError: the address cannot be used, the model cannot be loaded, the token cannot be read.
     """
-    from vitascope.deploy import workers
+    from vitascope.deploy.server import workers
 
     os.environ.setdefault(*YIELDING_THREADS)
     token = read_token(settings)

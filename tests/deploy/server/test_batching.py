@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from vitascope.deploy.batching import Batcher, Expired, Outcome, Overloaded, Work
+from vitascope.deploy.server.batching import Batcher, Expired, Outcome, Overloaded, Work
 
 FAR = float("inf")
 

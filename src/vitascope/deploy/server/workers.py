@@ -18,9 +18,9 @@ from types import FrameType
 
 from prometheus_client import multiprocess
 
-from vitascope.deploy.metrics import SHARED_FOLDER
-from vitascope.deploy.serving import OpenEngine, run
-from vitascope.deploy.settings import Settings
+from vitascope.deploy.server.metrics import SHARED_FOLDER
+from vitascope.deploy.server.serving import OpenEngine, run
+from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 
 PAUSE = 1.0

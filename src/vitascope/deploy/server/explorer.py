@@ -1,7 +1,8 @@
 """The attention explorer: its page at `/`, and what the page asks for.
 
 The page is plain files in `web/`, read once and served from memory. It gets a picture's answer and attention
-as one `attention_pack`, and computes everything that it draws from that.
+as one `attention_pack`, and computes everything that it draws from that. Handlers import what needs torch
+when they are asked: the server answers before torch is there.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from vitascope.deploy.attention_pack import pack_attention, pack_heatmap, pack_picture
-from vitascope.deploy.samples import samples_for
+from vitascope.deploy.server.requests import PICTURES, REFUSALS
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vitascope.deploy.service import Service
+    from vitascope.deploy.server.service import Service
 
 KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -66,31 +66,37 @@ def router(service: Service) -> APIRouter:
     async def web_file(name: str, request: Request) -> Response:
         return _answer(pages[name], request) if name in pages else Response(status_code=404)
 
-    @routes.post("/v1/attention", response_class=Response)
+    @routes.post("/v1/attention", response_class=Response, openapi_extra=PICTURES, responses=REFUSALS)
     async def attention(
         request: Request,
         layer: int | None = Query(None, description="one layer alone, from 0"),
         head: int | Literal["mean"] | None = Query(None, description="one head of it, from 0, or `mean`"),
     ) -> Response:
         """A picture's answer and attention as a safetensors file; of a large model, one layer at a time."""
+        from vitascope.deploy.server.attention_pack import pack_attention, pack_picture
+
         if layer is None:
             if head is not None:
                 raise UserError("a head needs its layer: give layer= too")
             return await packed(request, "explore", pack_picture)
         return await packed(request, "attention", pack_attention, layer, head)
 
-    @routes.post("/v1/heatmap", response_class=Response)
+    @routes.post("/v1/heatmap", response_class=Response, openapi_extra=PICTURES, responses=REFUSALS)
     async def heatmap(
         request: Request,
         target: int = Query(description="the class, from 0"),
         method: str = Query("grad-cam", description="one that explains a class"),
     ) -> Response:
         """Where a picture speaks for a class, as a safetensors file."""
+        from vitascope.deploy.server.attention_pack import pack_heatmap
+
         return await packed(request, f"heatmap-{method}", pack_heatmap, method, target)
 
     @routes.get("/v1/samples")
     def samples() -> list[dict[str, str]]:
         """Pictures to try the model on: their names and titles."""
+        from vitascope.deploy.server.samples import samples_for
+
         return [
             {"name": sample.name, "title": sample.title} for sample in samples_for(service.engine.preprocess)
         ]
@@ -98,6 +104,8 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/samples/{name}", response_class=Response)
     def sample(name: str) -> Response:
         """One of the samples."""
+        from vitascope.deploy.server.samples import samples_for
+
         for one in samples_for(service.engine.preprocess):
             if one.name == name:
                 return Response(one.content, media_type=one.kind)
@@ -109,7 +117,7 @@ def router(service: Service) -> APIRouter:
 def web_files() -> dict[str, WebFile]:
     """The page's files by name."""
     found = {}
-    for path in files("vitascope.deploy").joinpath("web").iterdir():
+    for path in files("vitascope.deploy.server").joinpath("web").iterdir():
         kind = KINDS.get(path.name[path.name.rfind(".") :])
         if kind is not None:
             content = path.read_bytes()

@@ -7,12 +7,12 @@ import dataclasses
 import functools
 import io
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from vitascope.deploy.settings import Settings
+from vitascope.deploy.server.settings import Settings
 
 if TYPE_CHECKING:
     from vitascope.data.preprocess import ImageError
@@ -26,6 +26,26 @@ HOW = (
     "send a picture's bytes as Content-Type: image/jpeg, image/png, ... or application/octet-stream, or "
     "files in a multipart/form-data form"
 )
+
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+FORM = {"schema": {"type": "object", "properties": {"image": {"type": "array", "items": BINARY["schema"]}}}}
+PICTURES: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "A picture's bytes, or files in a form.",
+        "content": {"image/*": BINARY, "application/octet-stream": BINARY, "multipart/form-data": FORM},
+    }
+}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"description": "No bearer token, or not the right one."},
+    408: {"description": "The request did not arrive in time."},
+    413: {"description": "The body, or the picture's pixels, are over the limit."},
+    415: {"description": "Not a picture's media type; addresses are not fetched."},
+    422: {"description": "The picture cannot be read, or an option makes no sense."},
+    429: {"description": "No room, or no time before the deadline; Retry-After says when to try again."},
+    503: {"description": "Loading, or stopping."},
+    504: {"description": "The deadline passed."},
+}
 
 
 class Refusal(Exception):  # noqa: N818 - an answer

@@ -16,12 +16,12 @@ from safetensors.torch import load
 from tests.data import noise
 from tests.model import small_model
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.attention_pack import pack_attention, pack_heatmap, pack_picture
 from vitascope.deploy.engine import TorchEngine
-from vitascope.deploy.explorer import KINDS, web_files
-from vitascope.deploy.samples import samples_for
-from vitascope.deploy.server import create_app
-from vitascope.deploy.settings import Settings
+from vitascope.deploy.server.app import create_app
+from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
+from vitascope.deploy.server.explorer import KINDS, web_files
+from vitascope.deploy.server.samples import samples_for
+from vitascope.deploy.server.settings import Settings
 
 NAMES = ("<img src=x onerror=alert(1)>", "b", "c", "d", "e")
 

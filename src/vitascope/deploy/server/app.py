@@ -17,37 +17,18 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from vitascope import __version__
-from vitascope.deploy import explorer
-from vitascope.deploy.api_page import STYLE, api_page
-from vitascope.deploy.batching import Outcome
-from vitascope.deploy.gate import SECURITY, Gate, problem, refused
-from vitascope.deploy.requests import Refusal, Upload
-from vitascope.deploy.service import Service
-from vitascope.deploy.settings import Settings
+from vitascope.deploy.server import explorer
+from vitascope.deploy.server.api_page import STYLE, api_page
+from vitascope.deploy.server.batching import Outcome
+from vitascope.deploy.server.gate import SECURITY, Gate, problem, refused
+from vitascope.deploy.server.requests import PICTURES, REFUSALS, Refusal, Upload
+from vitascope.deploy.server.service import Service
+from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
     from vitascope.deploy.engine import Engine
 
-BINARY = {"schema": {"type": "string", "format": "binary"}}
-FORM = {"schema": {"type": "object", "properties": {"image": {"type": "array", "items": BINARY["schema"]}}}}
-PICTURES: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "A picture's bytes, or files in a form.",
-        "content": {"image/*": BINARY, "application/octet-stream": BINARY, "multipart/form-data": FORM},
-    }
-}
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    401: {"description": "No bearer token, or not the right one."},
-    408: {"description": "The request did not arrive in time."},
-    413: {"description": "The body, or the picture's pixels, are over the limit."},
-    415: {"description": "Not a picture's media type; addresses are not fetched."},
-    422: {"description": "The picture cannot be read, or an option makes no sense."},
-    429: {"description": "No room, or no time before the deadline; Retry-After says when to try again."},
-    503: {"description": "Loading, or stopping."},
-    504: {"description": "The deadline passed."},
-}
 TopK = Annotated[int, Query(ge=1, description="classes a picture, most probable first")]
 
 
@@ -175,7 +156,7 @@ def models(service: Service) -> APIRouter:
         form: Annotated[Literal["json", "png"], Query(alias="format")] = "json",
     ) -> Response:
         """Where the model looks in a picture: a heatmap's numbers, or the picture under it."""
-        from vitascope.deploy import explaining
+        from vitascope.deploy.server import explaining
 
         engine = service.torch_engine()
         pixels = await service.read_picture(request)

@@ -1,0 +1,1 @@
+"""`vitascope serve`: a model over HTTP, and the page that looks into it."""
