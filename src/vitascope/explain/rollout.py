@@ -45,15 +45,24 @@ def rollout(model: Classifier, images: Tensor, fusion: Fusion = "mean", discard:
 
     def add_layer(weights: Tensor) -> None:  # (B, heads, Q, T)
         nonlocal flow
-        fused = without_smallest(_FUSE[fusion](weights.float()), discard)  # (B, Q, T)
-        fused.diagonal(dim1=1, dim2=2).add_(1)  # rows that are read are the first ones, or all
-        step = fused / fused.sum(dim=-1, keepdim=True)
-        flow = step if flow is None else step @ flow
+        flow = next_flow(flow, without_smallest(_FUSE[fusion](weights.float()), discard))
 
     # What is discarded of the last layer depends on all of its rows.
     stream_attention(model, images, add_layer, model.pool.read if discard == 0 else slice(None))
     assert flow is not None
     return to_heatmap(model, images, flow)
+
+
+def next_flow(flow: Tensor | None, fused: Tensor) -> Tensor:
+    """The flow (B, Q, T) through one layer more.
+
+    Args:
+        flow: through the layers before (B, T, T); None before the first.
+        fused: one weight for each pair of tokens (B, Q, T), of all tokens or of the first Q; overwritten.
+    """
+    fused.diagonal(dim1=1, dim2=2).add_(1)
+    fused /= fused.sum(dim=-1, keepdim=True)
+    return fused if flow is None else fused @ flow
 
 
 _FUSE: dict[str, Callable[[Tensor], Tensor]] = {

@@ -35,6 +35,7 @@ from vitascope.errors import UserError
 from vitascope.explain.attention import check_head, check_layer, layer_attention, read_rows
 from vitascope.explain.heatmaps import grid_of
 from vitascope.explain.methods import METHODS, methods_for
+from vitascope.explain.rollout import next_flow
 from vitascope.explain.streams import stream_attention
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
@@ -238,10 +239,7 @@ def _all_layers(model: VisionTransformer, images: Tensor, carried: Carried) -> d
             layer, scale = quantize(weights[0])
             levels.append(layer)
             scales.append(scale)
-        step = weights.mean(dim=1)
-        step.diagonal(dim1=1, dim2=2).add_(1)
-        step /= step.sum(dim=-1, keepdim=True)
-        flow = step if flow is None else step @ flow
+        flow = next_flow(flow, weights.mean(dim=1))
 
     stream_attention(model, images, add_layer)
     assert flow is not None
