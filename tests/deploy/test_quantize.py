@@ -43,7 +43,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def test_images(plain: dict[str, Path]) -> ImageSet:
+def labelled(plain: dict[str, Path]) -> ImageSet:
     """Pictures labelled as the model answers: its accuracy is 100%."""
     engine = OnnxEngine(plain[".onnx"])
     labels = engine.answer([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
@@ -51,12 +51,12 @@ def test_images(plain: dict[str, Path]) -> ImageSet:
 
 
 @pytest.fixture(scope="module", params=[".onnx", ".xml"])
-def done(request: pytest.FixtureRequest, plain, test_images, tmp_path_factory) -> tuple[Path, object]:
+def done(request: pytest.FixtureRequest, plain, labelled, tmp_path_factory) -> tuple[Path, object]:
     """A source, and what was made of it."""
     source = plain[request.param]
     target = tmp_path_factory.mktemp("int8") / f"small{request.param}"
     found = quantize(
-        source, target, calibration=PICTURES, test=test_images, calibration_images=8, max_drop=1.0
+        source, target, calibration=PICTURES, test=labelled, calibration_images=8, max_drop=1.0
     )
     return source, found
 
@@ -101,19 +101,19 @@ def is_matrix(op: object) -> bool:
     return op.get_type_name() == "Constant" and len(op.get_output_shape(0)) == 2 and op.get_byte_size() > 32
 
 
-def test_comparison_counts_answers_and_bytes(done, test_images) -> None:
+def test_comparison_counts_answers_and_bytes(done, labelled) -> None:
     source, found = done
     comparison = found.comparison
     engine = OPEN[source.suffix](found.files[0])
     answers = engine.answer([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
     assert (comparison.images, comparison.before.correct) == (40, 40)
-    assert comparison.after.correct == comparison.same == int((answers == test_images.labels).sum())
+    assert comparison.after.correct == comparison.same == int((answers == labelled.labels).sum())
     assert comparison.after.size == sum(path.stat().st_size for path in found.files)
     assert comparison.drop == pytest.approx(1 - comparison.agreement)
 
 
 def test_too_great_a_drop_leaves_layers_in_float_and_then_refuses(
-    plain, test_images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain, labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
@@ -128,7 +128,7 @@ def test_too_great_a_drop_leaves_layers_in_float_and_then_refuses(
     real = compare
     monkeypatch.setattr(module, "compare", lambda *given: Dropped(real(*given), next(drops)))
     with pytest.raises(UserError, match=r"model8\.onnx is not kept.* 50\.00%, 40\.00%, 30\.00% .*--max-drop"):
-        quantize(plain[".onnx"], tmp_path / "model8.onnx", calibration=PICTURES, test=test_images)
+        quantize(plain[".onnx"], tmp_path / "model8.onnx", calibration=PICTURES, test=labelled)
     assert asked == [(), ("b",), ("b", "d")]
     assert not list(tmp_path.iterdir())
 
@@ -140,7 +140,7 @@ class Dropped:
         self.images, self.drop = found.images, drop
 
 
-def test_layers_in_float_stay_as_they_are(plain, test_images, tmp_path: Path) -> None:
+def test_layers_in_float_stay_as_they_are(plain, labelled, tmp_path: Path) -> None:
     source = plain[".onnx"]
     *_, head = layers_of(onnx.load(source).graph)
     pictures = Calibration(OnnxEngine(source).about, PICTURES, 4, seed=0)
@@ -211,26 +211,26 @@ def test_graph_sees_of_a_calibration_picture_what_it_sees_of_the_original(plain)
         ("model.onnx", "taken.onnx", "nothing is overwritten"),
     ],
 )
-def test_wrong_names_are_refused(name, target, complaint, plain, test_images, tmp_path: Path) -> None:
+def test_wrong_names_are_refused(name, target, complaint, plain, labelled, tmp_path: Path) -> None:
     (tmp_path / "taken.onnx").write_text("mine")
     source = plain[".onnx"].with_name(name)
     with pytest.raises(UserError, match=complaint):
-        quantize(source, tmp_path / target, calibration=PICTURES, test=test_images)
+        quantize(source, tmp_path / target, calibration=PICTURES, test=labelled)
     assert (tmp_path / "taken.onnx").read_text() == "mine"
 
 
-def test_int8_file_is_not_quantized_again(done, test_images, tmp_path: Path) -> None:
+def test_int8_file_is_not_quantized_again(done, labelled, tmp_path: Path) -> None:
     _, found = done
     path = found.files[0]
     with pytest.raises(UserError, match="int8"):
-        quantize(path, tmp_path / path.name, calibration=PICTURES, test=test_images)
+        quantize(path, tmp_path / path.name, calibration=PICTURES, test=labelled)
 
 
-def test_unreadable_test_pictures_are_named_and_many_are_refused(plain, test_images, tmp_path: Path) -> None:
+def test_unreadable_test_pictures_are_named_and_many_are_refused(plain, labelled, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     engine = OnnxEngine(plain[".onnx"])
-    labels = np.append(test_images.labels, 0)
+    labels = np.append(labelled.labels, 0)
     found = compare(engine, engine, ImageSet("test", [*PICTURES, broken], labels, NAMES))
     assert (found.images, found.same, list(found.unreadable)) == (40, 40, [str(broken)])
     with pytest.raises(UserError, match=r"1 of 3 test images cannot be read.*broken\.png"):
