@@ -55,9 +55,7 @@ def done(request: pytest.FixtureRequest, plain, labelled, tmp_path_factory) -> t
     """A source, and what was made of it."""
     source = plain[request.param]
     target = tmp_path_factory.mktemp("int8") / f"small{request.param}"
-    found = quantize(
-        source, target, calibration=PICTURES, test=labelled, calibration_images=8, max_drop=1.0
-    )
+    found = quantize(source, target, calibration=PICTURES, test=labelled, calibration_images=8, max_drop=1.0)
     return source, found
 
 

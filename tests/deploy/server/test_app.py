@@ -6,6 +6,7 @@ import io
 import json
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -464,10 +465,25 @@ def test_client_may_only_shorten_the_deadline() -> None:
     engine = HeldEngine()
 
     async def story() -> None:
-        async with serving(engine, deadline_ms=30) as client:
+        async with serving(engine, deadline_ms=300) as client:
             engine.hold()
             late = await client.predict(grey(2), headers={"X-Deadline-Ms": "60000"})
             assert "while computing" in refusal(late, 504)
+
+    play(story())
+
+
+def test_what_a_request_waited_before_it_was_seen_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitascope.deploy.server.service.LOOK", 0.2)
+
+    async def story() -> None:
+        async with serving(HeldEngine(), deadline_ms=500) as client:
+            service = client.app.state.service
+            time.sleep(1)  # the event loop itself has too much to do
+            await until(lambda: service.lag > 0.5)
+            assert "before they are seen" in refusal(await client.predict(grey(1)), 429)
+            await until(lambda: service.lag < 0.1)
+            assert (await client.predict(grey(1))).status_code == 200
 
     play(story())
 

@@ -128,6 +128,44 @@ def test_workers_share_a_port_add_up_their_numbers_and_stop_together(model: Path
     assert (status, err) == (0, "")
 
 
+def test_killed_worker_is_replaced_and_the_others_answer_meanwhile(model: Path) -> None:
+    with served(model, "--workers", "2", "--no-access-log") as server:
+        pid = server.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        before = {child for child in children.read_text().split() if is_worker(child)}
+        while len(before) < 2:
+            before = {child for child in children.read_text().split() if is_worker(child)}
+        os.kill(int(max(before, key=int)), signal.SIGKILL)
+        after = before
+        while len(after - before) < 1 or len(after) < 2:
+            assert httpx.get(f"{server.url}/livez").status_code == 200
+            after = {child for child in children.read_text().split() if is_worker(child)}
+        status, err = server.end(signal.SIGTERM)
+    assert (status, err) == (0, "vitascope: worker 1 ended (-9); starting another\n")
+
+
+def is_worker(pid: str) -> bool:
+    """Whether a process is a server's, and not what multiprocessing starts beside it."""
+    try:
+        return "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_headers_without_end_are_refused_and_take_no_memory(model: Path) -> None:
+    with served(model, "--no-access-log") as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as client:
+            client.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+            with contextlib.suppress(ConnectionError):  # it may close while this still sends
+                for _ in range(100):
+                    client.sendall(b"a" * 65536)
+                    time.sleep(0.001)
+            with contextlib.suppress(ConnectionError):
+                assert client.recv(1000).startswith(b"HTTP/1.1 400 ")
+        assert httpx.get(f"{server.url}/livez").status_code == 200
+
+
 def test_model_that_cannot_be_loaded_ends_the_server_in_one_line(tmp_path: Path) -> None:
     server = Server(tmp_path, "--workers", "2")
     _, err = server.process.communicate(timeout=60)

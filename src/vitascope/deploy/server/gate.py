@@ -33,6 +33,7 @@ SECURITY = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 """In every answer: pages load from this server alone, and run no scripts that stand in them."""
+IN_EVERY_ANSWER = [(name.lower().encode(), value.encode()) for name, value in SECURITY.items()]
 
 access_log = logging.getLogger("vitascope.access")
 
@@ -68,10 +69,9 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers.update(SECURITY)
+                message["headers"].extend(IN_EVERY_ANSWER)
                 if service.draining:
-                    headers["Connection"] = "close"
+                    MutableHeaders(scope=message)["Connection"] = "close"
             await send(message)
 
         counted = _computes(scope)

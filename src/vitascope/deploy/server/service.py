@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 DECODING_THREADS = 2
+LOOK = 0.05
+"""Seconds between two looks at how late the event loop is."""
 RECENT = 1.0
 """Seconds for which a refusal says that the server is saturated."""
 
@@ -46,6 +48,8 @@ class Service:
         """Whether the server is about to stop: what comes now gets 503."""
         self.in_flight = 0
         """Requests that have been let in and not been answered."""
+        self.lag = 0.0
+        """Seconds that a request has waited before it is seen: how late the event loop was last found."""
         self._open_engine = open_engine
         self._engine: Engine | None = None
         self._last_refusal = float("-inf")
@@ -57,6 +61,7 @@ class Service:
         self._embed = Work("embed", self._embeddings, settings.max_batch)
         self._alone: dict[str, Work] = {}
         self._loading: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     # The model's life
 
@@ -64,6 +69,7 @@ class Service:
         """Begin to load the model, in the background."""
         self._batcher.start()
         self._loading = asyncio.get_running_loop().create_task(self._load())
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     @property
     def is_loading(self) -> bool:
@@ -78,8 +84,9 @@ class Service:
 
     async def stop(self) -> None:
         """Give up whatever is not done."""
-        if self._loading is not None:
-            self._loading.cancel()
+        for task in (self._loading, self._watching):
+            if task is not None:
+                task.cancel()
         await self._batcher.stop()
         self._decoding.shutdown(wait=False, cancel_futures=True)
 
@@ -132,7 +139,10 @@ class Service:
                 ahead = self._batcher.seconds_ahead()
                 raise Overloaded(f"{limit} requests are in work, which is the limit", ahead)
             if at_once:
-                self._batcher.check_room(self._predict, self.deadline(None))
+                deadline = self.deadline(None)
+                if deadline <= self._now():
+                    raise Overloaded(f"requests wait for {self.lag:.1f} s before they are seen", self.lag)
+                self._batcher.check_room(self._predict, deadline)
         except Overloaded as overload:
             raise self._refusal(overload) from overload
 
@@ -147,7 +157,7 @@ class Service:
         self.metrics.in_flight.dec(counted)
 
     def deadline(self, request: Request | None, milliseconds: float | None = None) -> float:
-        """When a request has to be answered, on the event loop's clock; counted from now.
+        """When a request has to be answered, on the event loop's clock; counted from when it came.
 
         Args:
             request: whose X-Deadline-Ms may make it less.
@@ -158,7 +168,7 @@ class Service:
         """
         longest = (self.settings.deadline_ms if milliseconds is None else milliseconds) / 1000
         asked = None if request is None else deadline_seconds(request)
-        return self._now() + (longest if asked is None else min(asked, longest))
+        return self._now() - self.lag + (longest if asked is None else min(asked, longest))
 
     async def read_uploads(self, request: Request) -> list[Upload]:
         """The encoded pictures of a request, one of a raw body, or all files of a form.
@@ -283,6 +293,13 @@ class Service:
         """Open the model in the model's thread, and let it compute, so that no request meets a first time."""
         work = Work("load", lambda _: [self._opened()], 1)
         self._engine = (await self._batcher.submit(work, None, deadline=float("inf"))).value
+
+    async def _watch(self) -> None:
+        """Keep `lag` true: a loop that has more to do than it can is late with everything."""
+        while True:
+            due = self._now() + LOOK
+            await asyncio.sleep(LOOK)
+            self.lag = self._now() - due
 
     def _opened(self) -> Engine:
         import torch

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import Settings
@@ -29,6 +29,8 @@ TOKEN = "VITASCOPE_TOKEN"
 """The environment variable that may hold the bearer token."""
 FAREWELL = 1.0
 """Seconds that open connections have, once the port is closed, to send a last request and get its 503."""
+MAX_HEAD = 65536
+"""Bytes of a request's first line and headers, and as many as one read brings."""
 SWITCH_INTERVAL = 0.0005
 """Seconds after which a thread that runs Python gives way to the model's, which asks for it between any two
 operations: with Python's own 5 ms a small model mostly waits."""
@@ -38,6 +40,32 @@ YIELDING_THREADS = ("OMP_WAIT_POLICY", "PASSIVE")
 they spin, on the core that the event loop, another worker or another program needs."""
 
 OpenEngine = Callable[[], "Engine"]
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's fast HTTP, with a bound on what it has none for: a client that never ends its headers."""
+
+    _in_head = False
+    _head_size = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes; a request's headers may go on in them."""
+        if self._in_head:
+            self._head_size += len(data)
+            if self._head_size > MAX_HEAD:
+                self.send_400_response(f"the headers are over the limit of {MAX_HEAD} bytes")
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """The parser's: a request begins."""
+        self._in_head, self._head_size = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The parser's: its headers are whole."""
+        self._in_head = False
+        super().on_headers_complete()
 
 
 class GracefulServer(uvicorn.Server):
@@ -102,8 +130,8 @@ class GracefulServer(uvicorn.Server):
         for server in self.servers:
             server.close()
 
-    def _protocol(self) -> H11Protocol:
-        return H11Protocol(self.config, self.server_state, self.lifespan.state)
+    def _protocol(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state)
 
 
 def run(
@@ -137,7 +165,7 @@ def run(
     service: Service = app.state.service
     config = uvicorn.Config(
         app,
-        http=H11Protocol,
+        http=Connection,
         log_config=None,
         access_log=False,  # `gate` writes a shorter one
         server_header=False,
