@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from tests.data import noise
+from tests.deploy.server.served import encoded, play, serving
 from tests.model import small_model, small_resnet
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy import export as exporting
@@ -108,6 +109,23 @@ def test_file_tells_all_that_its_engine_needs(made: SimpleNamespace) -> None:
     assert made.engine.num_classes == 5
     assert made.engine.about == made.done.about
     assert made.engine.about.model == json.loads(json.dumps(made.model.config.to_dict()))
+
+
+def test_served_file_answers_as_predict(made: SimpleNamespace) -> None:
+    sent = pictures()
+    wanted = [answer[0] for answer in Predictor(made.engine)(sent, top_k=1)]
+
+    async def story() -> None:
+        async with serving(made.engine) as client:
+            for picture, best in zip(sent, wanted, strict=True):
+                response = await client.predict(encoded(picture))
+                assert response.status_code == 200, response.text
+                answer = response.json()["predictions"][0]
+                assert (answer["label"], answer["index"]) == (best.label, best.index)
+                assert answer["score"] == pytest.approx(best.score, abs=1e-5)
+            assert (await client.post("/v1/explain", content=encoded(sent[0]))).status_code == 501
+
+    play(story())
 
 
 def test_export_says_what_it_wrote_and_compared(made: SimpleNamespace) -> None:

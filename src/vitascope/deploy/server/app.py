@@ -262,4 +262,4 @@ def _answer_errors(app: FastAPI) -> None:
 
 
 def _json(content: dict[str, Any]) -> Response:
-    return Response(json.dumps(content, ensure_ascii=False, allow_nan=False), media_type="application/json")
+    return Response(json.dumps(content, allow_nan=False), media_type="application/json")
