@@ -185,6 +185,24 @@ def test_script_without_vitascope_gives_the_labels_of_predict(made: SimpleNamesp
     assert len(set(labels)) > 1
 
 
+@pytest.mark.parametrize("made", ["openvino"], indirect=True)
+def test_signal_is_survived_after_engines_have_come_and_gone(made: SimpleNamespace) -> None:
+    """OpenVINO's plugin gives the thread a stack for signals, and takes it away when it is unloaded."""
+    code = f"""
+import gc, pathlib, signal
+from vitascope.deploy.runtimes import OpenVinoEngine
+path = pathlib.Path({str(made.path)!r})
+engines = [OpenVinoEngine(path), OpenVinoEngine(path)]
+while engines:
+    engines.pop(0)
+    gc.collect()
+signal.signal(signal.SIGINT, lambda *_: print("heard"))
+signal.raise_signal(signal.SIGINT)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "heard\n", "")
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.95])
 def test_truncated_file_is_refused_in_one_line(made: SimpleNamespace, tmp_path: Path, share: float) -> None:
     for file in made.done.files:

@@ -11,7 +11,7 @@ from vitascope.deploy.artefact import SECTION
 from vitascope.deploy.calibration import LOOKED_AT, Calibration, Rounding
 from vitascope.deploy.graph import INPUT
 from vitascope.deploy.quiet import quiet
-from vitascope.deploy.runtimes import missing_extra
+from vitascope.deploy.runtimes import missing_extra, openvino_core
 
 LAYERS = ("MatMul", "Convolution")
 PRODUCTS = (*LAYERS, "ScaledDotProductAttention")
@@ -31,7 +31,7 @@ def write_openvino_int8(
             from nncf.quantization.range_estimator import RangeEstimatorParametersSet
     except ImportError as error:
         raise missing_extra("openvino", "openvino and nncf") from error
-    model = openvino.Core().read_model(source)
+    model = openvino_core().read_model(source)
     products = [op for op in all_operations(model) if op.get_type_name() in PRODUCTS]
     # Of attention NNCF would round the queries alone, which no kernel of the runtime makes use of; and the
     # matrices that resample a picture are computed, they have no weights.
@@ -91,7 +91,7 @@ def rounding_of(quantized: Any, inputs: Calibration) -> dict[str, float]:
     }
     ports = [port for op in rounded.values() for port in (op.input_value(0), op.output(0))]
     watched = openvino.Model(ports, quantized.get_parameters(), "watched")
-    compiled = openvino.Core().compile_model(watched, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = openvino_core().compile_model(watched, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     pairs = {name: (f"{name} before", f"{name} after") for name in rounded}
     names = [name for pair in pairs.values() for name in pair]
     rounding = Rounding(pairs)

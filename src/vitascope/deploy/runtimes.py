@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Iterator
@@ -113,12 +114,8 @@ class OpenVinoEngine(ExportedEngine):
     """
 
     def __init__(self, path: Path, *, precision: str = "auto") -> None:
-        try:
-            import openvino
-        except ImportError as error:
-            raise missing_extra("openvino", "openvino") from error
+        core = openvino_core()
         check_choice("precision", precision, PRECISIONS)
-        core = openvino.Core()
         with refused_as_broken(path):
             model = core.read_model(path)
             texts = told(model)
@@ -150,6 +147,25 @@ class OpenVinoEngine(ExportedEngine):
             request = self._requests.one = self.compiled.create_infer_request()
         found = request.infer({"pixels": pixels}, share_inputs=True)
         return found["probabilities"], found["logits"]
+
+
+@functools.cache
+def openvino_core() -> Any:
+    """OpenVINO's entry, the one of this process, with what computes on the CPU loaded for good.
+
+    Loaded, that gives the thread another stack for signals, and unloaded it puts back the one that it found.
+    Two that do not end in the reverse order leave a stack that is gone: Ctrl-C then kills the process.
+
+    Raises:
+        UserError: OpenVINO is not installed.
+    """
+    try:
+        import openvino
+    except ImportError as error:
+        raise missing_extra("openvino", "openvino") from error
+    core = openvino.Core()
+    core.get_versions("CPU")  # loads it
+    return core
 
 
 @contextmanager
