@@ -153,3 +153,61 @@ def play(story: Awaitable[Any]) -> None:
         await story
 
     asyncio.run(run())
+
+
+def refusal(response: httpx.Response, status: int) -> str:
+    """The reason of an answer that is an error."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    (reason,) = response.json().values()
+    assert list(response.json()) == ["error"]
+    return reason
+
+
+class Sender:
+    """A client of the ASGI application itself: sends chunks as the server asks for them, and may go away."""
+
+    def __init__(self, app: FastAPI, headers: dict[str, str] | None = None) -> None:
+        self.app = app
+        self.scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": "/v1/predict",
+            "raw_path": b"/v1/predict",
+            "query_string": b"",
+            "headers": [
+                (name.encode(), value.encode())
+                for name, value in {"host": "localhost", **(headers or {})}.items()
+            ],
+        }
+        self.asked = 0
+        self.gone = asyncio.Event()
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+
+    async def send(self, chunks: AsyncIterator[bytes], *, end: bool = True) -> int:
+        async def receive() -> dict[str, Any]:
+            self.asked += 1
+            async for chunk in chunks:
+                return {"type": "http.request", "body": chunk, "more_body": True}
+            if end and not self.gone.is_set() and not self.ended:
+                self.ended = True
+                return {"type": "http.request", "body": b"", "more_body": False}
+            await self.gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def answer(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                self.status, self.headers = message["status"], dict(message["headers"])
+
+        self.ended = False
+        await self.app(self.scope, receive, answer)
+        return self.status
+
+
+async def chunks_of(content: bytes, times: int) -> AsyncIterator[bytes]:
+    for _ in range(times):
+        yield content

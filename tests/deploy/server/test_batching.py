@@ -78,6 +78,7 @@ def play(
         finally:
             model.go.set()
             await scene.batcher.stop()
+            await asyncio.to_thread(scene.batcher._thread.shutdown)  # what was held is noted by then
         return model
 
     return asyncio.run(run())

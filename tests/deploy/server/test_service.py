@@ -1,0 +1,223 @@
+"""More than can be computed, deadlines, clients that go, and the model's life."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from tests.deploy.server.served import (
+    POISON,
+    HeldEngine,
+    Sender,
+    chunks_of,
+    grey,
+    play,
+    refusal,
+    serving,
+    until,
+)
+from vitascope.errors import UserError
+
+
+def test_load_over_capacity_is_refused_with_when_to_come_again_and_passes() -> None:
+    engine = HeldEngine()
+
+    async def story() -> None:
+        async with serving(engine, queue=4, max_batch=2) as client:
+            engine.hold()
+            accepted = [client.predict(grey(number)) for number in range(4)]
+            await until(lambda: client.app.state.service.in_flight == 4)
+            refused = await asyncio.gather(*(client.predict(grey(9)) for _ in range(8)))
+            for answer in refused:
+                assert "4 requests are in work" in refusal(answer, 429)
+                assert int(answer.headers["retry-after"]) >= 1
+            assert "saturated" in refusal(await client.get("/readyz"), 503)
+            assert (await client.get("/livez")).status_code == 200
+            engine.go.set()
+            assert {answer.status_code for answer in await asyncio.gather(*accepted)} == {200}
+            assert (await client.predict(grey(5))).status_code == 200
+            assert await client.counted("vitascope_refused_total") == 8
+            assert client.app.state.service.in_flight == 0
+        assert sorted(engine.computed()) == [0, 1, 2, 3, 5]
+
+    play(story())
+
+
+def test_nothing_of_a_refused_body_is_read() -> None:
+    engine = HeldEngine()
+
+    async def story() -> None:
+        async with serving(engine, queue=1) as client:
+            engine.hold()
+            accepted = client.predict(grey(1))
+            await until(lambda: client.app.state.service.in_flight == 1)
+            refused = Sender(client.app)
+            assert await refused.send(chunks_of(grey(2), 1)) == 429
+            assert refused.asked == 0
+            engine.go.set()
+            await accepted
+
+    play(story())
+
+
+def test_deadline_that_passes_in_the_queue_is_a_504_and_never_computed() -> None:
+    engine = HeldEngine()
+
+    async def story() -> None:
+        async with serving(engine) as client:
+            engine.hold()
+            first = client.predict(grey(1))
+            await asyncio.to_thread(engine.begun.wait, 30)
+            late = await client.predict(grey(2), headers={"X-Deadline-Ms": "30"})
+            assert "waiting in the queue" in refusal(late, 504)
+            engine.go.set()
+            assert (await first).status_code == 200
+            assert await client.counted("vitascope_expired_total") == 1
+        assert engine.computed() == [1]
+
+    play(story())
+
+
+def test_client_may_only_shorten_the_deadline() -> None:
+    engine = HeldEngine()
+
+    async def story() -> None:
+        async with serving(engine, deadline_ms=300) as client:
+            engine.hold()
+            late = await client.predict(grey(2), headers={"X-Deadline-Ms": "60000"})
+            assert "while computing" in refusal(late, 504)
+
+    play(story())
+
+
+def test_what_a_request_waited_before_it_was_seen_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitascope.deploy.server.service.LOOK", 0.2)
+
+    async def story() -> None:
+        async with serving(HeldEngine(), deadline_ms=500) as client:
+            service = client.app.state.service
+            time.sleep(1)  # the event loop itself has too much to do
+            await until(lambda: service.lag > 0.5)
+            assert "before they are seen" in refusal(await client.predict(grey(1)), 429)
+            await until(lambda: service.lag < 0.1)
+            assert (await client.predict(grey(1))).status_code == 200
+
+    play(story())
+
+
+def test_client_that_goes_while_it_waits_is_never_computed() -> None:
+    engine = HeldEngine()
+
+    async def story() -> None:
+        async with serving(engine) as client:
+            service = client.app.state.service
+            engine.hold()
+            first = client.predict(grey(1))
+            await asyncio.to_thread(engine.begun.wait, 30)
+            leaver = Sender(client.app)
+            leaving = asyncio.ensure_future(leaver.send(chunks_of(grey(2), 1)))
+            await until(lambda: service._batcher.waiting == 1)
+            leaver.gone.set()
+            await leaving
+            assert service._batcher.waiting == 0
+            engine.go.set()
+            await first
+            assert await client.counted("vitascope_abandoned_total") == 1
+        assert engine.computed() == [1]
+
+    play(story())
+
+
+def test_poison_picture_fails_its_own_request_only() -> None:
+    engine = HeldEngine()
+
+    async def story() -> None:
+        async with serving(engine) as client:
+            engine.hold()
+            first = client.predict(grey(1))
+            await asyncio.to_thread(engine.begun.wait, 30)
+            tasks = [client.predict(content) for content in (grey(2), b"broken", grey(POISON), grey(3))]
+            await until(lambda: client.app.state.service._batcher.waiting == 3)
+            engine.go.set()
+            good, broken, poison, other = await asyncio.gather(*tasks)
+            assert "not a picture" in refusal(broken, 422)
+            assert "a fault of the server's" in refusal(poison, 500)
+            assert good.status_code == other.status_code == (await first).status_code == 200
+            assert (await client.predict(grey(4))).status_code == 200
+
+    play(story())
+
+
+def test_server_lives_while_the_model_loads_and_is_ready_when_it_has() -> None:
+    loaded = threading.Event()
+
+    def load() -> HeldEngine:
+        assert loaded.wait(30)
+        return HeldEngine()
+
+    async def story() -> None:
+        async with serving(load, ready=False) as client:
+            assert (await client.get("/livez")).status_code == 200
+            said = refusal(await client.get("/readyz"), 503)
+            assert said == "the model is still loading"
+            early = await client.predict(grey(1))
+            assert said == refusal(early, 503)
+            assert early.headers["retry-after"] == "1"
+            loaded.set()
+            await until(lambda: client.app.state.service.why_not_ready() == "")
+            assert (await client.get("/readyz")).status_code == 200
+            assert (await client.predict(grey(1))).status_code == 200
+
+    play(story())
+
+
+def test_model_that_cannot_be_loaded_is_told() -> None:
+    def load() -> HeldEngine:
+        raise UserError("no such model")
+
+    async def story() -> None:
+        async with serving(load, ready=False) as client:
+            service = client.app.state.service
+            await until(lambda: service.fault is not None)
+            assert "cannot be loaded: no such model" in refusal(await client.get("/readyz"), 503)
+            assert isinstance(service.fault, UserError)
+
+    play(story())
+
+
+def test_server_lives_while_the_model_hangs_and_is_not_ready() -> None:
+    engine = HeldEngine()
+
+    async def story() -> None:
+        async with serving(engine, stalled_s=0.05) as client:
+            engine.hold()
+            hung = client.predict(grey(1))
+            await asyncio.to_thread(engine.begun.wait, 30)
+            await until(lambda: "has not answered" in client.app.state.service.why_not_ready())
+            assert (await client.get("/livez")).status_code == 200
+            assert "the model has not answered for" in refusal(await client.get("/readyz"), 503)
+            engine.go.set()
+            await hung
+            assert (await client.get("/readyz")).status_code == 200
+
+    play(story())
+
+
+def test_stopping_server_refuses_what_is_new_and_finishes_what_it_has() -> None:
+    engine = HeldEngine()
+
+    async def story() -> None:
+        async with serving(engine) as client:
+            engine.hold()
+            accepted = client.predict(grey(1))
+            await asyncio.to_thread(engine.begun.wait, 30)
+            client.app.state.service.draining = True
+            refused = await client.predict(grey(2))
+            assert "stopping" in refusal(refused, 503)
+            assert refused.headers["connection"] == "close"
+            assert "stopping" in refusal(await client.get("/readyz"), 503)
+            engine.go.set()
+            assert (await accepted).status_code == 200
+
+    play(story())
