@@ -46,7 +46,7 @@ HELP_SOURCES = [
     ROOT / "training" / "options.py",
     *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "compress", "export", "pack")),
     *(ROOT / "cli" / f"{name}.py" for name in ("bench", "predict", "report", "serve", "train", "use")),
-    ROOT / "deploy" / "settings.py",
+    ROOT / "deploy" / "server" / "settings.py",
 ]
 POSITIONAL = {
     "pack": {"data", "out"},
