@@ -43,6 +43,7 @@ from contestants import inference_entrants, peer_inference_entrant, write_peer_w
 from exported import RUNTIMES, exported_engine, exported_entrant, int8_matmul_entrants
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
+from vitascope.data.preprocess import ImageSource
 from vitascope.deploy.engine import Engine, open_engine
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import bf16_units
@@ -140,15 +141,26 @@ def max_flops(results: Sequence[Result], dtype: torch.dtype) -> float:
     return max(r.flops_per_second for r in results if not r.entrant.images and r.entrant.dtype == dtype)
 
 
-def agreement_table(case: Case, data: str, count: int) -> str:
+@dataclasses.dataclass(frozen=True)
+class Pictures:
+    """Labelled pictures of the model's classes."""
+
+    sources: list[ImageSource]
+    labels: np.ndarray
+
+    @classmethod
+    def of(cls, data: str, count: int) -> Pictures:
+        """As many test images of a data set, evenly drawn."""
+        images = open_data(data).test
+        if images is None:
+            raise SystemExit(f"{data} has no test images")
+        chosen = np.linspace(0, len(images) - 1, min(count, len(images))).astype(int)
+        return cls([images.sources[index] for index in chosen], np.asarray(images.labels)[chosen])
+
+
+def agreement_table(case: Case, pictures: Pictures) -> str:
     """How often each of ours and each file gives the class of our fp32, and the right one."""
     assert case.model is not None
-    images = open_data(data).test
-    if images is None:
-        raise SystemExit(f"{data} has no test images")
-    chosen = np.linspace(0, len(images) - 1, min(count, len(images))).astype(int)
-    labels = np.asarray(images.labels)[chosen]
-    sources = [images.sources[index] for index in chosen]
     engines: dict[str, Engine] = {
         f"vitascope {precision}": open_engine(case.model, precision=precision, device="cpu")
         for precision in ("fp32", "bf16", "auto")
@@ -159,18 +171,18 @@ def agreement_table(case: Case, data: str, count: int) -> str:
     }
     answers = {}
     for name, engine in engines.items():
-        note(f"{name}: {len(sources)} pictures")
-        answers[name] = top_classes(engine, sources)
+        note(f"{name}: {len(pictures.sources)} pictures")
+        answers[name] = top_classes(engine, pictures.sources)
     reference = answers["vitascope fp32"]
     rows = [
-        (name, f"{np.mean(found == reference):.1%}", f"{np.mean(found == labels):.1%}")
+        (name, f"{np.mean(found == reference):.1%}", f"{np.mean(found == pictures.labels):.1%}")
         for name, found in answers.items()
     ]
     table = markdown_table(("entrant", "top-1 as our fp32", "right"), rows)
-    return f"## On {len(sources)} real pictures\n\n{table}"
+    return f"## On {len(pictures.sources)} real pictures\n\n{table}"
 
 
-def top_classes(engine: Engine, sources: Sequence[object]) -> np.ndarray:
+def top_classes(engine: Engine, sources: Sequence[ImageSource]) -> np.ndarray:
     """The most probable class of each picture (N,)."""
     found = []
     for start in range(0, len(sources), AGREEMENT_BATCH):
@@ -210,6 +222,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     report = heading("Inference on a CPU: ViT-B/16 at 224 pixels", arguments)
+    pictures = Pictures.of(arguments.data, arguments.images) if arguments.data else None
     with tempfile.TemporaryDirectory() as folder:
         case = case_of(arguments, Path(folder))
         with Contest(arguments.rounds, timing_of(arguments)) as contest:
@@ -217,8 +230,8 @@ def main() -> None:
                 results = contest.run(f"batch {batch_size}", case.entrants(batch_size))
                 lines = "\n".join(claims(results))
                 report += f"\n\n## Batch {batch_size}\n\n{comparison_table(results)}\n\n{lines}"
-        if arguments.data:
-            report += f"\n\n{agreement_table(case, arguments.data, arguments.images)}"
+        if pictures is not None:
+            report += f"\n\n{agreement_table(case, pictures)}"
     weights = "Random weights, each its own." if case.model is None else "All have the same weights."
     publish("cpu_inference", f"{report}\n\n{missing_peers(PEERS)}{NOTES} {weights}", arguments)
 

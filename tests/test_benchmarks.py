@@ -758,7 +758,7 @@ def test_agreement_is_of_real_pictures_with_our_fp32(monkeypatch: pytest.MonkeyP
         cpu_inference, "top_classes", lambda engine, sources: cpu_inference.np.array(answers[engine])
     )
     case = cpu_inference.Case(config=small_config(), model="model", weights={}, exported={})
-    lines = cpu_inference.agreement_table(case, "data", 4).splitlines()
+    lines = cpu_inference.agreement_table(case, cpu_inference.Pictures.of("data", 4)).splitlines()
     assert lines[0] == "## On 4 real pictures"
     rows = [re.split(r" *\| *", line)[1:-1] for line in lines[4:]]
     assert rows == [
