@@ -215,7 +215,9 @@ def random_report(arguments: argparse.Namespace) -> str:
 
 def trained_report(arguments: argparse.Namespace) -> str:
     """Accuracy against images per second."""
-    report = heading(f"Accuracy against images/s, batch {arguments.batch_size}", arguments)
+    report = heading(
+        f"Accuracy against images/s, batch {arguments.batch_size}, {arguments.precision}", arguments
+    )
     with tempfile.TemporaryDirectory() as temporary:
         found = list(variants(arguments, Path(temporary)))
         with Contest(arguments.rounds, timing_of(arguments)) as contest:
