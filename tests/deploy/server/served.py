@@ -114,6 +114,13 @@ class Client(httpx.AsyncClient):
     def predict(self, content: bytes, **options: Any) -> asyncio.Task[httpx.Response]:
         return asyncio.ensure_future(self.post("/v1/predict", content=content, **options))
 
+    async def holding(self, engine: HeldEngine) -> asyncio.Task[httpx.Response]:
+        """A prediction, of brightness 1, in the middle of which the engine is held."""
+        engine.hold()
+        first = self.predict(grey(1))
+        await asyncio.to_thread(engine.begun.wait, 30)
+        return first
+
     async def counted(self, name: str) -> float:
         """A number of /metrics, whatever its labels, added up."""
         lines = (await self.get("/metrics")).text.splitlines()

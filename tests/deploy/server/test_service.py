@@ -49,9 +49,7 @@ def test_nothing_of_a_refused_body_is_read() -> None:
 
     async def story() -> None:
         async with serving(engine, queue=1) as client:
-            engine.hold()
-            accepted = client.predict(grey(1))
-            await until(lambda: client.app.state.service.in_flight == 1)
+            accepted = await client.holding(engine)
             refused = Sender(client.app)
             assert await refused.send(chunks_of(grey(2), 1)) == 429
             assert refused.asked == 0
@@ -66,9 +64,7 @@ def test_deadline_that_passes_in_the_queue_is_a_504_and_never_computed() -> None
 
     async def story() -> None:
         async with serving(engine) as client:
-            engine.hold()
-            first = client.predict(grey(1))
-            await asyncio.to_thread(engine.begun.wait, 30)
+            first = await client.holding(engine)
             late = await client.predict(grey(2), headers={"X-Deadline-Ms": "30"})
             assert "waiting in the queue" in refusal(late, 504)
             engine.go.set()
@@ -112,9 +108,7 @@ def test_client_that_goes_while_it_waits_is_never_computed() -> None:
     async def story() -> None:
         async with serving(engine) as client:
             service = client.app.state.service
-            engine.hold()
-            first = client.predict(grey(1))
-            await asyncio.to_thread(engine.begun.wait, 30)
+            first = await client.holding(engine)
             leaver = Sender(client.app)
             leaving = asyncio.ensure_future(leaver.send(chunks_of(grey(2), 1)))
             await until(lambda: service._batcher.waiting == 1)
@@ -134,9 +128,7 @@ def test_poison_picture_fails_its_own_request_only() -> None:
 
     async def story() -> None:
         async with serving(engine) as client:
-            engine.hold()
-            first = client.predict(grey(1))
-            await asyncio.to_thread(engine.begun.wait, 30)
+            first = await client.holding(engine)
             tasks = [client.predict(content) for content in (grey(2), b"broken", grey(POISON), grey(3))]
             await until(lambda: client.app.state.service._batcher.waiting == 3)
             engine.go.set()
@@ -191,9 +183,7 @@ def test_server_lives_while_the_model_hangs_and_is_not_ready() -> None:
 
     async def story() -> None:
         async with serving(engine, stalled_s=0.05) as client:
-            engine.hold()
-            hung = client.predict(grey(1))
-            await asyncio.to_thread(engine.begun.wait, 30)
+            hung = await client.holding(engine)
             await until(lambda: "has not answered" in client.app.state.service.why_not_ready())
             assert (await client.get("/livez")).status_code == 200
             assert "the model has not answered for" in refusal(await client.get("/readyz"), 503)
@@ -209,9 +199,7 @@ def test_stopping_server_refuses_what_is_new_and_finishes_what_it_has() -> None:
 
     async def story() -> None:
         async with serving(engine) as client:
-            engine.hold()
-            accepted = client.predict(grey(1))
-            await asyncio.to_thread(engine.begun.wait, 30)
+            accepted = await client.holding(engine)
             client.app.state.service.draining = True
             refused = await client.predict(grey(2))
             assert "stopping" in refusal(refused, 503)
