@@ -214,6 +214,29 @@ def test_truncated_file_is_refused_in_one_line(made: SimpleNamespace, tmp_path: 
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_full_disk_is_told_before_anything_is_written(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10_000))
+    path = tmp_path / f"model{FORMATS[format].suffix}"
+    with pytest.raises(UserError, match=r"takes about 0\.\d MB, and the disk has 0\.0 MB free"):
+        export(small_model(), fit_for(3), path, format=format, images=pictures())
+    assert not list(tmp_path.iterdir())
+
+
+def test_disk_that_fills_up_meanwhile_is_not_blamed_on_the_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(FORMATS, "torch", dataclasses.replace(FORMATS["torch"], write=full))
+    with pytest.raises(OSError, match="No space left"):
+        export(small_model(), fit_for(3), tmp_path / "model.pt2", format="torch", images=pictures())
+    assert not list(tmp_path.iterdir())
+
+
 def test_existing_file_is_not_overwritten(made: SimpleNamespace) -> None:
     before = made.path.read_bytes()
     with pytest.raises(UserError, match="there already"):

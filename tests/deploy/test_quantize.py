@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -245,3 +246,12 @@ def test_calibration_count_is_in_the_file(done) -> None:
         texts = {"calibration_images": str(model.get_rt_info(["vitascope", "calibration_images"]).value)}
     assert json.loads(texts["calibration_images"]) == found.calibration_images == 8
     assert isinstance(OPEN[source.suffix](path).about, Metadata)
+
+
+def test_full_disk_is_told_before_anything_is_written(
+    plain, labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10_000))
+    with pytest.raises(UserError, match=r"takes about 0\.\d MB, and the disk has 0\.0 MB free"):
+        quantize(plain[".xml"], tmp_path / "int8.xml", calibration=PICTURES, test=labelled)
+    assert not list(tmp_path.iterdir())

@@ -23,7 +23,7 @@ from vitascope.deploy.agreement import (
 from vitascope.deploy.artefact import ExportedEngine, Metadata, whole_picture
 from vitascope.deploy.graph import INPUT_MODES, InputMode, WholeModel
 from vitascope.deploy.runtimes import first_line
-from vitascope.deploy.writers import FORMATS, check_path, traced
+from vitascope.deploy.writers import FORMATS, check_path, check_room, settled, traced
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.resnet_config import ResNetConfig
@@ -107,6 +107,7 @@ def export(
     sources = images or sample_pictures()
     pictures = [read_picture(image, preprocess) for image in sources]
     path.parent.mkdir(parents=True, exist_ok=True)
+    check_room(path, 4 * model.config.num_parameters)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as aside:
         written = Path(aside) / path.name
         with refused_in_one_line(path.name, format, dynamic_resolution):
@@ -116,15 +117,8 @@ def export(
             if dynamic_resolution:
                 prove_another_size(engine, module, sources[:4])
         refuse_other_answers(found, path.name)
-        files = [written, *sorted(file for file in Path(aside).iterdir() if file != written)]
-        for file in reversed(files):  # the one that is opened comes last: it is never there without the rest
-            os.replace(file, path.parent / file.name)
-    return Export(
-        files=[path.parent / file.name for file in files],
-        about=about,
-        agreement=found,
-        dynamic_resolution=dynamic_resolution,
-    )
+        files = settled(Path(aside), path)
+    return Export(files=files, about=about, agreement=found, dynamic_resolution=dynamic_resolution)
 
 
 def check_dynamic(model: Classifier, takes: InputMode, format: str) -> None:
@@ -163,7 +157,7 @@ def refused_in_one_line(name: str, format: str, dynamic_resolution: bool) -> Ite
     """Exporters and runtimes raise whatever they stumble over; users get what it means for them."""
     try:
         yield
-    except UserError:
+    except (UserError, OSError):  # a full disk is not the format's fault
         raise
     except Exception as error:
         reason: BaseException = error

@@ -17,10 +17,11 @@ from vitascope.data.preprocess import ImageSource
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.artefact import ExportedEngine, Metadata
 from vitascope.deploy.calibration import Calibration
-from vitascope.deploy.measure import Comparison, compare
+from vitascope.deploy.measure import Comparison, compare, size_of
 from vitascope.deploy.quantize_onnx import write_onnx_int8
 from vitascope.deploy.quantize_openvino import write_openvino_int8
 from vitascope.deploy.runtimes import OnnxEngine, OpenVinoEngine
+from vitascope.deploy.writers import check_room, refuse_existing, settled
 from vitascope.errors import UserError
 
 CALIBRATION_IMAGES = 300
@@ -110,6 +111,7 @@ def quantize(
     texts = described(plain.about, len(pictures))
     attempts: list[Comparison] = []
     target.parent.mkdir(parents=True, exist_ok=True)
+    check_room(target, size_of(source))  # an ONNX file is written once more in fp32
     with tempfile.TemporaryDirectory(prefix=".int8-", dir=target.parent) as aside:
         losses: dict[str, float] = {}
         for share in FLOAT_SHARES:
@@ -141,9 +143,7 @@ def check(source: Path, target: Path, max_drop: float) -> Format:
         raise UserError(f"{source}: int8 is for files that end in {' or '.join(FORMATS)}")
     if target.suffix != source.suffix:
         raise UserError(f"{target}: the int8 file of {source.name} ends in {source.suffix}")
-    taken = [file for file in (target, target.with_suffix(".bin")) if file.exists()]
-    if taken:
-        raise UserError(f"{taken[0]}: there already, and nothing is overwritten; remove it or name another")
+    refuse_existing([target, target.with_suffix(".bin")])
     if not 0 <= max_drop <= 1:
         raise UserError(f"max_drop is a share from 0 to 1, not {max_drop:g}")
     return FORMATS[source.suffix]
@@ -160,11 +160,3 @@ def worst(losses: Mapping[str, float], share: float) -> tuple[str, ...]:
     count = -(-len(losses) * share // 1)  # rounded up
     ranked = sorted(losses, key=lambda name: losses[name], reverse=True)[: int(count)]
     return tuple(name for name in losses if name in ranked)
-
-
-def settled(folder: Path, target: Path) -> list[Path]:
-    """The files of a folder, moved beside the target: it comes last, and is never there without the rest."""
-    rest = sorted(file for file in folder.iterdir() if file.name != target.name)
-    for file in [*rest, folder / target.name]:
-        os.replace(file, target.parent / file.name)
-    return [target, *(target.parent / file.name for file in rest)]

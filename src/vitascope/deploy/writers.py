@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +42,32 @@ def check_path(path: Path, kind: Format) -> None:
     """Refuse a name that does not fit the format, and files that exist."""
     if path.suffix != kind.suffix:
         raise UserError(f"{path}: files of this format end in {kind.suffix}: {path.with_suffix(kind.suffix)}")
-    taken = [file for file in map(path.with_suffix, (kind.suffix, *kind.beside)) if file.exists()]
-    if taken:
-        raise UserError(f"{taken[0]}: there already, and nothing is overwritten; remove it or name another")
+    refuse_existing([path.with_suffix(suffix) for suffix in (kind.suffix, *kind.beside)])
+
+
+def refuse_existing(files: Iterable[Path]) -> None:
+    """Refuse to overwrite."""
+    for file in files:
+        if file.exists():
+            raise UserError(f"{file}: there already, and nothing is overwritten; remove it or name another")
+
+
+def check_room(path: Path, size: int) -> None:
+    """Refuse what the disk has no room for: libraries report a full one in ways that nobody understands."""
+    free = shutil.disk_usage(path.parent).free
+    if free < size:
+        raise UserError(
+            f"{path} takes about {size / 1e6:,.1f} MB, and the disk has {free / 1e6:,.1f} MB free; "
+            "free some, or name a file on another"
+        )
+
+
+def settled(folder: Path, target: Path) -> list[Path]:
+    """The files of a folder, moved beside the target: it comes last, and is never there without the rest."""
+    rest = sorted(file for file in folder.iterdir() if file.name != target.name)
+    for file in [*rest, folder / target.name]:
+        os.replace(file, target.parent / file.name)
+    return [target, *(target.parent / file.name for file in rest)]
 
 
 def traced(module: WholeModel, preprocess: Preprocess, dynamic_resolution: bool = False) -> ExportedProgram:
