@@ -238,18 +238,21 @@ def fill_disk(file: AnswerFile) -> None:
         file.write(Answer(f"{number}.png", [], "x" * 100))
 
 
-def test_name_that_is_no_utf8_survives_in_both_formats(engine: Engine, tmp_path: Path) -> None:
+def test_names_that_are_no_utf8_survive_in_both_formats(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    odd = os.fsdecode(b"\xe9.png")
-    answer = Answer(odd, [Prediction("ant", 0, 0.5)])
-    assert json.loads(as_line(answer).encode("utf-8"))["image"] == odd
+    odd, label = os.fsdecode(b"\xe9.png"), os.fsdecode(b"\xe9t\xe9")  # a folder of pictures names its class
+    engine = engine_of(names=(label, *NAMES[1:]))
+    answer = Answer(odd, [Prediction(label, 0, 0.5)])
+    line = json.loads(as_line(answer).encode("utf-8"))
+    assert (line["image"], line["predictions"][0]["label"]) == (odd, label)
     for suffix in (".jsonl", ".parquet"):
         with AnswerFile(tmp_path / f"o{suffix}", engine) as file:
             file.write(answer)
             file.finish()
         with AnswerFile(tmp_path / f"o{suffix}", engine, resume=True) as file:
             assert list(file.remaining([odd, "other.png"])) == ["other.png"]
-    assert rows(tmp_path / "o.parquet")[0]["image"] == r"\udce9.png"
+    row = rows(tmp_path / "o.parquet")[0]
+    assert (row["image"], row["predictions"][0]["label"]) == (r"\udce9.png", r"\udce9t\udce9")
 
 
 def test_reasons_are_kept_for_a_few_and_counted_for_all() -> None:

@@ -32,17 +32,19 @@ def write_parquet(lines: Path, out: Path, origin: Mapping[str, Any]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    guess = pa.struct([("label", pa.string()), ("index", pa.int32()), ("score", pa.float32())])
-    columns = [("image", pa.string()), ("predictions", pa.list_(guess)), ("error", pa.string())]
+    prediction = pa.struct([("label", pa.string()), ("index", pa.int32()), ("score", pa.float32())])
+    columns = [("image", pa.string()), ("predictions", pa.list_(prediction)), ("error", pa.string())]
     schema = pa.schema(columns, metadata={_METADATA: json.dumps(origin)})
     aside = out.with_name(f"{out.name}.partial")
     try:
         with open(lines, encoding="utf-8") as file, pq.ParquetWriter(aside, schema) as writer:
             while rows := [json.loads(line) for line in itertools.islice(file, ROWS)]:
-                for row in rows:  # a name that is no UTF-8 is a surrogate in JSON, and none in Parquet
+                for row in rows:  # what is no UTF-8 is a surrogate in JSON, and none in Parquet
                     row["image"] = printable(row["image"])
                     if "error" in row:
                         row["error"] = printable(row["error"])
+                    for guess in row.get("predictions", ()):
+                        guess["label"] = printable(guess["label"])
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
         with open(aside, "rb") as file_aside:
             os.fsync(file_aside.fileno())
