@@ -13,7 +13,7 @@ from PIL import Image
 from tests.data import noise
 from tests.model import law, small_config
 from vitascope.data.preprocess import ImageError, Preprocess
-from vitascope.deploy.artefact import ArtefactError, Metadata, whole_picture
+from vitascope.deploy.artefact import ArtefactError, Metadata
 from vitascope.errors import UserError
 
 FILE = Path("model.onnx")
@@ -83,20 +83,20 @@ def test_whole_picture_is_upright_and_in_the_model_colours() -> None:
     grey = Preprocess(image_size=(8, 8), channels=1, mean=(0.5,), std=(0.5,))
     picture = noise(6, 9)
     np.testing.assert_array_equal(
-        whole_picture(picture, Preprocess(image_size=(8, 8))), picture.transpose(2, 0, 1)
+        Preprocess(image_size=(8, 8)).whole_pixels(picture), picture.transpose(2, 0, 1)
     )
     np.testing.assert_array_equal(
-        whole_picture(picture, grey)[0], np.asarray(Image.fromarray(picture).convert("L"))
+        grey.whole_pixels(picture)[0], np.asarray(Image.fromarray(picture).convert("L"))
     )
     turned = Image.fromarray(picture)
     turned.getexif()[0x0112] = 6  # lies on its right side
-    assert whole_picture(turned, grey).shape == (1, 9, 6)
-    assert whole_picture(turned, dataclasses.replace(grey, exif_orientation=False)).shape == (1, 6, 9)
+    assert grey.whole_pixels(turned).shape == (1, 9, 6)
+    assert dataclasses.replace(grey, exif_orientation=False).whole_pixels(turned).shape == (1, 6, 9)
 
 
 def test_what_is_no_picture_is_refused() -> None:
     with pytest.raises(ImageError):
-        whole_picture(b"no picture", Preprocess(image_size=(8, 8)))
+        Preprocess(image_size=(8, 8)).whole_pixels(b"no picture")
     five = Preprocess(image_size=(8, 8), channels=5, mean=(0.5,) * 5, std=(0.5,) * 5)
     with pytest.raises(UserError, match="the model has 5"):
-        whole_picture(noise(6, 9), five)
+        five.whole_pixels(noise(6, 9))

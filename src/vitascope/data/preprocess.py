@@ -22,14 +22,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vitascope.errors import UserError, check_choice, nearest
+
+if TYPE_CHECKING:
+    import torch  # at run time where a method needs it: processes that only decode start without it
 
 
 class Encoded(ABC):
@@ -172,6 +173,8 @@ def _planes(image: Image.Image) -> Pixels:
 @functools.lru_cache(maxsize=64)
 def by_channel(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
     """A number a channel, float32 (C, 1, 1), kept on the device: a step would wait for a copy of it."""
+    import torch
+
     with torch.inference_mode(False):  # it may serve training next
         return torch.tensor(numbers, device=device).view(-1, 1, 1)
 
@@ -228,6 +231,15 @@ class Preprocess:
         image = self._in_colours(read_image(source, exif_orientation=self.exif_orientation))
         return _planes(self.fit(image))
 
+    def whole_pixels(self, source: ImageSource) -> Pixels:
+        """All of a picture as uint8 (C, H, W), neither resized nor cropped.
+
+        Raises:
+            ImageError: as `read_image`.
+            UserError: a model that takes no pictures.
+        """
+        return _planes(self._in_colours(read_image(source, exif_orientation=self.exif_orientation)))
+
     def cropped(self, source: ImageSource, choose: Callable[[int, int], Box]) -> Pixels:
         """A part of a picture as uint8 (C, H, W), squashed to the model's size: what training is shown.
 
@@ -266,6 +278,9 @@ class Preprocess:
         """
         if self.interpolation not in ("bilinear", "bicubic"):
             return _planes(self._resized(image, (0, 0, image.width, image.height)))
+        import torch
+        import torch.nn.functional as F
+
         pixels = torch.from_numpy(np.array(image)).view(1, image.height, image.width, -1)
         resized = F.interpolate(
             pixels.permute(0, 3, 1, 2), self.image_size, mode=self.interpolation, antialias=True
@@ -297,6 +312,8 @@ class Preprocess:
 
     def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 (B, C, H, W), or floats in [0, 1], to normalized float32, on the pixels' device."""
+        import torch
+
         if pixels.dtype == torch.uint8:
             return self.normalize_(pixels / 255)
         mean, std = (by_channel(numbers, pixels.device) for numbers in (self.mean, self.std))

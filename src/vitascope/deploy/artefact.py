@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitascope import __version__
-from vitascope.data.preprocess import ImageSource, Pixels, Preprocess, read_image
+from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
 from vitascope.deploy.engine import Engine
 from vitascope.deploy.graph import INPUT_MODES, InputMode
 from vitascope.errors import UserError
@@ -122,28 +122,14 @@ class ExportedEngine(Engine):
         """uint8 (B, C, H, W) to logits (B, K), float32, on the CPU."""
         return torch.from_numpy(self._run(pixels)[1])
 
-    def pixels(self, image: ImageSource) -> Pixels:
-        """A picture as `probabilities` takes it, uint8 (C, H, W).
+    @property
+    def reader(self) -> Callable[[ImageSource], Pixels]:
+        """From a picture to pixels as `probabilities` takes them, uint8 (C, H, W).
 
         Where the graph would leave it alone, a picture comes in the model's size: pictures of every size then
         go together.
         """
-        return whole_picture(image, self.preprocess) if self.own_pixels else self.preprocess.pixels(image)
+        return self.preprocess.whole_pixels if self.own_pixels else self.preprocess.pixels
 
     def _run(self, pixels: Tensor) -> tuple[Answers, Answers]:
         return self.run(np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy()))
-
-
-def whole_picture(image: ImageSource, preprocess: Preprocess) -> Pixels:
-    """A picture as it is decoded, upright and in the model's colours: uint8 (C, H, W).
-
-    Raises:
-        ImageError: it cannot be read.
-        UserError: a model that takes no pictures.
-    """
-    modes = {1: "L", 3: "RGB"}
-    if preprocess.channels not in modes:
-        raise UserError(f"pictures have 1 or 3 channels, the model has {preprocess.channels}")
-    decoded = read_image(image, exif_orientation=preprocess.exif_orientation)
-    array = np.asarray(decoded.convert(modes[preprocess.channels]))
-    return np.array(array[None] if array.ndim == 2 else array.transpose(2, 0, 1), order="C")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,13 +37,18 @@ class Engine(ABC):
     def description(self) -> str:
         """What answers, and where, for people: `torch, auto precision, on cpu`."""
 
+    @property
+    def reader(self) -> Callable[[ImageSource], Pixels]:
+        """The function behind `pixels`. It can be pickled and needs no model: other processes can call it."""
+        return self.preprocess.pixels
+
     def pixels(self, image: ImageSource) -> Pixels:
         """A picture as `probabilities` takes it, uint8 (C, H, W).
 
         Raises:
             ImageError: it cannot be read.
         """
-        return self.preprocess.pixels(image)
+        return self.reader(image)
 
     @abstractmethod
     def probabilities(self, pixels: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from vitascope.deploy.agreement import (
     refuse_other_answers,
     sample_pictures,
 )
-from vitascope.deploy.artefact import ExportedEngine, Metadata, whole_picture
+from vitascope.deploy.artefact import ExportedEngine, Metadata
 from vitascope.deploy.graph import INPUT_MODES, InputMode, WholeModel
 from vitascope.deploy.runtimes import first_line
 from vitascope.deploy.writers import FORMATS, check_path, check_room, settled, traced
@@ -189,7 +189,7 @@ def read_picture(image: ImageSource, preprocess: Preprocess) -> Picture:
     Raises:
         ImageError: it cannot be read.
     """
-    ready, whole = preprocess.pixels(image), whole_picture(image, preprocess)
+    ready, whole = preprocess.pixels(image), preprocess.whole_pixels(image)
     return Picture(torch.from_numpy(ready)[None], torch.from_numpy(whole)[None])
 
 

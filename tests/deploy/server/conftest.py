@@ -1,11 +1,22 @@
 """What the tests of the server share."""
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.deploy.server.served import torch_engine
+from tests.deploy.server.served import DecodersInThreads, torch_engine
 from vitascope.deploy.engine import TorchEngine
 
 
 @pytest.fixture(scope="module")
 def engine() -> TorchEngine:
     return torch_engine()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def decoding_in_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Decode in threads, except in the test of decoding itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.module.__name__.endswith("test_decoding"):
+            patch.setattr("vitascope.deploy.server.service.Decoders", DecodersInThreads)
+        yield

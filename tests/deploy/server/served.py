@@ -20,6 +20,7 @@ from tests.data import noise
 from tests.model import small_model
 from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
 from vitascope.deploy.engine import Engine, TorchEngine
+from vitascope.deploy.server import decoder
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.settings import Settings
 from vitascope.weights.store import default_preprocess
@@ -46,9 +47,13 @@ class HeldEngine(Engine):
     def description(self) -> str:
         return "a held engine"
 
-    def pixels(self, image: ImageSource) -> Pixels:
-        self.decoded += 1
-        return super().pixels(image)
+    @property
+    def reader(self) -> Callable[[ImageSource], Pixels]:
+        def counting(image: ImageSource) -> Pixels:
+            self.decoded += 1
+            return self.preprocess.pixels(image)
+
+        return counting
 
     def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
         self.begun.set()
@@ -67,6 +72,20 @@ class HeldEngine(Engine):
         """From now on, computing waits."""
         self.begun.clear()
         self.go.clear()
+
+
+class DecodersInThreads:
+    """Decodes as the server's processes do, without their start, which takes longer than most tests."""
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def order(self, orders: decoder.Orders) -> None:
+        self.orders = orders
+
+    async def decode(self, content: bytes, *, deadline: float) -> Pixels:
+        return await asyncio.to_thread(decoder.decode, content, self.orders)
 
 
 def torch_engine(**options: Any) -> TorchEngine:

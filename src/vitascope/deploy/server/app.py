@@ -189,7 +189,7 @@ async def _computed(
     deadline = service.deadline(request)
 
     async def one(upload: Upload) -> Outcome:
-        return await compute(await service.decode(upload), deadline=deadline)
+        return await compute(await service.decode(upload, deadline=deadline), deadline=deadline)
 
     outcomes = await service.unless_gone(request, _each(one, uploads))
     answers = [{**told(outcome), "timing": _timing(outcome)} for outcome in outcomes]

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
-import io
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from vitascope.deploy.server.settings import Settings
 
-if TYPE_CHECKING:
-    from vitascope.data.preprocess import ImageError
-
 LINGER = 4
 """A body that is too large is read on, and thrown away, up to so many times the limit: a client that writes
 before it reads learns why it is refused, and not that the connection broke."""
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "MPO", "PPM")
-"""What is decoded here. Pillow reads more, some of it by starting other programs."""
 HOW = (
     "send a picture's bytes as Content-Type: image/jpeg, image/png, ... or application/octet-stream, or "
     "files in a multipart/form-data form"
@@ -73,9 +66,9 @@ class Upload:
     """As the client calls it; empty for a raw body."""
     content: bytes
 
-    def told(self, error: ImageError) -> str:
+    def told(self, reason: object) -> str:
         """What is wrong with it, by the name that the client knows."""
-        return f"{self.name or 'the body'}: {str(error).removeprefix('<bytes>: ')}"
+        return f"{self.name or 'the body'}: {reason}"
 
 
 async def read_uploads(request: Request, settings: Settings) -> list[Upload]:
@@ -154,41 +147,6 @@ async def _files(request: Request, body: bytes, settings: Settings) -> list[Uplo
     if not uploads:
         raise Refusal(422, f"no file in the form; {HOW}; addresses are not fetched")
     return uploads
-
-
-def check_header(upload: Upload, settings: Settings) -> None:
-    """Refuse, by its header alone, what is no picture or has too many pixels.
-
-    Raises:
-        Refusal: 413, too many pixels; 422, no picture of `FORMATS`.
-    """
-    from PIL import Image
-
-    from vitascope.data.preprocess import ImageError, naming_faults
-
-    limit = settings.max_megapixels
-    try:
-        with (
-            naming_faults(upload.content),
-            Image.open(io.BytesIO(upload.content), formats=_formats()) as image,
-        ):
-            pixels = image.width * image.height
-    except ImageError as error:
-        if isinstance(error.__cause__, Image.DecompressionBombError):
-            raise Refusal(413, f"{upload.told(error)}; the limit is {limit:g} million pixels") from error
-        raise Refusal(422, upload.told(error)) from error
-    if pixels > limit * 1e6:
-        name = upload.name or "the picture"
-        raise Refusal(413, f"{name} has {pixels / 1e6:.1f} million pixels, over the limit of {limit:g}")
-
-
-@functools.cache
-def _formats() -> tuple[str, ...]:
-    """Those of `FORMATS` that this Pillow has."""
-    from PIL import Image
-
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def deadline_seconds(request: Request) -> float | None:

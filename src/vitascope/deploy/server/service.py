@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitascope.deploy.server.batching import Batcher, Expired, Outcome, Overloaded, Work
+from vitascope.deploy.server.decoding import Decoders, Displaced, Late, Orders, Refused
 from vitascope.deploy.server.metrics import Metrics
-from vitascope.deploy.server.requests import Refusal, Upload, check_header, deadline_seconds, read_uploads
+from vitascope.deploy.server.requests import Refusal, Upload, deadline_seconds, read_uploads
 from vitascope.deploy.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from vitascope.deploy.engine import Engine
 
 R = TypeVar("R")
-DECODING_THREADS = 2
+SPARE = 5.0
+"""Seconds beyond the deadline after which a decoding process ends itself."""
 LOOK = 0.05
 """Seconds between two looks at how late the event loop is."""
 RECENT = 1.0
@@ -56,7 +57,7 @@ class Service:
         self._batcher = Batcher(
             capacity=settings.queue, max_wait=settings.max_wait_ms / 1000, observer=self.metrics
         )
-        self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decode")
+        self._decoders = Decoders()
         self._predict = Work("predict", self._probabilities, settings.max_batch)
         self._embed = Work("embed", self._embeddings, settings.max_batch)
         self._alone: dict[str, Work] = {}
@@ -68,6 +69,7 @@ class Service:
     async def start(self) -> None:
         """Begin to load the model, in the background."""
         self._batcher.start()
+        self._decoders.start()
         self._loading = asyncio.get_running_loop().create_task(self._load())
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -88,7 +90,7 @@ class Service:
             if task is not None:
                 task.cancel()
         await self._batcher.stop()
-        self._decoding.shutdown(wait=False, cancel_futures=True)
+        await self._decoders.stop()
 
     @property
     def engine(self) -> Engine:
@@ -182,30 +184,35 @@ class Service:
         """The one picture of a request, decoded as the model takes it: uint8 (C, H, W).
 
         Raises:
-            Refusal: as `read_uploads` and `decode`; 422, not one picture but several.
+            Refusal: as `read_uploads` and `decode`; 422, not one picture but several; 499, the client has
+                gone.
         """
         uploads = await self.read_uploads(request)
         if len(uploads) != 1:
             raise Refusal(422, f"one picture is expected here, not {len(uploads)}")
-        return await self.decode(uploads[0])
+        decoding = self.decode(uploads[0], deadline=self.deadline(request))
+        pixels: Pixels = await self.unless_gone(request, decoding)
+        return pixels
 
-    async def decode(self, upload: Upload) -> Pixels:
-        """An encoded picture as the model takes it: uint8 (C, H, W); decoded in a thread.
+    async def decode(self, upload: Upload, *, deadline: float) -> Pixels:
+        """An encoded picture as the model takes it: uint8 (C, H, W); decoded in a process of its own.
 
         Raises:
-            Refusal: 413, too many pixels, by its header; 422, it cannot be decoded; 503, no model yet.
+            Refusal: 413, too many pixels or too much memory; 422, it cannot be decoded; 429, it takes long
+                while smaller pictures wait; 503, no model yet; 504, the deadline passed.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._decoding, self._decoded, self.engine, upload)
-
-    def _decoded(self, engine: Engine, upload: Upload) -> Pixels:
-        from vitascope.data.preprocess import ImageError
-
-        check_header(upload, self.settings)
+        _ = self.engine
         try:
-            return engine.pixels(upload.content)
-        except ImageError as error:
-            raise Refusal(422, upload.told(error)) from error
+            return await self._decoders.decode(upload.content, deadline=deadline)
+        except Refused as refused:
+            raise Refusal(refused.status, upload.told(refused)) from refused
+        except Displaced as displaced:
+            self.metrics.refused.inc()
+            reason = "decoding takes long, and smaller pictures wait"
+            raise Refusal(429, upload.told(reason), retry_after=1) from displaced
+        except Late as late:
+            self.metrics.expired.labels("decoding").inc()
+            raise Refusal(504, upload.told("the deadline passed while decoding")) from late
 
     # Computing
 
@@ -292,7 +299,17 @@ class Service:
     async def _load(self) -> None:
         """Open the model in the model's thread, and let it compute, so that no request meets a first time."""
         work = Work("load", lambda _: [self._opened()], 1)
-        self._engine = (await self._batcher.submit(work, None, deadline=float("inf"))).value
+        engine: Engine = (await self._batcher.submit(work, None, deadline=float("inf"))).value
+        settings = self.settings
+        await self._decoders.order(
+            Orders(
+                reader=engine.reader,
+                max_megapixels=settings.max_megapixels,
+                max_memory_mb=settings.max_decode_mb,
+                max_seconds=settings.deadline_ms / 1000 + SPARE,
+            )
+        )
+        self._engine = engine
 
     async def _watch(self) -> None:
         """Keep `lag` true: a loop that has more to do than it can is late with everything."""

@@ -45,6 +45,8 @@ class Settings:
     """Megabytes of a request, at most; more get 413."""
     max_megapixels: float = 50.0
     """Million pixels of a picture, at most; more get 413 before they are decoded."""
+    max_decode_mb: float = 512.0
+    """Megabytes of memory that decoding a picture may take; more get 413. Linux only."""
     max_files: int = 32
     """Pictures in a form, at most."""
     read_timeout_s: float = 10.0
@@ -72,7 +74,7 @@ class Settings:
         for name in ("threads", "max_wait_ms", "grace_s"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"{_option(name)} must be at least 0, not {getattr(self, name)}")
-        positive = ("deadline_ms", "explain_deadline_ms", "max_body_mb", "max_megapixels")
+        positive = ("deadline_ms", "explain_deadline_ms", "max_body_mb", "max_megapixels", "max_decode_mb")
         for name in (*positive, "read_timeout_s", "stalled_s"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{_option(name)} must be above 0, not {getattr(self, name)}")
