@@ -6,7 +6,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -109,17 +109,24 @@ def picture(seed: int = 0) -> bytes:
     return encoded(noise(30, 40, seed=seed))
 
 
-def bomb(side: int) -> bytes:
-    """A black PNG of side * side pixels in a few kilobytes."""
+def png(
+    size: tuple[int, int], bits: int, colours: int, rows: bytes, before: Sequence[tuple[bytes, bytes]] = ()
+) -> bytes:
+    """A PNG of width and height, bits a channel and a type of colours, with chunks before its pixels."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return (
             struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
         )
 
-    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)  # one bit a pixel, grey
-    rows = zlib.compress(bytes((1 + (side + 7) // 8) * side), 9)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, bits, colours, 0, 0, 0))
+    end = chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunk(*one) for one in before) + end
+
+
+def bomb(side: int) -> bytes:
+    """A black PNG of side * side pixels in a few kilobytes."""
+    return png((side, side), 1, 0, bytes((1 + (side + 7) // 8) * side))
 
 
 class Client(httpx.AsyncClient):

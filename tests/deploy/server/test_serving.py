@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -114,6 +115,35 @@ def test_sigterm_under_load_loses_no_request(model: Path) -> None:
     lines = [line for line in err.splitlines() if " 127.0.0.1 POST /v1/predict " in line]
     assert len(lines) == len(answers)
     assert "secret" not in err
+
+
+def decoders_of(server: Server) -> list[int]:
+    """The server's processes that decode."""
+    pid = server.process.pid
+    children = [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+    return [child for child in children if b"server.decoder" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
+def test_sigterm_while_a_picture_is_decoded_ends_the_server_within_its_grace(model: Path) -> None:
+    with served(model, "--grace-s", "0.5", "--deadline-ms", "60000", "--no-access-log") as server:
+        decoders = decoders_of(server)
+        assert len(decoders) == 2
+        for decoder in decoders:
+            os.kill(decoder, signal.SIGSTOP)  # so that what it decodes takes for ever
+        with httpx.Client(timeout=60) as client, ThreadPoolExecutor(1) as asking:
+            waiting = asking.submit(client.post, f"{server.url}/v1/predict", content=picture())
+            while "in_flight 1.0" not in httpx.get(f"{server.url}/metrics").text:
+                time.sleep(0.01)
+            status, err = server.end(signal.SIGTERM)
+            with contextlib.suppress(httpx.TransportError):
+                assert waiting.result().status_code >= 500
+        assert (status, err) == (0, "vitascope: stopped with 1 requests unanswered\n")
+        assert not any(Path(f"/proc/{decoder}").exists() for decoder in decoders)
 
 
 def test_workers_share_a_port_add_up_their_numbers_and_stop_together(model: Path) -> None:

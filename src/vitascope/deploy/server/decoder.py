@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from vitascope.data.preprocess import ImageError, Pixels, naming_faults
 
@@ -88,6 +88,10 @@ def decode(content: bytes, orders: Orders) -> Pixels:
         return orders.reader(content)
     except ImageError as error:
         reason = str(error).removeprefix("<bytes>: ")
+        if isinstance(error.__cause__, UnidentifiedImageError):
+            raise Refused(
+                422, f"not a picture of a format that is read here: {', '.join(_formats())}"
+            ) from error
         if isinstance(error.__cause__, Image.DecompressionBombError):
             raise Refused(413, f"{reason}; the limit is {limit:g} million pixels") from error
         raise Refused(422, reason) from error

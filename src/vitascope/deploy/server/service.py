@@ -49,6 +49,8 @@ class Service:
         """Whether the server is about to stop: what comes now gets 503."""
         self.in_flight = 0
         """Requests that have been let in and not been answered."""
+        self.unanswered = 0
+        """Requests that were in flight when the time to finish them was over."""
         self.lag = 0.0
         """Seconds that a request has waited before it is seen: how late the event loop was last found."""
         self._open_engine = open_engine
@@ -63,11 +65,13 @@ class Service:
         self._alone: dict[str, Work] = {}
         self._loading: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._given_up: asyncio.Future[None] | None = None
 
     # The model's life
 
     async def start(self) -> None:
         """Begin to load the model, in the background."""
+        self._given_up = asyncio.get_running_loop().create_future()
         self._batcher.start()
         self._decoders.start()
         self._loading = asyncio.get_running_loop().create_task(self._load())
@@ -83,6 +87,12 @@ class Service:
         """What stopped the model from loading; None as long as nothing did."""
         loading = self._loading
         return loading.exception() if loading and loading.done() and not loading.cancelled() else None
+
+    def give_up(self) -> None:
+        """The time to finish is over: what is in flight gets 503."""
+        if self._given_up is not None and not self._given_up.done():
+            self.unanswered = self.in_flight
+            self._given_up.set_result(None)
 
     async def stop(self) -> None:
         """Give up whatever is not done."""
@@ -267,14 +277,17 @@ class Service:
         """Await an answer for a client as long as it is there; once it has gone, nothing more is computed.
 
         Raises:
-            Refusal: 499, the client has closed the connection.
+            Refusal: 499, the client has closed the connection; 503, the server ends.
         """
+        assert self._given_up is not None
         answering = asyncio.ensure_future(answer)
         leaving = asyncio.ensure_future(_until_gone(request))
         try:
-            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answering, leaving, self._given_up}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
                 return answering.result()
+            if self._given_up.done():
+                raise Refusal(503, "the server is stopping", retry_after=1)
             self.metrics.abandoned.inc()
             raise Refusal(499, "the client has gone")
         finally:

@@ -110,6 +110,8 @@ class GracefulServer(uvicorn.Server):
         if self._parent is not None and os.getppid() != self._parent and not self._service.draining:
             self._begin_to_stop()
         now = time.monotonic()
+        if now > self._give_up:
+            self._service.give_up()
         done = now > self._give_up or self._service.fault is not None
         if self._closed_at:
             done = done or not self.server_state.connections or now > self._closed_at + FAREWELL
@@ -176,11 +178,11 @@ def run(
     GracefulServer(config, service, parent).run(sockets=[port])
     if service.fault is not None:
         raise service.fault
-    if service.in_flight:
-        print(f"vitascope: stopped with {service.in_flight} requests unanswered", file=sys.stderr)
+    if service.unanswered:
+        print(f"vitascope: stopped with {service.unanswered} requests unanswered", file=sys.stderr)
     if service.is_computing:  # a thread in the middle of its work cannot be ended in any other way
         sys.stdout.flush()
-        os._exit(1 if service.in_flight else 0)
+        os._exit(1 if service.unanswered else 0)
 
 
 def open_for_serving(ref: str, precision: str, device: str, threads: int) -> Engine:

@@ -1,0 +1,341 @@
+"""Pictures that take long, or much memory, or kill their decoder: what becomes of them and of the others."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from PIL import Image, features
+
+from tests.data import noise
+from tests.deploy.server import readers
+from tests.deploy.server.served import (
+    HeldEngine,
+    Sender,
+    bomb,
+    chunks_of,
+    encoded,
+    grey,
+    play,
+    png,
+    refusal,
+    serving,
+    until,
+)
+from vitascope.data.preprocess import ImageSource, Pixels
+from vitascope.deploy.server.decoder import Orders, Refused, decode
+from vitascope.deploy.server.decoding import UNKNOWN, Decoders, Displaced, Late, announced_pixels
+
+ENDLESS = encoded(np.zeros((readers.ENDLESS, 4), dtype=np.uint8))
+LARGER = encoded(np.zeros((2 * readers.ENDLESS, 40), dtype=np.uint8))
+SCAN = b"\xff\xda\x00\x08\x01\x01\x00\x01\x3f\x00"
+"""Of a progressive JPEG of one component, without content."""
+
+
+class Slow(HeldEngine):
+    """An engine with pictures whose decoding does not end."""
+
+    @property
+    def reader(self) -> Callable[[ImageSource], Pixels]:
+        return readers.endless_if_large  # type: ignore[return-value]
+
+
+def orders(reader: Callable[[bytes], Pixels] = readers.endless_if_large, memory_mb: float = 512) -> Orders:
+    return Orders(reader=reader, max_megapixels=50, max_memory_mb=memory_mb, max_seconds=60)
+
+
+@asynccontextmanager
+async def decoders(given: Orders | None = None, count: int = 1) -> AsyncIterator[Decoders]:
+    found = Decoders(count)
+    found.start()
+    await found.order(given or orders())
+    try:
+        yield found
+    finally:
+        await found.stop()
+
+
+def soon(seconds: float = 30.0) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+def pids(found: Decoders) -> set[int | None]:
+    return {one._transport.get_pid() for one in found._processes if one._transport is not None}
+
+
+def is_alive(pid: int | None) -> bool:
+    assert pid is not None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# The program
+
+
+def test_pixels_are_the_reader_s_of_the_model_s_size_and_of_a_whole_picture() -> None:
+    picture = encoded(noise(30, 40, 1)[..., 0])
+
+    async def story() -> None:
+        for reader in (readers.FIT.pixels, readers.FIT.whole_pixels):
+            async with decoders(orders(reader)) as found:
+                pixels = await found.decode(picture, deadline=soon())
+                np.testing.assert_array_equal(pixels, reader(picture))
+                assert pixels.flags.writeable
+
+    play(story())
+
+
+def test_decoding_process_imports_no_torch() -> None:
+    said = "import sys, vitascope.deploy.server.decoder; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", said], check=True)
+
+
+def spliced(scans: int) -> bytes:
+    """A progressive JPEG with so many empty scans more."""
+    whole = encoded(np.zeros((16, 16), dtype=np.uint8), "JPEG", progressive=True)
+    return whole[:-2] + SCAN * scans + whole[-2:]
+
+
+def run_lengths() -> bytes:
+    """A BMP, as Pillow writes it, that says that it has run lengths."""
+    written = bytearray(encoded(np.zeros((8, 8), dtype=np.uint8), "BMP"))
+    written[30] = 1
+    return bytes(written)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (spliced(2000), "a JPEG of more than 100 scans"),
+        (b"\xff\xd8" + b"\xff\xfe\x00\x02" * 2000 + encoded(noise(8, 8), "JPEG")[2:], "1000 segments"),
+        (png((8, 8), 8, 0, bytes(72), before=[(b"tEXt", b"a\0b")] * 3000), "chunks is not read"),
+        (b"P3\n2 2\n255\n" + b"1 " * 12, "not a picture"),
+        (encoded(noise(8, 8), "JPEG2000") if features.check("jpg_2000") else b"", "not a picture"),
+        (run_lengths(), "run lengths"),
+    ],
+)
+def test_pictures_in_too_many_parts_and_formats_that_nobody_sends_are_refused(
+    content: bytes, said: str
+) -> None:
+    def never(content: bytes) -> Pixels:
+        raise AssertionError("it was decoded")
+
+    with pytest.raises(Refused, match=said) as refused:
+        decode(content, orders(never))
+    assert refused.value.status == 422
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        encoded(noise(64, 64), "JPEG", progressive=True, exif=Image.Exif(), comment=b"\xff\xda" * 999),
+        spliced(20) + b"\xff\xda" * 5000,  # the film behind a phone's photograph
+        png((8, 8), 8, 0, bytes(72), before=[(b"tEXt", b"a\0b")] * 300),
+        encoded(noise(700, 700)),
+        encoded(noise(8, 8), "BMP"),
+        encoded(noise(8, 8), "TIFF", compression="tiff_lzw"),
+    ],
+)
+def test_pictures_as_encoders_write_them_are_decoded(content: bytes) -> None:
+    assert decode(content, orders(readers.FIT.pixels)).shape == (1, 4, 4)
+
+
+def test_size_in_the_header_is_known_without_decoding() -> None:
+    picture = Image.fromarray(noise(30, 41))
+    exif = Image.Exif()
+    exif[0x010E] = "a" * 3000
+    kinds = {
+        "JPEG": encoded(picture, "JPEG", exif=exif),
+        "progressive": encoded(picture, "JPEG", progressive=True),
+        "PNG": encoded(picture),
+        "GIF": encoded(picture, "GIF"),
+        "BMP": encoded(picture, "BMP"),
+        "WebP": encoded(picture, "WEBP"),
+        "WebP without loss": encoded(picture, "WEBP", lossless=True),
+        "WebP with more": encoded(picture, "WEBP", exif=exif),
+    }
+    if features.check("avif"):
+        kinds["AVIF"] = encoded(picture, "AVIF")
+    assert {name: announced_pixels(content) for name, content in kinds.items()} == dict.fromkeys(
+        kinds, 30 * 41
+    )
+    assert announced_pixels(encoded(picture, "TIFF")) == announced_pixels(b"") == UNKNOWN
+    for content in kinds.values():  # cut anywhere
+        for length in range(40):
+            assert announced_pixels(content[:length]) > 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits a process's memory")
+def test_picture_that_takes_too_much_memory_is_refused_and_the_process_goes_on() -> None:
+    side = 2500  # 25 MB of pixels, four times that for what is transparent
+    content = png((side, side), 16, 6, bytes((1 + 8 * side) * side))
+    assert len(content) < 100_000
+
+    async def story() -> None:
+        async with decoders(orders(readers.FIT.pixels, memory_mb=32)) as found:
+            before = pids(found)
+            with pytest.raises(Refused, match="more than 32 MB of memory") as refused:
+                await found.decode(content, deadline=soon())
+            assert refused.value.status == 413
+            assert (await found.decode(grey(7), deadline=soon())).max() == 7
+            assert pids(found) == before
+
+    play(story())
+
+
+def test_too_many_pixels_are_refused_by_the_header() -> None:
+    with pytest.raises(Refused, match="over the limit of 50") as refused:
+        decode(bomb(7_100), orders())
+    assert refused.value.status == 413
+
+
+# The processes
+
+
+def test_late_picture_is_killed_and_the_next_decoded_by_another_process() -> None:
+    async def story() -> None:
+        async with decoders() as found:
+            (before,) = pids(found)
+            with pytest.raises(Late):
+                await found.decode(ENDLESS, deadline=soon(0.05))
+            await until(lambda: not is_alive(before))
+            assert (await found.decode(grey(7), deadline=soon())).max() == 7
+
+    play(story())
+
+
+def test_picture_whose_client_has_gone_is_killed() -> None:
+    async def story() -> None:
+        async with decoders() as found:
+            (before,) = pids(found)
+            decoding = asyncio.ensure_future(found.decode(ENDLESS, deadline=soon()))
+            waiting = asyncio.ensure_future(found.decode(LARGER, deadline=soon()))
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+            decoding.cancel()
+            await until(lambda: not is_alive(before))
+            assert found._waiting == []
+            assert (await found.decode(grey(7), deadline=soon())).max() == 7
+
+    play(story())
+
+
+def test_large_picture_gives_up_its_process_to_a_small_one() -> None:
+    async def story() -> None:
+        async with decoders() as found:
+            slow = asyncio.ensure_future(found.decode(ENDLESS, deadline=soon()))
+            await asyncio.sleep(0)
+            assert (await found.decode(grey(7), deadline=soon())).max() == 7
+            with pytest.raises(Displaced):
+                await slow
+
+    play(story())
+
+
+def test_small_pictures_come_first() -> None:
+    done: list[int] = []
+
+    async def story() -> None:
+        async with decoders() as found:
+            sides = (60, 70, 30, 20)
+
+            async def one(side: int) -> None:
+                await found.decode(encoded(np.zeros((side, side), dtype=np.uint8)), deadline=soon())
+                done.append(side)
+
+            await asyncio.gather(*map(one, sides))
+
+    play(story())
+    assert done == [60, 20, 30, 70]
+
+
+def test_picture_that_crashes_its_process_fails_alone() -> None:
+    crashing = encoded(np.zeros((4, readers.CRASHES), dtype=np.uint8))
+
+    async def story() -> None:
+        async with decoders() as found:
+            bad, good = await asyncio.gather(
+                *(found.decode(content, deadline=soon()) for content in (crashing, grey(7))),
+                return_exceptions=True,
+            )
+            assert isinstance(bad, Refused)
+            assert "the decoder ended with" in str(bad)
+            assert isinstance(good, np.ndarray)
+
+    play(story())
+
+
+def test_fault_of_ours_keeps_its_traceback() -> None:
+    async def story() -> None:
+        async with decoders(orders(readers.broken)) as found:
+            with pytest.raises(RuntimeError, match="ArithmeticError: a fault of ours"):
+                await found.decode(grey(7), deadline=soon())
+
+    play(story())
+
+
+def test_stop_ends_processes_in_the_middle_of_their_work() -> None:
+    async def story() -> None:
+        async with decoders(count=2) as found:
+            tasks = [asyncio.ensure_future(found.decode(ENDLESS, deadline=soon())) for _ in range(3)]
+            await until(lambda: len(found._waiting) == 1)
+            started = pids(found)
+        assert not any(map(is_alive, started))
+        for task in tasks:
+            task.cancel()
+
+    play(story())
+
+
+# The server
+
+
+def test_ordinary_requests_are_answered_beside_pictures_that_do_not_end() -> None:
+    """As many slow ones as there are processes, and more; the server says all the while that it is ready."""
+
+    async def story() -> None:
+        async with serving(Slow(), deadline_ms=1500) as client:
+            slow = [client.predict(content) for content in (ENDLESS, LARGER, ENDLESS)]
+            await asyncio.sleep(0)
+            for _ in range(3):
+                assert (await client.predict(grey(7), headers={"X-Deadline-Ms": "1500"})).status_code == 200
+                assert (await client.get("/readyz")).status_code == 200
+            for answer in await asyncio.gather(*slow):
+                assert answer.status_code in (429, 504)
+
+    play(story())
+
+
+def test_late_picture_is_a_504_and_counted() -> None:
+    async def story() -> None:
+        async with serving(Slow(), deadline_ms=100) as client:
+            for path in ("/v1/predict", "/v1/attention"):  # the explorer's deadline is longer, decoding's not
+                late = await client.post(path, content=ENDLESS)
+                assert "the deadline passed while decoding" in refusal(late, 504)
+            assert await client.counted("vitascope_expired_total") == 2
+
+    play(story())
+
+
+def test_client_that_goes_while_its_picture_is_decoded_ends_that() -> None:
+    async def story() -> None:
+        for path in ("/v1/predict", "/v1/attention"):
+            async with serving(Slow()) as client:
+                found = client.app.state.service._decoders
+                leaver = Sender(client.app)
+                leaver.scope |= {"path": path, "raw_path": path.encode()}
+                leaving = asyncio.ensure_future(leaver.send(chunks_of(ENDLESS, 1)))
+                await until(lambda found=found: any(one.picture for one in found._processes))
+                busy = next(one for one in found._processes if one.picture)
+                leaver.gone.set()
+                assert await leaving == 499
+                await asyncio.wait_for(busy.ended, 30)
+
+    play(story())
