@@ -64,6 +64,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would name the Host header, and leave out a proxy's prefix
     )
     app.state.service = service
     paths = {app.openapi_url}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import logging
 from collections.abc import Collection
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitascope.deploy.server.requests import Refusal
@@ -132,12 +132,12 @@ def host_name(header: str) -> str:
     return header.partition(":")[0].lower()
 
 
-def refused(refusal: Refusal) -> JSONResponse:
+def refused(refusal: Refusal) -> Response:
     """The answer that says why."""
     return problem(refusal.status, str(refusal), refusal.headers)
 
 
-def problem(status: int, reason: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """An answer that is an error: `{"error": reason}`."""
-    content: dict[str, Any] = {"error": reason}
-    return JSONResponse(content, status_code=status, headers=headers)
+def problem(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:
+    """An answer that is an error: `{"error": reason}`, in ASCII: names of classes need not be valid Unicode."""
+    content = json.dumps({"error": reason})
+    return Response(content, status_code=status, headers=headers, media_type="application/json")
