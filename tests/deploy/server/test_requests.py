@@ -141,11 +141,36 @@ def test_form_of_too_many_files_and_several_pictures_for_one_explanation_are_ref
     play(story())
 
 
-def test_broken_file_of_a_form_is_named() -> None:
+def test_broken_file_of_a_form_gets_an_error_of_its_own_beside_the_others_answers() -> None:
+    async def story() -> None:
+        async with serving(HeldEngine(), max_megapixels=1) as client:
+            contents = {
+                "good.png": grey(1),
+                "bad.png": b"x",
+                "huge.png": bomb(2000),
+                "last.png": grey(255 // 5),
+            }
+            files = [("image", part) for part in contents.items()]
+            answer = await client.post("/v1/predict", files=files)
+            assert answer.status_code == 200
+            good, bad, huge, last = answer.json()["results"]
+            assert [one["name"] for one in (good, bad, huge, last)] == list(contents)
+            assert set(bad) == set(huge) == {"name", "error"}
+            assert "bad.png: not a picture" in bad["error"]
+            assert "million pixels" in huge["error"]
+            assert last["predictions"][0]["score"] == pytest.approx(0.2)
+            assert good["predictions"]
+
+    play(story())
+
+
+def test_form_of_broken_files_alone_is_refused_and_names_each() -> None:
     async def story() -> None:
         async with serving(HeldEngine()) as client:
-            files = [("image", ("good.png", grey(1))), ("image", ("bad.png", b"x"))]
-            assert "bad.png: not a picture" in refusal(await client.post("/v1/predict", files=files), 422)
+            files = [("image", (name, b"x")) for name in ("a.png", "b.png")]
+            said = refusal(await client.post("/v1/predict", files=files), 422)
+            assert "a.png: not a picture" in said
+            assert "b.png: not a picture" in said
 
     play(story())
 
@@ -217,7 +242,9 @@ def test_bodies_that_are_read_at_a_time_are_bounded_by_their_bytes() -> None:
         async with serving(HeldEngine(), queue=2, max_body_mb=0.1) as client:
             service = client.app.state.service
             stalled = [Sender(client.app) for _ in range(2)]
-            sending = [asyncio.ensure_future(one.send(chunks_of(bytes(50_000), 2), end=False)) for one in stalled]
+            sending = [
+                asyncio.ensure_future(one.send(chunks_of(bytes(50_000), 2), end=False)) for one in stalled
+            ]
             await until(lambda: service.arriving.bytes == 200_000)
             over = Sender(client.app)
             assert await over.send(chunks_of(b"x", 3)) == 429

@@ -282,7 +282,9 @@ def test_lack_of_descriptors_is_logged_rarely_and_passes(caplog, monkeypatch: py
     with caplog.at_level(logging.WARNING):
         play(story())
     assert failures > 500
-    assert [record.getMessage() for record in caplog.records] == ["cannot accept a connection: Too many open files"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot accept a connection: Too many open files"
+    ]
 
 
 def test_connections_are_fewer_than_files_may_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,13 @@ BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,\-./:=? ]{1,70}")
 """A form's boundary (RFC 2046, section 5.1.1)."""
 
 BINARY = {"schema": {"type": "string", "format": "binary"}}
-FORM = {"schema": {"type": "object", "properties": {"image": {"type": "array", "items": BINARY["schema"]}}}}
+FORM = {
+    "schema": {
+        "type": "object",
+        "properties": {"image": {"type": "array", "items": BINARY["schema"], "minItems": 1}},
+        "required": ["image"],
+    }
+}
 PICTURES: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -45,15 +51,19 @@ PICTURES: dict[str, Any] = {
         "content": {"image/*": BINARY, "application/octet-stream": BINARY, "multipart/form-data": FORM},
     }
 }
+NOT_LOADED: dict[int | str, dict[str, Any]] = {503: {"description": "Loading, or stopping."}}
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    401: {"description": "No bearer token, or not the right one."},
     408: {"description": "The request did not arrive in time."},
     413: {"description": "The body, or the picture's pixels, are over the limit."},
     415: {"description": "Not a picture's media type; addresses are not fetched."},
     422: {"description": "The picture cannot be read, or an option makes no sense."},
     429: {"description": "No room, or no time before the deadline; Retry-After says when to try again."},
-    503: {"description": "Loading, or stopping."},
-    504: {"description": "The deadline passed."},
+    504: {"description": "The deadline passed: the server's, or the header X-Deadline-Ms, in milliseconds."},
+    **NOT_LOADED,
+}
+LOOKING_INSIDE: dict[int | str, dict[str, Any]] = {
+    **REFUSALS,
+    501: {"description": "An exported file is served, which only predicts."},
 }
 
 

@@ -25,7 +25,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vitascope.deploy.server.service import Service
-from vitascope.deploy.server.settings import Settings
+from vitascope.deploy.server.settings import TOKEN, Settings
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from vitascope.deploy.engine import Engine
 
-TOKEN = "VITASCOPE_TOKEN"
-"""The environment variable that may hold the bearer token."""
 FAREWELL = 1.0
 """Seconds that open connections have, once the port is closed, to send a last request and get its 503."""
 MAX_HEAD = 65536
@@ -132,7 +130,9 @@ class Connection(HttpToolsProtocol):
         if 0 < unsent < self._unsent:  # a large answer is read slowly, but it is read
             self._unsent, self.due = unsent, now + self._keep_alive
         else:
-            self.end(HTTPStatus.REQUEST_TIMEOUT, f"the headers were not whole after {self._header_timeout:g} s")
+            self.end(
+                HTTPStatus.REQUEST_TIMEOUT, f"the headers were not whole after {self._header_timeout:g} s"
+            )
 
     def end(self, status: HTTPStatus, reason: str) -> None:
         """End an idle connection; a client in the middle of its headers is told why."""
@@ -474,6 +474,8 @@ def read_token(settings: Settings) -> str | None:
             token = settings.token_file.read_text(encoding="utf-8")
         except OSError as error:
             raise UserError(f"{where} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"{where} is no text in UTF-8: {error.reason} at byte {error.start}") from error
     if token is not None and not token.strip():
         raise UserError(f"{where} is empty: give a token, or none at all")
     return None if token is None else token.strip()

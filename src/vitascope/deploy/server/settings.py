@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,10 @@ import tyro
 
 from vitascope.errors import UserError
 
+TOKEN = "VITASCOPE_TOKEN"
+"""The environment variable that may hold the bearer token."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 MaybeFile = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 Hosts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")]
 
@@ -67,6 +71,8 @@ class Settings:
     allowed_hosts: Hosts = ()
     """Names under which the server may be addressed.
     Default: those of this machine where --host is one of them, else any."""
+    root_path: str = ""
+    """The path under which a proxy serves this server: /vitascope."""
     access_log: bool = True
     """Write a line for each request."""
 
@@ -74,6 +80,10 @@ class Settings:
         """Refuse what makes no sense."""
         if not 0 <= self.port <= 65535:
             raise UserError(f"--port must be in 0 to 65535, not {self.port}")
+        if not ROOT_PATH.fullmatch(self.root_path):
+            raise UserError(
+                f"--root-path must be like /vitascope, without a / at its end, not {self.root_path!r}"
+            )
         for name in ("workers", "max_batch", "queue", "max_files"):
             if getattr(self, name) < 1:
                 raise UserError(f"{_option(name)} must be at least 1, not {getattr(self, name)}")
