@@ -1,15 +1,15 @@
-"""`vitascope serve` against schemathesis: requests made up from its OpenAPI document, of the right kind and the wrong.
+"""Fuzz `vitascope serve` with schemathesis, which makes up right and wrong requests from the OpenAPI document.
 
     pip install schemathesis
     python benchmarks/fuzzing.py                          # 90 s each: plain, with a token, and under a prefix
     python benchmarks/fuzzing.py --variants token --seconds 300
 
-A tiny model with random weights is served on loopback. Found are answers of 5xx, answers that are not as the
-document says (status, media type, headers, JSON), and wrong requests that are accepted; each is printed with a curl
-line that repeats it, and the exit status is then 1.
+A tiny model with random weights is served on loopback. The fuzzer reports 5xx answers, answers that differ from the
+document (status, media type, headers, JSON) and wrong requests that are accepted. It prints a curl line to repeat
+each of them, and the exit status is then 1.
 
-One check is left out, `positive_data_acceptance`: the document can say that a body is a picture, but not which bytes
-are one, so that the made-up bodies are rightly rejected.
+The check `positive_data_acceptance` is left out: the document says that a body is a picture, but it cannot say which
+bytes are one, nor which classes a model has, so the server rightly rejects many made-up requests.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from vitascope.model.classifier import Classifier
 from vitascope.model.modes import evaluation_mode
 from vitascope.model.sizes import ModelConfig
 
-
 MAX_DIGITS = 18
 """Digits of a class number given as text: int() rejects text that is long enough."""
 MAX_ECHO = 200

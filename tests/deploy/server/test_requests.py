@@ -23,7 +23,6 @@ from tests.deploy.server.served import (
 from vitascope.deploy.engine import TorchEngine
 from vitascope.deploy.server.requests import Arriving
 
-
 RAW = {"content-type": "application/octet-stream"}
 
 

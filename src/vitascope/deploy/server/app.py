@@ -85,7 +85,7 @@ def create_app(
                 paths.add(route.path)
                 if route.path.startswith("/v1/"):
                     names = frozenset(field.alias for field in route.dependant.query_params)
-                    parameters |= {(method, route.path): names for method in route.methods}
+                    parameters |= {(method, route.path): names for method in route.methods or ()}
     app.add_middleware(Gate, service=service, token=token, routes=paths, parameters=parameters)
     _answer_errors(app)
     return app
@@ -115,7 +115,7 @@ def health(service: Service) -> APIRouter:
 
 
 def documentation(app: FastAPI, settings: Settings, *, secured: bool) -> APIRouter:
-    """The API as an OpenAPI document and as a page; both are open to all, for they tell nothing of the model."""
+    """The API as an OpenAPI document and as a page; they need no token, since they tell nothing of the model."""
     routes = APIRouter(include_in_schema=False)
 
     @functools.cache

@@ -156,7 +156,7 @@ class Gate:
             self._service.check_room(at_once=path == "/v1/predict")
 
     def _check_origin(self, headers: Mapping[bytes, bytes], host: bytes) -> None:
-        """Refuse what a page of another site sends; browsers name its origin with everything but GET and HEAD.
+        """Refuse requests of other sites' pages; browsers name the origin of all but GET and HEAD.
 
         Raises:
             Refusal: 403.
@@ -170,8 +170,8 @@ class Gate:
             shown = origin.decode("latin-1")[:80]
             raise Refusal(
                 403,
-                f"pages of other sites may not send pictures here: Origin {shown!r} is not this Host; where a "
-                "proxy changes the Host, --allowed-hosts names the site",
+                f"pages of other sites may not send pictures here: Origin {shown!r} is not this Host; "
+                "where a proxy changes the Host, --allowed-hosts names the site",
             )
 
     def _without_root(self, path: str) -> str:
@@ -246,6 +246,6 @@ def refused(refusal: Refusal) -> Response:
 
 
 def problem(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:
-    """An answer that is an error: `{"error": reason}`, in ASCII: names of classes need not be valid Unicode."""
+    """An error: `{"error": reason}`, in ASCII, since names of classes need not be valid Unicode."""
     content = json.dumps({"error": reason})
     return Response(content, status_code=status, headers=headers, media_type="application/json")

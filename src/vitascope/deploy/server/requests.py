@@ -190,7 +190,7 @@ async def _files(request: Request, body: bytes, settings: Settings) -> list[Uplo
     boundary = parse_options_header(request.headers["content-type"])[1].get(b"boundary", b"")
     if not BOUNDARY.fullmatch(boundary):
         raise Refusal(422, "a broken form: its Content-Type has no boundary of 1 to 70 usual characters")
-    # The parser gets the boundary alone: a charset in that header would decode names with any of Python's codecs.
+    # The parser gets the boundary alone: with a charset it would decode names by any of Python's codecs.
     headers = Headers(raw=[(b"content-type", b'multipart/form-data; boundary="%s"' % boundary)])
     parser = MultiPartParser(headers, whole(), max_files=settings.max_files, max_fields=settings.max_files)
     parser.spool_max_size = len(body) + 1  # it is in memory already: no file of the system's
@@ -274,7 +274,7 @@ def deadline_seconds(request: Request) -> float | None:
     if not milliseconds:
         raise Refusal(
             422,
-            f"X-Deadline-Ms is a whole number of milliseconds, at least 1 and of at most {MAX_DIGITS} digits, "
-            f"not {text[:40]!r}",
+            f"X-Deadline-Ms is a whole number of milliseconds, at least 1 and of at most {MAX_DIGITS} "
+            f"digits, not {text[:40]!r}",
         )
     return milliseconds / 1000

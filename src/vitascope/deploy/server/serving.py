@@ -117,7 +117,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the server waits for the client: for headers, for the next request, or to read an answer."""
+        """Whether the server waits for the client, which has to send a request or to read an answer."""
         if self.transport is None:
             return False
         return self.cycle is None or self.cycle.response_complete or self.flow.write_paused
@@ -263,7 +263,7 @@ class GracefulServer(uvicorn.Server):
                 await asyncio.sleep(0)
 
     def _take(self, connection: socket.socket) -> None:
-        """Serve a new connection. At the limit, those that are idle make room; if none is, it is turned away."""
+        """Serve a new connection; at the limit, idle ones make room, or if none is idle it is turned away."""
         if len(self._held) >= self._limit:
             self._warnings.warn(f"{self._limit} connections are open, which is the limit (--max-connections)")
             if not self._end_idle():
@@ -328,8 +328,8 @@ def connection_limit(settings: Settings) -> int:
     allowed = max(files // 2, files - OTHER_FILES)
     if settings.max_connections > allowed:
         raise UserError(
-            f"--max-connections {settings.max_connections} does not fit: this process may open {files} files, "
-            f"which leaves {allowed} connections; give fewer, or raise `ulimit -n`"
+            f"--max-connections {settings.max_connections} is too many: this process may open {files} "
+            f"files, which leaves {allowed} connections; give fewer, or raise `ulimit -n`"
         )
     return settings.max_connections or min(allowed, MOST_CONNECTIONS)
 
