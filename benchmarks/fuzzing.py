@@ -1,15 +1,15 @@
-"""Fuzz `vitascope serve` with schemathesis, which makes up right and wrong requests from the OpenAPI document.
+"""Fuzz `vitascope serve` with schemathesis, which makes right and wrong requests from its OpenAPI document.
 
     pip install schemathesis
     python benchmarks/fuzzing.py                          # 90 s each: plain, with a token, and under a prefix
     python benchmarks/fuzzing.py --variants token --seconds 300
 
-A tiny model with random weights is served on loopback. The fuzzer reports 5xx answers, answers that differ from the
-document (status, media type, headers, JSON) and wrong requests that are accepted. It prints a curl line to repeat
-each of them, and the exit status is then 1.
+A tiny model with random weights is served on loopback. The fuzzer reports 5xx answers, answers that differ
+from the document (status, media type, headers, JSON) and wrong requests that are accepted. It prints a curl
+line to repeat each of them, and the exit status is then 1.
 
-The check `positive_data_acceptance` is left out: the document says that a body is a picture, but it cannot say which
-bytes are one, nor which classes a model has, so the server rightly rejects many made-up requests.
+The check `positive_data_acceptance` is left out: the document says that a body is a picture, but it cannot
+say which bytes are one, nor which classes a model has, so the server rightly rejects many made-up requests.
 """
 
 from __future__ import annotations

@@ -5,14 +5,16 @@ import json
 import socket
 from collections.abc import AsyncIterator
 
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from tests.deploy.server.served import (
     HeldEngine,
     Sender,
     bomb,
     chunks_of,
+    encoded,
     grey,
     picture,
     play,
@@ -95,6 +97,19 @@ def test_picture_of_no_declared_type_is_known_by_its_first_bytes(kind: str | Non
     async def story() -> None:
         async with serving(HeldEngine()) as client:
             assert (await client.predict(grey(1), headers=headers)).status_code == 200
+
+    play(story())
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "AVIF"])
+def test_every_usual_format_is_known_by_its_first_bytes(kind: str) -> None:
+    if not features.check("avif") and kind == "AVIF":
+        pytest.skip("this Pillow has no AVIF")
+    content = encoded(np.full((4, 4, 3), 7, dtype=np.uint8), kind)
+
+    async def story() -> None:
+        async with serving(HeldEngine()) as client:
+            assert (await client.predict(content)).status_code == 200
 
     play(story())
 

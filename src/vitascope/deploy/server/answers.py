@@ -127,6 +127,9 @@ class Limits(Answer):
 class ModelDescription(BaseModel):
     """The served model."""
 
+    name: str | None = None
+    architecture: str | None = None
+    digest: str | None = None
     engine: str
     num_classes: int
     class_names: list[str]

@@ -115,7 +115,7 @@ def health(service: Service) -> APIRouter:
 
 
 def documentation(app: FastAPI, settings: Settings, *, secured: bool) -> APIRouter:
-    """The API as an OpenAPI document and as a page; they need no token, since they tell nothing of the model."""
+    """The API as an OpenAPI document and as a page; neither tells anything of the model that is served."""
     routes = APIRouter(include_in_schema=False)
 
     @functools.cache

@@ -54,7 +54,7 @@ class Settings:
     read_timeout_s: float = 10.0
     """Seconds in which a request's body has to arrive whole; a slower one gets 408."""
     read_stall_s: float = 3.0
-    """Seconds for which a body may pause; then 408. A request takes no place in the queue before it is whole."""
+    """Seconds for which a body may pause; then 408. Only whole requests take a place in the queue."""
     header_timeout_s: float = 10.0
     """Seconds in which a request's headers have to arrive; then 408, or the end of an empty connection."""
     keep_alive_s: float = 5.0
