@@ -1,12 +1,14 @@
 """Every command and snippet of the README and the docs is run, in the order in which a reader meets them."""
 
 import ast
+import asyncio
 import dataclasses
 import inspect
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +17,13 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from tests.deploy.server.served import listening
 from tests.test_walkthrough import stated_shapes, take_photos, without_docstrings
 from vitascope.cli import main
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
 from vitascope.data import datasets, download, folders, hub_datasets, loading, pack, reading, shards, unpack
+from vitascope.deploy.engine import open_engine
 from vitascope.training import defaults
 from vitascope.training.options import AugmentationOptions
 from vitascope.training.recipes import RECIPES
@@ -31,8 +35,8 @@ PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS]
 DATA_PAGE = ROOT / "docs" / "data.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+−±]?\d+(?:[.,]\d+)*%?")
-NOT_RUN = {"tensorboard", "pip", "curl"}
-"""Programs that a page may name: a server that never ends, an installation, a client."""
+NOT_RUN = {"tensorboard", "pip"}
+"""Programs that a page may name: a server that never ends, an installation."""
 TRACKERS = ("mlflow", "wandb")
 """What pages import and no test needs: a stand-in takes its place."""
 
@@ -179,6 +183,23 @@ def torchrun(line: str) -> None:
     assert done.returncode == 0, f"{line}\n{done.stderr[-3000:]}"
 
 
+def curl(line: str, served: Serve) -> None:
+    """A line as it is, but for the port, sent to a server that the page started; skipped without curl."""
+    documented = f"127.0.0.1:{served.settings.port}/"
+    assert documented in line
+    if shutil.which("curl") is None:
+        return
+
+    async def story() -> None:
+        async with listening(open_engine(served.model, device="cpu")) as (_, (host, port)):
+            words = shlex.split(line.replace(documented, f"{host}:{port}/"))
+            command = [*words, "--silent", "--show-error", "--fail-with-body"]
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=60)
+            assert done.returncode == 0, f"{line}\n{done.stdout!r}\n{done.stderr!r}"
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
 def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, capsys) -> None:
     text = page.read_text(encoding="utf-8")
@@ -189,12 +210,16 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
         monkeypatch.setitem(sys.modules, name, tracker)
     names: dict[str, object] = {}
     said = {}
+    served = None
     for program, step in steps(page):
         capsys.readouterr()
         if program == "python":
             exec(compile(step, page.name, "exec"), names)  # noqa: S102 - our own page
         elif step.startswith("vitascope serve"):  # it never ends: tests/deploy/test_serving.py runs it
-            parse(Serve, "serve", shlex.split(step)[2:])
+            served = parse(Serve, "serve", shlex.split(step)[2:])
+        elif program == "curl":
+            assert served is not None, f"{step!r} stands before the server is started"
+            curl(step, served)
         elif program == "vitascope":
             assert main(shlex.split(step, comments=True)[1:]) == 0, f"{step}\n{capsys.readouterr().err}"
             said[step] = capsys.readouterr().out

@@ -228,3 +228,10 @@ def test_answers_are_those_of_evaluation_without_gradients(model: Any) -> None:
         torch.testing.assert_close(answer, wanted)
         assert not answer.requires_grad
     assert model.training
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_class_number_of_any_length_is_refused_in_a_short_line(digits: int) -> None:
+    with pytest.raises(UserError, match="no class '999") as refused:
+        class_index("9" * digits, small_config())
+    assert len(str(refused.value)) < 400

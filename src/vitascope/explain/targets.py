@@ -20,6 +20,11 @@ from vitascope.model.classifier import Classifier
 from vitascope.model.modes import evaluation_mode
 from vitascope.model.sizes import ModelConfig
 
+MAX_DIGITS = 18
+"""Digits of a class number given as text: int() rejects text that is long enough."""
+MAX_ECHO = 200
+"""Characters of an unknown class name in the message about it."""
+
 
 class Target(ABC):
     """A number for each image, from a model's answer to it."""
@@ -155,9 +160,9 @@ def class_index(label: object, config: ModelConfig) -> int:
     names = config.class_names
     if isinstance(label, str) and label in names:
         return names.index(label)
-    if isinstance(label, str) and not label.isdecimal():
-        near = nearest(label, names) if names else ""
-        raise UserError(f"no class {label!r}{near}; {_known(config)}")
+    if isinstance(label, str) and not (label.isdecimal() and len(label) <= MAX_DIGITS):
+        near = nearest(label[:MAX_ECHO], names) if names else ""
+        raise UserError(f"no class {label[:MAX_ECHO]!r}{near}; {_known(config)}")
     if not isinstance(label, str | SupportsIndex) or isinstance(label, bool):
         raise UserError(f"a class is a whole number or a name, not {label!r}; {_known(config)}")
     index = int(label) if isinstance(label, str) else operator.index(label)

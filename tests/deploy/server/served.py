@@ -22,6 +22,7 @@ from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
 from vitascope.deploy.engine import Engine, TorchEngine
 from vitascope.deploy.server import decoder
 from vitascope.deploy.server.app import create_app
+from vitascope.deploy.server.serving import GracefulServer, listen, server_of
 from vitascope.deploy.server.settings import Settings
 from vitascope.weights.store import default_preprocess
 
@@ -169,6 +170,26 @@ async def serving(
         finally:
             if isinstance(engine, HeldEngine):
                 engine.go.set()
+
+
+@asynccontextmanager
+async def listening(
+    engine: Engine, token: str | None = None, **settings: Any
+) -> AsyncIterator[tuple[GracefulServer, tuple[str, int]]]:
+    """A server in this process behind a real port, and its address; once it is ready."""
+    given = Settings(**{"access_log": False, "port": 0, **settings})
+    app = create_app(engine, given, token)
+    server = server_of(app)
+    with listen(given) as port:
+        running = asyncio.ensure_future(server.serve(sockets=[port]))
+        try:
+            await until(lambda: server.started and app.state.service.why_not_ready() == "")
+            yield server, port.getsockname()[:2]
+        finally:
+            if isinstance(engine, HeldEngine):
+                engine.go.set()
+            server.should_exit = True
+            await running
 
 
 async def until(true: Callable[[], bool]) -> None:

@@ -20,6 +20,7 @@ from tests.deploy.server.served import (
     play,
     refusal,
     serving,
+    torch_engine,
 )
 from tests.model import small_resnet
 from vitascope.deploy.engine import TorchEngine
@@ -154,6 +155,8 @@ def test_explanation_is_the_library_s_as_numbers_and_as_a_picture(engine: TorchE
         ("method=rolout", "unknown method 'rolout'; nearest: rollout"),
         ("target=cow", "no class 'cow'"),
         ("target=7", "no class 7"),
+        ("target=" + 400 * "9", "no class '999"),
+        ("target=" + 5000 * "9", "no class '999"),
         ("method=rollout&target=cat", "leave out the target"),
         ("format=gif", "query.format"),
     ],
@@ -209,7 +212,7 @@ def test_metrics_count_requests_by_route_and_what_the_model_did() -> None:
             await client.get("/secret/path")
             text = (await client.get("/metrics")).text
         assert 'vitascope_requests_total{route="/v1/predict",status="200"} 5.0' in text
-        assert 'vitascope_requests_total{route="/v1/predict",status="422"} 1.0' in text
+        assert 'vitascope_requests_total{route="/v1/predict",status="415"} 1.0' in text
         assert 'vitascope_requests_total{route="other",status="404"} 1.0' in text
         assert 'vitascope_computed_total{work="predict"} 5.0' in text
         assert "vitascope_requests_in_flight 0.0" in text
@@ -250,5 +253,14 @@ def test_page_escapes_the_address_that_it_was_asked_by(engine: TorchEngine) -> N
         async with serving(engine, host="0.0.0.0") as client:
             page = (await client.get("/docs", headers={"Host": "<script>alert(1)</script>"})).text
         assert "<script" not in page
+
+    play(story())
+
+
+def test_class_name_that_is_no_unicode_is_named_in_a_refusal() -> None:
+    async def story() -> None:
+        async with serving(torch_engine(class_names=("c\udcff", "dog", "ant", "bee", "cow"))) as client:
+            answer = await client.post("/v1/explain?target=cx", content=picture())
+            assert "no class 'cx'" in refusal(answer, 422)
 
     play(story())

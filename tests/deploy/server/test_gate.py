@@ -1,11 +1,14 @@
 """Who may ask, and what every answer carries."""
 
 import hmac
+import logging
+import re
 
 import pytest
 
 from tests.deploy.server.served import (
     NAMES,
+    POISON,
     HeldEngine,
     grey,
     picture,
@@ -36,14 +39,181 @@ def test_token_is_asked_for_and_compared_in_constant_time(monkeypatch: pytest.Mo
                 assert answer.headers["www-authenticate"] == "Bearer"
             right = {"Authorization": "Bearer s3cret"}
             assert (await client.predict(grey(1), headers=right)).status_code == 200
-            for path in ("/v1/model", "/metrics", "/docs", "/openapi.json", "/nothing"):
+            for path in ("/v1/model", "/metrics", "/nothing"):
                 assert (await client.get(path)).status_code == 401
-            for path in ("/livez", "/readyz"):
+            for path in ("/livez", "/readyz", "/docs", "/docs.css", "/openapi.json"):
                 assert (await client.get(path)).status_code == 200
 
     play(story())
     assert (b"wrong", b"s3cret") in compared
     assert (b"s3cret", b"s3cret") in compared
+
+
+@pytest.mark.parametrize("sent", ["Schlüssel".encode(), "Schlüssel".encode("latin-1")])
+def test_token_that_is_not_ascii_opens_in_either_encoding(sent: bytes) -> None:
+    async def story() -> None:
+        async with serving(HeldEngine(), token="Schlüssel") as client:
+            right = await client.get("/v1/model", headers={b"Authorization": b"Bearer " + sent})
+            assert right.status_code == 200
+            wrong = await client.get("/v1/model", headers={b"Authorization": b"Bearer " + sent[:-1]})
+            assert wrong.status_code == 401
+
+    play(story())
+
+
+def test_token_outside_latin_1_opens() -> None:
+    async def story() -> None:
+        async with serving(HeldEngine(), token="ключ") as client:
+            right = {b"Authorization": "Bearer ключ".encode()}
+            assert (await client.get("/v1/model", headers=right)).status_code == 200
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        (None, "10.0.0.5:8000", 200),
+        ("http://10.0.0.5:8000", "10.0.0.5:8000", 200),
+        ("https://Vit.Example", "vit.example", 200),  # behind a proxy that speaks TLS
+        ("https://vit.example", "vit.example:443", 200),
+        ("http://vit.example:80", "vit.example", 200),
+        ("http://[fd00::5]:8000", "[fd00::5]:8000", 200),
+        ("https://named.example", "10.0.0.5:8000", 403),
+        ("http://evil.example", "10.0.0.5:8000", 403),
+        ("http://10.0.0.5", "10.0.0.5:8000", 403),
+        ("http://10.0.0.5:9000", "10.0.0.5:8000", 403),
+        ("http://10.0.0.5:8000.evil.example", "10.0.0.5:8000", 403),
+        ("https://vit.example:80", "vit.example", 403),
+        ("null", "10.0.0.5:8000", 403),
+        ("", "", 403),
+    ],
+)
+def test_origin_of_a_post_is_the_host_that_it_is_sent_to(origin: str | None, host: str, status: int) -> None:
+    """Browsers send no Sec-Fetch-Site to plain http at an address that is not loopback's."""
+    headers = {"Host": host} if origin is None else {"Host": host, "Origin": origin}
+
+    async def story() -> None:
+        async with serving(HeldEngine(), host="0.0.0.0") as client:
+            answer = await client.predict(grey(1), headers=headers)
+            assert answer.status_code == status
+            if status == 403:
+                assert f"Origin {origin!r} is not this Host" in refusal(answer, 403)
+            assert (await client.get("/v1/model", headers=headers)).status_code == 200
+
+    play(story())
+
+
+def test_origin_that_a_proxy_hides_is_named_by_allowed_hosts() -> None:
+    headers = {"Host": "127.0.0.1:8000", "Origin": "https://vit.example"}
+
+    async def story() -> None:
+        async with serving(HeldEngine(), allowed_hosts=("vit.example",)) as client:
+            assert (await client.predict(grey(1), headers=headers)).status_code == 200
+            other = {**headers, "Origin": "https://evil.example"}
+            assert (await client.predict(grey(1), headers=other)).status_code == 403
+
+    play(story())
+
+
+@pytest.mark.parametrize("given", ["abc-1", "Root=1-67891233-abcdef", "x" * 128])
+def test_request_id_is_given_back(given: str) -> None:
+    async def story() -> None:
+        async with serving(HeldEngine()) as client:
+            for path in ("/livez", "/nothing", "/v1/predict"):
+                answer = await client.get(path, headers={"X-Request-ID": given})
+                assert answer.headers["x-request-id"] == given
+
+    play(story())
+
+
+def test_every_answer_has_a_request_id_of_its_own_and_the_log_names_it(caplog) -> None:
+    async def story() -> None:
+        async with serving(HeldEngine(), token="s3cret", access_log=True, queue=1) as client:
+            right = {"Authorization": "Bearer s3cret"}
+            answers = [
+                await client.get("/livez"),
+                await client.get("/nothing", headers=right),
+                await client.get("/v1/model"),
+                await client.predict(grey(1), headers=right),
+                await client.predict(grey(POISON), headers=right),
+                *[
+                    await client.get("/livez", headers={b"X-Request-ID": given})
+                    for given in (b"", b"a b", b"x" * 129, b"\xc3\xa9", b'"quoted"')
+                ],
+            ]
+            assert [answer.status_code for answer in answers[:5]] == [200, 404, 401, 200, 500]
+            named = [answer.headers["x-request-id"] for answer in answers]
+            assert len(set(named)) == len(named)
+            assert all(re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]+", name) for name in named)
+            logged = [record.getMessage().split()[-1] for record in caplog.records]
+            assert [name for name in logged if name in named] == named
+
+    with caplog.at_level(logging.INFO, logger="vitascope.access"):
+        play(story())
+
+
+def test_head_is_answered_as_get_without_the_body(engine: TorchEngine) -> None:
+    async def story() -> None:
+        async with serving(engine) as client:
+            for path in (
+                "/",
+                "/livez",
+                "/readyz",
+                "/metrics",
+                "/docs",
+                "/v1/model",
+                "/web/main.js",
+                "/nothing",
+            ):
+                head, get = await client.head(path), await client.get(path)
+                assert head.status_code == get.status_code
+                assert head.content == b""
+                assert head.headers["content-type"] == get.headers["content-type"]
+                if path != "/metrics":  # it counts these requests
+                    assert head.headers["content-length"] == get.headers["content-length"]
+            assert (await client.head("/v1/predict")).status_code == 405
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/predict?topk=1", "unknown query parameter 'topk'; nearest: top_k; this path takes top_k"),
+        ("/v1/predict?top_k=1&x", "unknown query parameter 'x'; this path takes top_k"),
+        ("/v1/explain?form=png", "nearest: format; this path takes format, method, target"),
+        ("/v1/embed?top_k=1", "this path takes none"),
+        ("/v1/attention?layers=1", "nearest: layer"),
+        ("/v1/predict?" + "&".join(200 * ["top_k=1"]), "more than 100 query parameters"),
+    ],
+)
+def test_unknown_query_parameter_is_refused_with_the_nearest(
+    path: str, said: str, engine: TorchEngine
+) -> None:
+    async def story() -> None:
+        async with serving(engine) as client:
+            assert said in refusal(await client.post(path, content=picture()), 422)
+            assert (await client.get("/livez?probe=1")).status_code == 200
+            assert (await client.get("/?token=1")).status_code == 200
+
+    play(story())
+
+
+@pytest.mark.parametrize("prefix", ["", "/apps/vit"])
+def test_proxy_may_leave_its_prefix_in_or_take_it_out(prefix: str) -> None:
+    async def story() -> None:
+        async with serving(HeldEngine(), root_path="/apps/vit", token="s3cret") as client:
+            right = {"Authorization": "Bearer s3cret"}
+            answer = await client.post(f"{prefix}/v1/predict", content=grey(1), headers=right)
+            assert answer.status_code == 200
+            assert (await client.post(f"{prefix}/v1/predict", content=grey(1))).status_code == 401
+            for path in ("/", "/docs", "/docs.css", "/web/main.js"):
+                assert (await client.get(prefix + path)).status_code == 200
+            assert (await client.get("/apps/vit")).status_code == 200
+            assert (await client.get("/apps/vitx/livez", headers=right)).status_code == 404
+
+    play(story())
 
 
 def test_pages_of_other_sites_may_not_use_the_server() -> None:

@@ -1,23 +1,31 @@
 """What comes in over HTTP is nobody's friend: bodies and pictures that are refused."""
 
+import asyncio
 import json
 import socket
+from collections.abc import AsyncIterator
 
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from tests.deploy.server.served import (
     HeldEngine,
     Sender,
     bomb,
     chunks_of,
+    encoded,
     grey,
     picture,
     play,
     refusal,
     serving,
+    until,
 )
 from vitascope.deploy.engine import TorchEngine
+from vitascope.deploy.server.requests import Arriving
+
+RAW = {"content-type": "application/octet-stream"}
 
 
 def test_bomb_is_refused_by_its_header() -> None:
@@ -51,14 +59,18 @@ def test_bomb_is_refused_by_its_header() -> None:
         ),
         (b"x", {"content-type": "text/html"}, 415, "Content-Type text/html holds no picture"),
         (b"a=b", {"content-type": "application/x-www-form-urlencoded"}, 415, "send a picture's bytes"),
+        (b"not a picture", {}, 415, "a body without a Content-Type that is no picture; send a picture's"),
         (b"", {}, 422, "the body is empty"),
-        (b"not a picture", {}, 422, "the body: not a picture of a format that is read here: JPEG, "),
+        (b"not a picture", RAW, 422, "the body: not a picture of a format that is read here: JPEG, "),
         (grey(1)[:40], {}, 422, "the body: "),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", {}, 422, "not a picture"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", RAW, 422, "not a picture"),
         (b"x", {"content-type": "multipart/form-data"}, 422, "a broken form"),
         (b"x", {"content-type": "multipart/form-data; boundary=z"}, 422, "form"),
         (grey(1), {"x-deadline-ms": "soon"}, 422, "X-Deadline-Ms is a whole number"),
         (grey(1), {"x-deadline-ms": "0"}, 422, "X-Deadline-Ms is a whole number"),
+        (grey(1), {"x-deadline-ms": "9" * 400}, 422, "of at most 18 digits"),
+        (grey(1), {"x-deadline-ms": "9" * 5000}, 422, "of at most 18 digits"),
+        (grey(1), {"content-length": "9" * 5000}, 413, "Content-Length is no number"),
     ],
 )
 def test_what_is_no_picture_is_refused_and_told_why(
@@ -73,6 +85,49 @@ def test_what_is_no_picture_is_refused_and_told_why(
         async with serving(HeldEngine()) as client:
             assert said in refusal(await client.predict(content, headers=headers), status)
             assert (await client.predict(grey(3))).status_code == 200  # and it goes on
+
+    play(story())
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "", None])
+def test_picture_of_no_declared_type_is_known_by_its_first_bytes(kind: str | None) -> None:
+    """`curl --data-binary` declares every body a form of text."""
+    headers = {} if kind is None else {"content-type": kind}
+
+    async def story() -> None:
+        async with serving(HeldEngine()) as client:
+            assert (await client.predict(grey(1), headers=headers)).status_code == 200
+
+    play(story())
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "AVIF"])
+def test_every_usual_format_is_known_by_its_first_bytes(kind: str) -> None:
+    if not features.check("avif") and kind == "AVIF":
+        pytest.skip("this Pillow has no AVIF")
+    content = encoded(np.full((4, 4, 3), 7, dtype=np.uint8), kind)
+
+    async def story() -> None:
+        async with serving(HeldEngine()) as client:
+            assert (await client.predict(content)).status_code == 200
+
+    play(story())
+
+
+@pytest.mark.parametrize("charset", ["punycode", "undefined", "utf8\x00", "idna", "utf-16"])
+def test_charset_of_a_form_decodes_nothing(charset: str) -> None:
+    body = (
+        b'--z\r\nContent-Disposition: form-data; name="\\N{\xff"; filename="\\N{.png"\r\n\r\n'
+        + grey(1)
+        + b'\r\n--z\r\nContent-Disposition: form-data; name="a"\r\n\r\n\xd8\x00\xff\r\n--z--\r\n'
+    )
+    headers = {"content-type": f"multipart/form-data; charset={charset}; boundary=z"}
+
+    async def story() -> None:
+        async with serving(HeldEngine()) as client:
+            answer = await client.predict(body, headers=headers)
+            assert answer.status_code == 200
+            assert answer.json()["results"][0]["name"] == "\\N{.png"
 
     play(story())
 
@@ -100,11 +155,36 @@ def test_form_of_too_many_files_and_several_pictures_for_one_explanation_are_ref
     play(story())
 
 
-def test_broken_file_of_a_form_is_named() -> None:
+def test_broken_file_of_a_form_gets_an_error_of_its_own_beside_the_others_answers() -> None:
+    async def story() -> None:
+        async with serving(HeldEngine(), max_megapixels=1) as client:
+            contents = {
+                "good.png": grey(1),
+                "bad.png": b"x",
+                "huge.png": bomb(2000),
+                "last.png": grey(255 // 5),
+            }
+            files = [("image", part) for part in contents.items()]
+            answer = await client.post("/v1/predict", files=files)
+            assert answer.status_code == 200
+            good, bad, huge, last = answer.json()["results"]
+            assert [one["name"] for one in (good, bad, huge, last)] == list(contents)
+            assert set(bad) == set(huge) == {"name", "error"}
+            assert "bad.png: not a picture" in bad["error"]
+            assert "million pixels" in huge["error"]
+            assert last["predictions"][0]["score"] == pytest.approx(0.2)
+            assert good["predictions"]
+
+    play(story())
+
+
+def test_form_of_broken_files_alone_is_refused_and_names_each() -> None:
     async def story() -> None:
         async with serving(HeldEngine()) as client:
-            files = [("image", ("good.png", grey(1))), ("image", ("bad.png", b"x"))]
-            assert "bad.png: not a picture" in refusal(await client.post("/v1/predict", files=files), 422)
+            files = [("image", (name, b"x")) for name in ("a.png", "b.png")]
+            said = refusal(await client.post("/v1/predict", files=files), 422)
+            assert "a.png: not a picture" in said
+            assert "b.png: not a picture" in said
 
     play(story())
 
@@ -128,12 +208,63 @@ def test_body_over_the_limit_is_refused_declared_or_not_and_not_kept() -> None:
     play(story())
 
 
-def test_slow_upload_is_given_up() -> None:
+@pytest.mark.parametrize("limit", [{"read_timeout_s": 0.05}, {"read_stall_s": 0.05}])
+def test_slow_and_stalled_uploads_are_given_up(limit: dict[str, float]) -> None:
     async def story() -> None:
-        async with serving(HeldEngine(), read_timeout_s=0.05) as client:
+        async with serving(HeldEngine(), **limit) as client:
             slow = Sender(client.app)
             assert await slow.send(chunks_of(b"x", 3), end=False) == 408
             assert slow.headers[b"connection"] == b"close"
             assert client.app.state.service.in_flight == 0
+            assert client.app.state.service.arriving == Arriving()
+
+    play(story())
+
+
+def test_upload_that_is_slow_and_steady_is_answered() -> None:
+    async def dripping(content: bytes) -> AsyncIterator[bytes]:
+        for start in range(0, len(content), 10):
+            await asyncio.sleep(0.01)
+            yield content[start : start + 10]
+
+    async def story() -> None:
+        async with serving(HeldEngine(), read_stall_s=1) as client:
+            assert await Sender(client.app).send(dripping(grey(1))) == 200
+
+    play(story())
+
+
+def test_stalled_bodies_take_no_place_in_the_queue() -> None:
+    async def story() -> None:
+        async with serving(HeldEngine(), queue=2) as client:
+            service = client.app.state.service
+            stalled = [Sender(client.app) for _ in range(8)]
+            sending = [asyncio.ensure_future(one.send(chunks_of(b"abc", 1), end=False)) for one in stalled]
+            await until(lambda: service.arriving.bytes == 24)
+            assert (await client.predict(grey(1))).status_code == 200
+            assert (await client.get("/readyz")).status_code == 200
+            for one in stalled:
+                one.gone.set()
+            await asyncio.gather(*sending)
+            assert service.in_flight == service.arriving.requests == 0
+
+    play(story())
+
+
+def test_bodies_that_are_read_at_a_time_are_bounded_by_their_bytes() -> None:
+    async def story() -> None:
+        async with serving(HeldEngine(), queue=2, max_body_mb=0.1) as client:
+            service = client.app.state.service
+            stalled = [Sender(client.app) for _ in range(2)]
+            sending = [
+                asyncio.ensure_future(one.send(chunks_of(bytes(50_000), 2), end=False)) for one in stalled
+            ]
+            await until(lambda: service.arriving.bytes == 200_000)
+            over = Sender(client.app)
+            assert await over.send(chunks_of(b"x", 3)) == 429
+            for one in stalled:
+                one.gone.set()
+            await asyncio.gather(*sending)
+            assert service.arriving == Arriving()
 
     play(story())

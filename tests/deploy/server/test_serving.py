@@ -2,22 +2,25 @@
 
 import asyncio
 import contextlib
+import errno
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.deploy.server.served import NAMES, picture
+from tests.deploy.server.served import NAMES, HeldEngine, grey, listening, picture, play, until
 from tests.model import small_model
-from vitascope.deploy.server.serving import listen, read_token
+from vitascope.deploy.server import serving
+from vitascope.deploy.server.serving import connection_limit, listen, read_token
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 from vitascope.weights.store import save_pretrained
@@ -78,7 +81,7 @@ async def keep_asking(url: str, answers: list[int], broken: list[str], stop: asy
         try:
             async with httpx.AsyncClient(timeout=30) as client:
                 answers.append(
-                    (await client.post(f"{url}/v1/predict?key=secret", content=content)).status_code
+                    (await client.post(f"{url}/v1/predict?top_k=3", content=content)).status_code
                 )
         except httpx.ConnectError:
             return
@@ -114,7 +117,7 @@ def test_sigterm_under_load_loses_no_request(model: Path) -> None:
     assert answers.count(200) >= 8
     lines = [line for line in err.splitlines() if " 127.0.0.1 POST /v1/predict " in line]
     assert len(lines) == len(answers)
-    assert "secret" not in err
+    assert "top_k" not in err  # a query may hold secrets
 
 
 def decoders_of(server: Server) -> list[int]:
@@ -194,6 +197,142 @@ def test_headers_without_end_are_refused_and_take_no_memory(model: Path) -> None
             with contextlib.suppress(ConnectionError):
                 assert client.recv(1000).startswith(b"HTTP/1.1 400 ")
         assert httpx.get(f"{server.url}/livez").status_code == 200
+
+
+ASK = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def connected(address: tuple[str, int], *sent: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    """A connection, over which this was sent; what comes back."""
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        for part in sent:
+            writer.write(part)
+            await writer.drain()
+        yield reader
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        (b"", b""),
+        (b"GET /livez HTTP/1.1\r\nX-Slow: ", b"HTTP/1.1 408 Request Timeout\r\n"),
+        (b"\r\n", b""),
+        (ASK, b"HTTP/1.1 200 OK\r\n"),
+        (ASK + b"\r\n", b"HTTP/1.1 200 OK\r\n"),
+        (b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n1", b"HTTP/1.1 405 "),
+    ],
+)
+def test_connection_that_brings_no_whole_request_is_ended(sent: bytes, answered: bytes) -> None:
+    async def story() -> None:
+        async with (
+            listening(HeldEngine(), header_timeout_s=0.2, keep_alive_s=0.2) as (server, address),
+            connected(address, sent) as reader,
+        ):
+            assert (await asyncio.wait_for(reader.read(), 20)).startswith(answered)
+            await until(lambda: not server._held)
+
+    play(story())
+
+
+def test_answer_that_is_not_read_does_not_hold_its_connection() -> None:
+    engine = HeldEngine()
+    engine.class_names = ("x" * 20_000_000,)
+
+    async def story() -> None:
+        async with listening(engine, keep_alive_s=0.1) as (server, address):
+            asked = ASK.replace(b"/livez", b"/v1/model")
+            async with connected(address, asked):
+                await until(lambda: len(server._held) == 1)
+                await until(lambda: not server._held)
+
+    play(story())
+
+
+def test_half_open_connections_beyond_the_limit_make_room_for_others(caplog) -> None:
+    async def story() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            server, address = await stack.enter_async_context(listening(HeldEngine(), max_connections=8))
+            for _ in range(20):
+                await stack.enter_async_context(connected(address, b"GET /livez HTTP/1.1\r\n"))
+            for _ in range(3):
+                async with connected(address, ASK) as reader:
+                    assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
+            await until(lambda: len(server._held) <= 8)
+        said = [record.getMessage() for record in caplog.records if record.name == "vitascope.server"]
+        assert said == ["8 connections are open, which is the limit (--max-connections)"]
+
+    play(story())
+
+
+def test_connection_beyond_the_limit_is_turned_away_while_all_others_are_at_work() -> None:
+    engine = HeldEngine()
+    body = grey(1)
+    post = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+    async def story() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            server, address = await stack.enter_async_context(listening(engine, max_connections=2))
+            engine.hold()
+            working = [await stack.enter_async_context(connected(address, post)) for _ in range(2)]
+            await until(lambda: server._service.in_flight == 2)
+            async with connected(address) as reader:
+                answer = await reader.read()
+                assert answer.startswith(b"HTTP/1.1 503 ")
+                assert b"too many connections" in answer
+            engine.go.set()
+            for reader in working:
+                assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
+
+    play(story())
+
+
+def test_lack_of_descriptors_is_logged_rarely_and_passes(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "ACCEPT_PAUSE", 0.0)
+    failures = 0
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        accept = loop.sock_accept
+
+        async def failing(port: socket.socket) -> tuple[socket.socket, object]:
+            nonlocal failures
+            failures += 1
+            if failures <= 500:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return await accept(port)
+
+        monkeypatch.setattr(loop, "sock_accept", failing)
+        async with listening(HeldEngine()) as (_, address), connected(address, ASK) as reader:
+            assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
+
+    with caplog.at_level(logging.WARNING):
+        play(story())
+    assert failures > 500
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot accept a connection: Too many open files"
+    ]
+
+
+def test_connections_are_fewer_than_files_may_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files, connections in ((1024, 896), (64, 32), (10**6, serving.MOST_CONNECTIONS)):
+        monkeypatch.setattr(serving, "open_files_limit", lambda files=files: files)
+        assert connection_limit(Settings()) == connections
+    monkeypatch.setattr(serving, "open_files_limit", lambda: 1024)
+    assert connection_limit(Settings(max_connections=800)) == 800
+    with pytest.raises(UserError, match="this process may open 1024 files, which"):
+        connection_limit(Settings(max_connections=900))
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_every_address_of_ipv6_takes_ipv4_too() -> None:
+    with listen(Settings(host="::", port=0)) as port:
+        number = port.getsockname()[1]
+        for address in ("127.0.0.1", "::1"):
+            socket.create_connection((address, number), timeout=5).close()
 
 
 def test_model_that_cannot_be_loaded_ends_the_server_in_one_line(tmp_path: Path) -> None:

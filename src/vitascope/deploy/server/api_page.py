@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from html import escape
 from typing import Any
+
+from vitascope.deploy.server.settings import TOKEN
 
 STYLE = """\
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -33,10 +36,10 @@ def api_page(description: Mapping[str, Any], address: str) -> str:
     ]
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}: API</title>'
-        '<meta name="viewport" content="width=device-width"><link rel="icon" href="/web/icon.svg">'
-        '<link rel="stylesheet" href="/docs.css">'
+        '<meta name="viewport" content="width=device-width"><link rel="icon" href="web/icon.svg">'
+        '<link rel="stylesheet" href="docs.css">'
         f"<h1>{title}</h1><p>Errors are JSON, <code>{{&quot;error&quot;: &quot;why&quot;}}</code>. "
-        f'For programs: <a href="/openapi.json">openapi.json</a>.</p>{"".join(routes)}</html>'
+        f'For programs: <a href="openapi.json">openapi.json</a>.</p>{"".join(routes)}</html>'
     )
 
 
@@ -50,9 +53,10 @@ def _route(method: str, path: str, operation: Mapping[str, Any], address: str) -
         for status, answer in operation["responses"].items()
     )
     text = escape(operation.get("description", ""))
+    example = _example(method, path, address, secured="security" in operation)
     return (
         f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{text}</p>"
-        f"<pre>{escape(_example(method, path, address))}</pre>"
+        f"<pre>{escape(example)}</pre>"
         f"<table>{rows}{statuses}</table>"
     )
 
@@ -62,7 +66,9 @@ def _default(parameter: Mapping[str, Any]) -> str:
     return "" if default is None else f"; default <code>{escape(str(default))}</code>"
 
 
-def _example(method: str, path: str, address: str) -> str:
+def _example(method: str, path: str, address: str, *, secured: bool) -> str:
+    where = shlex.quote(f"{address}{path}")
+    token = f' -H "Authorization: Bearer ${TOKEN}"' if secured else ""
     if method == "get":
-        return f"curl {address}{path}"
-    return f"curl --data-binary @cat.jpg -H 'Content-Type: image/jpeg' {address}{path}"
+        return f"curl{token} {where}"
+    return f"curl{token} --data-binary @cat.jpg {where}"

@@ -7,6 +7,7 @@ model and the socket takes as long as the model.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -14,14 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from vitascope import __version__
-from vitascope.deploy.server import explorer
+from vitascope.deploy.server import answers, explorer
 from vitascope.deploy.server.api_page import STYLE, api_page
 from vitascope.deploy.server.batching import Outcome
-from vitascope.deploy.server.gate import SECURITY, Gate, problem, refused
-from vitascope.deploy.server.requests import PICTURES, REFUSALS, Refusal, Upload
+from vitascope.deploy.server.gate import REQUEST_ID_KEY, SECURITY, Gate, problem, refused
+from vitascope.deploy.server.openapi import describe_api
+from vitascope.deploy.server.requests import LOOKING_INSIDE, NOT_LOADED, PICTURES, REFUSALS, Refusal, Upload
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
@@ -29,6 +33,9 @@ from vitascope.errors import UserError
 if TYPE_CHECKING:
     from vitascope.deploy.engine import Engine
 
+PNG = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
+OF_A_FILE = (413, 422)
+"""Refusals of one picture; of a form, the other files are answered all the same."""
 TopK = Annotated[int, Query(ge=1, description="classes a picture, most probable first")]
 
 
@@ -63,14 +70,23 @@ def create_app(
         version=__version__,
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from elsewhere
+        openapi_url=None,  # `documentation` has it
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would name the Host header, and leave out a proxy's prefix
     )
     app.state.service = service
-    paths = {app.openapi_url}
-    for router in (health(service), models(service), explorer.router(service), documentation(app)):
+    paths: set[str] = set()
+    parameters: dict[tuple[str, str], frozenset[str]] = {}
+    pages = documentation(app, settings, secured=token is not None)
+    for router in (health(service), models(service), explorer.router(service), pages):
         app.include_router(router)
-        paths |= {getattr(route, "path", None) for route in router.routes}
-    app.add_middleware(Gate, service=service, token=token, routes=paths)
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                paths.add(route.path)
+                if route.path.startswith("/v1/"):
+                    names = frozenset(field.alias for field in route.dependant.query_params)
+                    parameters |= {(method, route.path): names for method in route.methods or ()}
+    app.add_middleware(Gate, service=service, token=token, routes=paths, parameters=parameters)
     _answer_errors(app)
     return app
 
@@ -79,18 +95,18 @@ def health(service: Service) -> APIRouter:
     """Whether the server lives, is ready, and how it does."""
     routes = APIRouter(tags=["health"])
 
-    @routes.get("/livez")
+    @routes.get("/livez", responses={200: {"model": answers.Live}})
     async def live() -> Response:
         """200 as long as the process answers, whatever the model does."""
         return _json({"status": "live"})
 
-    @routes.get("/readyz", responses={503: {"description": "Not ready; `error` says why."}})
+    @routes.get("/readyz", responses={200: {"model": answers.Ready}, 503: {"description": "Not ready."}})
     async def ready() -> Response:
         """200 if requests should be sent here now."""
         reason = service.why_not_ready()
         return problem(503, reason, {"Retry-After": "1"}) if reason else _json({"status": "ready"})
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Counts and times, in Prometheus' text format."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -98,14 +114,23 @@ def health(service: Service) -> APIRouter:
     return routes
 
 
-def documentation(app: FastAPI) -> APIRouter:
-    """The API as a page."""
+def documentation(app: FastAPI, settings: Settings, *, secured: bool) -> APIRouter:
+    """The API as an OpenAPI document and as a page; neither tells anything of the model that is served."""
     routes = APIRouter(include_in_schema=False)
+
+    @functools.cache
+    def document() -> dict[str, Any]:
+        return describe_api(app, settings, secured=secured)
+
+    @routes.get("/openapi.json")
+    async def description() -> Response:
+        return _json(document())
 
     @routes.get("/docs")
     async def page(request: Request) -> Response:
-        address = str(request.base_url).rstrip("/")
-        return Response(api_page(app.openapi(), address), media_type="text/html")
+        host = request.headers.get("host", f"{settings.host}:{settings.port}")
+        address = f"{request.scope['scheme']}://{host}{settings.root_path}"
+        return Response(api_page(document(), address), media_type="text/html")
 
     @routes.get("/docs.css")
     async def style() -> Response:
@@ -118,12 +143,16 @@ def models(service: Service) -> APIRouter:
     """What the model says of pictures."""
     routes = APIRouter(tags=["model"])
 
-    @routes.get("/v1/model")
+    @routes.get("/v1/model", responses={200: {"model": answers.ModelDescription}, **NOT_LOADED})
     async def model() -> Response:
         """The model: its classes, its preprocessing, what it computes with; and the server's limits."""
         return _json(described(service))
 
-    @routes.post("/v1/predict", openapi_extra=PICTURES, responses=REFUSALS)
+    @routes.post(
+        "/v1/predict",
+        openapi_extra=PICTURES,
+        responses={200: {"model": answers.Predictions | answers.FormPredictions}, **REFUSALS},
+    )
     async def predict(request: Request, top_k: TopK = 5) -> Response:
         """The most probable classes of a picture; of a form, those of each of its files."""
 
@@ -138,7 +167,11 @@ def models(service: Service) -> APIRouter:
 
         return await _computed(service, request, service.predict, told)
 
-    @routes.post("/v1/embed", openapi_extra=PICTURES, responses=REFUSALS)
+    @routes.post(
+        "/v1/embed",
+        openapi_extra=PICTURES,
+        responses={200: {"model": answers.Embedding | answers.FormEmbeddings}, **LOOKING_INSIDE},
+    )
     async def embed(request: Request) -> Response:
         """A picture's representation before the head; of a form, those of each of its files."""
         service.torch_engine()
@@ -146,7 +179,11 @@ def models(service: Service) -> APIRouter:
             service, request, service.embed, lambda outcome: {"embedding": outcome.value.tolist()}
         )
 
-    @routes.post("/v1/explain", openapi_extra=PICTURES, responses=REFUSALS)
+    @routes.post(
+        "/v1/explain",
+        openapi_extra=PICTURES,
+        responses={200: {"model": answers.Heatmap, "content": PNG}, **LOOKING_INSIDE},
+    )
     async def explain(
         request: Request,
         method: Annotated[str, Query(description="a method of `vitascope explain`")] = "grad-cam",
@@ -188,19 +225,35 @@ async def _computed(
     uploads = await service.read_uploads(request)
     deadline = service.deadline(request)
 
-    async def one(upload: Upload) -> Outcome:
-        return await compute(await service.decode(upload, deadline=deadline), deadline=deadline)
+    async def one(upload: Upload) -> Outcome | Refusal:
+        try:
+            pixels = await service.decode(upload, deadline=deadline)
+        except Refusal as refusal:
+            if refusal.status not in OF_A_FILE:
+                raise
+            return refusal
+        return await compute(pixels, deadline=deadline)
 
     outcomes = await service.unless_gone(request, _each(one, uploads))
-    answers = [{**told(outcome), "timing": _timing(outcome)} for outcome in outcomes]
+    refusals = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
+    if len(refusals) == len(outcomes):
+        raise Refusal(refusals[0].status, "; ".join(map(str, refusals)))
+    results = [
+        {"error": str(outcome)}
+        if isinstance(outcome, Refusal)
+        else {**told(outcome), "timing": _timing(outcome)}
+        for outcome in outcomes
+    ]
     if len(uploads) == 1 and not uploads[0].name:
-        return _json(answers[0])
-    named = [{"name": upload.name, **answer} for upload, answer in zip(uploads, answers, strict=True)]
+        return _json(results[0])
+    named = [{"name": upload.name, **result} for upload, result in zip(uploads, results, strict=True)]
     return _json({"results": named})
 
 
-async def _each(one: Callable[[Upload], Awaitable[Outcome]], uploads: Sequence[Upload]) -> list[Outcome]:
-    """All outcomes; when one fails, or nobody waits any more, none of the others goes on."""
+async def _each(
+    one: Callable[[Upload], Awaitable[Outcome | Refusal]], uploads: Sequence[Upload]
+) -> list[Outcome | Refusal]:
+    """All outcomes; when one raises, or nobody waits any more, none of the others goes on."""
     tasks = [asyncio.ensure_future(one(upload)) for upload in uploads]
     try:
         return await asyncio.gather(*tasks)
@@ -257,8 +310,9 @@ def _answer_errors(app: FastAPI) -> None:
         return problem(error.status_code, str(error.detail), dict(error.headers or {}))
 
     @app.exception_handler(Exception)
-    async def fault(_: Request, error: Exception) -> Response:
-        return problem(500, "a fault of the server's; its log has the traceback", SECURITY)
+    async def fault(request: Request, error: Exception) -> Response:
+        named = {"X-Request-ID": request.scope[REQUEST_ID_KEY].decode("ascii")}  # the gate is inside of this
+        return problem(500, "a fault of the server's; its log has the traceback", {**SECURITY, **named})
 
 
 def _json(content: dict[str, Any]) -> Response:

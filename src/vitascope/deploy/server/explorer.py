@@ -12,9 +12,10 @@ import hashlib
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, HTTPException, Query, Request, Response
 
-from vitascope.deploy.server.requests import PICTURES, REFUSALS
+from vitascope.deploy.server.answers import Sample
+from vitascope.deploy.server.requests import BINARY, LOOKING_INSIDE, NOT_LOADED, PICTURES
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,6 +31,15 @@ KINDS = {
 }
 """The files that `web/` may have."""
 PACK = "application/octet-stream"
+PACKED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "A safetensors file.", "content": {PACK: BINARY}},
+    **LOOKING_INSIDE,
+}
+SAMPLE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The picture.", "content": {"image/jpeg": BINARY, "image/png": BINARY}},
+    404: {"description": "No such sample."},
+    **NOT_LOADED,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +76,7 @@ def router(service: Service) -> APIRouter:
     async def web_file(name: str, request: Request) -> Response:
         return _answer(pages[name], request) if name in pages else Response(status_code=404)
 
-    @routes.post("/v1/attention", response_class=Response, openapi_extra=PICTURES, responses=REFUSALS)
+    @routes.post("/v1/attention", response_class=Response, openapi_extra=PICTURES, responses=PACKED)
     async def attention(
         request: Request,
         layer: int | None = Query(None, description="one layer alone, from 0"),
@@ -81,7 +91,7 @@ def router(service: Service) -> APIRouter:
             return await packed(request, "explore", pack_picture)
         return await packed(request, "attention", pack_attention, layer, head)
 
-    @routes.post("/v1/heatmap", response_class=Response, openapi_extra=PICTURES, responses=REFUSALS)
+    @routes.post("/v1/heatmap", response_class=Response, openapi_extra=PICTURES, responses=PACKED)
     async def heatmap(
         request: Request,
         target: int = Query(description="the class, from 0"),
@@ -92,7 +102,7 @@ def router(service: Service) -> APIRouter:
 
         return await packed(request, f"heatmap-{method}", pack_heatmap, method, target)
 
-    @routes.get("/v1/samples")
+    @routes.get("/v1/samples", responses={200: {"model": list[Sample]}, **NOT_LOADED})
     def samples() -> list[dict[str, str]]:
         """Pictures to try the model on: their names and titles."""
         from vitascope.deploy.server.samples import samples_for
@@ -101,7 +111,7 @@ def router(service: Service) -> APIRouter:
             {"name": sample.name, "title": sample.title} for sample in samples_for(service.engine.preprocess)
         ]
 
-    @routes.get("/v1/samples/{name}", response_class=Response)
+    @routes.get("/v1/samples/{name}", response_class=Response, responses=SAMPLE)
     def sample(name: str) -> Response:
         """One of the samples."""
         from vitascope.deploy.server.samples import samples_for
@@ -109,7 +119,7 @@ def router(service: Service) -> APIRouter:
         for one in samples_for(service.engine.preprocess):
             if one.name == name:
                 return Response(one.content, media_type=one.kind)
-        return Response(status_code=404)
+        raise HTTPException(404, "no such sample; /v1/samples lists them")
 
     return routes
 

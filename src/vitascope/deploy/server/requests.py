@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
@@ -19,9 +22,26 @@ HOW = (
     "send a picture's bytes as Content-Type: image/jpeg, image/png, ... or application/octet-stream, or "
     "files in a multipart/form-data form"
 )
+UNDECLARED = ("", "application/x-www-form-urlencoded")
+"""Content types that say nothing about the body: none, and the one that `curl --data-binary` sends."""
+SIGNATURE = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF.{4}WEBP|BM|II\*\0|MM\0\*|.{4}ftyp(?:avif|avis|mif1|msf1)",
+    re.DOTALL,
+)
+"""The first bytes of a picture: JPEG, PNG, GIF, WebP, BMP, TIFF and AVIF."""
+MAX_DIGITS = 18
+"""Digits of a number in a header or query: int() and float() fail on numbers that are long enough."""
+BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,\-./:=? ]{1,70}")
+"""A form's boundary (RFC 2046, section 5.1.1)."""
 
 BINARY = {"schema": {"type": "string", "format": "binary"}}
-FORM = {"schema": {"type": "object", "properties": {"image": {"type": "array", "items": BINARY["schema"]}}}}
+FORM = {
+    "schema": {
+        "type": "object",
+        "properties": {"image": {"type": "array", "items": BINARY["schema"], "minItems": 1}},
+        "required": ["image"],
+    }
+}
 PICTURES: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -29,15 +49,19 @@ PICTURES: dict[str, Any] = {
         "content": {"image/*": BINARY, "application/octet-stream": BINARY, "multipart/form-data": FORM},
     }
 }
+NOT_LOADED: dict[int | str, dict[str, Any]] = {503: {"description": "Loading, or stopping."}}
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    401: {"description": "No bearer token, or not the right one."},
     408: {"description": "The request did not arrive in time."},
     413: {"description": "The body, or the picture's pixels, are over the limit."},
     415: {"description": "Not a picture's media type; addresses are not fetched."},
     422: {"description": "The picture cannot be read, or an option makes no sense."},
     429: {"description": "No room, or no time before the deadline; Retry-After says when to try again."},
-    503: {"description": "Loading, or stopping."},
-    504: {"description": "The deadline passed."},
+    504: {"description": "The deadline passed: the server's, or the header X-Deadline-Ms, in milliseconds."},
+    **NOT_LOADED,
+}
+LOOKING_INSIDE: dict[int | str, dict[str, Any]] = {
+    **REFUSALS,
+    501: {"description": "An exported file is served, which only predicts."},
 }
 
 
@@ -58,6 +82,14 @@ class Refusal(Exception):  # noqa: N818 - an answer
             self.headers["WWW-Authenticate"] = "Bearer"
 
 
+@dataclasses.dataclass
+class Arriving:
+    """The bodies that are being read: they are bounded by their bytes, and take no place in the queue."""
+
+    requests: int = 0
+    bytes: int = 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Upload:
     """An encoded picture."""
@@ -71,52 +103,77 @@ class Upload:
         return f"{self.name or 'the body'}: {reason}"
 
 
-async def read_uploads(request: Request, settings: Settings) -> list[Upload]:
+async def read_uploads(request: Request, settings: Settings, arriving: Arriving) -> list[Upload]:
     """The encoded pictures of a request: one of a raw body, or all files of a form.
+
+    A body of no type, or of the type that curl sends by default, is recognized by its first bytes.
 
     Raises:
         Refusal: 408, too slow; 413, too large or too many; 415, not of a media type that holds pictures; 422,
-            nothing in it, or a broken form.
+            nothing in it, or a broken form; 429, the bodies being read take too much memory.
     """
-    kind = request.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    undeclared = kind in UNDECLARED
     if kind == "multipart/form-data":
-        return await _files(request, await read_body(request, settings), settings)
-    if not kind.startswith("image/") and kind != "application/octet-stream":
-        raise Refusal(415, f"Content-Type {kind} holds no picture; {HOW}; addresses are not fetched")
-    body = await read_body(request, settings)
+        return await _files(request, await read_body(request, settings, arriving), settings)
+    if not (undeclared or kind.startswith("image/") or kind == "application/octet-stream"):
+        raise Refusal(415, f"Content-Type {kind[:80]} holds no picture; {HOW}; addresses are not fetched")
+    body = await read_body(request, settings, arriving)
     if not body:
         raise Refusal(422, f"the body is empty; {HOW}")
+    if undeclared and not SIGNATURE.match(body):
+        sent = f"of Content-Type {kind}" if kind else "without a Content-Type"
+        raise Refusal(415, f"a body {sent} that is no picture; {HOW}; addresses are not fetched")
     return [Upload("", body)]
 
 
-async def read_body(request: Request, settings: Settings) -> bytes:
+async def read_body(request: Request, settings: Settings, arriving: Arriving) -> bytes:
     """A request's body.
 
     Raises:
-        Refusal: 413, over the limit, as declared or read; 408, not whole in time; 499, the client has gone.
+        Refusal: 413, over the limit, as declared or read; 408, not whole in time, or stalled; 429, the bodies
+            being read take too much memory; 499, the client has gone.
     """
     limit = int(settings.max_body_mb * 1e6)
     too_large = Refusal(413, f"the body is over the limit of {settings.max_body_mb:g} MB", close=True)
-    declared = int(request.headers.get("content-length", "0"))
+    declared = whole_number(request.headers.get("content-length", "0"))
+    if declared is None:
+        raise Refusal(413, "Content-Length is no number of bytes that could be read", close=True)
     if declared > LINGER * limit or (declared > limit and "expect" in request.headers):
         raise too_large
     chunks: list[bytes] = []
-    size = 0
+    size = held = 0
+    now = asyncio.get_running_loop().time
+    end = now() + settings.read_timeout_s
+    arriving.requests += 1
     try:
-        async with asyncio.timeout(settings.read_timeout_s):
+        async with asyncio.timeout_at(min(end, now() + settings.read_stall_s)) as timer:
             async for chunk in request.stream():
                 size += len(chunk)
                 if size <= limit:
                     chunks.append(chunk)
+                    arriving.bytes += len(chunk)
+                    held += len(chunk)
+                    if arriving.bytes > settings.queue * limit:
+                        busy = "the bodies being read take all the memory that they may"
+                        raise Refusal(429, busy, retry_after=1, close=True)
                 else:
                     chunks.clear()
                     if size > LINGER * limit:
                         break
+                timer.reschedule(min(end, now() + settings.read_stall_s))
     except TimeoutError as error:
-        slow = f"the body was not whole after {settings.read_timeout_s:g} s"
+        slow = (
+            f"the body was not whole after {settings.read_timeout_s:g} s"
+            if now() >= end
+            else f"nothing of the body came for {settings.read_stall_s:g} s"
+        )
         raise Refusal(408, slow, close=True) from error
     except ClientDisconnect as gone:
         raise Refusal(499, "the client has gone") from gone
+    finally:
+        arriving.requests -= 1
+        arriving.bytes -= held
     if size > limit:
         raise too_large
     return b"".join(chunks)
@@ -128,13 +185,16 @@ async def _files(request: Request, body: bytes, settings: Settings) -> list[Uplo
     async def whole() -> AsyncGenerator[bytes, None]:
         yield body
 
-    parser = MultiPartParser(
-        request.headers, whole(), max_files=settings.max_files, max_fields=settings.max_files
-    )
+    boundary = parse_options_header(request.headers["content-type"])[1].get(b"boundary", b"")
+    if not BOUNDARY.fullmatch(boundary):
+        raise Refusal(422, "a broken form: its Content-Type has no boundary of 1 to 70 usual characters")
+    # The parser gets the boundary alone: with a charset it would decode names by any of Python's codecs.
+    headers = Headers(raw=[(b"content-type", b'multipart/form-data; boundary="%s"' % boundary)])
+    parser = MultiPartParser(headers, whole(), max_files=settings.max_files, max_fields=settings.max_files)
     parser.spool_max_size = len(body) + 1  # it is in memory already: no file of the system's
     try:
         form = await parser.parse()
-    except (MultiPartException, KeyError) as error:  # KeyError: no boundary
+    except MultiPartException as error:
         raise Refusal(
             422, f"a broken form, or one of more than {settings.max_files} files: {error}"
         ) from error
@@ -149,15 +209,26 @@ async def _files(request: Request, body: bytes, settings: Settings) -> list[Uplo
     return uploads
 
 
+def whole_number(text: str) -> int | None:
+    """A number of decimal digits, `MAX_DIGITS` at most; None for any other text."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+    return int(text) if is_number else None
+
+
 def deadline_seconds(request: Request) -> float | None:
-    """What X-Deadline-Ms asks for; None without it.
+    """The seconds that X-Deadline-Ms asks for; None without it.
 
     Raises:
-        Refusal: 422, it is no number above 0.
+        Refusal: 422, it is no number above 0, or one of too many digits.
     """
     text = request.headers.get("x-deadline-ms")
     if text is None:
         return None
-    if not text.isdecimal() or int(text) == 0:
-        raise Refusal(422, f"X-Deadline-Ms is a whole number of milliseconds, at least 1, not {text[:40]!r}")
-    return int(text) / 1000
+    milliseconds = whole_number(text)
+    if not milliseconds:
+        raise Refusal(
+            422,
+            f"X-Deadline-Ms is a whole number of milliseconds, at least 1 and of at most {MAX_DIGITS} "
+            f"digits, not {text[:40]!r}",
+        )
+    return milliseconds / 1000

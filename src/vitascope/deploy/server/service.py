@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vitascope.deploy.server.batching import Batcher, Expired, Outcome, Overloaded, Work
 from vitascope.deploy.server.decoding import Decoders, Displaced, Late, Orders, Refused
 from vitascope.deploy.server.metrics import Metrics
-from vitascope.deploy.server.requests import Refusal, Upload, deadline_seconds, read_uploads
+from vitascope.deploy.server.requests import Arriving, Refusal, Upload, deadline_seconds, read_uploads
 from vitascope.deploy.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class Service:
         """Requests that have been let in and not been answered."""
         self.unanswered = 0
         """Requests that were in flight when the time to finish them was over."""
+        self.arriving = Arriving()
+        """Those of them whose bodies are being read."""
         self.lag = 0.0
         """Seconds that a request has waited before it is seen: how late the event loop was last found."""
         self._open_engine = open_engine
@@ -145,11 +147,8 @@ class Service:
         if self.draining:
             raise Refusal(503, "the server is stopping", retry_after=1)
         _ = self.engine
-        limit = self.settings.queue
         try:
-            if self.in_flight >= limit:
-                ahead = self._batcher.seconds_ahead()
-                raise Overloaded(f"{limit} requests are in work, which is the limit", ahead)
+            self._check_places(1)
             if at_once:
                 deadline = self.deadline(None)
                 if deadline <= self._now():
@@ -157,6 +156,13 @@ class Service:
                 self._batcher.check_room(self._predict, deadline)
         except Overloaded as overload:
             raise self._refusal(overload) from overload
+
+    def _check_places(self, more: int) -> None:
+        """Refuse `more` requests beyond the queue's places; those whose bodies are still read take none."""
+        limit = self.settings.queue
+        if self.in_flight - self.arriving.requests + more > limit:
+            ahead = self._batcher.seconds_ahead()
+            raise Overloaded(f"{limit} requests are in work, which is the limit", ahead)
 
     def enter(self, counted: bool) -> None:
         """A request has been let in; `counted` among those that need the model."""
@@ -186,9 +192,14 @@ class Service:
         """The encoded pictures of a request, one of a raw body, or all files of a form.
 
         Raises:
-            Refusal: 408, 413, 415 or 422, saying why.
+            Refusal: 408, 413, 415 or 422, saying why; 429, no room is left now that the body is whole.
         """
-        return await read_uploads(request, self.settings)
+        uploads = await read_uploads(request, self.settings, self.arriving)
+        try:
+            self._check_places(0)  # it has been among `in_flight` since its headers came
+        except Overloaded as overload:
+            raise self._refusal(overload) from overload
+        return uploads
 
     async def read_picture(self, request: Request) -> Pixels:
         """The one picture of a request, decoded as the model takes it: uint8 (C, H, W).

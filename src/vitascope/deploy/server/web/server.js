@@ -48,7 +48,7 @@ function post(path, picture, parameters, signal) {
 }
 
 async function ask(path, options = {}) {
-  const headers = { ...options.headers, ...(token && { Authorization: `Bearer ${token}` }) };
+  const headers = { ...options.headers, ...(token && { Authorization: `Bearer ${utf8(token)}` }) };
   let response;
   try {
     response = await fetch(path, { ...options, headers });
@@ -58,6 +58,11 @@ async function ask(path, options = {}) {
   }
   if (!response.ok) throw new Refused(response.status, await reason(response));
   return response;
+}
+
+/** A text as a header carries it: a character for each byte of its UTF-8. */
+function utf8(text) {
+  return String.fromCharCode(...new TextEncoder().encode(text));
 }
 
 /** Why a request was refused: the text in the server's JSON, or the status. */

@@ -1,0 +1,106 @@
+"""Fuzz `vitascope serve` with schemathesis, which makes right and wrong requests from its OpenAPI document.
+
+    pip install schemathesis
+    python benchmarks/fuzzing.py                          # 90 s each: plain, with a token, and under a prefix
+    python benchmarks/fuzzing.py --variants token --seconds 300
+
+A tiny model with random weights is served on loopback. The fuzzer reports 5xx answers, answers that differ
+from the document (status, media type, headers, JSON) and wrong requests that are accepted. It prints a curl
+line to repeat each of them, and the exit status is then 1.
+
+The check `positive_data_acceptance` is left out: the document says that a body is a picture, but it cannot
+say which bytes are one, nor which classes a model has, so the server rightly rejects many made-up requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from contest import positive
+from reports import note
+from serving import serving
+from vitascope.model.classifier import build
+from vitascope.model.config import ViTConfig
+from vitascope.weights.store import save_pretrained
+
+TOKEN = "a token for the time of this benchmark"
+PREFIX = "/vitascope"
+LEFT_OUT = "positive_data_acceptance"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A way to serve, and what clients do then."""
+
+    options: tuple[str, ...] = ()
+    """Of `vitascope serve`; TOKEN_FILE stands for a file with the token."""
+    prefix: str = ""
+    headers: tuple[str, ...] = ()
+
+
+VARIANTS = {
+    "plain": Variant(),
+    "token": Variant(("--token-file", "TOKEN_FILE"), headers=(f"Authorization: Bearer {TOKEN}",)),
+    "prefix": Variant(("--root-path", PREFIX), prefix=PREFIX),
+}
+
+
+def schemathesis() -> str:
+    """The program, beside this Python or on the path."""
+    beside = Path(sys.executable).with_name("schemathesis")
+    found = str(beside) if beside.is_file() else shutil.which("schemathesis")
+    if found is None:
+        raise SystemExit(
+            "fuzzing.py needs schemathesis, which nothing else here does: pip install schemathesis"
+        )
+    return found
+
+
+def command(url: str, variant: Variant, seconds: int) -> list[str]:
+    """What is run against a server."""
+    headers = [word for header in variant.headers for word in ("--header", header)]
+    return [
+        *(schemathesis(), "run", f"{url}{variant.prefix}/openapi.json", *headers),
+        *("--max-time", str(seconds), "--exclude-checks", LEFT_OUT),
+    ]
+
+
+def fuzz(name: str, folder: Path, seconds: int) -> int:
+    """Serve and fuzz; schemathesis's exit status."""
+    variant = VARIANTS[name]
+    file = folder / "token"
+    file.write_text(TOKEN, encoding="utf-8")
+    options = [str(file) if option == "TOKEN_FILE" else option for option in variant.options]
+    with serving(str(folder / "model"), *options) as server:
+        note(f"{name}: {seconds} s at {server.url}{variant.prefix}")
+        return subprocess.run(command(server.url, variant, seconds), cwd=folder).returncode
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Fuzz each variant."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=positive, default=90, help="for each variant")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    given = parser.parse_args(argv)
+    schemathesis()
+    sizes = {"image_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_pretrained(build(ViTConfig.from_dict(sizes)), folder / "model")
+        statuses = {variant: fuzz(variant, folder, given.seconds) for variant in given.variants}
+    for variant, status in statuses.items():
+        print(f"{variant}: {'nothing found' if status == 0 else 'see above'}")
+    sys.exit(max(statuses.values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The OpenAPI document is valid, complete, and true of the answers that the server gives."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.openapi.models import OpenAPI
+from pydantic import TypeAdapter
+
+from tests.deploy.server.served import HeldEngine, grey, picture, play, refusal, serving
+from vitascope.deploy.engine import TorchEngine
+from vitascope.deploy.server import answers
+
+
+@pytest.fixture(scope="module")
+def document(engine: TorchEngine) -> dict[str, Any]:
+    return documented(engine)
+
+
+def documented(engine: Any, **options: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    async def story() -> None:
+        async with serving(engine, **options) as client:
+            found.update((await client.get("/openapi.json")).json())
+
+    play(story())
+    return found
+
+
+def responses(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Every response with where it stands and its status."""
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            for status, response in operation["responses"].items():
+                yield f"{method} {path}", status, response
+
+
+def test_document_is_valid_and_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    OpenAPI.model_validate(document)
+    for name in re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)):
+        assert name in document["components"]["schemas"]
+    assert document["openapi"].startswith("3.1")
+
+
+def test_every_answer_has_a_schema_a_description_and_its_headers(document: dict[str, Any]) -> None:
+    for place, status, response in responses(document):
+        assert response["description"], (place, status)
+        assert response["content"], (place, status)
+        for content in response["content"].values():
+            assert content["schema"], (place, status)
+        assert "X-Request-ID" in response["headers"]
+        if status in ("429", "503"):
+            assert "Retry-After" in response["headers"]
+        if int(status) >= 400:
+            assert response["content"]["application/json"]["schema"] == {
+                "$ref": "#/components/schemas/Problem"
+            }
+    explained = document["paths"]["/v1/explain"]["post"]["responses"]["200"]["content"]
+    assert set(explained) == {"application/json", "image/png"}
+    predicted = document["paths"]["/v1/predict"]["post"]["responses"]
+    assert set(predicted) >= {"200", "403", "408", "413", "415", "421", "422", "429", "500", "503", "504"}
+
+
+def test_security_is_described_where_a_token_is_asked_for(document: dict[str, Any]) -> None:
+    assert "securitySchemes" not in document["components"]
+    assert not any(status == "401" for _, status, _ in responses(document))
+    secured = documented(HeldEngine(), token="s3cret")
+    assert secured["components"]["securitySchemes"] == {"bearer": {"type": "http", "scheme": "bearer"}}
+    for path, operations in secured["paths"].items():
+        for operation in operations.values():
+            is_open = path in ("/livez", "/readyz")
+            assert operation.get("security") == (None if is_open else [{"bearer": []}])
+            if not is_open:
+                assert "WWW-Authenticate" in operation["responses"]["401"]["headers"]
+
+
+def test_real_answers_are_as_the_document_says(engine: TorchEngine) -> None:
+    files = [("image", ("a.png", picture())), ("image", ("b.png", b"x"))]
+
+    async def story() -> None:
+        async with serving(engine) as client:
+            for shape, method, path, options in (
+                (answers.Live, "GET", "/livez", {}),
+                (answers.Ready, "GET", "/readyz", {}),
+                (answers.ModelDescription, "GET", "/v1/model", {}),
+                (list[answers.Sample], "GET", "/v1/samples", {}),
+                (answers.Predictions, "POST", "/v1/predict", {"content": picture()}),
+                (answers.FormPredictions, "POST", "/v1/predict", {"files": files}),
+                (answers.Embedding, "POST", "/v1/embed", {"content": picture()}),
+                (answers.FormEmbeddings, "POST", "/v1/embed", {"files": files}),
+                (answers.Heatmap, "POST", "/v1/explain", {"content": picture()}),
+                (answers.Heatmap, "POST", "/v1/explain?method=rollout", {"content": picture()}),
+                (answers.Problem, "POST", "/v1/predict", {"content": b"x"}),
+                (answers.Problem, "GET", "/v1/samples/none", {}),
+            ):
+                answer = await client.request(method, path, **options)
+                TypeAdapter(shape).validate_json(answer.content, strict=True)
+
+    play(story())
+
+
+def test_document_and_page_name_the_prefix_of_a_proxy() -> None:
+    async def story() -> None:
+        async with serving(HeldEngine(), root_path="/apps/vit", token="s3cret") as client:
+            assert (await client.get("/openapi.json")).json()["servers"] == [{"url": "/apps/vit"}]
+            page = (await client.get("/docs")).text
+            assert "http://127.0.0.1/apps/vit/v1/predict" in page
+            assert "Authorization: Bearer $VITASCOPE_TOKEN" in page
+            links = re.findall(r'href="([^"]+)"', page)
+            assert links
+            for link in links:
+                assert not link.startswith("/")  # relative: they hold under any prefix
+                assert (await client.get(f"/{link}")).status_code == 200
+
+    play(story())
+
+
+def test_redirects_and_errors_of_a_strange_host_are_none_of_ours() -> None:
+    async def story() -> None:
+        async with serving(HeldEngine(), host="0.0.0.0") as client:
+            for host in ("[", "a:b:c", "é".encode("latin-1")):
+                assert (await client.get("/docs", headers={b"Host": host})).status_code == 200
+                assert refusal(await client.get("/livez/", headers={b"Host": host}), 404)
+            assert (await client.predict(grey(1))).status_code == 200
+
+    play(story())
