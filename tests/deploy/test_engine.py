@@ -78,9 +78,17 @@ def test_program_of_torch_is_not_opened_by_its_name(tmp_path: Path) -> None:
         open_engine(tmp_path / "model.pt2")
 
 
-def test_model_without_head_is_refused() -> None:
+def test_model_without_head_gives_features_and_no_probabilities() -> None:
+    model, fit = small_model(depth=1, head="none"), Preprocess(image_size=(32, 32))
+    engine = TorchEngine(model, fit, precision="fp32", device="cpu")
+    assert (engine.num_classes, engine.class_names) == (0, ())
+    pixels = torch.from_numpy(engine.pixels(noise(40, 50)))[None]
+    with torch.no_grad():
+        expected = model.embed(fit.normalize(pixels))
+    torch.testing.assert_close(engine.embed(pixels), expected)
+    torch.testing.assert_close(engine.outputs(pixels), expected)
     with pytest.raises(UserError, match="no head"):
-        TorchEngine(small_model(depth=1, head="none"), Preprocess(image_size=(32, 32)))
+        engine.probabilities(pixels)
 
 
 def test_torch_engine_answers_with_probabilities_of_the_model() -> None:

@@ -100,6 +100,13 @@ def test_hybrids_have_a_token_for_every_stride_of_their_resnet() -> None:
         assert projection.kernel_size == (1, 1)
 
 
+def test_classes_asked_of_a_size_without_a_head_make_a_linear_one() -> None:
+    config = named_config("dinov2_s14_reg", num_classes=5)
+    assert (config.readout.head, config.num_classes, config.gives_classes) == ("linear", 5, True)
+    assert named_config("dinov2_s14_reg", num_classes=5, head="mlp").readout.head == "mlp"
+    assert not named_config("dinov2_s14_reg").gives_classes
+
+
 def test_named_config_takes_any_option_as_override() -> None:
     config = named_config("vit_s16", image_size=(64, 96), num_classes=3, depth=2, pool="mean", mlp="swiglu")
     assert (config.grid, config.num_classes, config.depth, config.embed_dim) == ((4, 6), 3, 2, 384)

@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -113,12 +113,12 @@ def source_name(source: ImageSource) -> str:
     return f"<{type(source).__name__}>"
 
 
-def is_one_picture(images: object) -> bool:
+def is_one_picture(images: ImageSource | Iterable[ImageSource]) -> bool:
     """Whether an argument is one picture: a path, bytes, an open file, a Pillow image, or an array.
 
     An array is one picture whatever its dimensions are: `read_image` rejects one of four.
     """
-    one = str | os.PathLike | bytes | bytearray | Encoded | Image.Image | np.ndarray | torch.Tensor
+    one = (str, os.PathLike, bytes, bytearray, Encoded, Image.Image, np.ndarray, torch.Tensor)
     return isinstance(images, one) or hasattr(images, "read")
 
 
@@ -129,9 +129,9 @@ def as_pictures(images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSo
         ImageError: neither a picture nor an iterable.
     """
     if is_one_picture(images):
-        return [images]  # type: ignore[list-item] # the check has narrowed it
+        return [cast("ImageSource", images)]
     if isinstance(images, Sequence):
-        return images
+        return cast("Sequence[ImageSource]", images)
     if isinstance(images, Iterable):
         return list(images)
     raise not_a_picture(images)

@@ -28,7 +28,7 @@ class Engine(ABC):
     class_names: tuple[str, ...]
     """Of the K classes; empty where they have no names."""
     num_classes: int
-    """K."""
+    """K; 0 of a model without a head."""
     own_pixels = False
     """Whether `pixels` does other than `preprocess.pixels`, which other processes can do as well."""
 
@@ -47,7 +47,24 @@ class Engine(ABC):
 
     @abstractmethod
     def probabilities(self, pixels: Tensor) -> Tensor:
-        """uint8 (B, C, H, W), on the CPU, to probabilities (B, K), float32, on the CPU."""
+        """uint8 (B, C, H, W), on the CPU, to probabilities (B, K), float32, on the CPU.
+
+        Raises:
+            UserError: a model without a head.
+        """
+
+    def outputs(self, pixels: Tensor) -> Tensor:
+        """Probabilities (B, K), or of a model without a head its features (B, D): what it costs to answer."""
+        return self.probabilities(pixels)
+
+    def check_classes(self) -> None:
+        """Reject a model without a head.
+
+        Raises:
+            UserError: it has none.
+        """
+        if not self.num_classes:
+            raise UserError("this model has no head: it gives features (`model.embed`), not classes")
 
     def label(self, index: int) -> str:
         """A class's name, or its index as text."""
@@ -69,24 +86,23 @@ class TorchEngine(Engine):
     """A model in torch, in the precision that suits the hardware, the shape and the batch.
 
     Args:
-        model: a classifier (its head is not "none").
+        model: of any kind; one without a head gives features, and no probabilities.
         preprocess: the preprocessing that it was trained with.
         precision: `auto`, `fp32` or `bf16`.
         device: `auto`, or a torch device.
 
     Raises:
-        UserError: a model without a head, a device that is not there.
+        UserError: a device that is not there.
     """
 
     def __init__(
         self, model: Classifier, preprocess: Preprocess, *, precision: str = "auto", device: str = "auto"
     ) -> None:
-        if not model.config.gives_classes:
-            raise UserError("this model has no head: it gives features, not classes; use `model.embed`")
+        gives_classes = model.config.gives_classes
         self.preprocess = preprocess
         self.config = model.config
-        self.class_names = model.config.class_names
-        self.num_classes = model.config.num_classes
+        self.class_names = model.config.class_names if gives_classes else ()
+        self.num_classes = model.config.num_classes if gives_classes else 0
         self.precision = precision
         self.device = resolve_device(device)
         self.model = model.eval().to(self.device, torch.float32)
@@ -99,9 +115,18 @@ class TorchEngine(Engine):
 
     @torch.inference_mode()
     def probabilities(self, pixels: Tensor) -> Tensor:
-        """uint8 (B, C, H, W) to probabilities (B, K), float32, on the CPU."""
+        """uint8 (B, C, H, W) to probabilities (B, K), float32, on the CPU.
+
+        Raises:
+            UserError: a model without a head.
+        """
+        self.check_classes()
         model, images = self._prepared(pixels)
         return model(images).float().softmax(dim=1).cpu()
+
+    def outputs(self, pixels: Tensor) -> Tensor:
+        """Probabilities (B, K), or of a model without a head its features (B, D)."""
+        return self.probabilities(pixels) if self.num_classes else self.embed(pixels)
 
     @torch.inference_mode()
     def embed(self, pixels: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def export(
         format: `onnx`, `openvino` or `torch`.
         takes: `pictures` of any size, or `pixels` of the model's size.
         dynamic_resolution: with `pixels`, take any height and width that patches tile.
-        images: one picture or several to compare on; without any, parts of the two photographs in scikit-learn.
+        images: one picture or several to compare on; without any, parts of scikit-learn's two photographs.
 
     Raises:
         UserError: a model that cannot be exported, a file that exists, a runtime that is not installed, a

@@ -47,12 +47,13 @@ class Predictor:
         batch_size: pictures at a time.
 
     Raises:
-        UserError: a batch of nothing.
+        UserError: `batch_size` is below 1, or the model has no head.
     """
 
     def __init__(self, engine: Engine, *, batch_size: int = 32) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size must be at least 1, not {batch_size}")
+        engine.check_classes()
         self.engine = engine
         self.batch_size = batch_size
 

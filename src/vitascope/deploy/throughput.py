@@ -133,7 +133,7 @@ class Subject:
             precision=precision,
             is_auto=is_auto,
             flops=flops,
-            step=lambda: engine.probabilities(pixels),
+            step=lambda: engine.outputs(pixels),
         )
 
 

@@ -133,6 +133,8 @@ def list_models() -> list[str]:
 def named_config(name: str, **overrides: Any) -> ModelConfig:
     """The configuration of a named size, with any option changed.
 
+    A size without a head gets a linear one where a number of classes is asked for.
+
     Raises:
         UserError: an unknown name or option, naming the nearest.
     """
@@ -141,4 +143,6 @@ def named_config(name: str, **overrides: Any) -> ModelConfig:
             f"unknown model {name!r}{nearest(name, NAMED_SIZES)}; `vitascope models` lists all names"
         )
     size = NAMED_SIZES[name]
+    if "num_classes" in overrides and size.options.get("head") == "none":
+        overrides = {"head": "linear", **overrides}
     return size.kind.from_dict({**size.options, **overrides})

@@ -20,6 +20,7 @@ from tests.deploy.server.served import (
     play,
     refusal,
     serving,
+    torch_engine,
 )
 from tests.model import small_resnet
 from vitascope.deploy.engine import TorchEngine
@@ -173,8 +174,26 @@ def test_model_that_does_not_attend_explains_what_it_can() -> None:
     async def story() -> None:
         async with serving(resnet) as client:
             said = refusal(await client.post("/v1/explain?method=rollout", content=picture()), 422)
-            assert "rollout reads attention, which this model has not" in said
+            assert "rollout needs attention, which this model lacks; methods for it: grad-cam" in said
             assert (await client.post("/v1/explain", content=picture())).status_code == 200
+
+    play(story())
+
+
+def test_model_without_a_head_is_served_but_for_classes() -> None:
+    engine = torch_engine(head="none", class_names=())
+
+    async def story() -> None:
+        async with serving(engine) as client:
+            assert "no head" in refusal(await client.post("/v1/predict", content=picture()), 501)
+            said = refusal(await client.post("/v1/explain?method=grad-cam", content=picture()), 422)
+            assert said == "grad-cam needs a head, which this model lacks; methods for it: attention, rollout"
+            answer = await client.post("/v1/explain?method=rollout", content=picture())
+            assert np.shape(answer.json()["heatmap"]) == engine.model.config.grid
+            assert len((await client.post("/v1/embed", content=picture())).json()["embedding"]) == engine.config.embed_dim
+            assert (await client.post("/v1/attention", content=picture())).status_code == 200
+            described = (await client.get("/v1/model")).json()
+            assert (described["num_classes"], described["class_names"]) == (0, [])
 
     play(story())
 

@@ -136,6 +136,7 @@ def models(service: Service) -> APIRouter:
                 ]
             }
 
+        service.check_classes()
         return await _computed(service, request, service.predict, told)
 
     @routes.post("/v1/embed", openapi_extra=PICTURES, responses=REFUSALS)

@@ -123,7 +123,8 @@ function firstLayer({ depth, patches_read_last: readLast }) {
 /** The model in a few words. */
 function describe({ about, inside, pixels, grid, probabilities }) {
   const [, H, W] = pixels.shape;
-  const parts = [`${W}×${H} pixels`, `${probabilities.length} classes`];
+  const classes = probabilities.length ? `${probabilities.length} classes` : "no head";
+  const parts = [`${W}×${H} pixels`, classes];
   if (inside) parts.unshift(`${inside.depth} layers × ${inside.heads} heads`, `${grid[0]}×${grid[1]} patches`);
   return [...parts, about.model].join(" · ");
 }
