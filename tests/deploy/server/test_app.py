@@ -190,7 +190,10 @@ def test_model_without_a_head_is_served_but_for_classes() -> None:
             assert said == "grad-cam needs a head, which this model lacks; methods for it: attention, rollout"
             answer = await client.post("/v1/explain?method=rollout", content=picture())
             assert np.shape(answer.json()["heatmap"]) == engine.model.config.grid
-            assert len((await client.post("/v1/embed", content=picture())).json()["embedding"]) == engine.config.embed_dim
+            assert (
+                len((await client.post("/v1/embed", content=picture())).json()["embedding"])
+                == engine.config.embed_dim
+            )
             assert (await client.post("/v1/attention", content=picture())).status_code == 200
             described = (await client.get("/v1/model")).json()
             assert (described["num_classes"], described["class_names"]) == (0, [])
