@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,12 +20,17 @@ from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.model.packed import predicting_copy
+from vitascope.model.sizes import architecture_of
 from vitascope.weights.store import load_pretrained
 
 
 class Engine(ABC):
     """Answers pixels with probabilities."""
 
+    name = ""
+    """The model's name: that of its file or folder, or its hub id; empty if it was not opened by a name."""
+    architecture = ""
+    """Its named size, or a phrase; empty where it is not known."""
     preprocess: Preprocess
     """From any picture to its pixels."""
     class_names: tuple[str, ...]
@@ -36,6 +44,11 @@ class Engine(ABC):
     @abstractmethod
     def description(self) -> str:
         """What answers, and where, for people: `torch, auto precision, on cpu`."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the weights in hexadecimal, computed when it is first read; empty without weights."""
+        return ""
 
     def pixels(self, image: ImageSource) -> Pixels:
         """A picture as `probabilities` takes it, uint8 (C, H, W).
@@ -101,6 +114,7 @@ class TorchEngine(Engine):
         gives_classes = model.config.gives_classes
         self.preprocess = preprocess
         self.config = model.config
+        self.architecture = architecture_of(model.config)
         self.class_names = model.config.class_names if gives_classes else ()
         self.num_classes = model.config.num_classes if gives_classes else 0
         self.precision = precision
@@ -112,6 +126,18 @@ class TorchEngine(Engine):
     def description(self) -> str:
         """`torch, auto precision, on cpu`."""
         return f"torch, {self.precision} precision, on {self.device}"
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 over the name, shape and float32 bytes of every tensor in the order of the names.
+
+        The same weights have the same digest, whatever kind of file they came from.
+        """
+        found = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            found.update(f"{name} {tuple(tensor.shape)}\n".encode())
+            found.update(tensor.cpu().contiguous().numpy().data)
+        return found.hexdigest()
 
     @torch.inference_mode()
     def probabilities(self, pixels: Tensor) -> Tensor:
@@ -164,7 +190,20 @@ def open_engine(
     from vitascope.deploy.runtimes import artefact_at, open_artefact  # which are engines, and import this
 
     file = artefact_at(ref)
+    engine: Engine
     if file is not None:
-        return open_artefact(file, precision=precision, device=device)
-    loaded = load_pretrained(ref, revision)
-    return TorchEngine(loaded.model, loaded.preprocess, precision=precision, device=device)
+        engine = open_artefact(file, precision=precision, device=device)
+    else:
+        loaded = load_pretrained(ref, revision)
+        engine = TorchEngine(loaded.model, loaded.preprocess, precision=precision, device=device)
+    engine.name = name_of(ref)
+    return engine
+
+
+def name_of(ref: str | os.PathLike[str]) -> str:
+    """The name of a MODEL argument: of a file or folder its own, without those above it; else a hub id."""
+    text = os.fspath(ref)
+    for path in (Path(os.path.expanduser(part)) for part in (text, text.partition(":")[2]) if part):
+        if path.exists():
+            return path.resolve().name
+    return text

@@ -211,6 +211,27 @@ def test_exported_file_answers_predictions_only_and_says_so(path: str) -> None:
     play(story())
 
 
+def test_model_page_and_metrics_name_the_model_that_is_served() -> None:
+    engine = torch_engine()
+    engine.name = 'runs "a"'
+
+    async def story() -> None:
+        async with serving(engine) as client:
+            about = (await client.get("/v1/model")).json()
+            metrics = (await client.get("/metrics")).text
+        assert about["name"] == 'runs "a"'
+        assert about["architecture"] == engine.model.config.summary
+        assert about["digest"] == engine.digest
+        assert len(about["digest"]) == 64
+        (line,) = [line for line in metrics.splitlines() if line.startswith("vitascope_model_info{")]
+        assert line.endswith("} 1.0")
+        for name in ("architecture", "digest"):
+            assert f'{name}="{about[name]}"' in line
+        assert r'name="runs \"a\""' in line
+
+    play(story())
+
+
 def test_model_page_tells_classes_preprocessing_and_limits(engine: TorchEngine) -> None:
     async def story() -> None:
         async with serving(engine, max_body_mb=3) as client:

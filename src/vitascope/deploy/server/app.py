@@ -222,6 +222,9 @@ def described(service: Service) -> dict[str, Any]:
     """What `/v1/model` answers."""
     engine, settings = service.engine, service.settings
     return {
+        "name": engine.name,
+        "architecture": engine.architecture,
+        "digest": engine.digest,
         "engine": engine.description,
         "num_classes": engine.num_classes,
         "class_names": list(engine.class_names),

@@ -322,6 +322,7 @@ class Service:
             with _few_threads(engine, count):
                 engine.outputs(torch.zeros(count, *shape, dtype=torch.uint8))
         self._predict.learn(time.perf_counter() - begun, count)
+        self.metrics.serves(engine)
         return engine
 
     def _probabilities(self, pictures: list[Pixels]) -> Sequence[torch.Tensor]:
