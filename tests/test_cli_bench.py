@@ -7,7 +7,7 @@ import pytest
 
 from tests.model import small_model
 from vitascope.cli import main
-from vitascope.cli.bench import in_words, table
+from vitascope.cli.bench import in_words, remarks, table
 from vitascope.deploy import throughput
 from vitascope.deploy.throughput import Throughput
 from vitascope.weights.store import save_pretrained
@@ -15,8 +15,9 @@ from vitascope.weights.store import save_pretrained
 
 @pytest.fixture(autouse=True)
 def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own products take long."""
+    """The machine's own products take long, and not every machine has bf16."""
     monkeypatch.setattr(throughput, "CPU_PRODUCT", 64)
+    monkeypatch.setattr(throughput, "has_bf16", lambda device: True)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def test_bench_prints_a_line_for_each_batch_and_precision(folder: str, capsys) -
         capsys, folder, "--batch-sizes", "1", "2", "2", "--seconds", "0.01", "--device", "cpu"
     )
     assert status == 0
-    first, machine, _, header, *rows, _, ceiling = out.splitlines()
+    first, machine, _, header, *rows, _, ceiling = out.partition("\nAbove 100%")[0].splitlines()
     assert first == f"{folder}: 3 blocks of width 16, 32x32 pixels in patches of 8, on cpu"
     assert "threads on" in machine
     assert header.split()[:3] == ["batch", "precision", "images/s"]
@@ -44,6 +45,29 @@ def test_bench_prints_a_line_for_each_batch_and_precision(folder: str, capsys) -
     assert ceiling.startswith("The ceiling: this machine's matrix products, GFLOP a second: ")
     assert "in fp32" in ceiling
     assert "in bf16" in ceiling
+
+
+def test_bench_says_in_a_line_why_bf16_is_left_out(
+    folder: str, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throughput, "has_bf16", lambda device: False)
+    _, out, _ = run(capsys, folder, "--batch-sizes", "1", "--seconds", "0.01", "--device", "cpu")
+    (line,) = [line for line in out.splitlines() if "bf16 is" in line]
+    assert line == (
+        "bf16 is not measured: this cpu has no units for it, and emulating it is far slower than fp32."
+    )
+    assert "1  bf16" not in out
+
+
+def test_a_share_above_the_ceiling_is_explained() -> None:
+    def row(seconds: float) -> Throughput:
+        return Throughput(
+            batch_size=1, precision="fp32", is_auto=True, seconds=(seconds,), flops=100, ceiling=100.0
+        )
+
+    assert remarks((), [row(1.0)]) == []
+    (line,) = remarks((), [row(2.0), row(0.5)])
+    assert line.startswith("Above 100%: ")
 
 
 def test_bench_prints_json(folder: str, capsys) -> None:
@@ -55,7 +79,8 @@ def test_bench_prints_json(folder: str, capsys) -> None:
     assert status == 0
     assert (found["model"], row["batch_size"], row["precision"]) == (folder, 3, "fp32")
     assert row["slowest"] <= row["images_per_second"] <= row["fastest"]
-    assert row["steps"] >= 3
+    assert row["steps"] >= 1
+    assert found["left_out"] == []
     assert row["share_of_ceiling"] > 0
     assert found["threads"] >= 1
 

@@ -1,6 +1,7 @@
 """What an exported file tells about itself."""
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,10 +14,20 @@ from PIL import Image
 from tests.data import noise
 from tests.model import law, small_config
 from vitascope.data.preprocess import ImageError, Preprocess
-from vitascope.deploy.artefact import ArtefactError, Metadata
+from vitascope.deploy.artefact import Answers, ArtefactError, Batch, ExportedEngine, Metadata
 from vitascope.errors import UserError
+from vitascope.model.resnet_config import ResNetConfig
 
 FILE = Path("model.onnx")
+
+
+class Told(ExportedEngine):
+    """An engine of a file that is never run."""
+
+    description = "told"
+
+    def run(self, pixels: Batch) -> tuple[Answers, Answers]:
+        raise NotImplementedError
 
 
 def metadata(**changes: object) -> Metadata:
@@ -40,6 +51,28 @@ def test_any_class_names_survive_as_ascii(names: list[str]) -> None:
     again = Metadata.from_texts(texts, FILE)
     assert again.class_names == tuple(names)
     assert again.preprocess == about.preprocess
+
+
+def test_file_and_its_weights_beside_it_make_the_digest(tmp_path: Path) -> None:
+    def digest(name: str) -> str:
+        return Told(tmp_path / name, metadata()).digest
+
+    for name in ("a.onnx", "a.xml", "a.bin"):
+        (tmp_path / name).write_bytes(b"1")
+    first = digest("a.onnx"), digest("a.xml")
+    assert first[0] == hashlib.sha256(b"1").hexdigest()
+    (tmp_path / "a.bin").write_bytes(b"2")
+    assert (digest("a.onnx") == first[0], digest("a.xml") == first[1]) == (True, False)
+
+
+def test_architecture_is_read_where_this_version_knows_its_options() -> None:
+    for config in (small_config(), ResNetConfig(layers=(1,), image_size=32)):
+        assert (
+            Told(FILE, metadata(model=json.loads(json.dumps(config.to_dict())))).architecture
+            == config.summary
+        )
+    assert Told(FILE, metadata(model={"of_the_future": 1})).architecture == ""
+    assert Told(FILE, metadata(model={})).architecture == ""
 
 
 def test_keys_are_plain_json_that_anybody_reads() -> None:

@@ -1,6 +1,7 @@
 """The engine of whatever a MODEL argument names, and answers to pictures of several sizes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.model import small_model
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy import runtimes
 from vitascope.deploy.artefact import ArtefactError
-from vitascope.deploy.engine import Engine, TorchEngine, open_engine
+from vitascope.deploy.engine import Engine, TorchEngine, name_of, open_engine
 from vitascope.errors import UserError
 
 
@@ -58,9 +59,12 @@ def test_exported_file_or_its_folder_is_opened_in_its_runtime(
 ) -> None:
     (tmp_path / name).write_bytes(b"")
     (tmp_path / "model.bin").write_bytes(b"")  # OpenVINO's weights; no file to open
-    monkeypatch.setattr(runtimes, kind, lambda path, precision: (kind, path, precision))
+    monkeypatch.setattr(
+        runtimes, kind, lambda path, precision: SimpleNamespace(opened=(kind, path, precision))
+    )
     for ref in (tmp_path / name, tmp_path, str(tmp_path)):
-        assert open_engine(ref, precision="fp32") == (kind, tmp_path / name, "fp32")
+        engine = open_engine(ref, precision="fp32")
+        assert (engine.opened, engine.name) == ((kind, tmp_path / name, "fp32"), Path(ref).name)
     with pytest.raises(UserError, match="run on the CPU, not on 'cuda'"):
         open_engine(tmp_path, device="cuda")
 
@@ -78,9 +82,36 @@ def test_program_of_torch_is_not_opened_by_its_name(tmp_path: Path) -> None:
         open_engine(tmp_path / "model.pt2")
 
 
-def test_model_without_head_is_refused() -> None:
+def test_model_without_head_gives_features_and_no_probabilities() -> None:
+    model, fit = small_model(depth=1, head="none"), Preprocess(image_size=(32, 32))
+    engine = TorchEngine(model, fit, precision="fp32", device="cpu")
+    assert (engine.num_classes, engine.class_names) == (0, ())
+    pixels = torch.from_numpy(engine.pixels(noise(40, 50)))[None]
+    with torch.no_grad():
+        expected = model.embed(fit.normalize(pixels))
+    torch.testing.assert_close(engine.embed(pixels), expected)
+    torch.testing.assert_close(engine.outputs(pixels), expected)
     with pytest.raises(UserError, match="no head"):
-        TorchEngine(small_model(depth=1, head="none"), Preprocess(image_size=(32, 32)))
+        engine.probabilities(pixels)
+
+
+def test_digest_is_of_the_weights_whatever_holds_them(tmp_path: Path) -> None:
+    model, fit = small_model(depth=1, class_names=("a", "b", "c", "d", "e")), Preprocess(image_size=(32, 32))
+    first = TorchEngine(model, fit, precision="fp32", device="cpu")
+    vs.save_pretrained(model, tmp_path / "saved", preprocess=fit)
+    again = open_engine(tmp_path / "saved", precision="bf16", device="cpu")
+    assert again.digest == first.digest
+    assert len(first.digest) == 64
+    with torch.no_grad():
+        model.head.bias[0] += 1
+    assert TorchEngine(model, fit, precision="fp32", device="cpu").digest != first.digest
+
+
+def test_engine_has_the_name_that_it_was_opened_by(tmp_path: Path) -> None:
+    vs.save_pretrained(small_model(depth=1), tmp_path / "saved", preprocess=Preprocess(image_size=(32, 32)))
+    assert open_engine(tmp_path / "saved").name == "saved"
+    assert name_of(f"timm:{tmp_path}/saved") == "saved"  # no folder above it is told to clients
+    assert name_of("owner/model") == "owner/model"
 
 
 def test_torch_engine_answers_with_probabilities_of_the_model() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data import noise
+from tests.data import noise, write_picture
 from tests.deploy.server.served import encoded, play, serving
 from tests.model import small_model, small_resnet
 from vitascope.data.preprocess import Preprocess
@@ -293,6 +293,14 @@ def test_file_that_answers_the_same_gets_its_name(answering: Answering, tmp_path
     done = export(answering.model, answering.fit, tmp_path / "a" / "model.pt2", format="torch")
     assert done.agreement.pictures == 16  # of scikit-learn's photographs
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["model.pt2"]
+
+
+@pytest.mark.parametrize("one", ["path", "array"])
+def test_one_picture_to_compare_on_is_one(answering: Answering, tmp_path: Path, one: str) -> None:
+    images = str(write_picture(tmp_path / "one.png", size=(40, 30))) if one == "path" else noise(40, 30)
+    path = tmp_path / "model.pt2"
+    done = export(answering.model, answering.fit, path, format="torch", images=images)
+    assert done.agreement.pictures == 1
 
 
 DYNAMIC = {"takes": "pixels", "dynamic_resolution": True}

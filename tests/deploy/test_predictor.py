@@ -4,6 +4,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +34,10 @@ def pictures(count: int) -> list[np.ndarray]:
     return [noise(20 + 3 * number, 40 - 2 * number, seed=number) for number in range(count)]
 
 
+def pixels_of(path: Path) -> np.ndarray:
+    return np.asarray(Image.open(path))
+
+
 def scores(answer: list[Prediction], K: int = 5) -> np.ndarray:
     """Probabilities by class."""
     found = np.zeros(K)
@@ -43,10 +48,42 @@ def scores(answer: list[Prediction], K: int = 5) -> np.ndarray:
 
 def test_path_text_bytes_image_and_array_get_the_same_answer(tmp_path: Path) -> None:
     path = write_picture(tmp_path / "a.png", size=(40, 30))
-    sources = [path, str(path), path.read_bytes(), Image.open(path), np.asarray(Image.open(path))]
+    sources = [path, str(path), path.read_bytes(), Image.open(path), pixels_of(path)]
     predict = predictor()
     answers = [predict([source])[0] for source in sources]
     assert all(answer == answers[0] for answer in answers)
+
+
+def test_one_picture_gets_one_list_of_predictions_however_it_comes(tmp_path: Path) -> None:
+    path = write_picture(tmp_path / "a.png", size=(40, 30))
+    predict = predictor()
+    (expected,) = predict([path], top_k=3)
+    with open(path, "rb") as opened:
+        for source in (path, str(path), path.read_bytes(), Image.open(path), pixels_of(path), opened):
+            assert predict(source, top_k=3) == expected
+    (answer,) = predict.stream(str(path), 3, workers=0)
+    assert (answer.image, answer.predictions) == (str(path), expected)
+    assert list(find_pictures(str(path))) == list(find_pictures(path)) == [str(path)]
+
+
+def test_several_pictures_may_come_in_any_iterable() -> None:
+    predict, images = predictor(batch_size=2), pictures(3)
+    assert predict(iter(images)) == predict(tuple(images)) == predict(images)
+
+
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [
+        (np.zeros((5, 32, 32, 3), np.uint8), r"not uint8 \(5, 32, 32, 3\); for several images, give a list"),
+        (torch.zeros(3, 32, 32, dtype=torch.uint8), "not a value of type Tensor"),
+        ([torch.zeros(3, 32, 32, dtype=torch.uint8)], "not a value of type Tensor"),
+        (7, "not a value of type int"),
+        ([None], "not a value of type NoneType"),
+    ],
+)
+def test_what_is_no_picture_is_rejected_by_its_type(images: Any, reason: str) -> None:
+    with pytest.raises(ImageError, match=reason):
+        predictor()(images)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 32])

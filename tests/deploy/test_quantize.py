@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data import noise
+from tests.data import noise, write_picture
 from tests.model import small_model
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
@@ -16,7 +16,7 @@ from vitascope.deploy import quantize as module
 from vitascope.deploy.artefact import Metadata
 from vitascope.deploy.calibration import Calibration, Rounding
 from vitascope.deploy.measure import compare
-from vitascope.deploy.quantize import quantize, worst
+from vitascope.deploy.quantize import check, quantize, worst
 from vitascope.deploy.quantize_onnx import layers_of
 from vitascope.deploy.runtimes import OnnxEngine, OpenVinoEngine
 from vitascope.errors import UserError
@@ -192,6 +192,12 @@ def test_calibration_is_drawn_by_seed_and_leaves_out_what_cannot_be_read(plain, 
         Calibration(about, PICTURES, 0, 0)
 
 
+def test_calibration_may_be_a_single_picture(plain, labelled, tmp_path: Path) -> None:
+    one = str(write_picture(tmp_path / "one.png", size=(40, 36)))
+    found = quantize(plain[".onnx"], tmp_path / "int8.onnx", calibration=one, test=labelled, max_drop=1.0)
+    assert found.calibration_images == 1
+
+
 def test_graph_sees_of_a_calibration_picture_what_it_sees_of_the_original(plain) -> None:
     engine = OpenVinoEngine(plain[".xml"], precision="fp32")
     wide = np.tile(np.linspace(0, 255, 360).astype(np.uint8)[None, :, None], (300, 1, 3))
@@ -216,6 +222,18 @@ def test_wrong_names_are_refused(name, target, complaint, plain, labelled, tmp_p
     with pytest.raises(UserError, match=complaint):
         quantize(source, tmp_path / target, calibration=PICTURES, test=labelled)
     assert (tmp_path / "taken.onnx").read_text() == "mine"
+
+
+def test_only_files_that_the_format_writes_are_in_the_way(plain, tmp_path: Path) -> None:
+    for name in ("both.xml", "both.bin", "lone.onnx", "lone.onnx.data"):
+        (tmp_path / name).write_bytes(b"there")
+    check(plain[".onnx"], tmp_path / "both.onnx", 0.01)
+    check(plain[".xml"], tmp_path / "lone.xml", 0.01)
+    (tmp_path / "both.xml").unlink()
+    (tmp_path / "lone.onnx").unlink()
+    for source, target, file in ((".xml", "both.xml", "both.bin"), (".onnx", "lone.onnx", "lone.onnx.data")):
+        with pytest.raises(UserError, match=rf"/{file}: there already"):
+            check(plain[source], tmp_path / target, 0.01)
 
 
 def test_int8_file_is_not_quantized_again(done, labelled, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from tests.model import small_model
 from vitascope.deploy import throughput
 from vitascope.deploy.engine import TorchEngine
-from vitascope.deploy.throughput import Throughput, matmul_step, subject, take_turns
+from vitascope.deploy.throughput import Throughput, model_product, square_product, subject, take_turns
 from vitascope.errors import UserError
 from vitascope.model.sizes import named_config
 from vitascope.weights.store import save_pretrained
@@ -22,8 +22,9 @@ def measured(**values: object) -> Throughput:
 
 @pytest.fixture(autouse=True)
 def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own products take long."""
+    """The machine's own products take long, and not every machine has bf16."""
     monkeypatch.setattr(throughput, "CPU_PRODUCT", 64)
+    monkeypatch.setattr(throughput, "has_bf16", lambda device: True)
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +39,34 @@ def test_rate_is_of_the_median_batch_and_its_share_of_the_ceiling() -> None:
     assert measured(ceiling=None).share is None
 
 
-def test_steps_take_turns_after_one_that_is_not_timed() -> None:
+class Clock:
+    """A clock that stands still but for what steps take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(throughput.time, "perf_counter", lambda: self.now)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_steps_take_turns_after_one_that_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
     def step(name: str) -> Callable[[], None]:
-        return lambda: order.append(name)
+        return lambda: (order.append(name), clock.wait(1))[0]
 
-    times = take_turns([step("a"), step("b")], seconds=0)
+    clock = Clock(monkeypatch)
+    times = take_turns([step("a"), step("b")], seconds=2 * throughput.ROUNDS)
     assert order == ["a", "b"] + throughput.ROUNDS * ["a", "b"]
-    assert [len(found) for found in times] == 2 * [throughput.ROUNDS]
-    assert all(second >= 0 for found in times for second in found)
+    assert times == 2 * [throughput.ROUNDS * [1.0]]
+
+
+def test_steps_that_take_longer_than_all_the_time_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    times = take_turns([lambda: clock.wait(50), lambda: clock.wait(0.25), lambda: clock.wait(9)], seconds=1)
+    assert times == [[50], [0.25], [9]]
+    assert clock.now == 2 * 59.25  # what is made once comes on top
 
 
 def test_every_batch_is_measured_in_every_precision_and_the_one_of_auto_is_marked(
@@ -74,7 +93,7 @@ def test_every_batch_is_measured_in_every_precision_and_the_one_of_auto_is_marke
     assert set(answered) == expected
     flops = small_model().config.flops
     for row in rows:
-        assert len(row.seconds) == throughput.ROUNDS
+        assert len(row.seconds) == 1
         assert row.flops == flops
         assert row.share == pytest.approx(row.images_per_second * flops / row.ceiling)
     ceilings = {row.precision: row.ceiling for row in rows}
@@ -111,7 +130,7 @@ class Exported:
     description = "another runtime"
     preprocess = throughput.default_preprocess(small_model().config)
 
-    def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
+    def outputs(self, pixels: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(pixels), 5)
 
 
@@ -126,8 +145,41 @@ def test_model_that_is_not_there_is_refused() -> None:
         subject("vit_b61", precisions=["fp32"])
 
 
+def test_a_model_without_a_head_is_measured_by_its_features(tmp_path: Path) -> None:
+    save_pretrained(small_model(depth=1, head="none"), tmp_path)
+    (row,) = subject(tmp_path, precisions=["fp32"], device="cpu").measure([1], seconds=0)
+    assert row.seconds
+
+
+def test_bf16_is_left_out_where_the_device_would_emulate_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throughput, "has_bf16", lambda device: False)
+    found = subject(folder, precisions=["fp32", "bf16"], device="cpu")
+    assert list(found.engines) == ["fp32"]
+    (reason,) = found.left_out
+    assert reason.startswith("bf16 is not measured: this cpu has no units for it")
+    assert [row.is_auto for row in found.measure([1, 8], seconds=0)] == [True, True]
+    with pytest.raises(UserError, match=r"bf16 is not measured: .*; measure fp32"):
+        subject(folder, precisions=["bf16"], device="cpu")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_matrix_product_has_the_operations_that_are_counted(dtype: torch.dtype) -> None:
-    step, flops = matmul_step(dtype, torch.device("cpu"))
+def test_matrix_products_have_the_operations_that_are_counted(dtype: torch.dtype) -> None:
+    cpu = torch.device("cpu")
+    step, flops = square_product(dtype, cpu)
     step()
     assert flops == 2 * 64**3
+    config = small_model().config
+    step, flops = model_product(config, 3, dtype, cpu)
+    step()
+    assert flops == 2 * (3 * config.num_tokens) * config.embed_dim * 4 * config.embed_dim
+
+
+def test_the_ceiling_is_the_fastest_product(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(TorchEngine, "outputs", lambda *_: clock.wait(1))
+    monkeypatch.setattr(throughput, "square_product", lambda *_: (lambda: clock.wait(4), 100))
+    monkeypatch.setattr(throughput, "model_product", lambda *_: (lambda: clock.wait(2), 600))
+    (row,) = subject(folder, precisions=["fp32"], device="cpu").measure([1], seconds=0.001)
+    assert row.ceiling == 300

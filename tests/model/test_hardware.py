@@ -85,6 +85,12 @@ def test_auto_on_a_gpu_is_bf16_where_it_has_that(
     assert resolved(small_config(), 1, "cuda") == dtype
 
 
+def test_a_cpu_has_bf16_where_it_has_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for units, expected in ((None, False), ("AMX", True), ("AVX-512 BF16", True)):
+        monkeypatch.setattr(hardware, "bf16_units", lambda units=units: units)
+        assert hardware.has_bf16(torch.device("cpu")) is expected
+
+
 def test_auto_on_mps_is_fp32(units: str) -> None:
     assert resolved(LARGE, 1024, "mps") == torch.float32
 

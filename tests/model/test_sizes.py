@@ -7,7 +7,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import RESNET_OPTIONS, ResNetConfig
-from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
+from vitascope.model.sizes import NAMED_SIZES, architecture_of, list_models, named_config
 
 VITS = [name for name in list_models() if NAMED_SIZES[name].kind is ViTConfig]
 RESNETS = [name for name in list_models() if NAMED_SIZES[name].kind is ResNetConfig]
@@ -98,6 +98,27 @@ def test_hybrids_have_a_token_for_every_stride_of_their_resnet() -> None:
         projection = named_on_meta(name).patch_embedding.projection
         assert named_config(name).grid == grid
         assert projection.kernel_size == (1, 1)
+
+
+def test_classes_asked_of_a_size_without_a_head_make_a_linear_one() -> None:
+    config = named_config("dinov2_s14_reg", num_classes=5)
+    assert (config.readout.head, config.num_classes, config.gives_classes) == ("linear", 5, True)
+    assert named_config("dinov2_s14_reg", num_classes=5, head="mlp").readout.head == "mlp"
+    assert not named_config("dinov2_s14_reg").gives_classes
+
+
+def test_architecture_is_the_first_size_of_that_shape() -> None:
+    first = {"deit_ti16": "vit_ti16", "deit_s16": "vit_s16", "deit_b16": "vit_b16"}
+    for name in list_models():
+        assert architecture_of(named_config(name)) == first.get(name, name)
+        tuned = named_config(name, num_classes=3, class_names=("a", "b", "c"), image_size=224)
+        assert architecture_of(tuned) == first.get(name, name)
+    assert architecture_of(named_config("vit_b16", drop_path=0.1, norm_eps=1e-5, head="mlp")) == "vit_b16"
+
+
+def test_architecture_of_no_size_is_told_in_a_phrase() -> None:
+    other = named_config("vit_b16", mlp="swiglu")
+    assert architecture_of(other) == other.summary
 
 
 def test_named_config_takes_any_option_as_override() -> None:

@@ -64,6 +64,7 @@ def test_parity_is_measured_on_the_pictures_that_are_given(tmp_path: Path) -> No
     save_pretrained(small_model(**BODY), tmp_path / "ours")
     pictures = sorted(tmp_path.glob("*.png"))
     assert convert(tmp_path / "ours", tmp_path / "v", images=pictures).parity.images == 3
+    assert convert(tmp_path / "ours", tmp_path / "one", images=str(pictures[0])).parity.images == 1
     with pytest.raises(UserError, match=r"gone\.png"):
         convert(tmp_path / "ours", tmp_path / "w", images=[tmp_path / "gone.png"])
     assert not (tmp_path / "w").exists()  # so that the same command, mended, runs

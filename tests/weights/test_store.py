@@ -436,6 +436,11 @@ def test_model_without_weights_is_random_and_of_the_named_size() -> None:
     assert model.encoder is not create_model("vit_ti16", num_classes=4, depth=1, image_size=32).encoder
 
 
+def test_body_without_a_head_gets_one_for_the_classes_that_are_asked_for() -> None:
+    model = create_model("dinov2_s14_reg", num_classes=5, depth=1, image_size=28).eval()
+    assert model(torch.zeros(1, 3, 28, 28)).shape == (1, 5)
+
+
 def test_unknown_name_and_field_name_the_nearest() -> None:
     with pytest.raises(UserError, match="'vit_b61'; nearest: vit_b16"):
         create_model("vit_b61")

@@ -29,9 +29,10 @@ class Bench:
     batch_sizes: tuple[int, ...] = (1, 8)
     """Images at a time."""
     precisions: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
-    """What to compare; the one that `--precision auto` takes is marked."""
+    """Precisions to compare; the one that `--precision auto` takes is marked. bf16 is left out on a device
+    that only emulates it."""
     seconds: float = 12.0
-    """Of measuring, in all; loading comes on top, and a batch takes as long as it takes."""
+    """Total measuring time, without loading. Each batch is computed at least twice, however long it takes."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `mps`."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -50,7 +51,8 @@ class Bench:
         measured = subject(self.model, precisions=list(dict.fromkeys(self.precisions)), device=self.device)
         rows = measured.measure(list(dict.fromkeys(self.batch_sizes)), self.seconds)
         if self.json:
-            print(json.dumps({"model": self.model, **machine(), "rows": [as_plain(row) for row in rows]}))
+            plain = {"left_out": measured.left_out, "rows": [as_plain(row) for row in rows]}
+            print(json.dumps({"model": self.model, **machine(), **plain}))
             return
         print(f"{self.model}: {measured.description}\n{in_words(machine())}\n")
         print("\n".join(table(rows)))
@@ -58,6 +60,8 @@ class Bench:
         if ceilings:
             found = ", ".join(f"{ceiling / 1e9:,.0f} in {name}" for name, ceiling in ceilings.items())
             print(f"\nThe ceiling: this machine's matrix products, GFLOP a second: {found}.")
+        for line in remarks(measured.left_out, rows):
+            print(line)
 
 
 def machine() -> dict[str, Any]:
@@ -90,6 +94,17 @@ def table(rows: Sequence[Throughput]) -> list[str]:
         lines.append(
             f"{row.batch_size:>5}  {row.precision:<11} {row.images_per_second:>9,.1f}  {spread:>18}  "
             f"{1000 / row.images_per_second:>8,.1f}  {share:>14}{'  <- auto' if row.is_auto else ''}"
+        )
+    return lines
+
+
+def remarks(left_out: Sequence[str], rows: Sequence[Throughput]) -> list[str]:
+    """Which precisions are missing and why, and how a share above 100% comes about."""
+    lines = [f"{reason}." for reason in left_out]
+    if any(row.share is not None and row.share > 1 for row in rows):
+        lines.append(
+            "Above 100%: the products beside it were slowed down by other programs, or are slower than the "
+            "model's own kernels; measure longer (--seconds) on an idle machine."
         )
     return lines
 

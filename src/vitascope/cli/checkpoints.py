@@ -67,14 +67,14 @@ class Models:
 
     def call(self) -> None:
         """Count from the shapes and print."""
-        overrides: dict[str, Any] = {"num_classes": self.num_classes}
-        if self.image_size is not None:
-            overrides["image_size"] = self.image_size
+        overrides: dict[str, Any] = {} if self.image_size is None else {"image_size": self.image_size}
         configs: dict[str, ModelConfig] = {}
         misfits = {}
         for name in NAMED_SIZES:
             try:
-                configs[name] = named_config(name, **overrides)
+                config = named_config(name, **overrides)
+                with_head = config.gives_classes
+                configs[name] = config.replace(num_classes=self.num_classes) if with_head else config
             except UserError as error:
                 misfits[name] = error
         if not configs:

@@ -19,10 +19,10 @@ import math
 import os
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
@@ -114,6 +114,40 @@ def source_name(source: ImageSource) -> str:
     return f"<{type(source).__name__}>"
 
 
+def is_one_picture(images: ImageSource | Iterable[ImageSource]) -> bool:
+    """Whether an argument is one picture: a path, bytes, an open file, a Pillow image, or an array.
+
+    An array is one picture whatever its dimensions are: `read_image` rejects one of four.
+    """
+    import torch
+
+    one = (str, os.PathLike, bytes, bytearray, Encoded, Image.Image, np.ndarray, torch.Tensor)
+    return isinstance(images, one) or hasattr(images, "read")
+
+
+def as_pictures(images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSource]:
+    """A list of one picture, or the pictures themselves as a sequence.
+
+    Raises:
+        ImageError: neither a picture nor an iterable.
+    """
+    if is_one_picture(images):
+        return [cast("ImageSource", images)]
+    if isinstance(images, Sequence):
+        return cast("Sequence[ImageSource]", images)
+    if isinstance(images, Iterable):
+        return list(images)
+    raise not_a_picture(images)
+
+
+def not_a_picture(source: object) -> ImageError:
+    """The error for an argument of a type that is no picture."""
+    kind = type(source).__name__
+    return ImageError(
+        f"an image is a path, bytes, a Pillow image or a uint8 array, not a value of type {kind}"
+    )
+
+
 def _open(source: ImageSource) -> Image.Image:
     if isinstance(source, Image.Image):
         return source
@@ -121,13 +155,18 @@ def _open(source: ImageSource) -> Image.Image:
         shape = source.shape
         has_colours = source.ndim == 3 and shape[-1] in (1, 3, 4)
         if source.dtype != np.uint8 or source.size == 0 or not (source.ndim == 2 or has_colours):
+            many = "; for several images, give a list of arrays" if source.ndim == 4 else ""
             raise ImageError(
-                f"an array must be uint8 (H, W) or (H, W, 1, 3 or 4), not {source.dtype} {shape}"
+                f"an array must be uint8 (H, W) or (H, W, 1, 3 or 4), not {source.dtype} {shape}{many}"
             )
         return Image.fromarray(source[..., 0] if source.ndim == 3 and shape[-1] == 1 else source)
     if isinstance(source, Encoded):
         source = source.read_bytes()
-    return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+    if isinstance(source, bytes):
+        return Image.open(io.BytesIO(source))
+    if not isinstance(source, str | os.PathLike) and not hasattr(source, "read"):
+        raise not_a_picture(source)
+    return Image.open(source)
 
 
 def _decode(image: Image.Image, source: ImageSource, exif_orientation: bool) -> Image.Image:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,6 +21,9 @@ from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
 from vitascope.deploy.engine import Engine
 from vitascope.deploy.graph import INPUT_MODES, InputMode
 from vitascope.errors import UserError
+from vitascope.model.config import ViTConfig
+from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.sizes import architecture_of
 
 FORMAT_VERSION = 1
 SECTION = "vitascope"
@@ -108,7 +113,18 @@ class ExportedEngine(Engine):
         self.preprocess = about.preprocess
         self.class_names = about.class_names
         self.num_classes = about.num_classes
+        self.architecture = told_architecture(about.model)
         self.own_pixels = about.input == "pictures" and about.preprocess.crop_pct != 1
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the file, and of the weights beside it where the format has them there."""
+        found = hashlib.sha256()
+        for path in files_of(self.path):
+            with open(path, "rb") as file:
+                while block := file.read(2**20):
+                    found.update(block)
+        return found.hexdigest()
 
     @abstractmethod
     def run(self, pixels: Batch) -> tuple[Answers, Answers]:
@@ -133,3 +149,18 @@ class ExportedEngine(Engine):
 
     def _run(self, pixels: Tensor) -> tuple[Answers, Answers]:
         return self.run(np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy()))
+
+
+def files_of(path: Path) -> list[Path]:
+    """An exported file, and the weights beside it where its format has them there."""
+    beside = {".xml": path.with_suffix(".bin"), ".onnx": path.with_suffix(".onnx.data")}.get(path.suffix)
+    return [path] if beside is None or not beside.exists() else [path, beside]
+
+
+def told_architecture(options: dict[str, Any]) -> str:
+    """The architecture that a file tells; empty where another version wrote options that this one lacks."""
+    kind = ResNetConfig if "layers" in options else ViTConfig
+    try:
+        return architecture_of(kind.from_dict(options)) if options else ""
+    except UserError:
+        return ""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from vitascope.data.preprocess import ImageSource, Preprocess
+from vitascope.data.preprocess import ImageSource, Preprocess, as_pictures
 from vitascope.deploy.agreement import (
     TOLERANCES,
     Agreement,
@@ -70,7 +70,7 @@ def export(
     format: str = "onnx",
     takes: InputMode = "pictures",
     dynamic_resolution: bool = False,
-    images: Sequence[ImageSource] = (),
+    images: ImageSource | Iterable[ImageSource] = (),
 ) -> Export:
     """Write a model as a file that takes raw pixels and answers with probabilities.
 
@@ -84,7 +84,7 @@ def export(
         format: `onnx`, `openvino` or `torch`.
         takes: `pictures` of any size, or `pixels` of the model's size.
         dynamic_resolution: with `pixels`, take any height and width that patches tile.
-        images: pictures to compare on; without any, parts of the two photographs in scikit-learn.
+        images: one picture or several to compare on; without any, parts of scikit-learn's two photographs.
 
     Raises:
         UserError: a model that cannot be exported, a file that exists, a runtime that is not installed, a
@@ -104,7 +104,7 @@ def export(
         input=takes,
         model=model.config.to_dict(),
     )
-    sources = images or sample_pictures()
+    sources = as_pictures(images) or sample_pictures()
     pictures = [read_picture(image, preprocess) for image in sources]
     path.parent.mkdir(parents=True, exist_ok=True)
     check_room(path, 4 * model.config.num_parameters)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from vitascope.data.loading import MAX_UNREADABLE
 from vitascope.data.preprocess import ImageError, Pixels, source_name
 from vitascope.data.splits import ImageSet
-from vitascope.deploy.artefact import ExportedEngine
+from vitascope.deploy.artefact import ExportedEngine, files_of
 from vitascope.errors import UserError
 
 BATCH_SIZE = 32
@@ -133,5 +133,4 @@ def medians(engines: Sequence[ExportedEngine], picture: Pixels) -> list[float]:
 
 def size_of(path: Path) -> int:
     """Bytes of an exported file and of the weights beside it."""
-    files = [path, Path(f"{path}.data"), *([path.with_suffix(".bin")] if path.suffix == ".xml" else [])]
-    return sum(file.stat().st_size for file in files if file.exists())
+    return sum(file.stat().st_size for file in files_of(path))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
+from typing import overload
 
 import torch
 
-from vitascope.data.preprocess import ImageSource, Preprocess
+from vitascope.data.preprocess import ImageSource, Preprocess, as_pictures, is_one_picture
 from vitascope.deploy.engine import Engine, open_engine
 from vitascope.deploy.streaming import answer_all, find_pictures
 from vitascope.errors import UserError
@@ -46,12 +47,13 @@ class Predictor:
         batch_size: pictures at a time.
 
     Raises:
-        UserError: a batch of nothing.
+        UserError: `batch_size` is below 1, or the model has no head.
     """
 
     def __init__(self, engine: Engine, *, batch_size: int = 32) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size must be at least 1, not {batch_size}")
+        engine.check_classes()
         self.engine = engine
         self.batch_size = batch_size
 
@@ -86,23 +88,38 @@ class Predictor:
         """From any picture to the model's pixels."""
         return self.engine.preprocess
 
-    def __call__(self, images: Sequence[ImageSource], top_k: int = 5) -> list[list[Prediction]]:
-        """The `top_k` most probable classes of each picture, most probable first.
+    @overload
+    def __call__(  # type: ignore[overload-overlap] # a str is a sequence of str too, and means one path
+        self, images: ImageSource, top_k: int = 5
+    ) -> list[Prediction]: ...
+
+    @overload
+    def __call__(self, images: Iterable[ImageSource], top_k: int = 5) -> list[list[Prediction]]: ...
+
+    def __call__(
+        self, images: ImageSource | Iterable[ImageSource], top_k: int = 5
+    ) -> list[Prediction] | list[list[Prediction]]:
+        """Return the `top_k` most probable classes of one picture, or of each of several.
 
         Args:
-            images: paths, encoded files' bytes, Pillow images, or uint8 arrays (H, W) or (H, W, C).
-            top_k: classes an image; at most all there are.
+            images: one picture, or an iterable of pictures. A picture is a path, an encoded file's bytes, a
+                Pillow image, or a uint8 array (H, W) or (H, W, C); so one array is one picture.
+            top_k: classes per picture; at most all there are.
+
+        Returns:
+            For one picture its predictions, most probable first; for several, one such list per picture.
 
         Raises:
-            ImageError: a picture that cannot be read; names it.
-            UserError: `top_k` below 1.
+            ImageError: a picture cannot be read (the message names it), or has another type or shape.
+            UserError: `top_k` is below 1.
         """
         check_top_k(top_k)
-        answers = []
-        for start in range(0, len(images), self.batch_size):
-            pictures = [self.engine.pixels(image) for image in images[start : start + self.batch_size]]
-            answers += self.rank(self.engine.answer(pictures), top_k)
-        return answers
+        pictures = as_pictures(images)
+        answers: list[list[Prediction]] = []
+        for start in range(0, len(pictures), self.batch_size):
+            batch = [self.engine.pixels(picture) for picture in pictures[start : start + self.batch_size]]
+            answers += self.rank(self.engine.answer(batch), top_k)
+        return answers[0] if is_one_picture(images) else answers
 
     def predict_folder(
         self, folder: str | os.PathLike[str], top_k: int = 5, *, workers: int | None = None
@@ -125,12 +142,17 @@ class Predictor:
         return self.stream(find_pictures([folder]), top_k, workers=workers)
 
     def stream(
-        self, paths: Iterable[str | os.PathLike[str]], top_k: int = 5, *, workers: int | None = None
+        self,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        top_k: int = 5,
+        *,
+        workers: int | None = None,
     ) -> Generator[Answer, None, None]:
-        """As `predict_folder`, of the files that `paths` gives; they are taken a few batches ahead."""
+        """As `predict_folder`, of one file or the files that `paths` gives, taken a few batches ahead."""
         check_top_k(top_k)
         check_workers(workers)
-        return self._stream((os.fspath(path) for path in paths), top_k, workers)
+        files = [paths] if isinstance(paths, str | os.PathLike) else paths
+        return self._stream((os.fspath(path) for path in files), top_k, workers)
 
     def _stream(self, paths: Iterable[str], top_k: int, workers: int | None) -> Generator[Answer, None, None]:
         for batch, probabilities, faults in answer_all(self.engine, paths, self.batch_size, workers):

@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-from vitascope.data.preprocess import ImageSource
+from vitascope.data.preprocess import ImageSource, as_pictures
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.artefact import ExportedEngine, Metadata
 from vitascope.deploy.calibration import Calibration
@@ -21,7 +21,8 @@ from vitascope.deploy.measure import Comparison, compare, size_of
 from vitascope.deploy.quantize_onnx import write_onnx_int8
 from vitascope.deploy.quantize_openvino import write_openvino_int8
 from vitascope.deploy.runtimes import OnnxEngine, OpenVinoEngine
-from vitascope.deploy.writers import check_room, refuse_existing, settled
+from vitascope.deploy.writers import FORMATS as EXPORTED
+from vitascope.deploy.writers import check_path, check_room, settled
 from vitascope.errors import UserError
 
 CALIBRATION_IMAGES = 300
@@ -73,7 +74,7 @@ def quantize(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    calibration: Sequence[ImageSource],
+    calibration: ImageSource | Iterable[ImageSource],
     test: ImageSet,
     calibration_images: int = CALIBRATION_IMAGES,
     max_drop: float = MAX_DROP,
@@ -107,7 +108,7 @@ def quantize(
     plain = kind.open(source, precision="fp32")  # what it was made for, though the runtime may know better
     if plain.about.precision != "fp32":
         raise UserError(f"{source} is {plain.about.precision} already")
-    pictures = Calibration(plain.about, calibration, calibration_images, seed)
+    pictures = Calibration(plain.about, as_pictures(calibration), calibration_images, seed)
     texts = described(plain.about, len(pictures))
     attempts: list[Comparison] = []
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +144,7 @@ def check(source: Path, target: Path, max_drop: float) -> Format:
         raise UserError(f"{source}: int8 is for files that end in {' or '.join(FORMATS)}")
     if target.suffix != source.suffix:
         raise UserError(f"{target}: the int8 file of {source.name} ends in {source.suffix}")
-    refuse_existing([target, target.with_suffix(".bin")])
+    check_path(target, next(kind for kind in EXPORTED.values() if kind.suffix == target.suffix))
     if not 0 <= max_drop <= 1:
         raise UserError(f"max_drop is a share from 0 to 1, not {max_drop:g}")
     return FORMATS[source.suffix]

@@ -19,7 +19,7 @@ Answered = tuple[Sequence[str], Tensor, dict[int, str]]
 """Paths; probabilities (b, K) of those that could be read; by place in the paths, why one could not."""
 
 
-def find_pictures(places: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
+def find_pictures(places: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Iterator[str]:
     """Picture files, and those below folders: what is named like a picture and not hidden.
 
     A folder's own files come first, then its folders, each sorted by name; only the names of one folder and
@@ -28,7 +28,8 @@ def find_pictures(places: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
     Raises:
         UserError: a place that is not there, or a folder that cannot be listed, once it is its turn.
     """
-    for place in (os.fspath(place) for place in places):
+    several = [places] if isinstance(places, str | os.PathLike) else places
+    for place in (os.fspath(place) for place in several):
         if os.path.isdir(place):
             yield from _below(place)
         elif os.path.exists(place):

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from vitascope.deploy.engine import Engine, TorchEngine, open_engine
 from vitascope.errors import UserError
 from vitascope.model.classifier import build
-from vitascope.model.hardware import resolve_device, resolve_precision
-from vitascope.model.sizes import NAMED_SIZES, named_config
+from vitascope.model.hardware import has_bf16, resolve_device, resolve_precision
+from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
 from vitascope.weights.own import default_preprocess
 from vitascope.weights.store import load_pretrained
 
@@ -44,7 +45,8 @@ class Throughput:
     flops: int | None
     """Floating-point operations of an image, a multiply-add counting as 2; None where they are not known."""
     ceiling: float | None
-    """Floating-point operations a second of this machine's matrix products in this precision, as measured."""
+    """Floating-point operations a second of this machine's fastest matrix product in this precision: a large
+    square one, or one of the model's shape, whichever was measured to be faster."""
 
     @property
     def images_per_second(self) -> float:
@@ -78,6 +80,8 @@ class Subject:
     """By precision."""
     description: str
     """For people."""
+    left_out: tuple[str, ...] = ()
+    """Why a precision is not measured, for people."""
 
     def measure(self, batch_sizes: Sequence[int], seconds: float) -> list[Throughput]:
         """Throughput in every precision and batch, in interleaved rounds beside the matrix products.
@@ -87,7 +91,7 @@ class Subject:
 
         Args:
             batch_sizes: images at a time.
-            seconds: of timed work for all of them together; a batch takes as long as it takes.
+            seconds: of timed work for all of them together; each batch is computed twice, whatever it takes.
 
         Raises:
             UserError: a batch of nothing.
@@ -95,17 +99,20 @@ class Subject:
         entrants = [
             self._entrant(precision, batch_size) for batch_size in batch_sizes for precision in self.engines
         ]
-        products = {
-            precision: matmul_step(_DTYPES[precision], engine.device)
+        products = [
+            (precision, *product)
             for precision, engine in self.engines.items()
             if isinstance(engine, TorchEngine)
-        }
-        steps = [entrant.step for entrant in entrants] + [step for step, _ in products.values()]
+            for product in (
+                square_product(_DTYPES[precision], engine.device),
+                model_product(engine.config, max(batch_sizes), _DTYPES[precision], engine.device),
+            )
+        ]
+        steps = [entrant.step for entrant in entrants] + [step for _, step, _ in products]
         times = take_turns(steps, seconds)
-        ceilings = {
-            precision: flops / min(found)
-            for (precision, (_, flops)), found in zip(products.items(), times[len(entrants) :], strict=True)
-        }
+        ceilings: dict[str, float] = {}
+        for (precision, _, flops), found in zip(products, times[len(entrants) :], strict=True):
+            ceilings[precision] = max(ceilings.get(precision, 0.0), flops / min(found))
         return [
             Throughput(
                 batch_size=entrant.batch_size,
@@ -133,7 +140,7 @@ class Subject:
             precision=precision,
             is_auto=is_auto,
             flops=flops,
-            step=lambda: engine.probabilities(pixels),
+            step=lambda: engine.outputs(pixels),
         )
 
 
@@ -142,12 +149,13 @@ def subject(ref: str | os.PathLike[str], *, precisions: Sequence[str], device: s
 
     Args:
         ref: a named size has random weights, which take as long as others.
-        precisions: `fp32`, `bf16`; an exported file has its own.
+        precisions: `fp32`, `bf16`; an exported file has its own. bf16 is left out where the device would
+            emulate it.
         device: `auto`, or a torch device.
 
     Raises:
         CheckpointError: as `from_pretrained`.
-        UserError: as `open_engine`, or an unknown precision.
+        UserError: as `open_engine`, an unknown precision, or nothing but an emulated one.
     """
     name = os.fspath(ref)
     if name in NAMED_SIZES and not Path(name).exists():
@@ -163,22 +171,35 @@ def subject(ref: str | os.PathLike[str], *, precisions: Sequence[str], device: s
             return Subject(engines={"as exported": engine}, description=engine.description)
         loaded = load_pretrained(ref)
         model, fit, weights = loaded.model, loaded.preprocess, ""
-    engines = {
-        precision: TorchEngine(model, fit, precision=precision, device=device) for precision in precisions
-    }
+    place = resolve_device(device)
+    native = [precision for precision in precisions if precision != "bf16" or has_bf16(place)]
+    reason = f"bf16 is not measured: this {place.type} has no units for it, and emulating it is far slower"
+    left_out = (f"{reason} than fp32",)
+    if not native:
+        raise UserError(f"{left_out[0]}; measure fp32")
+    engines = {precision: TorchEngine(model, fit, precision=precision, device=device) for precision in native}
     return Subject(
-        engines=dict(engines), description=f"{model.config.summary}{weights}, on {resolve_device(device)}"
+        engines=dict(engines),
+        description=f"{model.config.summary}{weights}, on {place}",
+        left_out=() if len(native) == len(precisions) else left_out,
     )
 
 
 def take_turns(steps: Sequence[Step], seconds: float) -> list[list[float]]:
-    """Seconds of each step, every time: a round of all after another, each for an equal part of the time."""
+    """Seconds of each step, every time: a round of all after another, each for an equal part of the time.
+
+    Every step is timed once at least; once the time is over, no other is begun.
+    """
     times: list[list[float]] = [[] for _ in steps]
     for step in steps:
         step()  # what is made once is made here
+    over = time.perf_counter() + seconds
     for _ in range(ROUNDS):
         for step, found in zip(steps, times, strict=True):
-            end = time.perf_counter() + seconds / (ROUNDS * len(steps))
+            begun = time.perf_counter()
+            if found and begun >= over:
+                continue
+            end = begun + seconds / (ROUNDS * len(steps))
             while True:
                 start = time.perf_counter()
                 step()
@@ -189,14 +210,34 @@ def take_turns(steps: Sequence[Step], seconds: float) -> list[list[float]]:
     return times
 
 
-def matmul_step(dtype: torch.dtype, device: torch.device) -> tuple[Step, int]:
-    """One product of square matrices, and its operations."""
+def square_product(dtype: torch.dtype, device: torch.device) -> tuple[Step, int]:
+    """One product of large square matrices, and its operations."""
     size = CPU_PRODUCT if device.type == "cpu" else GPU_PRODUCT
-    a, b = torch.randn(2, size, size, device=device, dtype=dtype)
-    product = torch.empty_like(a)
+    return product_step((size, size, size), dtype, device)
 
+
+def model_product(
+    config: ModelConfig, batch_size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Step, int]:
+    """One linear layer D to 4D for all tokens of a batch, and its operations.
+
+    A library may have a better kernel for a model's shapes than for square matrices.
+    """
+    D = config.embed_dim
+    return product_step((batch_size * config.num_tokens, D, 4 * D), dtype, device)
+
+
+@torch.inference_mode()
+def product_step(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> tuple[Step, int]:
+    """A linear layer's product (M, K) x (K, N), and its operations."""
+    M, K, N = sizes
+    inputs, weight = (
+        torch.randn(M, K, device=device, dtype=dtype),
+        torch.randn(N, K, device=device, dtype=dtype),
+    )
+
+    @torch.inference_mode()
     def step() -> None:
-        torch.mm(a, b, out=product)
-        product[0, 0].item()  # waits for the device
+        F.linear(inputs, weight)[0, 0].item()  # waits for the device
 
-    return step, 2 * size**3
+    return step, 2 * M * K * N

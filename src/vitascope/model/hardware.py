@@ -54,8 +54,7 @@ def resolve_precision(
     if precision != "auto":
         return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     if device.type == "cuda":
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if has_bf16 else torch.float32
+        return torch.bfloat16 if has_bf16(device) else torch.float32
     units = bf16_units() if device.type == "cpu" else None
     if units is None:
         return torch.float32
@@ -64,6 +63,13 @@ def resolve_precision(
     # Training also converts the weights and their gradients; beside AMX's products that is what takes long.
     pays = work >= 2**23 and tokens >= 256 if training and units == "AMX" else work >= 2**21
     return torch.bfloat16 if pays else torch.float32
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether a device multiplies bf16 itself; on others torch emulates it, on a CPU many times slower."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type != "cpu" or bf16_units() is not None
 
 
 def bf16_units() -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from vitascope.errors import UserError, nearest
 from vitascope.model.config import ViTConfig
+from vitascope.model.options import TrainingOptions
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.resnet_shapes import RESNETS
 
@@ -130,8 +131,34 @@ def list_models() -> list[str]:
     return list(NAMED_SIZES)
 
 
+# What does not make another architecture of a size: the task, the training, numbers that libraries choose.
+_NOT_OF_A_SIZE = {
+    "num_classes",
+    "class_names",
+    "image_size",
+    "head",
+    "norm_eps",
+    "resample",
+    "position_prefix",
+}
+_NOT_OF_A_SIZE |= {field.name for field in dataclasses.fields(TrainingOptions)}
+
+
+def architecture_of(config: ModelConfig) -> str:
+    """The name of the size that a configuration has, the first of several; else its summary."""
+    options = config.to_dict()
+    for name, size in NAMED_SIZES.items():
+        free = _NOT_OF_A_SIZE | ({"layer_scale"} & size.options.keys())
+        named = named_config(name).to_dict() if isinstance(config, size.kind) else {}
+        if named and all(value == named[option] for option, value in options.items() if option not in free):
+            return name
+    return config.summary
+
+
 def named_config(name: str, **overrides: Any) -> ModelConfig:
     """The configuration of a named size, with any option changed.
+
+    A size without a head gets a linear one where a number of classes is asked for.
 
     Raises:
         UserError: an unknown name or option, naming the nearest.
@@ -141,4 +168,6 @@ def named_config(name: str, **overrides: Any) -> ModelConfig:
             f"unknown model {name!r}{nearest(name, NAMED_SIZES)}; `vitascope models` lists all names"
         )
     size = NAMED_SIZES[name]
+    if "num_classes" in overrides and size.options.get("head") == "none":
+        overrides = {"head": "linear", **overrides}
     return size.kind.from_dict({**size.options, **overrides})

@@ -50,8 +50,6 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
             raise UserError(f"{error}{advice}") from error
     else:
         assert name is not None
-        if config.task == "classify" and not named_config(name).gives_classes:
-            options.setdefault("head", "linear")
         model_config = named_config(name, **options)
     if isinstance(model_config, ViTConfig):
         refuse_idle(asked, model_config)

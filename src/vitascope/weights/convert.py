@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from vitascope.data.preprocess import ImageSource, Preprocess
+from vitascope.data.preprocess import ImageSource, Preprocess, as_pictures
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
@@ -54,7 +54,7 @@ def convert(
     *,
     to: str = "vitascope",
     revision: str | None = None,
-    images: Sequence[ImageSource] = (),
+    images: ImageSource | Iterable[ImageSource] = (),
 ) -> Conversion:
     """Write a MODEL argument, in float32, as another library itself loads it: what `vitascope convert` calls.
 
@@ -73,7 +73,9 @@ def convert(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is not an empty folder; nothing in it is overwritten, so name a new one")
     loaded = load_pretrained(ref, revision)
-    pixels = load_pixels(loaded.preprocess, images)  # a picture that cannot be read leaves no folder behind
+    pixels = load_pixels(
+        loaded.preprocess, as_pictures(images)
+    )  # a picture that cannot be read leaves no folder behind
     family = FAMILIES[to]
     files = write_model(loaded.model, folder, loaded.preprocess, family)
     again = load_pretrained(folder, family=to)

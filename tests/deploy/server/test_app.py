@@ -176,8 +176,29 @@ def test_model_that_does_not_attend_explains_what_it_can() -> None:
     async def story() -> None:
         async with serving(resnet) as client:
             said = refusal(await client.post("/v1/explain?method=rollout", content=picture()), 422)
-            assert "rollout reads attention, which this model has not" in said
+            assert "rollout needs attention, which this model lacks; methods for it: grad-cam" in said
             assert (await client.post("/v1/explain", content=picture())).status_code == 200
+
+    play(story())
+
+
+def test_model_without_a_head_is_served_but_for_classes() -> None:
+    engine = torch_engine(head="none", class_names=())
+
+    async def story() -> None:
+        async with serving(engine) as client:
+            assert "no head" in refusal(await client.post("/v1/predict", content=picture()), 501)
+            said = refusal(await client.post("/v1/explain?method=grad-cam", content=picture()), 422)
+            assert said == "grad-cam needs a head, which this model lacks; methods for it: attention, rollout"
+            answer = await client.post("/v1/explain?method=rollout", content=picture())
+            assert np.shape(answer.json()["heatmap"]) == engine.model.config.grid
+            assert (
+                len((await client.post("/v1/embed", content=picture())).json()["embedding"])
+                == engine.config.embed_dim
+            )
+            assert (await client.post("/v1/attention", content=picture())).status_code == 200
+            described = (await client.get("/v1/model")).json()
+            assert (described["num_classes"], described["class_names"]) == (0, [])
 
     play(story())
 
@@ -188,6 +209,27 @@ def test_exported_file_answers_predictions_only_and_says_so(path: str) -> None:
         async with serving(HeldEngine()) as client:
             said = refusal(await client.post(path, content=grey(1)), 501)
             assert "this needs the model itself; what is served is a held engine" in said
+
+    play(story())
+
+
+def test_model_page_and_metrics_name_the_model_that_is_served() -> None:
+    engine = torch_engine()
+    engine.name = 'runs "a"'
+
+    async def story() -> None:
+        async with serving(engine) as client:
+            about = (await client.get("/v1/model")).json()
+            metrics = (await client.get("/metrics")).text
+        assert about["name"] == 'runs "a"'
+        assert about["architecture"] == engine.model.config.summary
+        assert about["digest"] == engine.digest
+        assert len(about["digest"]) == 64
+        (line,) = [line for line in metrics.splitlines() if line.startswith("vitascope_model_info{")]
+        assert line.endswith("} 1.0")
+        for name in ("architecture", "digest"):
+            assert f'{name}="{about[name]}"' in line
+        assert r'name="runs \"a\""' in line
 
     play(story())
 

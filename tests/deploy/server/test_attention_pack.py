@@ -151,6 +151,17 @@ def test_the_budget_decides_what_is_carried() -> None:
     assert list(fits.values()) == ["all", "layer", "layer", "head", "none"]
 
 
+def test_a_model_without_a_head_has_attention_alone() -> None:
+    engine = engine_of(small_model(head="none"))
+    tensors, about = unpacked(pack_picture(engine, picture(engine.model)))
+    assert {"pixels", "attention", "answer", "rollout"} <= set(tensors)
+    assert not {"probabilities", "heatmaps"} & set(tensors)
+    assert about["grid"] == [4, 4]
+    assert "no head" in about["missing"]
+    with pytest.raises(UserError, match="no head"):
+        pack_heatmap(engine, picture(engine.model), "grad-cam", 0)
+
+
 @pytest.mark.parametrize("heads", [2, 1, 0])
 def test_a_response_stays_within_the_budget(heads: int) -> None:
     model = small_model(image_size=64)

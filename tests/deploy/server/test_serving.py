@@ -20,7 +20,7 @@ import pytest
 from tests.deploy.server.served import NAMES, HeldEngine, grey, listening, picture, play, until
 from tests.model import small_model
 from vitascope.deploy.server import serving
-from vitascope.deploy.server.serving import connection_limit, listen, read_token
+from vitascope.deploy.server.serving import announce, connection_limit, listen, read_token
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 from vitascope.weights.store import save_pretrained
@@ -356,6 +356,26 @@ def test_default_address_is_reached_from_this_machine_only() -> None:
     with listen(Settings(port=0)) as port:
         assert port.getsockname()[0] == "127.0.0.1"
         assert port.family == socket.AF_INET
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_link_carries_the_token_on_a_terminal_and_in_no_log(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    settings = Settings(port=0)
+    with listen(settings) as port:
+        announce("model", settings, port, "a+b/c d&e")
+        number = port.getsockname()[1]
+    link = f"http://127.0.0.1:{number}" + "/#token=a%2Bb%2Fc%20d%26e" * terminal
+    assert capsys.readouterr().out == f"model at {link} (/docs for its API; Ctrl-C stops it)\n"
+
+
+def test_open_server_names_both_ways_to_set_a_token(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(host="0.0.0.0", port=0)
+    with listen(settings) as port:
+        announce("model", settings, port, None)
+    assert "--token-file or VITASCOPE_TOKEN" in capsys.readouterr().err
 
 
 def test_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

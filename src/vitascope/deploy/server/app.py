@@ -165,6 +165,7 @@ def models(service: Service) -> APIRouter:
                 ]
             }
 
+        service.check_classes()
         return await _computed(service, request, service.predict, told)
 
     @routes.post(
@@ -274,6 +275,9 @@ def described(service: Service) -> dict[str, Any]:
     """What `/v1/model` answers."""
     engine, settings = service.engine, service.settings
     return {
+        "name": engine.name,
+        "architecture": engine.architecture,
+        "digest": engine.digest,
         "engine": engine.description,
         "num_classes": engine.num_classes,
         "class_names": list(engine.class_names),

@@ -7,7 +7,7 @@ from the truth. Of L layers, H heads, T tokens, K classes and a grid of (gh, gw)
 | tensor | what |
 |---|---|
 | `pixels` | uint8 (C, H, W): the picture as the model gets it |
-| `probabilities` | float32 (K,) |
+| `probabilities` | float32 (K,); absent if the model has no head |
 | `attention`, `attention_scale` | uint8 (L, H, T, T), float32 (L, H, T): each row is a query and sums to 1 |
 | `answer`, `answer_scale` | uint8 (L, H, T), float32 (L, H): the mean row of the tokens that the head reads |
 | `rollout`, `rollout_scale` | uint8 (T, T), float32 (T,): `explain.rollout` of every token |
@@ -17,7 +17,7 @@ from the truth. Of L layers, H heads, T tokens, K classes and a grid of (gh, gw)
 `attention` is as large as all the others are not, so it has a budget. Where all layers do not fit, `carried`
 in the metadata says what does, and `pack_attention` gives that: a layer with its heads, or one head of a
 layer. An engine that cannot be looked into (an exported file) has pixels and probabilities alone, and a
-ResNet class maps too; `missing` says why.
+ResNet class maps too; a model without a head has neither probabilities nor class maps. `missing` says why.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def pack_picture(engine: Engine, pixels: Pixels, budget: int = BUDGET) -> bytes:
         UserError: attention that is not finite.
     """
     picture = torch.from_numpy(pixels)
-    probabilities = engine.probabilities(picture[None])[0]  # (K,)
-    tensors = {"pixels": picture, "probabilities": probabilities}
+    tensors = {"pixels": picture}
+    if engine.num_classes:
+        tensors["probabilities"] = engine.probabilities(picture[None])[0]  # (K,)
     about: dict[str, Any] = {
         "model": engine.description,
         "class_names": list(engine.class_names),
@@ -79,14 +80,19 @@ def pack_picture(engine: Engine, pixels: Pixels, budget: int = BUDGET) -> bytes:
     }
     if isinstance(engine, TorchEngine):
         images = normalized(engine, pixels)
-        top = probabilities.topk(min(EXPLAINED, engine.num_classes)).indices
-        methods = class_methods(engine.model)
-        method = next(name for name in FIRST_METHODS if name in methods)
-        maps = METHODS[method](engine.model, images.expand(len(top), -1, -1, -1), top)  # (n, gh, gw)
-        tensors["heatmaps"] = maps.cpu()
         about["grid"] = list(grid_of(engine.model, images))
-        about["methods"] = methods
-        about["explained"] = {"method": method, "classes": top.tolist()}
+        if engine.num_classes:
+            top = tensors["probabilities"].topk(min(EXPLAINED, engine.num_classes)).indices
+            methods = class_methods(engine.model)
+            method = next(name for name in FIRST_METHODS if name in methods)
+            maps = METHODS[method](engine.model, images.expand(len(top), -1, -1, -1), top)  # (n, gh, gw)
+            tensors["heatmaps"] = maps.cpu()
+            about["methods"] = methods
+            about["explained"] = {"method": method, "classes": top.tolist()}
+        else:
+            about["missing"] = (
+                "This model has no head: it has attention, but no predictions and no class maps."
+            )
         if isinstance(engine.model, VisionTransformer):
             carried = what_fits(engine.model.config, engine.model.grid_of(images), budget)
             tensors |= _all_layers(engine.model, images, carried)
@@ -152,6 +158,7 @@ def pack_heatmap(engine: Engine, pixels: Pixels, method: str, target: int) -> by
         UserError: no such class; a method that is unknown or does not fit the model; an exported file.
     """
     model, images = _looked_into(engine, pixels)
+    engine.check_classes()
     known = class_methods(model)
     if method not in known:
         raise UserError(f"no class map {method!r} of this model; it is one of {', '.join(known)}")

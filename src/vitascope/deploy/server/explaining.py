@@ -50,10 +50,13 @@ def explain(engine: TorchEngine, pixels: Pixels, method: str, target: str | None
         UserError: no such method, or none for this model; no such class; a target for a method that has none.
     """
     check_choice("method", method, METHODS)
-    model = engine.model
-    if method not in methods_for(model):
-        raise UserError(f"{method} reads attention, which this model has not")
-    chosen = METHODS[method]
+    model, chosen = engine.model, METHODS[method]
+    fitting = methods_for(model)
+    if method not in fitting:
+        lacks = "attention" if model.config.gives_classes else "a head"
+        raise UserError(
+            f"{method} needs {lacks}, which this model lacks; methods for it: {', '.join(fitting)}"
+        )
     if target is not None and not chosen.has_target:
         raise UserError(f"{method} shows the same for every class: leave out the target")
     images = engine.preprocess.normalize(torch.from_numpy(pixels)[None]).to(engine.device)  # (1, C, H, W)

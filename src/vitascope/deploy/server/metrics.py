@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+
+if TYPE_CHECKING:
+    from vitascope.deploy.engine import Engine
 
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable that tells prometheus_client where workers keep their numbers for each other."""
@@ -71,8 +75,19 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
+        self.model = Gauge(
+            "vitascope_model_info",
+            "1, labelled by the model that is served.",
+            ["name", "architecture", "digest"],
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
         if SHARED_FOLDER not in os.environ:
             ProcessCollector(registry=self._registry)
+
+    def serves(self, engine: Engine) -> None:
+        """The model is loaded; its digest, which takes a moment, is computed here."""
+        self.model.labels(engine.name, engine.architecture, engine.digest).set(1)
 
     def batch(self, work: str, items: int, queue_seconds: Sequence[float], model_seconds: float) -> None:
         """A batch was computed."""

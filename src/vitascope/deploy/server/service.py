@@ -241,8 +241,10 @@ class Service:
         """Probabilities (K,) of a picture, float32 on the CPU, computed together with others.
 
         Raises:
-            Refusal: 429, there is no room or no time; 504, the deadline passed; 503, no model.
+            Refusal: 429, there is no room or no time; 504, the deadline passed; 503, no model; 501, one
+                without a head.
         """
+        self.check_classes()
         return await self._submit(self._predict, pixels, deadline)
 
     async def embed(self, pixels: Pixels, *, deadline: float) -> Outcome:
@@ -271,6 +273,15 @@ class Service:
         outcome = await self._submit(work, lambda: function(*args), deadline)
         self._alone[kind] = work  # kept only now: what fails may be of a kind that a client made up
         return outcome.value
+
+    def check_classes(self) -> None:
+        """Reject predictions of a model without a head before their pictures are read.
+
+        Raises:
+            Refusal: 501, it has no head; 503, it is not loaded.
+        """
+        if not self.engine.num_classes:
+            raise Refusal(501, "this model has no head, so it predicts no classes; use /v1/embed")
 
     def torch_engine(self) -> Any:
         """The engine, where it is a model in torch, which alone can be looked into: a `TorchEngine`.
@@ -350,8 +361,9 @@ class Service:
         for count in (1, self.settings.max_batch):
             begun = time.perf_counter()
             with _few_threads(engine, count):
-                engine.probabilities(torch.zeros(count, *shape, dtype=torch.uint8))
+                engine.outputs(torch.zeros(count, *shape, dtype=torch.uint8))
         self._predict.learn(time.perf_counter() - begun, count)
+        self.metrics.serves(engine)
         return engine
 
     def _probabilities(self, pictures: list[Pixels]) -> Sequence[torch.Tensor]:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -453,12 +454,21 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def announce(ref: str, settings: Settings, port: socket.socket, token: str | None) -> None:
-    """Say where the server is, and who may use it."""
+    """Print where the server is and who may use it.
+
+    On a terminal the link carries the token, in the fragment, which browsers send to no server. Elsewhere it
+    does not, since output that is redirected is kept in logs.
+    """
     name = f"[{settings.host}]" if ":" in settings.host else settings.host
-    print(f"{ref} at http://{name}:{port.getsockname()[1]} (/docs for its API; Ctrl-C stops it)", flush=True)
+    address = f"http://{name}:{port.getsockname()[1]}"
+    if token is not None and sys.stdout.isatty():
+        address += f"/#token={quote(token, safe='')}"
+    print(f"{ref} at {address} (/docs for its API; Ctrl-C stops it)", flush=True)
     if token is None and not settings.is_loopback:
         print(
-            f"vitascope: anyone who reaches this address may use it; set {TOKEN}", file=sys.stderr, flush=True
+            f"vitascope: anyone who reaches this address may use it; set a token by --token-file or {TOKEN}",
+            file=sys.stderr,
+            flush=True,
         )
 
 

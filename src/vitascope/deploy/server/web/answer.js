@@ -14,7 +14,7 @@ export class Answer {
     this.about = about;
     this.inside = about.inside ?? null;
     this.pixels = tensors.pixels;
-    this.probabilities = tensors.probabilities.data;
+    this.probabilities = tensors.probabilities?.data ?? new Float32Array(0); // none of a model without a head
     this.grid = about.grid ?? null;
     this.tensors = tensors;
     this.parts = new Map(); // "layer" or "layer/head" -> {levels, scales}

@@ -35,7 +35,9 @@ export class Controls {
     at("missing").hidden = !about.missing;
     at("missing").textContent = about.missing ?? "";
     at("modes").hidden = !inside;
+    at("modes").querySelector("[data-mode=class]").hidden = !about.methods;
     if (!inside && answer.grid) change({ mode: "class" });
+    if (!about.methods && view.mode === "class") change({ mode: "attention" });
     for (const name of ["queries", "layer-row", "head-row", "wall-figure"]) at(name).hidden = !inside;
     document.querySelector(".looks").hidden = !answer.grid;
     const methods = Object.entries(about.methods ?? {}).map(([name, title]) => new Option(title, name));

@@ -28,7 +28,7 @@ function act(key, page) {
   }
   const answer = page.answer();
   if (!answer?.grid) return false;
-  if (key === "g") {
+  if (key === "g" && answer.about.methods) {
     change({ mode: "class", method: answer.about.explained.method });
     return true;
   }

@@ -4,7 +4,7 @@ import { Controls } from "./controls.js";
 import { listen } from "./keyboard.js";
 import { Panel } from "./panel.js";
 import { savePng } from "./save.js";
-import { fetchSample, fetchSamples, useToken } from "./server.js";
+import { fetchModel, fetchSample, fetchSamples, takeToken, useToken } from "./server.js";
 import { change, mapOf, onChange, redraw, targetOf, view } from "./view.js";
 import { commandOf, placeOf, titleOf } from "./words.js";
 import { Wall } from "./wall.js";
@@ -17,6 +17,7 @@ const LOADING = 1000; // milliseconds after which a server is asked again whose 
 const panels = [];
 let active = null;
 let samples = [];
+let model = ""; // its name and architecture
 let settled = 0;
 
 const controls = new Controls();
@@ -123,15 +124,17 @@ function firstLayer({ depth, patches_read_last: readLast }) {
 /** The model in a few words. */
 function describe({ about, inside, pixels, grid, probabilities }) {
   const [, H, W] = pixels.shape;
-  const parts = [`${W}×${H} pixels`, `${probabilities.length} classes`];
+  const classes = probabilities.length ? `${probabilities.length} classes` : "no head";
+  const parts = [`${W}×${H} pixels`, classes];
   if (inside) parts.unshift(`${inside.depth} layers × ${inside.heads} heads`, `${grid[0]}×${grid[1]} patches`);
-  return [...parts, about.model].join(" · ");
+  return [model, ...parts, about.model].filter(Boolean).join(" · ");
 }
 
-// Samples, tokens, themes
+// The model, samples, tokens, themes
 
-async function loadSamples() {
+async function load() {
   try {
+    introduce(await fetchModel());
     const listed = await fetchSamples();
     samples = await Promise.all(
       listed.map(async ({ name, title }) => {
@@ -140,15 +143,23 @@ async function loadSamples() {
       }),
     );
   } catch (error) {
-    panels[0].say(error.message, loadSamples);
-    events.refused(error, loadSamples);
-    if (error.status === 503) setTimeout(loadSamples, LOADING);
+    panels[0].say(error.message, load);
+    events.refused(error, load);
+    if (error.status === 503) setTimeout(load, LOADING);
     return;
   }
   for (const panel of panels) {
     panel.say("");
     panel.offer(samples, openSample);
   }
+}
+
+/** Name the model in the title and on the page. */
+function introduce({ name, architecture, digest }) {
+  model = [name, architecture].filter(Boolean).join(" · ");
+  document.title = name ? `${name} – vitascope` : "vitascope: attention explorer";
+  at("model").textContent = model;
+  at("model").title = digest ? `SHA-256 of the weights: ${digest}` : "";
 }
 
 function openSample(panel, name, title) {
@@ -214,5 +225,7 @@ new ResizeObserver(redraw).observe(at("wall-figure"));
 
 onChange(draw);
 listen({ answer: () => active?.answer, controls, open: () => target().input.click(), save, help });
+window.addEventListener("hashchange", () => takeToken() && load()); // a link with a token, in a page that is there
+takeToken();
 addPanel();
-loadSamples();
+load();

@@ -259,6 +259,7 @@ export class Panel {
       item.append(button);
       return item;
     });
+    this.find(".predictions").hidden = !items.length;
     this.find(".predictions").replaceChildren(...items);
   }
 

@@ -10,11 +10,33 @@ export class Refused extends Error {
   }
 }
 
+const KEPT = "vitascope token";
 let token = "";
 
-/** The token that is sent from now on; the page forgets it when it is closed. */
+/** The token that is sent from now on; it is kept for this tab until that is closed. */
 export function useToken(text) {
   token = text;
+  try {
+    sessionStorage.setItem(KEPT, text);
+  } catch {
+    // a browser that forbids storage asks again when the page is loaded again
+  }
+}
+
+/** Take the token of the address, `#token=...`, or else the one that this tab keeps. Nobody sees it there after. */
+export function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given) {
+    history.replaceState(null, "", location.pathname + location.search);
+    useToken(given);
+    return true;
+  }
+  try {
+    token = sessionStorage.getItem(KEPT) ?? token;
+  } catch {
+    // as above
+  }
+  return false;
 }
 
 /** A picture's answer and attention, or one layer's attention where `part` names one. */
@@ -25,6 +47,11 @@ export async function fetchAttention(picture, part = {}, signal) {
 /** The map of a class by a method. */
 export async function fetchHeatmap(picture, method, target) {
   return unpack(await (await post("v1/heatmap", picture, { method, target })).arrayBuffer());
+}
+
+/** The model: its name, architecture and digest, its classes, the server's limits. */
+export async function fetchModel() {
+  return (await ask("v1/model")).json();
 }
 
 /** The names and titles of the samples. */
