@@ -108,7 +108,7 @@ class ExportedEngine(Engine):
         self.preprocess = about.preprocess
         self.class_names = about.class_names
         self.num_classes = about.num_classes
-        self.own_pixels = about.input == "pictures" and about.preprocess.crop_pct != 1
+        self.own_pixels = about.input == "pictures" and not about.preprocess.keeps_own_size
 
     @abstractmethod
     def run(self, pixels: Batch) -> tuple[Answers, Answers]:
