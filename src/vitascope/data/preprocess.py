@@ -242,6 +242,8 @@ class Preprocess:
         if self.resize_to is None:
             if self.resize == "border":
                 raise UserError('resize "border" needs resize_to, a height and a width in pixels')
+            if (self.side_rounding, self.crop_rounding) != ("down", "even"):
+                raise UserError("side_rounding and crop_rounding need resize_to, whose pixels they are about")
             return
         sides = self.resize_to
         is_pair = isinstance(sides, list | tuple) and len(sides) == 2

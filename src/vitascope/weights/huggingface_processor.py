@@ -53,7 +53,7 @@ def published(model_type: str, config: ViTConfig) -> Preprocess:
         channels=config.in_channels,
         resize="crop" if crops else "squash",
         resize_to=(side, side) if crops else None,
-        crop_rounding="down",
+        crop_rounding="down" if crops else "even",
         interpolation="bicubic" if crops else "bilinear",
         mean=_IMAGENET["image_mean"] if imagenet else (0.5,) * config.in_channels,
         std=_IMAGENET["image_std"] if imagenet else (0.5,) * config.in_channels,
