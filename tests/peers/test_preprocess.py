@@ -9,11 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.model import small_model
+from tests.peers.comparison import relative_error
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
+from vitascope.weights.convert import convert
 from vitascope.weights.mapping import Source
-from vitascope.weights.store import FAMILIES
+from vitascope.weights.store import FAMILIES, from_pretrained, load_pretrained, save_pretrained
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")
@@ -196,3 +199,96 @@ def test_facebooks_evaluation(family: str, name: str, options: dict[str, Any], r
         ]
     )
     assert_same(ours, theirs, PICTURES[:10])
+
+
+# --- after convert
+
+
+def own_folder(folder: Path, fit: Preprocess, **options: Any) -> Path:
+    """A model folder of ours, with a head that tells pictures apart."""
+    model = small_model(embed_dim=128, num_heads=2, **options)
+    with torch.no_grad():
+        model.head.weight.normal_()
+    return save_pretrained(model, folder, preprocess=fit)
+
+
+def in_timm(folder: Path) -> tuple[Any, Any]:
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    return model, timm.data.create_transform(**timm.data.resolve_data_config(model=model))
+
+
+def in_transformers(folder: Path) -> tuple[Any, Any]:
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    return (
+        lambda images: model(images).logits,
+        lambda one: processor(one, return_tensors="pt")["pixel_values"][0],
+    )
+
+
+def in_torchvision(folder: Path) -> tuple[Any, Any]:
+    model = torchvision.models.VisionTransformer(32, 8, 3, 2, 128, 512, num_classes=5).eval()
+    model.load_state_dict(torch.load(folder / "model.pth", weights_only=True))
+    presets = torchvision.transforms._presets
+    return model, presets.ImageClassification(crop_size=32, resize_size=37)
+
+
+OPENED = {"timm": in_timm, "huggingface": in_transformers, "torchvision": in_torchvision}
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+RULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "timm, center": ("timm", {"resize_to": (36, 36)}),
+    "timm, squash": ("timm", {"resize": "squash", "resize_to": (35, 35), "interpolation": "bilinear"}),
+    "timm, border": ("timm", {"resize": "border", "resize_to": (32, 32), "side_rounding": "nearest"}),
+    "transformers' ViT": ("huggingface", {"resize": "squash", "interpolation": "bilinear"}),
+    "transformers' BiT": ("huggingface", {"resize_to": (37, 37), "crop_rounding": "down"}),
+    "torchvision": ("torchvision", {"resize_to": (37, 37), "interpolation": "bilinear"}),
+}
+
+
+@pytest.mark.parametrize("case", RULES)
+@torch.no_grad()
+def test_after_convert_the_other_librarys_own_transform_gives_our_logits(case: str, tmp_path: Path) -> None:
+    to, rule = RULES[case]
+    fit = Preprocess(image_size=(32, 32), **IMAGENET, **rule)
+    resample = {"huggingface": "huggingface", "torchvision": "torchvision"}.get(to, "timm")
+    folder = own_folder(tmp_path / "ours", fit, resample=resample)
+    done = convert(folder, tmp_path / "theirs", to=to, images=PICTURES[:2])
+    assert done.prepared is None
+    model, transform = OPENED[to](tmp_path / "theirs")
+    ours = from_pretrained(folder)
+    for one in PICTURES[:2] + PICTURES[6:10]:
+        expected = ours(fit.normalize(torch.from_numpy(fit.pixels(one))[None]))
+        assert relative_error(model(transform(one)[None]), expected) < 1e-5, one.size
+
+
+@pytest.mark.parametrize("to", ["timm", "huggingface"])
+@torch.no_grad()
+def test_convert_tells_how_far_a_rule_that_the_other_library_has_not_changes_its_answers(
+    to: str, tmp_path: Path
+) -> None:
+    fit = Preprocess(image_size=(32, 32), crop_pct=0.875)
+    ours = from_pretrained(own_folder(tmp_path / "ours", fit))
+    done = convert(tmp_path / "ours", tmp_path / "theirs", to=to, images=PICTURES[:2])
+    model, transform = OPENED[to](tmp_path / "theirs")
+    differences = [
+        model(transform(one)[None]) - ours(fit.normalize(torch.from_numpy(fit.pixels(one))[None]))
+        for one in PICTURES[:2]
+    ]
+    assert done.prepared is not None
+    assert done.prepared.logits == pytest.approx(float(torch.cat(differences).abs().max()), rel=1e-3)
+    assert done.prepared.logits > 100 * done.parity.logits
+
+
+def test_what_a_loaded_model_is_saved_with_is_its_librarys_own_preprocessing(tmp_path: Path) -> None:
+    """Without `preprocess=`, which then says mean and std of 0.5 of a model that was trained with others."""
+    peer = timm.create_model(
+        "deit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=64, num_heads=1, depth=1, num_classes=5
+    )
+    timm.models.save_for_hf(peer, tmp_path / "deit")
+    save_pretrained(from_pretrained(tmp_path / "deit"), tmp_path / "ours")
+    found = load_pretrained(tmp_path / "ours").preprocess
+    assert (found.mean, found.std) == (IMAGENET["mean"], IMAGENET["std"])
+    assert found == load_pretrained(tmp_path / "deit").preprocess
+    save_pretrained(from_pretrained(tmp_path / "ours"), tmp_path / "back", format="timm")
+    config = timm.create_model(f"local-dir:{tmp_path / 'back'}", pretrained=True).pretrained_cfg
+    assert (tuple(config["mean"]), config["crop_pct"]) == (IMAGENET["mean"], peer.pretrained_cfg["crop_pct"])
