@@ -667,6 +667,7 @@ def test_older_files_of_processors_are_read(told: dict[str, Any], expected: dict
         ({"size": {"shortest_edge": 64, "longest_edge": 96}}, "bounds both edges"),
         ({"image_mean": [0.1, 0.2]}, "does not fit a model of 3 channels"),
         ({"rescale_factor": 0}, "rescale_factor 0"),
+        ({"do_pad": True, "pad_size": {"height": 256, "width": 256}}, "no padding"),
         ({"image_std": "half"}, "no numbers"),
     ],
 )

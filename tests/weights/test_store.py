@@ -97,7 +97,7 @@ def test_preprocessing_without_one_given_is_that_of_the_model_size(tmp_path: Pat
     assert found.mean == found.std == (0.5,) * channels
 
 
-FIT = Preprocess(image_size=(32, 32), resize_to=(36, 36), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+FIT = Preprocess(image_size=(32, 32), resize="squash", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
 
 
 @pytest.fixture
@@ -129,8 +129,7 @@ def test_a_model_created_from_weights_keeps_their_preprocessing_at_its_size(
     side = image_size or 32
     save_pretrained(model, tmp_path / "new")
     found = load_pretrained(tmp_path / "new").preprocess
-    assert (found.image_size, found.resize_to) == ((side, side), (36 * side // 32, 36 * side // 32))
-    assert (found.mean, found.std) == (FIT.mean, FIT.std)
+    assert found == FIT.at_size((side, side))
 
 
 def test_a_resized_and_a_compressed_model_keep_their_preprocessing(fitted: Path) -> None:
@@ -157,6 +156,14 @@ def test_pictures_far_larger_than_the_model_are_refused_with_both_sizes(
         CheckpointError, match=r"makes pictures of \d+x(20000|513) pixels .* of 32x32, .* 512"
     ):
         load_pretrained(folder)
+
+
+def test_a_processor_of_transformers_is_bounded_by_the_model_too(tmp_path: Path) -> None:
+    save_pretrained(small_model(resample="huggingface"), tmp_path, preprocess=FIT, format="huggingface")
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "size": 20_000}))
+    with pytest.raises(CheckpointError, match=r"20000x20000 pixels for a model of 32x32"):
+        load_pretrained(tmp_path)
 
 
 def test_loaded_model_can_be_trained(folder: Path) -> None:

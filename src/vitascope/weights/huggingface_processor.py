@@ -79,6 +79,10 @@ def read_processor(name: str, told: Mapping[str, Any], model_type: str, config: 
     if kind not in _PROCESSORS:
         raise CheckpointError(f"{name}: {kind}ImageProcessor is none of {', '.join(_PROCESSORS)}")
     values = {**_PROCESSORS[kind], **given}
+    if values.get("do_pad") and values.get("pad_size"):
+        raise CheckpointError(
+            f"{name}: pad_size {values['pad_size']!r}: vitascope has no padding after the crop"
+        )
     if values["resample"] not in list(_RESAMPLE):
         raise CheckpointError(f"{name}: resample {values['resample']!r} is none of {_RESAMPLE}")
     mean, std = _statistics(name, values, config)

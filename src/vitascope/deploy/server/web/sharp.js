@@ -48,7 +48,7 @@ export async function sharpCrop(picture, seen, framing) {
 }
 
 /** `Preprocess.fit`'s part of a picture, in its pixels. */
-function seenBox(width, height, H, W, framing) {
+export function seenBox(width, height, H, W, framing) {
   const { resize, crop_pct: share } = framing;
   if (framing.resize_to) return wholeBox(width, height, H, W, framing);
   if (resize === "squash") {
@@ -68,16 +68,12 @@ function seenBox(width, height, H, W, framing) {
 /** The same by the rule of whole pixels; it may reach beyond the picture, into a border. */
 function wholeBox(width, height, H, W, { resize, resize_to, side_rounding, crop_rounding }) {
   let [rows, columns] = resize_to;
-  if (resize !== "squash") {
-    const scale = (resize === "border" ? Math.min : Math.max)(rows / height, columns / width);
-    const nearest = Math.max(1, Math.round(height * scale));
-    const other = Math.max(1, Math.round(width * scale));
-    const isTall = height * columns > width * rows;
-    const down = side_rounding === "down";
-    const followsWidth = isTall !== (resize === "border");
-    [rows, columns] = followsWidth
-      ? [down ? Math.max(1, Math.floor((height * columns) / width)) : nearest, columns]
-      : [rows, down ? Math.max(1, Math.floor((width * rows) / height)) : other];
+  const round = side_rounding === "down" ? Math.floor : Math.round;
+  const isTall = height * columns > width * rows;
+  if (resize !== "squash" && isTall !== (resize === "border")) {
+    rows = Math.max(1, round((height * columns) / width));
+  } else if (resize !== "squash") {
+    columns = Math.max(1, round((width * rows) / height));
   }
   const offset = (spare) => {
     if (crop_rounding === "down") return Math.floor(spare / 2);
