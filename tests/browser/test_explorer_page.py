@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import socket
 import threading
 import time
@@ -240,6 +241,27 @@ def test_the_sharp_picture_is_where_the_models_pixels_are(visit: Visit) -> None:
     raw = visit.drawing()
     assert sharp != raw
     assert alike(sharp, raw, most=16)
+
+
+def test_the_sharp_picture_follows_the_rule_of_whole_pixels(visit: Visit) -> None:
+    rules: list[dict[str, Any]] = [
+        {"resize_to": (37, 37), "crop_rounding": "down"},
+        {"resize_to": (36, 36)},
+        {"resize_to": (36, 40), "side_rounding": "nearest"},
+        {"resize": "squash", "resize_to": (37, 35)},
+        {"resize": "border", "resize_to": (32, 32), "side_rounding": "nearest"},
+    ]
+    sizes = [(333, 500), (500, 333), (37, 41), (32, 32), (90, 31)]
+    for rule, (height, width) in itertools.product(rules, sizes):
+        fit = Preprocess(image_size=(32, 32), **rule)
+        found = visit.page.evaluate(
+            "async (given) => (await import('/web/sharp.js')).seenBox(...given)",
+            [width, height, 32, 32, fit.to_dict()],
+        )
+        (rows, columns) = fit.resized_hw(height, width)
+        (top, left), (down, across) = fit.crop_offset(rows, columns), (height / rows, width / columns)
+        wanted = {"top": top * down, "left": left * across, "width": 32 * across, "height": 32 * down}
+        assert found == pytest.approx(wanted)
 
 
 def test_dark_and_light_can_be_changed(visit: Visit) -> None:

@@ -387,6 +387,51 @@ def test_at_size_changes_the_size_alone() -> None:
     assert {**other.to_dict(), "image_size": None} == {**fit.to_dict(), "image_size": None}
 
 
+def test_whole_pixels_survive_json_and_grow_with_the_model() -> None:
+    fit = Preprocess(image_size=(224, 224), resize_to=(256, 256), crop_rounding="down")
+    assert Preprocess.from_dict(json.loads(json.dumps(fit.to_dict()))) == fit
+    assert fit.at_size((224, 224)) == fit
+    assert fit.at_size((384, 192)).resize_to == (439, 219)
+
+
+def test_our_own_rule_is_written_as_ever() -> None:
+    """So that older versions read the folders of models that are trained here."""
+    assert set(Preprocess(image_size=(8, 8)).to_dict()) == {
+        *("image_size", "channels", "resize", "crop_pct", "interpolation", "mean", "std", "exif_orientation")
+    }
+
+
+@pytest.mark.parametrize("size", [(333, 500), (500, 333), (97, 31), (40, 40), (41, 40), (8, 90)])
+def test_a_whole_resize_and_a_crop_are_pillows(size: tuple[int, int]) -> None:
+    fit = Preprocess(image_size=(32, 32), resize_to=(41, 41), crop_rounding="down")
+    picture = noise(*size)
+    height, width = (41 * max(side / other, 1) for side, other in (size, size[::-1]))
+    resized = Image.fromarray(picture).resize((int(width), int(height)), Image.Resampling.BICUBIC)
+    left, top = (resized.width - 32) // 2, (resized.height - 32) // 2
+    expected = np.asarray(resized)[top : top + 32, left : left + 32].transpose(2, 0, 1)
+    np.testing.assert_array_equal(fit.pixels(picture), expected)
+
+
+@pytest.mark.parametrize(("crop_rounding", "first"), [("down", 2), ("even", 1)])
+def test_a_border_takes_the_mean_and_the_odd_pixel_goes_where_the_rule_says(
+    crop_rounding: str, first: int
+) -> None:
+    rule = {"resize": "border", "resize_to": (7, 7), "crop_rounding": crop_rounding}
+    fit = Preprocess(image_size=(7, 7), mean=(0.2, 0.4, 0.6), **rule)
+    pixels = fit.pixels(np.full((40, 70, 3), 9, np.uint8))  # 4x7 of 7x7: three rows of border
+    assert fit.border == (51, 102, 153)
+    is_border = (pixels == np.reshape(fit.border, (3, 1, 1))).all(axis=(0, 2))
+    assert is_border.nonzero()[0].tolist() == [*range(first), *range(first + 4, 7)]
+
+
+def test_a_strip_that_a_resize_would_make_huge_is_refused_by_name(tmp_path: Path) -> None:
+    Image.fromarray(noise(1, 2000)).save(tmp_path / "strip.png")
+    fit = Preprocess(image_size=(224, 224), resize_to=(256, 256))
+    with pytest.raises(ImageError, match=r"strip\.png: 1x2000 pixels would be resized to 256x512000"):
+        fit.pixels(tmp_path / "strip.png")
+    assert Preprocess(image_size=(224, 224)).pixels(tmp_path / "strip.png").shape == (3, 224, 224)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -399,6 +444,12 @@ def test_at_size_changes_the_size_alone() -> None:
         ({"crop_pct": 1.2}, "1.2"),
         ({"crop_pct": "most"}, "'most'"),
         ({"mean": 0.5}, "mean is a list of numbers"),
+        ({"resize": "border"}, "needs resize_to"),
+        ({"resize_to": 9}, "a height and a width in whole pixels, not 9"),
+        ({"resize_to": (9, 0)}, "not \\(9, 0\\)"),
+        ({"resize_to": (9, 9), "crop_pct": 0.9}, "exclude each other"),
+        ({"crop_rounding": "down"}, "need resize_to"),
+        ({"resize_to": (9, 9), "side_rounding": "up"}, "unknown side_rounding 'up'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:

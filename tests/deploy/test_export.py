@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +61,13 @@ def telling(model: VisionTransformer) -> VisionTransformer:
     return model
 
 
+# And of each rule of resizing and cropping; by default our own.
+RULES: dict[str, dict[str, Any]] = {
+    "onnx": {"crop_pct": 1.0, "resize_to": (37, 37), "crop_rounding": "down"},
+    "openvino": {"crop_pct": 1.0, "resize": "border", "resize_to": (35, 35), "side_rounding": "nearest"},
+    "torch": {},
+}
+
 NEEDED = {"onnx": ("onnxscript", "onnxruntime"), "openvino": ("openvino",), "torch": ()}
 
 
@@ -84,7 +92,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     for library in NEEDED[kind]:
         pytest.importorskip(library, reason=f"{library} is not installed (vitascope[{kind}])")
     model = MODELS[kind]()
-    fit = fit_for(model.config.in_channels)
+    fit = dataclasses.replace(fit_for(model.config.in_channels), **RULES[kind])
     path = tmp_path_factory.mktemp("export") / f"model{FORMATS[kind].suffix}"
     done = export(model, fit, path, format=kind, images=pictures())
     engine = ProgramEngine(path) if kind == "torch" else open_engine(path, precision="fp32")

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.data import noise
 from tests.model import law
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.resampling import Resize, weights
+from vitascope.deploy.resampling import Resize, WholePixels, weights
 
 sides = st.integers(1, 90)
 
@@ -78,3 +78,49 @@ def test_rows_of_weights_sum_to_one(interpolation: str, size: int, out: int) -> 
     rows = weights(size, torch.tensor(0.0), torch.tensor(float(size)), out, interpolation)
     assert rows.shape == (out, size)
     torch.testing.assert_close(rows.sum(dim=1), torch.ones(out))
+
+
+@law
+@given(
+    size=st.tuples(sides, sides),
+    wanted=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    resize_to=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    resize=st.sampled_from(["crop", "squash", "border"]),
+    side_rounding=st.sampled_from(["down", "nearest"]),
+    crop_rounding=st.sampled_from(["down", "even"]),
+    interpolation=st.sampled_from(["bilinear", "bicubic", "lanczos"]),
+)
+def test_a_resize_to_whole_pixels_and_a_crop_are_pillows_too(
+    size: tuple[int, int], wanted: tuple[int, int], resize_to: tuple[int, int], **rule: str
+) -> None:
+    fit = Preprocess(image_size=wanted, resize_to=resize_to, mean=(0.2, 0.4, 0.6), **rule)
+    assume(fit.resized_hw(*size) == in_integers(fit, *size))
+    assert distance(noise(*size), fit).max() <= 2
+
+
+def in_integers(fit: Preprocess, height: int, width: int) -> tuple[int, ...]:
+    """Without the ties that timm's floats decide the other way."""
+    found = WholePixels(fit).resized_hw(torch.tensor(height), torch.tensor(width))
+    return tuple(int(side) for side in found)
+
+
+def test_the_graph_resizes_photographs_to_the_sizes_that_timm_and_torchvision_do() -> None:
+    generator = np.random.default_rng(0)
+    for resize, side_rounding in (("crop", "down"), ("crop", "nearest"), ("border", "nearest")):
+        sides = (256, 256) if side_rounding == "down" else (256, 192)
+        fit = Preprocess(image_size=(224, 168), resize=resize, resize_to=sides, side_rounding=side_rounding)
+        sizes = generator.integers(1, 5000, (500, 2)).tolist()
+        assert sum(in_integers(fit, *size) != fit.resized_hw(*size) for size in sizes) <= 1
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(333, 500), (500, 333), (37, 41), (99, 131), (35, 1300), (1300, 35)])
+@pytest.mark.parametrize("resize", ["crop", "border"])
+def test_photographs_come_out_of_a_whole_resize_as_pillow_makes_them(
+    size: tuple[int, int], resize: str, interpolation: str
+) -> None:
+    rule = {"resize": resize, "resize_to": (110, 110), "crop_rounding": "down"}
+    fit = Preprocess(image_size=(96, 96), interpolation=interpolation, **rule)
+    apart = distance(noise(*size), fit)
+    assert apart.max() <= 1
+    assert (apart > 0).mean() <= 0.02

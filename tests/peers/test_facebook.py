@@ -451,20 +451,20 @@ def test_shapes_of_dinov3_are_read_as_the_named_models(name: str) -> None:
 def test_preprocessing_is_the_published_one() -> None:
     imagenet = (timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD)
     evaluation = transformers.DeiTImageProcessor()  # 256, then 224, as DeiT and DINO evaluate
-    crop = evaluation.crop_size["height"] / evaluation.size["height"]
+    resized = evaluation.size["height"]
     cases = [
-        (DEIT, named_config("deit_b16"), 224, crop),
-        (DEIT, named_config("deit_b16_distilled", image_size=384), 384, crop),
-        (DEIT, named_config("deit_s16", layer_scale=1e-5, position_prefix=False), 224, 1.0),  # DeiT-III
-        (DINOV2, named_config("dinov2_s14"), 224, crop),
-        (DINOV2, named_config("dinov2_s14_reg"), 224, crop),
-        (DINOV3, named_config("dinov3_s16"), 224, crop),
+        (DEIT, named_config("deit_b16"), 224, resized),
+        (DEIT, named_config("deit_b16_distilled", image_size=384), 384, int(384 / 0.875)),
+        (DEIT, named_config("deit_s16", layer_scale=1e-5, position_prefix=False), 224, 224),  # DeiT-III
+        (DINOV2, named_config("dinov2_s14"), 224, resized),
+        (DINOV2, named_config("dinov2_s14_reg"), 224, resized),
+        (DINOV3, named_config("dinov3_s16"), 224, resized),
     ]
-    for family, config, size, crop_pct in cases:
+    for family, config, size, side in cases:
         found = family.read_preprocess(Source(name="weights.pth", tensors={}), config)
-        assert (found.image_size, found.crop_pct, found.interpolation, found.resize) == (
+        assert (found.image_size, found.resize_to, found.interpolation, found.resize) == (
             (size, size),
-            crop_pct,
+            (side, side),
             "bicubic",
             "crop",
         )

@@ -373,9 +373,12 @@ def test_what_lies_beside_the_image_model_is_left_out(tmp_path: Path) -> None:
         ("vit_jax, opt/target", {"resize": "squash"}),
         ("hybrid, mean", {"resize": "squash"}),
         ("siglip", {"resize": "squash"}),
-        ("big_vision, mean", {"resize": "crop", "crop_pct": 224 / 256}),
-        ("big_vision, positions in the encoder", {"resize": "crop", "crop_pct": 224 / 256}),
-        ("i1k-s16", {"resize": "crop", "crop_pct": 224 / 256}),
+        ("big_vision, mean", {"resize": "crop", "side_rounding": "nearest", "crop_rounding": "down"}),
+        (
+            "big_vision, positions in the encoder",
+            {"resize": "crop", "side_rounding": "nearest", "crop_rounding": "down"},
+        ),
+        ("i1k-s16", {"resize": "crop", "side_rounding": "nearest", "crop_rounding": "down"}),
     ],
 )
 def test_preprocessing_is_that_of_the_code_around(name: str, expected: dict[str, Any]) -> None:
@@ -386,12 +389,14 @@ def test_preprocessing_is_that_of_the_code_around(name: str, expected: dict[str,
     always = {"image_size": layout.image_size(), "interpolation": "bilinear", "mean": half, "std": half}
     for option, value in (always | expected).items():
         assert getattr(preprocess, option) == value, option
+    resized = {round(side * 256 / 224) for side in preprocess.image_size}
+    assert set(preprocess.resize_to or resized) == resized
 
 
 def test_big_vision_crops_384_of_448_and_grey_models_have_one_statistic() -> None:
     source = source_of(Layout(**BIG_VISION, pool="mean", patch=(16, 16), side=24, channels=1))
     preprocess = JAX.read_preprocess(source, JAX.read_config(source))
-    assert (preprocess.image_size, preprocess.crop_pct) == ((384, 384), 384 / 448)
+    assert (preprocess.image_size, preprocess.resize_to) == ((384, 384), (448, 448))
     assert (preprocess.channels, preprocess.mean, preprocess.std) == (1, (0.5,), (0.5,))
 
 

@@ -1,6 +1,7 @@
 """timm's `config.json`: how pictures are prepared, what classes are called, and what timm makes of ours."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from PIL import Image
 
+from tests.data import noise
 from tests.model import law, random_images, small_config, small_model
 from tests.peers.comparison import relative_error
 from tests.peers.timm_models import (
@@ -35,40 +38,46 @@ timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peer
 @pytest.mark.parametrize(
     "preprocess",
     [
-        Preprocess(image_size=(32, 32), crop_pct=0.875, interpolation="bilinear"),
-        Preprocess(
-            image_size=(32, 32), resize="squash", crop_pct=0.9, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)
-        ),
-        Preprocess(image_size=(48, 64), crop_pct=1.0),
-        Preprocess(image_size=(32, 32), channels=1, mean=(0.25,), std=(0.75,), interpolation="lanczos"),
+        Preprocess(image_size=(32, 32), resize_to=(36, 36), interpolation="bilinear"),
+        Preprocess(image_size=(32, 32), resize_to=(33, 33), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)),
+        Preprocess(image_size=(32, 32), resize="squash", resize_to=(35, 35), side_rounding="down"),
+        Preprocess(image_size=(32, 32), resize="squash"),
+        Preprocess(image_size=(48, 64), resize_to=(50, 67), side_rounding="nearest"),
+        Preprocess(image_size=(32, 32), resize="border", resize_to=(32, 32), side_rounding="nearest"),
+        Preprocess(image_size=(32, 32), resize_to=(32, 32), channels=1, mean=(0.25,), std=(0.75,)),
     ],
 )
 def test_timm_prepares_pictures_as_we_do(preprocess: Preprocess, tmp_path: Path) -> None:
     ours = small_model(in_channels=preprocess.channels)
     to_family(TIMM, ours, preprocess, tmp_path)
     peer = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
-    assert timm.data.resolve_data_config(model=peer) == {
-        "input_size": (preprocess.channels, *preprocess.image_size),
-        "interpolation": preprocess.interpolation,
-        "mean": list(preprocess.mean),
-        "std": list(preprocess.std),
-        "crop_pct": preprocess.crop_pct,
-        "crop_mode": "squash" if preprocess.resize == "squash" else "center",
-    }
+    data_config = timm.data.resolve_data_config(model=peer)
+    assert agrees(preprocess, data_config)
+    assert_same_pixels(preprocess, timm.data.create_transform(**data_config))
     assert TIMM.read_preprocess(opened(tmp_path), ours.config) == preprocess
     assert TIMM.read_preprocess(saved(peer, tmp_path / "again"), ours.config) == preprocess
 
 
+def assert_same_pixels(preprocess: Preprocess, transform: Any) -> None:
+    """A picture of odd sides becomes the same normalized tensor."""
+    picture = Image.fromarray(noise(75, 107, preprocess.channels))
+    ours = preprocess.normalize(torch.from_numpy(preprocess.pixels(picture)))
+    torch.testing.assert_close(ours, transform(picture), atol=1e-5, rtol=0)
+
+
 def agrees(preprocess: Preprocess, data_config: dict[str, Any]) -> bool:
+    """Whether these settings of timm's mean this preprocessing, by timm's own rounding."""
+    sides = tuple(math.floor(side / data_config["crop_pct"]) for side in preprocess.image_size)
+    is_whole = preprocess.resize == "squash" and sides == preprocess.image_size
     said = {
         "input_size": (preprocess.channels, *preprocess.image_size),
         "mean": preprocess.mean,
         "std": preprocess.std,
-        "crop_pct": preprocess.crop_pct,
+        "crop_pct": data_config["crop_pct"],
         "interpolation": preprocess.interpolation,
-        "crop_mode": {"crop": "center", "squash": "squash"}[preprocess.resize],
+        "crop_mode": {"crop": "center", "squash": "squash", "border": "border"}[preprocess.resize],
     }
-    return said == {
+    return preprocess.resize_to == (None if is_whole else sides) and said == {
         name: tuple(value) if isinstance(value, list | tuple) else value
         for name, value in data_config.items()
     }
@@ -136,9 +145,16 @@ def test_a_file_without_settings_has_the_preprocessing_of_the_paper(tmp_path: Pa
     )
 
 
-def test_a_crop_that_adds_borders_is_refused() -> None:
-    source = Source(name="x", tensors={}, config={"pretrained_cfg": {"crop_mode": "border"}})
-    with pytest.raises(CheckpointError, match="x: crop_mode 'border' is none of center, squash"):
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"crop_mode": "corner"}, "x: crop_mode 'corner' is none of center, squash, border"),
+        ({"crop_pct": -1}, "x: crop_pct -1 is no positive number"),
+    ],
+)
+def test_crops_that_timm_has_not_are_refused(told: dict[str, Any], reason: str) -> None:
+    source = Source(name="x", tensors={}, config={"pretrained_cfg": told})
+    with pytest.raises(CheckpointError, match=reason):
         TIMM.read_preprocess(source, small_config())
 
 
@@ -170,7 +186,7 @@ def test_a_model_that_sees_pictures_at_another_size_does_so_in_timm(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     ours = small_model(resnet_dialect="timm", **options)
-    preprocess = Preprocess(image_size=(48, 24))
+    preprocess = Preprocess(image_size=(48, 24), resize_to=(48, 24), side_rounding="nearest")
     to_family(TIMM, ours, preprocess, tmp_path)
     peer = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     data_config = timm.data.resolve_data_config(model=peer)

@@ -128,7 +128,7 @@ def test_published_files_are_read_as_the_models_and_preprocessing_that_torchvisi
 
     said, found = weights.transforms(), FAMILY.read_preprocess(source, config)
     assert [size, size] == [*found.image_size] == said.crop_size * 2
-    assert round(size / found.crop_pct) == said.resize_size[0]
+    assert found.resize_to == tuple(said.resize_size * 2)
     assert found.interpolation == said.interpolation.value
     assert (found.mean, found.std, found.resize) == (tuple(said.mean), tuple(said.std), "crop")
 
@@ -136,7 +136,7 @@ def test_published_files_are_read_as_the_models_and_preprocessing_that_torchvisi
 def test_a_file_of_another_name_has_the_plain_preprocessing() -> None:
     config = small_config(image_size=320, patch_size=16)
     found = FAMILY.read_preprocess(Source(name="mine/vit_l_16-mine.pth", tensors={}), config)
-    assert (found.image_size, found.crop_pct, found.interpolation) == ((320, 320), 224 / 256, "bilinear")
+    assert (found.image_size, found.resize_to, found.interpolation) == ((320, 320), (366, 366), "bilinear")
 
 
 @pytest.mark.parametrize(

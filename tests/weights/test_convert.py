@@ -9,18 +9,22 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.model import small_model, small_resnet
+from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.weights.convert import compare, convert
+from vitascope.weights.convert import compare, convert, normalized
 from vitascope.weights.store import CheckpointError, from_pretrained, load_pretrained, save_pretrained
 
 BODY = {"embed_dim": 128, "num_heads": 2}
 
 
 def test_a_conversion_is_bitwise_where_nothing_changes(tmp_path: Path) -> None:
-    save_pretrained(small_model(**BODY), tmp_path / "ours")
+    fit = Preprocess(image_size=(32, 32), resize="squash")
+    save_pretrained(small_model(**BODY), tmp_path / "ours", preprocess=fit)
     done = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
     assert done.source_family == "vitascope"
     assert done.changes == []
+    assert done.prepared is None
+    assert done.on_pictures
     assert done.parity.first is None
     assert done.parity.logits == 0
     assert done.parity.scale > 0
@@ -31,7 +35,6 @@ def test_a_conversion_is_bitwise_where_nothing_changes(tmp_path: Path) -> None:
 def test_what_the_other_library_decides_is_told_and_measured(tmp_path: Path) -> None:
     save_pretrained(small_model(norm_eps=1e-2, **BODY), tmp_path / "ours")
     done = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
-    assert len(done.changes) == 1
     assert "norm_eps 0.01 becomes 1e-06" in done.changes[0]
     assert done.parity.first == "block0"  # the embeddings have no norm
     assert done.parity.logits > 0
@@ -47,7 +50,39 @@ def test_what_the_files_have_no_place_for_is_told(tmp_path: Path) -> None:
         )
     classes, preprocessing = convert(tmp_path / "ours", tmp_path / "bare", to="torchvision").changes
     assert classes == "the names of the 5 classes are not in the files"
-    assert "mean [0.485, 0.456, 0.406], not [0.5, 0.5, 0.5]" in preprocessing
+    assert "mean (0.485, 0.456, 0.406), not (0.5, 0.5, 0.5)" in preprocessing
+
+
+def test_another_preprocessing_is_told_and_measured(tmp_path: Path) -> None:
+    """timm resizes to whole pixels before it crops, which our own rule does not."""
+    model = small_model(**BODY)
+    with torch.no_grad():
+        model.head.weight.normal_()
+    save_pretrained(model, tmp_path / "ours", preprocess=Preprocess(image_size=(32, 32), crop_pct=0.9))
+    done = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
+    [change] = done.changes
+    assert "timm prepares pictures otherwise" in change
+    assert "resize_to (35, 35), not None" in change
+    assert done.parity.first is None  # the same tensors give the same answers
+    assert done.prepared is not None
+    assert done.prepared.logits > 0
+    images = [np.random.default_rng(0).integers(0, 256, (90, 51, 3), dtype=np.uint8)]
+    ours, theirs = load_pretrained(tmp_path / "ours"), load_pretrained(tmp_path / "theirs")
+    again = convert(tmp_path / "ours", tmp_path / "more", to="timm", images=images).prepared
+    logits = [each.model(normalized(each.preprocess, images)) for each in (ours, theirs)]
+    assert again is not None
+    assert again.logits == pytest.approx((logits[0] - logits[1]).abs().max().item(), rel=1e-4)
+
+
+def test_a_model_of_four_channels_is_compared_on_random_tensors(tmp_path: Path) -> None:
+    save_pretrained(small_model(in_channels=4, **BODY), tmp_path / "ours")
+    done = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
+    assert (done.on_pictures, done.parity.first, done.parity.images) == (False, None, 2)
+    assert done.parity.scale > 0
+    with pytest.raises(UserError, match="pictures have 1 or 3 channels, the model has 4"):
+        convert(
+            tmp_path / "ours", tmp_path / "more", to="timm", images=[np.zeros((40, 40, 3), dtype=np.uint8)]
+        )
 
 
 def test_a_revision_is_the_one_converted(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.model import random_images, small_config, small_model
 from vitascope.data.preprocess import Preprocess
+from vitascope.deploy.compress import merge_tokens
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.store import (
@@ -94,6 +95,75 @@ def test_preprocessing_without_one_given_is_that_of_the_model_size(tmp_path: Pat
     found = load_pretrained(tmp_path / "model").preprocess
     assert (found.image_size, found.channels) == ((32, 48), channels)
     assert found.mean == found.std == (0.5,) * channels
+
+
+FIT = Preprocess(image_size=(32, 32), resize="squash", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+
+
+@pytest.fixture
+def fitted(tmp_path: Path) -> Path:
+    """A model folder with a preprocessing that is not the default."""
+    return save_pretrained(named_model(), tmp_path / "fitted", preprocess=FIT)
+
+
+@pytest.mark.parametrize("format", ["vitascope", "timm"])
+def test_a_loaded_model_is_saved_with_its_own_preprocessing(
+    fitted: Path, tmp_path: Path, format: str
+) -> None:
+    model = from_pretrained(fitted)
+    assert model.preprocess == FIT
+    save_pretrained(model, tmp_path / "again", format=format)
+    assert load_pretrained(tmp_path / "again").preprocess == FIT
+    other = Preprocess(image_size=(32, 32), resize="squash")
+    save_pretrained(model, tmp_path / "other", preprocess=other)
+    assert load_pretrained(tmp_path / "other").preprocess == other
+
+
+@pytest.mark.parametrize("image_size", [None, 64])
+def test_a_model_created_from_weights_keeps_their_preprocessing_at_its_size(
+    fitted: Path, tmp_path: Path, image_size: int | None
+) -> None:
+    shape = {name: value for name, value in TINY.items() if name != "image_size"}
+    resized = {} if image_size is None else {"image_size": image_size}
+    model = create_model("vit_ti16", weights=fitted, num_classes=3, **shape, **resized)
+    side = image_size or 32
+    save_pretrained(model, tmp_path / "new")
+    found = load_pretrained(tmp_path / "new").preprocess
+    assert found == FIT.at_size((side, side))
+
+
+def test_a_resized_and_a_compressed_model_keep_their_preprocessing(fitted: Path) -> None:
+    model = from_pretrained(fitted)
+    assert merge_tokens(model, 2).preprocess == FIT
+    model.resize(64)
+    assert model.preprocess == FIT.at_size((64, 64))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"image_size": [20_000, 20_000]},
+        {"resize_to": [20_000, 20_000]},
+        {"image_size": [32, 513], "resize": "squash"},
+    ],
+)
+def test_pictures_far_larger_than_the_model_are_refused_with_both_sizes(
+    folder: Path, values: dict[str, object]
+) -> None:
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    with pytest.raises(
+        CheckpointError, match=r"makes pictures of \d+x(20000|513) pixels .* of 32x32, .* 512"
+    ):
+        load_pretrained(folder)
+
+
+def test_a_processor_of_transformers_is_bounded_by_the_model_too(tmp_path: Path) -> None:
+    save_pretrained(small_model(resample="huggingface"), tmp_path, preprocess=FIT, format="huggingface")
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "size": 20_000}))
+    with pytest.raises(CheckpointError, match=r"20000x20000 pixels for a model of 32x32"):
+        load_pretrained(tmp_path)
 
 
 def test_loaded_model_can_be_trained(folder: Path) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -16,6 +16,9 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
 from vitascope.training.options import MaybeInt
+
+if TYPE_CHECKING:
+    from vitascope.weights.convert import Parity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +34,8 @@ class Convert:
     )
     """Whose format: `deit`, `dinov2` and `dinov3` are the files of their own repositories."""
     images: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PICTURE ...", help_behavior_hint="")] = ()
-    """Pictures to compare the outputs on. Default: two photographs that come with scikit-learn."""
+    """Pictures to compare the outputs on. Default: two photographs that come with scikit-learn, or random
+    tensors for a model of neither 1 nor 3 channels."""
 
     def call(self) -> None:
         """Convert, compare, print."""
@@ -43,15 +47,21 @@ class Convert:
         print(f"from {done.source_family} to {self.to}")
         for change in done.changes:
             print(f"note: {change}")
-        parity = done.parity
-        pictures = "1 picture" if parity.images == 1 else f"{parity.images} pictures"
-        if parity.first is None:
-            print(f"parity: bitwise the same in every layer, on {pictures}")
-            return
-        print(
-            f"parity: outputs differ by at most {parity.logits:.2g} (the largest is {parity.scale:.3g}), on "
-            f"{pictures}; first in {parity.first}, by {parity.first_difference:.2g}"
-        )
+        kind = "picture" if done.on_pictures else "random tensor"
+        inputs = f"{done.parity.images} {kind}{'s' if done.parity.images > 1 else ''}"
+        print(f"parity: {_in_words(done.parity, inputs)}")
+        if done.prepared is not None:
+            print(f"each with its own preprocessing: {_in_words(done.prepared, inputs)}")
+
+
+def _in_words(parity: Parity, inputs: str) -> str:
+    """How far two models' answers to the same inputs lie apart."""
+    if parity.first is None:
+        return f"bitwise the same in every layer, on {inputs}"
+    return (
+        f"outputs differ by at most {parity.logits:.2g} (the largest is {parity.scale:.3g}), on {inputs}; "
+        f"first in {parity.first}, by {parity.first_difference:.2g}"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

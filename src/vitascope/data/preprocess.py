@@ -49,6 +49,9 @@ Pixels: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels."""
 
+MAX_RESIZED = 1 << 26
+"""Most pixels of a picture between resize and crop, 200 MB: a strip of 1x1000 pixels at a height of 256."""
+
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -222,6 +225,9 @@ def by_channel(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor
 class Preprocess:
     """Resize, crop and normalize: everything between a picture and a model's input.
 
+    There are two rules. Models trained here see a centred box, in fractions of a pixel, whose size `crop_pct`
+    sets. Other libraries resize to whole pixels, then crop whole pixels: `resize_to`.
+
     Raises:
         UserError: a size, a share or a name that makes no sense.
     """
@@ -230,10 +236,20 @@ class Preprocess:
     """Height and width of the result, pixels."""
     channels: int = 3
     """3 for RGB, 1 for grey; a model of any other number takes tensors, no pictures."""
-    resize: Literal["crop", "squash"] = "crop"
-    """Keep the proportions and crop the centre, or squash the picture into the model's proportions."""
+    resize: Literal["crop", "squash", "border"] = "crop"
+    """`crop` keeps the proportions and crops the centre, `squash` gives the picture the model's proportions,
+    `border` (with `resize_to` only) keeps the proportions and fills what is left with `mean`."""
     crop_pct: float = 1.0
-    """The share of the resized picture that the crop keeps: of its shorter side, or of both with `squash`."""
+    """The share of the resized picture that the crop keeps: of its shorter side, or of both with `squash`.
+    1 with `resize_to`, which says the same in pixels."""
+    resize_to: tuple[int, int] | None = None
+    """Height and width, in whole pixels, to which a picture is resized before its centre is cropped. With
+    `crop` the resized picture keeps its proportions and covers them, with `border` it fits into them. Where
+    it is smaller than the crop, black is added, with `border` the colour `mean`."""
+    side_rounding: Literal["down", "nearest"] = "down"
+    """With `resize_to`: how the side is rounded that follows from the proportions."""
+    crop_rounding: Literal["down", "even"] = "even"
+    """With `resize_to`: how half a pixel in the crop's offset is rounded, to the lower or the even number."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bicubic"
     """Pillow's filter, antialiased."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -251,7 +267,9 @@ class Preprocess:
             if not (is_list and all(isinstance(value, int | float) for value in values)):
                 raise UserError(f"{name} is a list of numbers, not {values!r}")
             object.__setattr__(self, name, tuple(values))
-        check_choice("resize", self.resize, ("crop", "squash"))
+        check_choice("resize", self.resize, ("crop", "squash", "border"))
+        check_choice("side_rounding", self.side_rounding, ("down", "nearest"))
+        check_choice("crop_rounding", self.crop_rounding, ("down", "even"))
         check_choice("interpolation", self.interpolation, _RESAMPLING)
         if self.channels < 1:
             raise UserError(f"channels must be at least 1, not {self.channels}")
@@ -259,6 +277,34 @@ class Preprocess:
             raise UserError(f"mean {self.mean} and std {self.std} do not fit {self.channels} channels")
         if not (isinstance(self.crop_pct, int | float) and 0 < self.crop_pct <= 1):
             raise UserError(f"crop_pct is a share in (0, 1], not {self.crop_pct!r}")
+        self._check_resize_to()
+
+    def _check_resize_to(self) -> None:
+        """Refuse a rule of whole pixels that is incomplete or contradicts itself."""
+        if self.resize_to is None:
+            if self.resize == "border":
+                raise UserError('resize "border" needs resize_to, a height and a width in pixels')
+            if (self.side_rounding, self.crop_rounding) != ("down", "even"):
+                raise UserError("side_rounding and crop_rounding need resize_to, whose pixels they are about")
+            return
+        sides = self.resize_to
+        is_pair = isinstance(sides, list | tuple) and len(sides) == 2
+        if not (is_pair and all(isinstance(side, int) and side > 0 for side in sides)):
+            raise UserError(f"resize_to is a height and a width in whole pixels, not {sides!r}")
+        if self.crop_pct != 1:
+            raise UserError(f"crop_pct {self.crop_pct} and resize_to {list(sides)} exclude each other")
+        object.__setattr__(self, "resize_to", tuple(sides))
+
+    @property
+    def keeps_own_size(self) -> bool:
+        """Whether a picture of the model's size stays as it is."""
+        return self.crop_pct == 1 and self.resize_to in (None, self.image_size)
+
+    @property
+    def border(self) -> tuple[int, ...]:
+        """The colour beside a picture that is smaller than the crop, in [0, 255] per channel."""
+        is_mean = self.resize == "border"
+        return tuple(round(255 * value) for value in self.mean) if is_mean else (0,) * self.channels
 
     def pixels(self, source: ImageSource) -> Pixels:
         """A picture as uint8 (C, H, W), resized and cropped.
@@ -268,6 +314,13 @@ class Preprocess:
             UserError: a model that takes no pictures.
         """
         image = self._in_colours(read_image(source, exif_orientation=self.exif_orientation))
+        if self.resize_to is not None:
+            height, width = self.resized_hw(image.height, image.width)
+            if height * width > MAX_RESIZED:
+                raise ImageError(
+                    f"{source_name(source)}: {image.height}x{image.width} pixels would be resized to "
+                    f"{height}x{width}, more than {MAX_RESIZED:,} pixels"
+                )
         return _planes(self.fit(image))
 
     def whole_pixels(self, source: ImageSource) -> Pixels:
@@ -334,7 +387,9 @@ class Preprocess:
         return image if image.mode == mode else image.convert(mode)
 
     def fit(self, image: Image.Image) -> Image.Image:
-        """The part of a picture that the model sees, at the model's size. Crop and resize are one step."""
+        """The part of a picture that the model sees, at the model's size, by one of the two rules."""
+        if self.resize_to is not None:
+            return self._cut(image)
         height, width = self.image_size
         left, top = image.width * (1 - self.crop_pct) / 2, image.height * (1 - self.crop_pct) / 2
         box = (left, top, image.width - left, image.height - top)
@@ -345,6 +400,48 @@ class Preprocess:
             box = (max(0.0, left), max(0.0, top), left + seen_width, top + seen_height)
             box = (box[0], box[1], min(box[2], image.width), min(box[3], image.height))
         return self._resized(image, box)
+
+    def _cut(self, image: Image.Image) -> Image.Image:
+        """A picture resized to whole pixels, of which whole pixels are cropped."""
+        height, width = self.resized_hw(image.height, image.width)
+        top, left = self.crop_offset(height, width)
+        resized = image.resize((width, height), _RESAMPLING[self.interpolation])
+        if height >= self.image_size[0] and width >= self.image_size[1]:
+            return resized.crop((left, top, left + self.image_size[1], top + self.image_size[0]))
+        fill = self.border if self.channels > 1 else self.border[0]
+        canvas = Image.new(image.mode, self.image_size[::-1], fill)
+        canvas.paste(resized, (-left, -top))
+        return canvas
+
+    def resized_hw(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of a picture after the resize to `resize_to` and before the crop."""
+        assert self.resize_to is not None, "this rule knows no picture between resize and crop"
+        rows, columns = self.resize_to
+        if self.resize == "squash":
+            return rows, columns
+        if self.side_rounding == "nearest":
+            # In floats, as timm computes it: integers would decide some ties otherwise.
+            closest = max if self.resize == "border" else min
+            ratio = closest(height / rows, width / columns)
+            return max(1, round(height / ratio)), max(1, round(width / ratio))
+        is_tall = height * columns > width * rows
+        if is_tall != (self.resize == "border"):
+            return max(1, height * columns // width), columns
+        return rows, max(1, width * rows // height)
+
+    def crop_offset(self, height: int, width: int) -> tuple[int, int]:
+        """Top and left of the crop in a resized picture; negative where that is smaller than the crop."""
+        return self._offset(height - self.image_size[0]), self._offset(width - self.image_size[1])
+
+    def _offset(self, spare: int) -> int:
+        """Where a crop begins on a side with so many pixels more than it needs.
+
+        Torchvision rounds half a pixel to the even number and puts the odd pixel of a border last;
+        transformers rounds down, which puts the odd pixel of a border first.
+        """
+        if self.crop_rounding == "down":
+            return spare // 2
+        return round(spare / 2) if spare >= 0 else -(-spare // 2)
 
     def _resized(self, image: Image.Image, box: Box) -> Image.Image:
         return image.resize(self.image_size[::-1], _RESAMPLING[self.interpolation], box=box)
@@ -366,6 +463,9 @@ class Preprocess:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for `preprocessor_config.json`."""
         values = dataclasses.asdict(self)
+        if self.resize_to is None:  # then as every version writes it
+            for name in ("resize_to", "side_rounding", "crop_rounding"):
+                del values[name]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
@@ -378,5 +478,12 @@ class Preprocess:
         return cls(**values)
 
     def at_size(self, image_size: tuple[int, int]) -> Preprocess:
-        """The same for another size of model."""
-        return dataclasses.replace(self, image_size=image_size)
+        """The same for another size of model; `resize_to` grows or shrinks with it, to the nearest pixel."""
+        resize_to = self.resize_to
+        if resize_to is not None:
+            rows, columns = (
+                max(1, round(side * new / old))
+                for side, new, old in zip(resize_to, image_size, self.image_size, strict=True)
+            )
+            resize_to = (rows, columns)
+        return dataclasses.replace(self, image_size=image_size, resize_to=resize_to)

@@ -114,7 +114,7 @@ class ExportedEngine(Engine):
         self.class_names = about.class_names
         self.num_classes = about.num_classes
         self.architecture = told_architecture(about.model)
-        self.own_pixels = about.input == "pictures" and about.preprocess.crop_pct != 1
+        self.own_pixels = about.input == "pictures" and not about.preprocess.keeps_own_size
 
     @functools.cached_property
     def digest(self) -> str:

@@ -57,6 +57,8 @@ class Calibration:
 
 def smallest_frame(preprocess: Preprocess) -> Preprocess:
     """What makes pictures of which a graph sees what it sees of the originals, but small enough to keep."""
+    if preprocess.resize_to is not None:
+        return dataclasses.replace(preprocess, image_size=preprocess.resize_to)
     height, width = (round(side / preprocess.crop_pct) for side in preprocess.image_size)
     return dataclasses.replace(preprocess, image_size=(height, width), crop_pct=1.0)
 

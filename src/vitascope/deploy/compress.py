@@ -50,7 +50,7 @@ def merge_tokens(model: Classifier, count: int) -> VisionTransformer:
     """
     options = {"token_merging": count, **({"gradient_checkpointing": False} if count else {})}
     config = vision_transformer(model).config.replace(**options)
-    return with_state(config, model.state_dict(), model.training)
+    return with_state(model, config, model.state_dict(), model.training)
 
 
 def prune(
@@ -85,7 +85,7 @@ def prune(
     for name, channels in watched.items():
         kept = channels.best(config.num_heads if channels.into == "qkv" else config.mlp_dim)
         narrow(state, name, channels, kept)
-    return with_state(config, state, training=False)
+    return with_state(model, config, state, training=False)
 
 
 def pruned_config(config: ViTConfig, num_heads: int | None, mlp_ratio: float | None) -> ViTConfig:
@@ -122,11 +122,14 @@ def vision_transformer(model: Classifier) -> VisionTransformer:
     return model
 
 
-def with_state(config: ViTConfig, state: Mapping[str, Tensor], training: bool) -> VisionTransformer:
-    """A model of these very tensors, without a copy."""
+def with_state(
+    source: Classifier, config: ViTConfig, state: Mapping[str, Tensor], training: bool
+) -> VisionTransformer:
+    """A model of these very tensors, without a copy, and with the preprocessing of its source."""
     with torch.device("meta"):
         model = VisionTransformer(config)
     model.load_state_dict(dict(state), strict=True, assign=True)
+    model.preprocess = source.preprocess
     return model.train(training)
 
 

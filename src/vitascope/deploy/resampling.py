@@ -59,13 +59,18 @@ def weights(size: int, start: Tensor, extent: Tensor, out: int, interpolation: s
         interpolation: Pillow's filter. Its support grows where the axis shrinks, against aliasing.
     """
     step = extent / out
-    centres = start + (torch.arange(out, dtype=torch.float32, device=start.device) + 0.5) * step  # (out,)
+    centres = centres_of(start, extent, out).clamp(0, size)  # beside the picture there is nothing to weigh
     places = torch.arange(size, dtype=torch.float32, device=start.device)  # (size,)
     if interpolation == "nearest":
         return (places == centres.floor()[:, None]).float()
     away = (places + 0.5 - centres[:, None]) / step.clamp(min=1)
     shares = FILTERS[interpolation](away)
     return shares / shares.sum(dim=1, keepdim=True)
+
+
+def centres_of(start: Tensor, extent: Tensor, out: int) -> Tensor:
+    """Where the centres of `out` results lie, in pixels of the axis, float32 (out,)."""
+    return start + (torch.arange(out, dtype=torch.float32, device=start.device) + 0.5) * (extent / out)
 
 
 def whole(values: Tensor) -> Tensor:
@@ -90,30 +95,128 @@ class Resize(nn.Module):
     "nearest" a pixel may be its neighbour, where a centre falls between two.
     """
 
+    border: Tensor
+
     def __init__(self, preprocess: Preprocess) -> None:
         super().__init__()
         self.height, self.width = preprocess.image_size
-        self.crop = preprocess.resize == "crop"
-        self.crop_pct = preprocess.crop_pct
         self.interpolation = preprocess.interpolation
+        self.rule = Fractions(preprocess) if preprocess.resize_to is None else WholePixels(preprocess)
+        border = torch.tensor(preprocess.border, dtype=torch.float32).view(-1, 1, 1)
+        self.register_buffer("border", border, persistent=False)
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Pictures (B, C, H, W) of any size, values in [0, 255], to (B, C, height, width), whole numbers."""
         height, width = pictures.shape[2:]
         rows, columns = (
-            torch.full((), side, dtype=torch.float32, device=pictures.device) for side in (height, width)
+            torch.full((), side, dtype=torch.int64, device=pictures.device) for side in (height, width)
         )
-        seen_rows, seen_columns = self.seen(rows, columns)
-        top, left = (rows - seen_rows) / 2, (columns - seen_columns) / 2
+        (down_to, top, seen_rows), (across_to, left, seen_columns) = self.rule.seen(rows, columns)
         across = weights(width, left, seen_columns, self.width, self.interpolation).T  # (W, width')
         down = weights(height, top, seen_rows, self.height, self.interpolation)  # (height', H)
-        tall = (rows > self.height) & (rows - self.height > 2 * (columns - self.width))
+        tall = (rows > down_to) & (rows - down_to > 2 * (columns - across_to))
         # Both, and one of them taken: OpenVINO 2026.4 computes a branch of the graph wrong at times.
-        return torch.where(tall, rows_first(pictures, across, down), columns_first(pictures, across, down))
+        resized = torch.where(tall, rows_first(pictures, across, down), columns_first(pictures, across, down))
+        if not self.rule.may_exceed:
+            return resized
+        inside = covered(rows, top, seen_rows, self.height)[:, None] & covered(
+            columns, left, seen_columns, self.width
+        )
+        return torch.where(inside, resized, self.border)
 
-    def seen(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Height and width, in pixels, of the part that `Preprocess.fit` takes from the centre."""
-        if not self.crop:
-            return rows * self.crop_pct, columns * self.crop_pct
-        scale = torch.maximum(self.height / rows, self.width / columns) / self.crop_pct
-        return torch.minimum(self.height / scale, rows), torch.minimum(self.width / scale, columns)
+
+Axis = tuple[Tensor, Tensor, Tensor]
+"""Of an axis: pixels of the resized picture, then the start and the extent of what the model sees of the
+original, in its pixels. Each a number ()."""
+
+
+class Fractions:
+    """Our own rule, `Preprocess.crop_pct`: one resize of a centred box."""
+
+    may_exceed = False
+
+    def __init__(self, preprocess: Preprocess) -> None:
+        self.height, self.width = preprocess.image_size
+        self.crop = preprocess.resize == "crop"
+        self.crop_pct = preprocess.crop_pct
+
+    def seen(self, height: Tensor, width: Tensor) -> tuple[Axis, Axis]:
+        """What `Preprocess.fit` takes from the centre of a picture of a height and a width, int64 ()."""
+        rows, columns = height.float(), width.float()
+        if self.crop:
+            scale = torch.maximum(self.height / rows, self.width / columns) / self.crop_pct
+            seen_rows = torch.minimum(self.height / scale, rows)
+            seen_columns = torch.minimum(self.width / scale, columns)
+        else:
+            seen_rows, seen_columns = rows * self.crop_pct, columns * self.crop_pct
+        return (
+            (torch.full_like(height, self.height), (rows - seen_rows) / 2, seen_rows),
+            (torch.full_like(width, self.width), (columns - seen_columns) / 2, seen_columns),
+        )
+
+
+class WholePixels:
+    """Other libraries' rule, `Preprocess.resize_to`: a resize to whole pixels, of which some are cropped.
+
+    Of the resized picture only what the crop keeps is computed.
+    """
+
+    def __init__(self, preprocess: Preprocess) -> None:
+        assert preprocess.resize_to is not None
+        self.height, self.width = preprocess.image_size
+        self.resize = preprocess.resize
+        self.resize_to = preprocess.resize_to
+        self.rounds_down = preprocess.side_rounding == "down"
+        self.crops_down = preprocess.crop_rounding == "down"
+        is_larger = self.height > self.resize_to[0] or self.width > self.resize_to[1]
+        self.may_exceed = is_larger or self.resize == "border"
+
+    def seen(self, height: Tensor, width: Tensor) -> tuple[Axis, Axis]:
+        """What `Preprocess.fit` takes of a picture of a height and a width, int64 ()."""
+        down_to, across_to = self.resized_hw(height, width)
+        return (
+            self.axis(height, down_to, self.height),
+            self.axis(width, across_to, self.width),
+        )
+
+    def axis(self, size: Tensor, resized: Tensor, out: int) -> Axis:
+        """Of an axis of `size` pixels that becomes `resized` long, the `out` pixels in the middle."""
+        step = size.float() / resized.float()
+        half = (resized - out).float() / 2
+        even = torch.where(half >= 0, half.round(), half.ceil())
+        first = half.floor() if self.crops_down else even
+        return resized, first * step, out * step
+
+    def resized_hw(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+        """`Preprocess.resized_hw` in integers: a tie that timm's floats miss is 1 pixel off."""
+        rows, columns = (torch.full_like(height, side) for side in self.resize_to)
+        if self.resize == "squash":
+            return rows, columns
+        is_tall = height * columns > width * rows
+        follows_width = is_tall if self.resize == "crop" else ~is_tall
+        return (
+            torch.where(follows_width, self.scaled(height, columns, width), rows),
+            torch.where(follows_width, columns, self.scaled(width, rows, height)),
+        )
+
+    def scaled(self, side: Tensor, wanted: Tensor, other: Tensor) -> Tensor:
+        """A side where the other one becomes as long as wanted, 1 at least."""
+        quotient, rest = divided(side * wanted, other)
+        if not self.rounds_down:
+            is_odd = quotient - 2 * divided(quotient, torch.full_like(quotient, 2))[0] == 1
+            quotient = quotient + ((2 * rest > other) | ((2 * rest == other) & is_odd)).long()
+        return quotient.clamp(min=1)
+
+
+def divided(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Quotient and rest of positive whole numbers; a runtime that divides them as floats may be 1 off."""
+    quotient = torch.div(a, b, rounding_mode="floor")
+    rest = a - quotient * b
+    quotient = quotient + (rest >= b).long() - (rest < 0).long()
+    return quotient, a - quotient * b
+
+
+def covered(size: Tensor, start: Tensor, extent: Tensor, out: int) -> Tensor:
+    """Which of `out` pixels lie on an axis of `size` pixels, bool (out,); the others are border."""
+    centres = centres_of(start, extent, out)
+    return (centres > 0) & (centres < size)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -238,6 +238,9 @@ class ResNet(nn.Module):
 
     Any H and W are taken. The head starts at zero, as in vit_jax: the first prediction is uniform.
     """
+
+    preprocess: Any = None
+    """The `Preprocess` of a model that was loaded, which `save_pretrained` writes; None for a new model."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,9 @@ class VisionTransformer(nn.Module):
     B images, C colours, N patches, T = N + 1 tokens with the class token (N without, more with registers),
     D = `embed_dim`, K classes. Any H and W that patches tile are taken: positions are interpolated.
     """
+
+    preprocess: Any = None
+    """The `Preprocess` of a model that was loaded, which `save_pretrained` writes; None for a new model."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -129,6 +134,8 @@ class VisionTransformer(nn.Module):
         """Make another image size the model's own: positions are interpolated, for good."""
         self.config = self.config.replace(image_size=image_size)
         self.positions.resize(self.config.grid)
+        if self.preprocess is not None:
+            self.preprocess = self.preprocess.at_size(self.config.image_hw)
 
     def grid_of(self, images: Tensor) -> tuple[int, int]:
         """Rows and columns of patches in images (B, C, H, W).

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +32,7 @@ class Parity:
     first_difference: float
     """The largest difference there."""
     images: int
-    """Pictures compared."""
+    """Inputs compared."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,11 @@ class Conversion:
     changes: list[str]
     """What the other library runs otherwise, in words; empty where nothing."""
     parity: Parity
-    """The written files, loaded again, against the source."""
+    """The written files, loaded again, against the source, on the same tensors."""
+    on_pictures: bool
+    """Whether the tensors are of pictures; they are random for a model of neither 1 nor 3 channels."""
+    prepared: Parity | None
+    """The same where each prepares the pictures by its own rule; None where both have the same rule."""
 
 
 def convert(
@@ -63,7 +68,8 @@ def convert(
         folder: a new or empty folder.
         to: one of `FAMILIES`.
         revision: of a hub id.
-        images: pictures to compare the outputs on; without any, the two photographs in scikit-learn.
+        images: pictures to compare the outputs on; without any, the two photographs in scikit-learn, and
+            two random tensors for a model of neither 1 nor 3 channels.
 
     Raises:
         UserError: an unknown family, a folder with files in it, a model that the family does not have.
@@ -73,48 +79,74 @@ def convert(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is not an empty folder; nothing in it is overwritten, so name a new one")
     loaded = load_pretrained(ref, revision)
-    pixels = load_pixels(
-        loaded.preprocess, as_pictures(images)
-    )  # a picture that cannot be read leaves no folder behind
+    given = as_pictures(images)
+    on_pictures = bool(given) or loaded.preprocess.channels in (1, 3)
+    pictures = given or (sample_photographs() if on_pictures else ())
+    # A picture that cannot be read leaves no folder behind.
+    inputs = normalized(loaded.preprocess, pictures) if on_pictures else random_inputs(loaded.preprocess)
     family = FAMILIES[to]
     files = write_model(loaded.model, folder, loaded.preprocess, family)
     again = load_pretrained(folder, family=to)
     config = loaded.model.config
+    prepared = None
+    if on_pictures and again.preprocess != loaded.preprocess:
+        prepared = compare(loaded.model, again.model, inputs, normalized(again.preprocess, pictures))
     return Conversion(
         source_family=loaded.family,
         files=files,
         changes=(changes(family, config) if isinstance(config, ViTConfig) else []) + lost(loaded, again),
-        parity=compare(loaded.model, again.model, loaded.preprocess.normalize(pixels)),
+        parity=compare(loaded.model, again.model, inputs),
+        on_pictures=on_pictures,
+        prepared=prepared,
     )
 
 
 def lost(source: Loaded, written: Loaded) -> list[str]:
-    """What the files have no place for, in words."""
+    """What the files have no place for, or the other library does otherwise, in words."""
     notes = []
     if source.model.config.class_names != written.model.config.class_names:
         notes.append(f"the names of the {source.model.config.num_classes} classes are not in the files")
-    ours, theirs = source.preprocess.to_dict(), written.preprocess.to_dict()
+    ours, theirs = dataclasses.asdict(source.preprocess), dataclasses.asdict(written.preprocess)
     differing = [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if ours[name] != theirs[name]]
     if differing:
-        notes.append(f"the preprocessing is not in the files; without it, theirs is {', '.join(differing)}")
+        notes.append(f"{written.family} prepares pictures otherwise: {', '.join(differing)}")
     return notes
 
 
-def load_pixels(preprocess: Preprocess, images: Sequence[ImageSource]) -> Tensor:
-    """Pictures as uint8 (B, C, H, W); scikit-learn's two photographs where none are given."""
-    if not images:
-        from sklearn.datasets import load_sample_images
+def sample_photographs() -> Sequence[ImageSource]:
+    """The two in scikit-learn: a temple and a flower, uint8 (427, 640, 3)."""
+    from sklearn.datasets import load_sample_images
 
-        images = load_sample_images().images  # a temple and a flower, (427, 640, 3)
-    return torch.stack([torch.from_numpy(preprocess.pixels(image)) for image in images])
+    photographs: Sequence[ImageSource] = load_sample_images().images
+    return photographs
+
+
+def normalized(preprocess: Preprocess, images: Sequence[ImageSource]) -> Tensor:
+    """Pictures as a model takes them, float32 (B, C, H, W)."""
+    return preprocess.normalize(torch.from_numpy(np.stack([preprocess.pixels(image) for image in images])))
+
+
+def random_inputs(preprocess: Preprocess) -> Tensor:
+    """Two tensors of the normal distribution, the same each time, float32 (2, C, H, W)."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, preprocess.channels, *preprocess.image_size, generator=generator)
 
 
 @torch.inference_mode()
-def compare(model: Classifier, other: Classifier, images: Tensor) -> Parity:
-    """Run two models on the same images (B, C, H, W) and find where they first differ."""
-    trace, theirs = model.trace(images), other.trace(images)
+def compare(model: Classifier, other: Classifier, images: Tensor, others: Tensor | None = None) -> Parity:
+    """Run two models and find where they first differ.
+
+    Args:
+        model: a model.
+        other: one of the same architecture.
+        images: what both are given, (B, C, H, W).
+        others: what the other is given instead; of another size, only the outputs can be compared.
+    """
+    trace, theirs = model.trace(images), other.trace(images if others is None else others)
     differences = {
-        name: float((value - theirs[name]).abs().max()) for name, value in trace.values.items()
+        name: float((value - theirs[name]).abs().max())
+        for name, value in trace.values.items()
+        if value.shape == theirs[name].shape
     }  # in the order of the pass
     first = next((name for name, difference in differences.items() if difference != 0), None)
     return Parity(

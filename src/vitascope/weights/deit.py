@@ -15,7 +15,14 @@ from pathlib import Path
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.mapping import Family, Source, State, Table
-from vitascope.weights.pth import has_timms_body, imagenet, square_side, untold, with_timms_names, write_pth
+from vitascope.weights.pth import (
+    has_timms_body,
+    imagenet,
+    square_side,
+    untold,
+    with_timms_names,
+    write_pth,
+)
 from vitascope.weights.timm_body import BODY, body_options, heads
 
 TABLE: Table = {
@@ -86,7 +93,8 @@ class Deit(Family):
         DeiT-III's commands (README_revenge.md) all say `--eval-crop-ratio 1.0`.
         """
         is_third = config.block.layer_scale is not None
-        return imagenet(config, crop_pct=1.0 if is_third else 0.875)
+        side = int(max(config.image_hw) / (1.0 if is_third else 0.875))
+        return imagenet(config, resize_to=(side, side))
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         """`model.pth`, the state under "model"."""

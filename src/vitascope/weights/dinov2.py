@@ -26,6 +26,7 @@ from vitascope.weights.pth import (
     imagenet,
     not_square,
     shape_of,
+    shorter_side,
     size_for_evaluation,
     square_side,
     unbuildable_gate,
@@ -117,7 +118,8 @@ class Dinov2(Family):
 
         The positions were made for 518 pixels, in the last phase of training; evaluated it was at 224.
         """
-        return imagenet(config, image_size=size_for_evaluation(config), crop_pct=224 / 256)
+        size = size_for_evaluation(config)
+        return imagenet(config, image_size=size, resize_to=shorter_side(size, 224 / 256))
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         """`model.pth`: the state itself, in the names of the hub."""

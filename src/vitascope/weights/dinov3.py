@@ -28,6 +28,7 @@ from vitascope.weights.pth import (
     imagenet,
     not_square,
     shape_of,
+    shorter_side,
     size_for_evaluation,
     unbuildable_gate,
     with_timms_names,
@@ -151,7 +152,8 @@ class Dinov3(Family):
         """
         satellite = "sat493m" in f"{source.name} {source.file}".lower() and config.in_channels == 3
         statistics = _SATELLITE if satellite else {}
-        return imagenet(config, image_size=size_for_evaluation(config), crop_pct=224 / 256, **statistics)
+        size = size_for_evaluation(config)
+        return imagenet(config, image_size=size, resize_to=shorter_side(size, 224 / 256), **statistics)
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         """`model.pth`: the state itself, in the names of the hub."""

@@ -29,6 +29,7 @@ _PROCESSORS: dict[str, dict[str, Any]] = {
     "DeiT": {**_CROP, "size": 256},
     "Bit": {**_CROP, **_CLIP, "size": {"shortest_edge": 224}},
     "DINOv3ViT": {**_SQUASH, **_IMAGENET},
+    "Siglip": {**_SQUASH, "resample": 3},
 }
 _OF_MODEL = {
     "vit": "ViT",
@@ -45,12 +46,15 @@ def published(model_type: str, config: ViTConfig) -> Preprocess:
     """What a model's authors evaluated with, for folders that do not say it."""
     processor = _OF_MODEL[model_type]
     imagenet = processor != "ViT" and config.in_channels == 3
+    crops = processor in ("DeiT", "Bit")
+    side = round(max(config.image_hw) / 0.875)
     return Preprocess(
         image_size=config.image_hw,
         channels=config.in_channels,
-        resize="squash" if processor in ("ViT", "DINOv3ViT") else "crop",
-        crop_pct=0.875 if processor in ("DeiT", "Bit") else 1.0,
-        interpolation="bicubic" if processor in ("DeiT", "Bit") else "bilinear",
+        resize="crop" if crops else "squash",
+        resize_to=(side, side) if crops else None,
+        crop_rounding="down" if crops else "even",
+        interpolation="bicubic" if crops else "bilinear",
         mean=_IMAGENET["image_mean"] if imagenet else (0.5,) * config.in_channels,
         std=_IMAGENET["image_std"] if imagenet else (0.5,) * config.in_channels,
     )
@@ -75,45 +79,48 @@ def read_processor(name: str, told: Mapping[str, Any], model_type: str, config: 
     if kind not in _PROCESSORS:
         raise CheckpointError(f"{name}: {kind}ImageProcessor is none of {', '.join(_PROCESSORS)}")
     values = {**_PROCESSORS[kind], **given}
+    if values.get("do_pad") and values.get("pad_size"):
+        raise CheckpointError(
+            f"{name}: pad_size {values['pad_size']!r}: vitascope has no padding after the crop"
+        )
     if values["resample"] not in list(_RESAMPLE):
         raise CheckpointError(f"{name}: resample {values['resample']!r} is none of {_RESAMPLE}")
     mean, std = _statistics(name, values, config)
-    if kind == "Bit" and isinstance(values["size"], int):
+    if kind in ("Bit", "Siglip") and isinstance(values["size"], int):
         values["size"] = {"shortest_edge": values["size"]}
-    size, resize, crop_pct = _geometry(name, values, config)
     return Preprocess(
-        image_size=size,
+        **_geometry(name, values, config),
         channels=config.in_channels,
-        resize=resize,
-        crop_pct=crop_pct,
         interpolation=_RESAMPLE[values["resample"]],
         mean=mean,
         std=std,
     )
 
 
-def _geometry(
-    name: str, values: Mapping[str, Any], config: ViTConfig
-) -> tuple[tuple[int, int], Literal["crop", "squash"], float]:
-    """Size of the result, how it comes about, and the share that a crop keeps."""
+def _geometry(name: str, values: Mapping[str, Any], config: ViTConfig) -> dict[str, Any]:
+    """How a picture is resized and cropped, as options of `Preprocess`: as their `PilBackend` does it."""
     crop = sides(values.get("crop_size"), name) if values.get("do_center_crop") else None
     if not values["do_resize"]:
         if crop is not None:
             raise CheckpointError(f"{name}: a processor that crops but does not resize")
-        return config.image_hw, "squash", 1.0  # whatever has the right size stays as it is
+        # Whatever has the right size stays as it is.
+        return {"image_size": config.image_hw, "resize": "squash"}
     size = values["size"]
     keeps_proportions = isinstance(size, Mapping) and "shortest_edge" in size
     if keeps_proportions:
+        if size.get("longest_edge"):
+            raise CheckpointError(f"{name}: size {dict(size)} bounds both edges, which vitascope has not")
         size = size["shortest_edge"]
-        crop = crop or sides(size, name)
     whole = sides(size, name)
-    if crop is None:
-        return whole, "squash", 1.0
-    if crop[0] != crop[1] or whole[0] != whole[1] or crop[0] > whole[0]:
-        raise CheckpointError(
-            f"{name}: a crop of {crop[0]}x{crop[1]} out of {whole[0]}x{whole[1]} is no square inside a square"
-        )
-    return crop, "crop" if keeps_proportions else "squash", crop[0] / whole[0]
+    if crop is None and not keeps_proportions:
+        return {"image_size": whole, "resize": "squash"}
+    return {
+        # Without a crop theirs is a picture of any length; a model is given the square in its centre.
+        "image_size": crop or whole,
+        "resize": "crop" if keeps_proportions else "squash",
+        "resize_to": whole,
+        "crop_rounding": "down",
+    }
 
 
 def sides(value: Any, name: str) -> tuple[int, int]:
@@ -162,8 +169,11 @@ def _per_channel(name: str, values: Any, config: ViTConfig) -> tuple[float, ...]
 def written_processor(preprocess: Preprocess) -> dict[str, Any]:
     """A `preprocessor_config.json` that does the same, as ViT's processor, DeiT's or BiT's.
 
+    A crop by our rule of fractions becomes the nearest one of whole pixels; `convert` measures the change.
+
     Raises:
-        CheckpointError: a crop that is not square, which no processor of theirs has for every picture.
+        CheckpointError: a border, or a picture that covers a rectangle which is no square: no processor of
+            theirs has those.
     """
     (height, width), channels = preprocess.image_size, preprocess.channels
     values: dict[str, Any] = {
@@ -173,21 +183,29 @@ def written_processor(preprocess: Preprocess) -> dict[str, Any]:
         "image_std": list(preprocess.std),
         "do_convert_rgb": channels == 3,
     }
+    share = preprocess.crop_pct
+    resized = preprocess.resize_to or (round(height / share), round(width / share))
     if preprocess.resize == "squash":
         size = {"height": height, "width": width}
-        if preprocess.crop_pct == 1:
+        if preprocess.crop_pct == 1 and preprocess.resize_to is None:
             return {"image_processor_type": "ViTImageProcessor", "size": size, **values}
-        whole = {side: round(length / preprocess.crop_pct) for side, length in size.items()}
+        rows, columns = resized
+        whole = {"height": rows, "width": columns}
         cropped = {"size": whole, "do_center_crop": True, "crop_size": size}
         return {"image_processor_type": "DeiTImageProcessor", **cropped, **values}
-    if height != width:
+    if preprocess.resize == "border":
         raise CheckpointError(
-            f"huggingface has no preprocessing that crops to {height}x{width}; "
-            'only a square, or the whole picture: Preprocess(resize="squash")'
+            f"huggingface has no preprocessing that adds a border up to {height}x{width}; "
+            'only a crop, or the whole picture: Preprocess(resize="squash")'
+        )
+    if resized[0] != resized[1]:
+        raise CheckpointError(
+            f"huggingface has no preprocessing that covers {resized[0]}x{resized[1]} and crops "
+            f'{height}x{width}; only a square, or the whole picture: Preprocess(resize="squash")'
         )
     return {
         "image_processor_type": "BitImageProcessor",
-        "size": {"shortest_edge": round(height / preprocess.crop_pct)},
+        "size": {"shortest_edge": resized[0]},
         "do_center_crop": True,
         "crop_size": {"height": height, "width": width},
         **values,

@@ -32,6 +32,7 @@ from vitascope.weights import jax_layout
 from vitascope.weights.files import MAX_TENSORS, CheckpointError
 from vitascope.weights.jax_layout import BLOCK, POSITIONS
 from vitascope.weights.mapping import Family, Source, State, Table
+from vitascope.weights.pth import shorter_side
 from vitascope.weights.writing import settle
 
 _PREFIXES = ("params/img/", "opt/target/", "params/", "")
@@ -145,12 +146,14 @@ class Jax(Family):
         return ViTConfig.from_dict(options | _place_options(source, options["patch_size"]))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
-        """As the code around such files evaluates them."""
+        """As the code around such files evaluates them, with Pillow's filter in place of TensorFlow's."""
         half = (0.5,) * config.in_channels
         options: dict[str, Any] = {"resize": "squash"}
         if source.config.get("resize") != "squash":
+            # big_vision's `resize_small` and `central_crop`: the nearest pixel, then the lower one.
             share = 384 / 448 if config.image_hw == (384, 384) else 224 / 256
-            options = {"resize": "crop", "crop_pct": share}
+            resized = shorter_side(config.image_hw, share)
+            options = {"resize_to": resized, "side_rounding": "nearest", "crop_rounding": "down"}
         return Preprocess(
             image_size=config.image_hw,
             channels=config.in_channels,

@@ -30,6 +30,8 @@ State = dict[str, Tensor]
 
 MAX_BLOCKS = 1_000  # the deepest ViTs have about fifty
 MAX_NUMBERS = 1 << 40  # the largest have about 22 billion
+MAX_ENLARGED = 4  # times the model's side: the largest pictures that it is given, 16 times as many tokens
+SMALL_PICTURE = 512  # the side up to which pictures fit a model of any size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +200,23 @@ def check_claims(source: Source, config: ViTConfig) -> None:
             f"{source.name}: its configuration claims more than any ViT has: over {MAX_BLOCKS} blocks, or "
             f"over {MAX_NUMBERS} tokens or parameters"
         )
+
+
+def check_preprocess(name: str, preprocess: Preprocess, image_size: tuple[int, int]) -> Preprocess:
+    """Refuse pictures far larger than the model's own, which cost gigabytes; returns the preprocessing.
+
+    Raises:
+        CheckpointError: naming the size of the pictures and that of the model.
+    """
+    limit = max(MAX_ENLARGED * max(image_size), SMALL_PICTURE)
+    for rows, columns in (preprocess.image_size, preprocess.resize_to or (0, 0)):
+        if not max(rows, columns) <= limit:  # so that NaN fails too
+            raise CheckpointError(
+                f"{name}: its preprocessing makes pictures of {rows}x{columns} pixels for a model of "
+                f"{image_size[0]}x{image_size[1]}, which gets {limit} a side at most; correct the size in "
+                "its preprocessing settings"
+            )
+    return preprocess
 
 
 def joined(stored: Stored, source: Source) -> Tensor | None:

@@ -36,13 +36,22 @@ _TIMMS_NAMES = {
 
 
 def imagenet(config: ViTConfig, **options: Any) -> Preprocess:
-    """A preprocessing with ImageNet's statistics; a model of other than 3 channels has a half of each."""
+    """A preprocessing with ImageNet's statistics; a model of other than 3 channels has a half of each.
+
+    Torchvision's transforms do it, on pictures of Pillow's: a resize of the shorter side, then a crop.
+    """
     half = (0.5,) * config.in_channels
     known = config.in_channels == 3
     statistics = {"mean": IMAGENET_MEAN if known else half, "std": IMAGENET_STD if known else half}
     return Preprocess(
         **{"image_size": config.image_hw, "channels": config.in_channels, **statistics, **options}
     )
+
+
+def shorter_side(image_size: tuple[int, int], share: float) -> tuple[int, int]:
+    """`resize_to` for a crop of `image_size` that keeps a share of the shorter side."""
+    side = round(max(image_size) / share)
+    return side, side
 
 
 def size_for_evaluation(config: ViTConfig) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from vitascope.weights.dinov3 import Dinov3
 from vitascope.weights.files import CheckpointError, refusal
 from vitascope.weights.huggingface import HuggingFace
 from vitascope.weights.jax import Jax
-from vitascope.weights.mapping import Family, Source, from_family, refuse, to_family
+from vitascope.weights.mapping import Family, Source, check_preprocess, from_family, refuse, to_family
 from vitascope.weights.own import (
     MODEL_TYPE,
     Vitascope,
@@ -96,12 +96,22 @@ def load_pretrained(
     found = read_config(source, kind) if config is None else config
     if isinstance(found, ResNetConfig):
         resnet = read_resnet(source, found)
-        return Loaded(resnet.eval().float(), read_preprocess(source), kind.name)
+        return ready(resnet, read_preprocess(source), source.name, kind)
     state = from_family(kind, source, found)
     with torch.device("meta"):
         model = VisionTransformer(found)
     model.load_state_dict(state, strict=True, assign=True)
-    return Loaded(model.eval().float(), kind.read_preprocess(source, found), kind.name)
+    return ready(model, kind.read_preprocess(source, found), source.name, kind)
+
+
+def ready(model: Classifier, preprocess: Preprocess, name: str, family: Family) -> Loaded:
+    """A model that carries its preprocessing, ready to answer.
+
+    Raises:
+        CheckpointError: pictures far larger than the model's own.
+    """
+    model.preprocess = check_preprocess(name, preprocess, model.config.image_hw)
+    return Loaded(model.eval().float(), preprocess, family.name)
 
 
 def pretrained_config(ref: str | os.PathLike[str]) -> ModelConfig:
@@ -157,15 +167,23 @@ def save_pretrained(
 
     What a folder held under the same names is replaced, and never mixed with the new: an interruption leaves
     the old, the new, or a folder that is refused. Parameters keep their dtype, but for bfloat16 in an `.npz`,
-    which has none: float32. Without `preprocess`, a plain one of the model's size is written: centre
-    crop, mean and std of 0.5.
+    which has none: float32.
+
+    Args:
+        model: the model.
+        folder: where to.
+        preprocess: the preprocessing that it was trained with. None takes the one that a model carries since
+            it was loaded, or for a new model a plain one of its size: centre crop, mean and std of 0.5.
+        format: one of `FAMILIES`. The preprocessing is written as near as the other library has it, which
+            `vitascope convert` measures.
 
     Raises:
         UserError: an unknown format; a model that the other library does not have; weights that cannot be
             written, or in whose folder others would be read instead.
     """
     check_choice("format", format, FAMILIES)
-    write_model(model, Path(folder), preprocess or default_preprocess(model.config), FAMILIES[format])
+    carried = preprocess or model.preprocess or default_preprocess(model.config)
+    write_model(model, Path(folder), carried, FAMILIES[format])
     return Path(folder)
 
 
@@ -190,7 +208,8 @@ def create_model(name: str, *, weights: str | os.PathLike[str] | None = None, **
         weights: a MODEL argument to start from. What the name does not say follows the weights (the epsilon
             of norms, say); positions are interpolated to another `image_size`, and the head is taken over
             where its classes are the same, or unnamed and as many. One logged line tells what was loaded,
-            left out and initialized. None initializes at random.
+            left out and initialized. The model keeps the weights' preprocessing, at its own size. None
+            initializes at random.
         **overrides: options of `ViTConfig`, or for a ResNet of `ResNetConfig`.
 
     Raises:
@@ -202,6 +221,8 @@ def create_model(name: str, *, weights: str | os.PathLike[str] | None = None, **
     source = from_pretrained(weights)
     model = build(adapted(source.config, name, str(weights), overrides))
     log.warning("%s: %s", weights, "; ".join(transfer(source, model, str(weights))))
+    resized = "image_size" in overrides
+    model.preprocess = source.preprocess.at_size(model.config.image_hw) if resized else source.preprocess
     return model
 
 

@@ -15,7 +15,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
@@ -23,7 +23,14 @@ from vitascope.model.config import ViTConfig
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Family, Source, State, Table
 from vitascope.weights.timm_body import BODY, GIVE_CONFIG, body_options, heads, place_options
-from vitascope.weights.timm_settings import ARCHITECTURES, POOLS, only_one_of, settings
+from vitascope.weights.timm_settings import (
+    ARCHITECTURES,
+    CROP_MODES,
+    POOLS,
+    only_one_of,
+    read_rule,
+    settings,
+)
 from vitascope.weights.writing import write_json, write_safetensors
 
 ATTENTION_POOL: Table = {"pool.query": "attn_pool.latent", "pool.*": "attn_pool.*"}
@@ -71,7 +78,6 @@ _UNSAID: dict[str, Any] = {
     "crop_mode": "center",
 }
 _VIT: dict[str, Any] = _UNSAID | {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "crop_pct": 0.9}
-_CROPS: dict[str, Literal["crop", "squash"]] = {"center": "crop", "squash": "squash"}
 
 
 class Timm(Family):
@@ -169,16 +175,20 @@ class Timm(Family):
         """From `pretrained_cfg`."""
         said = {key: value for key, value in _pretrained(source).items() if value}
         told = (_UNSAID if source.config else _VIT) | said
-        if told["crop_mode"] not in list(_CROPS):
+        if told["crop_mode"] not in list(CROP_MODES):
             raise CheckpointError(
-                f"{source.name}: crop_mode {told['crop_mode']!r} is none of {', '.join(_CROPS)}"
+                f"{source.name}: crop_mode {told['crop_mode']!r} is none of {', '.join(CROP_MODES)}"
             )
+        if not (isinstance(told["crop_pct"], int | float) and told["crop_pct"] > 0):
+            raise CheckpointError(f"{source.name}: crop_pct {told['crop_pct']!r} is no positive number")
         is_resizable = _section(source, "model_args").get("dynamic_img_size")
+        image_size = (_input_hw(source) if is_resizable else None) or config.image_hw
+        if not all(isinstance(side, int) for side in image_size):
+            raise CheckpointError(f"{source.name}: input_size {image_size!r} is no height and width")
         return Preprocess(
-            image_size=(_input_hw(source) if is_resizable else None) or config.image_hw,
+            image_size=image_size,
             channels=config.in_channels,
-            resize=_CROPS[told["crop_mode"]],
-            crop_pct=told["crop_pct"],
+            **read_rule(image_size, told["crop_pct"], told["crop_mode"]),
             interpolation=told["interpolation"],
             mean=_per_channel(source, told["mean"], config.in_channels),
             std=_per_channel(source, told["std"], config.in_channels),

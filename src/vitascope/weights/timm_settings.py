@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Literal
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
@@ -17,6 +18,46 @@ ARCHITECTURES = {
     (): "vit_tiny_r_s16_p8_224",
 }
 """The hybrids by the layers of their ResNet."""
+
+
+CROP_MODES: dict[str, Literal["crop", "squash", "border"]] = {
+    "center": "crop",
+    "squash": "squash",
+    "border": "border",
+}
+"""timm's `crop_mode`, and what we call it."""
+
+
+def read_rule(image_size: tuple[int, int], crop_pct: float, crop_mode: str) -> dict[str, Any]:
+    """How timm's `transforms_imagenet_eval` resizes and crops, as options of `Preprocess`."""
+    height, width = (math.floor(side / crop_pct) for side in image_size)
+    resize = CROP_MODES[crop_mode]
+    if resize == "squash" and (height, width) == image_size:
+        return {"resize": resize}
+    # A square is torchvision's to resize, anything else timm's own `ResizeKeepRatio`.
+    is_own = resize == "border" or height != width
+    return {
+        "resize": resize,
+        "resize_to": (height, width),
+        "side_rounding": "nearest" if is_own else "down",
+        "crop_rounding": "even",
+    }
+
+
+def written_crop_pct(preprocess: Preprocess) -> float:
+    """The shortest `crop_pct` of which timm makes our `resize_to`, or the nearest to it."""
+    if preprocess.resize_to is None:
+        return preprocess.crop_pct
+    sides = list(zip(preprocess.image_size, preprocess.resize_to, strict=True))
+    shares = (
+        round(sides[0][0] / (sides[0][1] + extra), digits) for digits in range(1, 8) for extra in (0, 0.5)
+    )
+    fitting = (
+        share
+        for share in shares
+        if share > 0 and all(math.floor(side / share) == resized for side, resized in sides)
+    )
+    return next(fitting, sides[0][0] / sides[0][1])
 
 
 def only_one_of(config: ViTConfig) -> list[str]:
@@ -96,8 +137,8 @@ def _pretrained(config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
         # At another size than the model's own, positions are interpolated in each forward pass.
         "fixed_input_size": preprocess.image_size == config.image_hw,
         "interpolation": preprocess.interpolation,
-        "crop_pct": preprocess.crop_pct,
-        "crop_mode": "squash" if preprocess.resize == "squash" else "center",
+        "crop_pct": written_crop_pct(preprocess),
+        "crop_mode": {ours: theirs for theirs, ours in CROP_MODES.items()}[preprocess.resize],
         "mean": list(preprocess.mean),
         "std": list(preprocess.std),
         "num_classes": config.num_classes if config.readout.head != "none" else 0,

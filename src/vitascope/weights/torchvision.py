@@ -20,7 +20,15 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Family, Source, State, Table
-from vitascope.weights.pth import imagenet, not_square, shape_of, square_side, untold, write_pth
+from vitascope.weights.pth import (
+    imagenet,
+    not_square,
+    shape_of,
+    shorter_side,
+    square_side,
+    untold,
+    write_pth,
+)
 from vitascope.weights.timm_body import heads
 
 _LAYER = "encoder.layers.encoder_layer_{i}."
@@ -123,8 +131,8 @@ class Torchvision(Family):
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """That of the published file of this name; of another, that of the plain weights."""
         file = f"{source.name} {source.file}"
-        crop_pct, interpolation = next((how for stem, how in _PUBLISHED.items() if stem in file), _PLAIN)
-        return imagenet(config, crop_pct=crop_pct, interpolation=interpolation)
+        share, interpolation = next((how for stem, how in _PUBLISHED.items() if stem in file), _PLAIN)
+        return imagenet(config, resize_to=shorter_side(config.image_hw, share), interpolation=interpolation)
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         """`model.pth`: the state itself."""

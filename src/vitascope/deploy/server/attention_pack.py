@@ -72,11 +72,7 @@ def pack_picture(engine: Engine, pixels: Pixels, budget: int = BUDGET) -> bytes:
     about: dict[str, Any] = {
         "model": engine.description,
         "class_names": list(engine.class_names),
-        "framing": {
-            "resize": engine.preprocess.resize,
-            "crop_pct": engine.preprocess.crop_pct,
-            "exif_orientation": engine.preprocess.exif_orientation,
-        },
+        "framing": {**engine.preprocess.to_dict(), "border": list(engine.preprocess.border)},
     }
     if isinstance(engine, TorchEngine):
         images = normalized(engine, pixels)

@@ -35,8 +35,12 @@ export async function sharpCrop(picture, seen, framing) {
   if (zoom <= 1) return null;
   const canvas = newCanvas(Math.round(W * zoom), Math.round(H * zoom));
   const context = canvas.getContext("2d", { willReadFrequently: true });
-  context.fillStyle = "white"; // as preprocess.py lays transparency over white
+  const [red, green = red, blue = red] = framing.border;
+  context.fillStyle = `rgb(${red} ${green} ${blue})`;
   context.fillRect(0, 0, canvas.width, canvas.height);
+  const [x, y] = [-box.left * (canvas.width / box.width), -box.top * (canvas.height / box.height)];
+  context.fillStyle = "white"; // as preprocess.py lays transparency over white
+  context.fillRect(x, y, bitmap.width * (canvas.width / box.width), bitmap.height * (canvas.height / box.height));
   context.imageSmoothingQuality = "high";
   context.drawImage(bitmap, box.left, box.top, box.width, box.height, 0, 0, canvas.width, canvas.height);
   if (C === 1) toGrey(context);
@@ -44,7 +48,9 @@ export async function sharpCrop(picture, seen, framing) {
 }
 
 /** `Preprocess.fit`'s part of a picture, in its pixels. */
-function seenBox(width, height, H, W, { resize, crop_pct: share }) {
+export function seenBox(width, height, H, W, framing) {
+  const { resize, crop_pct: share } = framing;
+  if (framing.resize_to) return wholeBox(width, height, H, W, framing);
   if (resize === "squash") {
     const [left, top] = [(width * (1 - share)) / 2, (height * (1 - share)) / 2];
     return { left, top, width: width - 2 * left, height: height - 2 * top };
@@ -56,6 +62,29 @@ function seenBox(width, height, H, W, { resize, crop_pct: share }) {
     top: (height - seenHeight) / 2,
     width: seenWidth,
     height: seenHeight,
+  };
+}
+
+/** The same by the rule of whole pixels; it may reach beyond the picture, into a border. */
+function wholeBox(width, height, H, W, { resize, resize_to, side_rounding, crop_rounding }) {
+  let [rows, columns] = resize_to;
+  const round = side_rounding === "down" ? Math.floor : Math.round;
+  const isTall = height * columns > width * rows;
+  if (resize !== "squash" && isTall !== (resize === "border")) {
+    rows = Math.max(1, round((height * columns) / width));
+  } else if (resize !== "squash") {
+    columns = Math.max(1, round((width * rows) / height));
+  }
+  const offset = (spare) => {
+    if (crop_rounding === "down") return Math.floor(spare / 2);
+    return spare > 0 && spare % 2 ? 2 * Math.round(spare / 4) : Math.ceil(spare / 2);
+  };
+  const [down, across] = [height / rows, width / columns];
+  return {
+    left: offset(columns - W) * across,
+    top: offset(rows - H) * down,
+    width: W * across,
+    height: H * down,
   };
 }
 

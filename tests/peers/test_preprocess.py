@@ -1,0 +1,294 @@
+"""Pictures come out of our preprocessing as out of each library's own, pixel by pixel (with Pillow)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.model import small_model
+from tests.peers.comparison import relative_error
+from vitascope.data.preprocess import Preprocess
+from vitascope.model.config import ViTConfig
+from vitascope.model.sizes import named_config
+from vitascope.weights.convert import convert
+from vitascope.weights.mapping import Source
+from vitascope.weights.store import FAMILIES, from_pretrained, load_pretrained, save_pretrained
+
+timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
+torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed (vitascope[peers])")
+
+SIZES = [
+    *((333, 500), (500, 333), (224, 224), (224, 225), (225, 224), (223, 224), (41, 37), (37, 41)),
+    *((100, 1000), (301, 77), (256, 256), (257, 256), (255, 258), (480, 640), (97, 97), (127, 129)),
+    *((1, 1), (3, 2), (64, 63), (511, 250)),
+]
+"""Height and width: photographs' and odd ones."""
+
+
+def picture(height: int, width: int) -> Image.Image:
+    """A gradient under noise: a shift by a pixel shows, and so does another filter."""
+    noise = np.random.default_rng(height * 1000 + width).integers(0, 120, (height, width, 3))
+    down, across = np.linspace(0, 100, height)[:, None, None], np.linspace(0, 35, width)[None, :, None]
+    return Image.fromarray((noise + down + across).astype(np.uint8))
+
+
+PICTURES = [picture(*size) for size in SIZES]
+
+
+def assert_same(ours: Preprocess, theirs: Any, pictures: list[Image.Image] = PICTURES) -> None:
+    """`theirs` makes normalized tensors (C, H, W) of a picture; in levels of 256 none differs."""
+    std = torch.tensor(ours.std).view(-1, 1, 1)
+    for one in pictures:
+        found, expected = ours.normalize(torch.from_numpy(ours.pixels(one))), theirs(one)
+        assert found.shape == expected.shape, one.size
+        levels = (found - expected).abs() * 255 * std
+        assert levels.max() < 0.01, (one.size, levels.max())  # float rounding; the smallest step is 1
+
+
+# --- timm
+
+
+def read_timm(told: dict[str, Any], **options: Any) -> Preprocess:
+    size = told["input_size"][1:]
+    config = ViTConfig.from_dict({"image_size": size, "patch_size": size, **options})
+    return FAMILIES["timm"].read_preprocess(
+        Source(name="x", tensors={}, config={"architecture": "vit_base", "pretrained_cfg": told}), config
+    )
+
+
+def timm_transform(told: dict[str, Any]) -> Any:
+    return timm.data.create_transform(**timm.data.resolve_data_config(pretrained_cfg=told))
+
+
+@pytest.mark.parametrize("mode", ["center", "squash", "border"])
+@pytest.mark.parametrize("crop_pct", [0.875, 0.9, 0.95, 1.0])
+@pytest.mark.parametrize("size", [(96, 96), (64, 80), (90, 56)])
+def test_timms_transform(size: tuple[int, int], crop_pct: float, mode: str) -> None:
+    told = {
+        "input_size": (3, *size),
+        "crop_pct": crop_pct,
+        "crop_mode": mode,
+        "interpolation": "bicubic",
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+    }
+    # A side that would round to nothing is an error in timm.
+    pictures = [one for one in PICTURES if mode != "border" or min(one.size) * 50 > max(one.size)]
+    assert_same(read_timm(told), timm_transform(told), pictures)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+def test_timms_filters(interpolation: str) -> None:
+    told = {"input_size": (3, 96, 96), "crop_pct": 0.9, "interpolation": interpolation}
+    assert_same(read_timm(told), timm_transform(told))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deit_base_patch16_224.fb_in1k",
+        "vit_base_patch14_dinov2.lvd142m",
+        "vit_base_patch16_siglip_224.webli",
+        "vit_base_patch16_224.augreg_in21k",
+        "vit_base_patch16_clip_384.laion2b_ft_in12k_in1k",
+    ],
+)
+def test_published_models_of_timm(name: str) -> None:
+    told = timm.get_pretrained_cfg(name).to_dict()
+    assert_same(read_timm(told), timm_transform(told), PICTURES[:8])
+
+
+def test_a_strip_a_thousand_times_as_long_as_high() -> None:
+    told = {"input_size": (3, 224, 224), "crop_pct": 0.875}
+    assert_same(read_timm(told), timm_transform(told), [picture(1, 1000)])
+
+
+# --- transformers, on its PIL backend
+
+
+def read_processor(folder: Path, kind: str, **options: Any) -> Preprocess:
+    told = json.loads((folder / "preprocessor_config.json").read_text())
+    config = ViTConfig.from_dict({"image_size": 224, "patch_size": 14, **options})
+    source = Source(name="x", tensors={}, config={"model_type": kind}, preprocessor=told)
+    return FAMILIES["huggingface"].read_preprocess(source, config)
+
+
+PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "vit": ("vit", "ViTImageProcessorPil", {}),
+    "vit, oblong": ("vit", "ViTImageProcessorPil", {"size": {"height": 96, "width": 70}, "resample": 3}),
+    "vit, lanczos": ("vit", "ViTImageProcessorPil", {"resample": 1}),
+    "vit, nearest": ("vit", "ViTImageProcessorPil", {"resample": 0}),
+    "deit": ("deit", "DeiTImageProcessorPil", {}),
+    "deit, odd": (
+        "deit",
+        "DeiTImageProcessorPil",
+        {"size": {"height": 101, "width": 115}, "crop_size": {"height": 96, "width": 96}},
+    ),
+    "dinov2": ("dinov2", "BitImageProcessorPil", {"size": {"shortest_edge": 256}}),
+    "bit": ("dinov2", "BitImageProcessorPil", {}),
+    "bit, odd": (
+        "dinov2",
+        "BitImageProcessorPil",
+        {"size": {"shortest_edge": 75}, "crop_size": {"height": 70, "width": 42}},
+    ),
+    "bit, a crop beyond the picture": (
+        "dinov2",
+        "BitImageProcessorPil",
+        {"size": {"shortest_edge": 75}, "crop_size": {"height": 98, "width": 84}},
+    ),
+    "siglip": ("vit", "SiglipImageProcessorPil", {}),
+}
+
+
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_transformers_processors(case: str, tmp_path: Path) -> None:
+    kind, name, options = PROCESSORS[case]
+    processor = getattr(transformers, name)(**options)
+    processor.save_pretrained(tmp_path)
+    automatic = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    assert_same(
+        read_processor(tmp_path, kind),
+        lambda one: automatic(one, return_tensors="pt")["pixel_values"][0],
+        [one for one in PICTURES if min(one.size) > 3],  # theirs cannot tell channels from pixels below
+    )
+
+
+# --- torchvision, and facebook's repositories, which use its transforms
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        *torchvision.models.ViT_B_16_Weights,
+        torchvision.models.ViT_L_16_Weights.IMAGENET1K_V1,
+        torchvision.models.ViT_L_32_Weights.IMAGENET1K_V1,
+    ],
+    ids=str,
+)
+def test_torchvisions_presets(weights: Any) -> None:
+    name, size = str(weights).split("_Weights")[0].lower(), weights.meta["min_size"][0]
+    config = named_config("vit_" + name.removeprefix("vit_").replace("_", ""), image_size=size)
+    source = Source(name=f"torchvision/{name}", file=weights.url.rsplit("/")[-1], tensors={})
+    assert_same(FAMILIES["torchvision"].read_preprocess(source, config), weights.transforms(), PICTURES[:10])
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "options", "resized"),
+    [
+        ("deit", "deit_s16", {}, 256),
+        ("deit", "deit_s16", {"image_size": 384}, 438),
+        ("dinov2", "dinov2_s14", {}, 256),
+        ("dinov3", "dinov3_s16", {}, 256),
+    ],
+)
+def test_facebooks_evaluation(family: str, name: str, options: dict[str, Any], resized: int) -> None:
+    """A resize of the shorter side and a crop, as their code composes them of torchvision's transforms."""
+    ours = FAMILIES[family].read_preprocess(Source(name="x", tensors={}), named_config(name, **options))
+    transforms = torchvision.transforms
+    theirs = transforms.Compose(
+        [
+            transforms.Resize(resized, interpolation=transforms.InterpolationMode.BICUBIC),
+            transforms.CenterCrop(ours.image_size),
+            transforms.ToTensor(),
+            transforms.Normalize(ours.mean, ours.std),
+        ]
+    )
+    assert_same(ours, theirs, PICTURES[:10])
+
+
+# --- after convert
+
+
+def own_folder(folder: Path, fit: Preprocess, **options: Any) -> Path:
+    """A model folder of ours, with a head that tells pictures apart."""
+    model = small_model(embed_dim=128, num_heads=2, **options)
+    with torch.no_grad():
+        model.head.weight.normal_()
+    return save_pretrained(model, folder, preprocess=fit)
+
+
+def in_timm(folder: Path) -> tuple[Any, Any]:
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    return model, timm.data.create_transform(**timm.data.resolve_data_config(model=model))
+
+
+def in_transformers(folder: Path) -> tuple[Any, Any]:
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    return (
+        lambda images: model(images).logits,
+        lambda one: processor(one, return_tensors="pt")["pixel_values"][0],
+    )
+
+
+def in_torchvision(folder: Path) -> tuple[Any, Any]:
+    model = torchvision.models.VisionTransformer(32, 8, 3, 2, 128, 512, num_classes=5).eval()
+    model.load_state_dict(torch.load(folder / "model.pth", weights_only=True))
+    presets = torchvision.transforms._presets
+    return model, presets.ImageClassification(crop_size=32, resize_size=37)
+
+
+OPENED = {"timm": in_timm, "huggingface": in_transformers, "torchvision": in_torchvision}
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+RULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "timm, center": ("timm", {"resize_to": (36, 36)}),
+    "timm, squash": ("timm", {"resize": "squash", "resize_to": (35, 35), "interpolation": "bilinear"}),
+    "timm, border": ("timm", {"resize": "border", "resize_to": (32, 32), "side_rounding": "nearest"}),
+    "transformers' ViT": ("huggingface", {"resize": "squash", "interpolation": "bilinear"}),
+    "transformers' BiT": ("huggingface", {"resize_to": (37, 37), "crop_rounding": "down"}),
+    "torchvision": ("torchvision", {"resize_to": (37, 37), "interpolation": "bilinear"}),
+}
+
+
+@pytest.mark.parametrize("case", RULES)
+@torch.no_grad()
+def test_after_convert_the_other_librarys_own_transform_gives_our_logits(case: str, tmp_path: Path) -> None:
+    to, rule = RULES[case]
+    fit = Preprocess(image_size=(32, 32), **IMAGENET, **rule)
+    resample = {"huggingface": "huggingface", "torchvision": "torchvision"}.get(to, "timm")
+    folder = own_folder(tmp_path / "ours", fit, resample=resample)
+    done = convert(folder, tmp_path / "theirs", to=to, images=PICTURES[:2])
+    assert done.prepared is None
+    model, transform = OPENED[to](tmp_path / "theirs")
+    ours = from_pretrained(folder)
+    for one in PICTURES[:2] + PICTURES[6:10]:
+        expected = ours(fit.normalize(torch.from_numpy(fit.pixels(one))[None]))
+        assert relative_error(model(transform(one)[None]), expected) < 1e-5, one.size
+
+
+@pytest.mark.parametrize("to", ["timm", "huggingface"])
+@torch.no_grad()
+def test_convert_tells_how_far_a_rule_that_the_other_library_has_not_changes_its_answers(
+    to: str, tmp_path: Path
+) -> None:
+    fit = Preprocess(image_size=(32, 32), crop_pct=0.875)
+    ours = from_pretrained(own_folder(tmp_path / "ours", fit))
+    done = convert(tmp_path / "ours", tmp_path / "theirs", to=to, images=PICTURES[:2])
+    model, transform = OPENED[to](tmp_path / "theirs")
+    differences = [
+        model(transform(one)[None]) - ours(fit.normalize(torch.from_numpy(fit.pixels(one))[None]))
+        for one in PICTURES[:2]
+    ]
+    assert done.prepared is not None
+    assert done.prepared.logits == pytest.approx(float(torch.cat(differences).abs().max()), rel=1e-3)
+    assert done.prepared.logits > 100 * done.parity.logits
+
+
+def test_what_a_loaded_model_is_saved_with_is_its_librarys_own_preprocessing(tmp_path: Path) -> None:
+    """Without `preprocess=`, which then says mean and std of 0.5 of a model that was trained with others."""
+    peer = timm.create_model(
+        "deit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=64, num_heads=1, depth=1, num_classes=5
+    )
+    timm.models.save_for_hf(peer, tmp_path / "deit")
+    save_pretrained(from_pretrained(tmp_path / "deit"), tmp_path / "ours")
+    found = load_pretrained(tmp_path / "ours").preprocess
+    assert (found.mean, found.std) == (IMAGENET["mean"], IMAGENET["std"])
+    assert found == load_pretrained(tmp_path / "deit").preprocess
+    save_pretrained(from_pretrained(tmp_path / "ours"), tmp_path / "back", format="timm")
+    config = timm.create_model(f"local-dir:{tmp_path / 'back'}", pretrained=True).pretrained_cfg
+    assert (tuple(config["mean"]), config["crop_pct"]) == (IMAGENET["mean"], peer.pretrained_cfg["crop_pct"])
