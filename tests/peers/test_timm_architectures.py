@@ -316,9 +316,67 @@ def test_arguments_of_models_that_are_not_ours_are_refused(
 def test_what_a_file_without_settings_leaves_open_is_asked_for(
     name: str, options: dict[str, Any], reason: str
 ) -> None:
-    source = dataclasses.replace(source_of(name, build(name, depth=2, **options)), config={})
+    source = bare(build(name, depth=2, **options))
     with pytest.raises(CheckpointError, match=f"{reason}.*config=ViTConfig"):
         TIMM.read_config(source)
+
+
+def bare(peer: nn.Module, **told: Any) -> Source:
+    """The tensors alone, and what a test adds to them."""
+    return Source(**{"name": "x", "tensors": dict(peer.state_dict()), **told})
+
+
+ODD = {
+    "vit_base_patch16_gap_224": {"num_heads": 16, "mlp": "gelu"},
+    "vit_giantopt_patch16_siglip_gap_256": {"num_heads": 16, "mlp": "gelu_tanh"},
+    "vit_giantopt_patch16_siglip_gap_384": {"num_heads": 16, "mlp": "gelu_tanh"},
+    "vit_so400m_patch16_siglip_gap_384": {"num_heads": 16, "mlp": "gelu_tanh"},
+    "vit_large_patch16_siglip_gap_512": {"num_heads": 16, "mlp": "gelu_tanh"},
+    "vit_base_patch32_siglip_gap_256": {"num_heads": 12, "mlp": "gelu_tanh"},
+    "vit_base_patch16_clip_quickgelu_224": {"num_heads": 12, "mlp": "quick_gelu", "norm_eps": 1e-5},
+    "test_vit": {"num_heads": 2, "mlp": "gelu"},
+}
+"""Architectures whose heads or GELU shapes do not suggest."""
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("where", ["file", "folder", "training"])
+def test_a_file_without_settings_is_read_by_the_architecture_that_it_names(name: str, where: str) -> None:
+    told: dict[str, Any] = {
+        "file": {"file": f"{name}.augreg_in1k.safetensors"},
+        "folder": {"name": f"downloads/{name}"},
+        "training": {"training": {"arch": f"hf-hub:timm/{name}.augreg_in1k"}, "file": "model_best.pth.tar"},
+    }[where]
+    peer = build(name, depth=2, weight_init="skip")
+    source = bare(peer, **told)
+    config = TIMM.read_config(source)
+    assert ODD[name].items() <= {option: config.option(option) for option in OPTIONS}.items()
+    assert differences(config, peer) == {}
+    assert TIMM.assumed(source, config) == ""
+
+
+def test_what_timms_training_gave_its_constructor_is_read() -> None:
+    args = {"num_heads": 6, "act_layer": "gelu_tanh", "img_size": 64}
+    peer = build("vit_base_patch16_224", depth=2, global_pool="avg", fc_norm=False, **args)
+    training = {"arch": "vit_base_patch16_224", "model_kwargs": args, "gp": "avg"}
+    assert differences(TIMM.read_config(bare(peer, training=training)), peer) == {}
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if "siglip" in name])
+def test_published_siglip_is_known_by_its_shapes(name: str) -> None:
+    peer = build(name, weight_init="skip")
+    source = bare(peer)
+    config = TIMM.read_config(source)
+    assert differences(config, peer) == {}
+    assert TIMM.assumed(source, config) == f"num_heads {config.num_heads} and mlp gelu_tanh"
+
+
+def test_what_a_user_names_with_a_file_is_not_asked_for() -> None:
+    peer = build("vit_base_patch16_clip_quickgelu_224", depth=2)
+    source = bare(peer, options={"mlp": "quick_gelu"})
+    config = TIMM.read_config(source).replace(**source.options)
+    assert differences(config, peer) == {}
+    assert TIMM.assumed(source, config) == "num_heads 12"
 
 
 @pytest.mark.parametrize(

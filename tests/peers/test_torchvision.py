@@ -1,5 +1,6 @@
 """torchvision's checkpoints against torchvision itself, both ways."""
 
+import argparse
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError, read_tensors
 from vitascope.weights.mapping import Source, changes, from_family, to_family
+from vitascope.weights.store import load_pretrained
 from vitascope.weights.torchvision import Torchvision
 
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")
@@ -98,6 +100,27 @@ def test_outputs_and_attention_equal_torchvision_both_ways(arguments: dict[str, 
     assert relative_error(again(images), logits) < 1e-5
     for name, tensor in loaded(opened(file)).state_dict().items():
         assert torch.equal(tensor, ours.state_dict()[name]), name
+
+
+@torch.no_grad()
+def test_heads_that_no_tensor_tells_are_assumed_aloud_and_can_be_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs, images = peer(**SMALL | {"num_heads": 4, "num_classes": 7}), random_images(2, 3, 64, 64)
+    file = tmp_path / "mine.pth"
+    torch.save(theirs.state_dict(), file)
+    assert relative_error(load_pretrained(file).model(images), theirs(images)) > 0.01
+    [line] = caplog.messages
+    assert line.startswith(f"{file}: nothing in the file tells num_heads 2, which is assumed; ")
+    assert "torchvision:num_heads=N:FILE" in line
+    caplog.clear()
+    found = load_pretrained(f"torchvision:num_heads=4:{file}").model
+    assert relative_error(found(images), theirs(images)) < 1e-5
+    config = found.config
+    assert relative_error(load_pretrained(file, config=config).model(images), theirs(images)) < 1e-5
+    torch.save({"model": theirs.state_dict(), "args": argparse.Namespace(model="vit_b_16")}, file)
+    load_pretrained(file)
+    assert caplog.messages == []
 
 
 @torch.no_grad()

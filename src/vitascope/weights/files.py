@@ -6,6 +6,7 @@ Nothing in a file is executed, and what reading one may cost is bounded by its s
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
 import pickletools
@@ -58,6 +59,17 @@ def refusal(place: object, reason: object) -> CheckpointError:
     return CheckpointError(f"{place}: {line[:400]}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A weights file."""
+
+    tensors: dict[str, Tensor]
+    """As `read_tensors` returns them."""
+    training: dict[str, Any]
+    """What a training script saved beside them: timm's `arch`, and the `args` of its command line. Empty in
+    files that hold tensors alone."""
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Every tensor of a checkpoint by its name, in its own dtype and shape, on the CPU.
 
@@ -73,11 +85,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         CheckpointError: one line, for a file that is not there, is broken, has no tensors, exceeds the
             limits above, or would run code.
     """
+    return read_weights(path).tensors
+
+
+def read_weights(path: Path) -> Weights:
+    """The tensors of `read_tensors`, and the settings beside them; the same errors."""
     path = Path(path)
-    tensors = _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
-    if not tensors:
+    found = _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
+    if not found.tensors:
         raise refusal(path, "no tensors in it")
-    return _strip_prefixes(tensors)
+    return dataclasses.replace(found, tensors=_strip_prefixes(found.tensors))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -114,23 +131,23 @@ def shard_files(index: Path) -> dict[str, str]:
     return shards
 
 
-def _read_shards(index: Path) -> dict[str, Tensor]:
+def _read_shards(index: Path) -> Weights:
     where = shard_files(index)
-    shards = {shard: _read_file(index.parent / shard) for shard in sorted(set(where.values()))}
+    shards = {shard: _read_file(index.parent / shard).tensors for shard in sorted(set(where.values()))}
     missing = [name for name, shard in where.items() if name not in shards[shard]]
     if missing:
         raise refusal(index, f"{len(missing)} tensors are not in the shards it names, such as {missing[0]!r}")
     # What the index does not name comes too, so that a model that has no place for it refuses it.
     every = {name: tensor for shard in shards.values() for name, tensor in shard.items()}
-    return every | {name: shards[shard][name] for name, shard in where.items()}
+    return Weights(every | {name: shards[shard][name] for name, shard in where.items()}, {})
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
+def _read_file(path: Path) -> Weights:
     head = _first_bytes(path)
     if path.suffix == ".safetensors" or head[8:9] == b"{":
-        return _read_safetensors(path)
+        return Weights(_read_safetensors(path), {})
     if path.suffix == ".npz":
-        return _read_npz(path)
+        return Weights(_read_npz(path), {})
     if path.suffix in (".pth", ".pt", ".bin") or head.startswith((ZIP_MAGIC, b"\x80")):
         return _read_pickle(path, zipped=head.startswith(ZIP_MAGIC))
     raise refusal(path, "not a checkpoint; known are .safetensors, .pth, .pt, .bin, .npz and .index.json")
@@ -230,7 +247,7 @@ def _from_numpy(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.asarray(array, dtype=native))
 
 
-def _read_pickle(path: Path, zipped: bool) -> dict[str, Tensor]:
+def _read_pickle(path: Path, zipped: bool) -> Weights:
     version = re.match(r"(\d+)\.(\d+)", torch.__version__)
     if version is None or (int(version[1]), int(version[2])) < (2, 10):  # weights_only could be bypassed
         raise refusal(path, f"torch {torch.__version__} cannot read pickles safely; install torch >= 2.10")
@@ -243,7 +260,7 @@ def _read_pickle(path: Path, zipped: bool) -> dict[str, Tensor]:
     size, total = path.stat().st_size, sum(tensor.nbytes for tensor in state.values())
     if total > MAX_SHARED_RATIO * size:  # such as one number, expanded to a terabyte
         raise refusal(path, f"{size} bytes with {total} of tensors; the limit is {MAX_SHARED_RATIO} times")
-    return _apart(state)
+    return Weights(_apart(state), _training(loaded))
 
 
 def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -306,6 +323,18 @@ def _unwrap(loaded: object, depth: int = 2) -> dict[str, Tensor]:
             state = _strip_prefixes(state)
             return {name: v for name, v in state.items() if name.startswith("backbone.")} or state
     return {name: v.detach() for name, v in loaded.items() if isinstance(name, str) and isinstance(v, Tensor)}
+
+
+def _training(loaded: object) -> dict[str, Any]:
+    """`args`, a namespace or a mapping, and timm's `arch`, in which the name of the model comes first."""
+    if not isinstance(loaded, dict):
+        return {}
+    args = loaded.get("args")
+    found = dict(
+        vars(args) if isinstance(args, argparse.Namespace) else args if isinstance(args, dict) else {}
+    )
+    arch = loaded.get("arch") or found.get("model")
+    return {**found, "arch": arch} if isinstance(arch, str) else found
 
 
 def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:

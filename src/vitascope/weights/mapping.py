@@ -77,6 +77,10 @@ class Source:
     """`config.json`, where there is one."""
     preprocessor: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """`preprocessor_config.json`, where there is one."""
+    training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What a training script saved in the weights file: `arch` and its arguments, where there are any."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Options of `ViTConfig` that the user named with the file, since it does not tell them."""
 
     def shape(self, key: str) -> tuple[int, ...]:
         """The shape of a tensor.
@@ -135,6 +139,10 @@ class Family(abc.ABC):
     @abc.abstractmethod
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         """Write what the other library itself loads; `state` has their names. Returns the files."""
+
+    def assumed(self, source: Source, config: ViTConfig) -> str:
+        """What `read_config` took for granted since the checkpoint does not tell it, in words; else empty."""
+        return ""
 
     def settled(self, config: ViTConfig) -> ViTConfig:
         """What the other library will run: `config`, but for small things that no file of theirs can say,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
-from vitascope.errors import check_choice
+from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier, build, kind_of
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
@@ -36,7 +38,7 @@ from vitascope.weights.own import (
     read_resnet_config,
     write_resnet,
 )
-from vitascope.weights.sources import open_source
+from vitascope.weights.sources import exists, open_source
 from vitascope.weights.timm import Timm
 from vitascope.weights.torchvision import Torchvision
 
@@ -47,6 +49,8 @@ FAMILIES: dict[str, Family] = {
     for family in (Vitascope(), Timm(), HuggingFace(), Torchvision(), Jax(), Dinov3(), Dinov2(), Deit())
 }
 """By name, in the order in which they are asked whether a checkpoint is theirs."""
+UNTOLD: dict[str, Callable[[str], Any]] = {"num_heads": int, "mlp": str, "norm_eps": float}
+"""What no tensor tells, and may be named between a family and its file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +76,8 @@ def from_pretrained(
 
     Args:
         ref: a run folder, a model folder of any family, a weights file, a hub id, or torchvision's name
-            (`torchvision/vit_b_16`). `timm:FILE` and the like name the family of a file that does not tell.
+            (`torchvision/vit_b_16`). `timm:FILE` and the like name the family of a file that does not tell,
+            `timm:num_heads=16:FILE` also options of `UNTOLD`, which are otherwise assumed, with a warning.
         revision: branch, tag or commit of a hub id; `owner/name@revision` says the same.
         family: one of `FAMILIES`; None finds it from the keys and the configuration.
         config: the architecture, where the checkpoint cannot tell it; None reads it. A ResNet's always can.
@@ -94,6 +99,11 @@ def load_pretrained(
     """`from_pretrained` with the preprocessing beside it; the same arguments and errors."""
     source, kind = identify(ref, revision, family)
     found = read_config(source, kind) if config is None else config
+    if config is None and isinstance(found, ViTConfig) and (assumed := kind.assumed(source, found)):
+        log.warning(
+            "%s: nothing in the file tells %s, which is assumed; if that is wrong, name it with the file "
+            "(%s:num_heads=N:FILE) or give config=ViTConfig(...)", source.name, assumed, kind.name,
+        )  # fmt: skip
     if isinstance(found, ResNetConfig):
         resnet = read_resnet(source, found)
         return Loaded(resnet.eval().float(), read_preprocess(source), kind.name)
@@ -113,7 +123,28 @@ def read_config(source: Source, family: Family) -> ModelConfig:
     """The architecture of a checkpoint of a family's."""
     if family.name == MODEL_TYPE and is_resnet(source):
         return read_resnet_config(source)
-    return family.read_config(source)
+    config = family.read_config(source)
+    return config.replace(**source.options) if source.options else config
+
+
+def split_ref(ref: str) -> tuple[str | None, dict[str, Any], str]:
+    """The family, the options and the rest of `timm:FILE` or `timm:num_heads=16,mlp=gelu_tanh:FILE`.
+
+    Raises:
+        UserError: an option that every checkpoint tells, or a value of another kind.
+    """
+    family, _, rest = ref.partition(":")
+    if family not in FAMILIES:
+        return None, {}, ref
+    options: dict[str, Any] = {}
+    told = re.fullmatch(r"(\w+=[^,:=]*(?:,\w+=[^,:=]*)*):(.+)", rest)
+    for name, _, value in (text.partition("=") for text in told[1].split(",")) if told else ():
+        check_choice("option before a file", name, UNTOLD)
+        try:
+            options[name] = UNTOLD[name](value)
+        except ValueError as error:
+            raise UserError(f"{ref}: {name} is a number, not {value!r}") from error
+    return family, options, told[2] if told else rest
 
 
 def identify(
@@ -124,13 +155,14 @@ def identify(
     Raises:
         CheckpointError: as `from_pretrained`.
     """
-    prefix, _, rest = os.fspath(ref).partition(":")
-    if family is None and prefix in FAMILIES and not Path(ref).exists():
-        family, ref = prefix, rest
+    options: dict[str, Any] = {}
+    if family is None and not exists(ref):
+        family, options, ref = split_ref(os.fspath(ref))
     if family is not None:
         check_choice("family", family, FAMILIES)  # before anything is fetched
         kind = FAMILIES[family]
-        return kind.arriving(open_source(ref, revision)), kind
+        source = dataclasses.replace(open_source(ref, revision), options=options)
+        return kind.arriving(source), kind
     source = open_source(ref, revision)
     for kind in FAMILIES.values():
         if kind.recognizes(source):

@@ -62,6 +62,18 @@ _ACTIVATIONS = {
 }
 # SigLIP's later models were trained with JAX's default GELU, the tanh approximation.
 _GELU_TANH = re.compile(r".*(patch32_siglip|(so400m|giantopt)_patch16_siglip|large_patch16_siglip\D*512)")
+# Words that only a whole name has: a file called `vit_base.pth` tells no more than its shapes.
+_SPECIFIC = re.compile(r"patch\d|flexivit|test_vit|_r\d*_s\d")
+# By width, depth, patch and patches: average pooling leaves no tensor that tells SigLIP.
+_BY_SHAPE = {
+    (768, 12, 32, 64): "vit_base_patch32_siglip_gap_256",
+    (1024, 24, 16, 1024): "vit_large_patch16_siglip_gap_512",
+    (1152, 27, 16, 256): "vit_so400m_patch16_siglip_gap_256",
+    (1152, 27, 16, 576): "vit_so400m_patch16_siglip_gap_384",
+    (1152, 27, 16, 1024): "vit_so400m_patch16_siglip_gap_512",
+    (1536, 40, 16, 256): "vit_giantopt_patch16_siglip_gap_256",
+    (1536, 40, 16, 576): "vit_giantopt_patch16_siglip_gap_384",
+}
 # What timm takes where a `pretrained_cfg` is silent, and what its ViTs have, for a file without any.
 _UNSAID: dict[str, Any] = {
     "mean": (0.485, 0.456, 0.406),
@@ -151,19 +163,28 @@ class Timm(Family):
         """From the shapes, the architecture's name and `model_args`."""
         name, args = _architecture(source), _arguments(source)
         options = body_options(source)
+        name = name or _known_by_shape(options, source)
         options |= {
-            "num_heads": args.get("num_heads") or heads(name, options["embed_dim"], source.name),
+            "num_heads": args.get("num_heads") or heads(source, options["embed_dim"], name),
             "mlp": _activation(source, name, options["mlp"], args.get("act_layer")),
-            "norm_eps": 1e-5 if "_clip_" in name else 1e-6,
+            "norm_eps": 1e-5 if "_clip_" in name or (not name and options["embedding_norm"]) else 1e-6,
             "pool": _pool(source, args),
             "pool_norm": "after" if source.has("fc_norm.weight") else "before",
             "class_names": _class_names(source, options.get("num_classes", 0)),
         }
-        options |= place_options(source, options, args.get("img_size") or _input_hw(source))
+        told_size = args.get("img_size") or source.training.get("img_size") or _input_hw(source)
+        options |= place_options(source, options, told_size)
         try:
             return ViTConfig.from_dict(options)
         except UserError as error:
             raise CheckpointError(f"{source.name}: {error}") from error
+
+    def assumed(self, source: Source, config: ViTConfig) -> str:
+        """Heads and GELU, where no architecture is named."""
+        if source.config or _named(source):
+            return ""
+        untold = ["num_heads"] + (["mlp"] if config.block.mlp != "swiglu" else [])
+        return " and ".join(f"{it} {config.option(it)}" for it in untold if it not in source.options)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """From `pretrained_cfg`."""
@@ -203,11 +224,35 @@ def _architecture(source: Source) -> str:
                 f"{source.name}: {name} is no plain ViT that vitascope knows; if it is one, {GIVE_CONFIG}"
             )
         return name
-    if source.has("norm_pre.weight") or source.has("attn_pool.latent"):
+    if name := _named(source):
+        return name
+    untold = source.has("norm_pre.weight") or source.has("attn_pool.latent")
+    if untold and "mlp" not in source.options:
         raise CheckpointError(
-            f"{source.name}: the activation of CLIP and SigLIP is unknown without config.json; {GIVE_CONFIG}"
+            f"{source.name}: the activation of CLIP and SigLIP is unknown without config.json; name it with "
+            f"the file (timm:mlp=gelu:FILE, or gelu_tanh or quick_gelu), or {GIVE_CONFIG}"
         )
     return ""
+
+
+def _named(source: Source) -> str:
+    """The architecture that a training checkpoint, or else the name of the file or its folder, tells."""
+    for name in (str(source.training.get("arch", "")), source.file, Path(source.name).name):
+        name = re.split(r"[.-]", name.rpartition("/")[2])[0]
+        if _PLAIN.fullmatch(name) and _SPECIFIC.search(name):
+            return name
+    return ""
+
+
+def _known_by_shape(options: Mapping[str, Any], source: Source) -> str:
+    """The published SigLIP with average pooling that has these shapes and another GELU, or other heads, than
+    shapes suggest; else empty."""
+    pooled = not options["class_token"] and source.has("norm.weight") and source.has("pos_embed")
+    if not pooled or options["mlp"] != "gelu":
+        return ""
+    patches = source.shape("pos_embed")[-2]
+    shapes = (options["embed_dim"], options["depth"], options["patch_size"][0], patches)
+    return _BY_SHAPE.get(shapes, "")
 
 
 def _arguments(source: Source) -> Mapping[str, Any]:
@@ -216,13 +261,20 @@ def _arguments(source: Source) -> Mapping[str, Any]:
     Raises:
         CheckpointError: one that changes what no tensor shows.
     """
-    args = _section(source, "model_args")
+    args = _section(source, "model_args") if source.config else _trained_with(source)
     for name, value in args.items():
         if value not in (None, False) and not _ARGUMENTS.fullmatch(name):
             raise CheckpointError(f"{source.name}: vitascope has no model with timm's {name} {value!r}")
     if "embed_dim" in args and "num_heads" not in args:  # then they are as many as at the name's own width
         raise CheckpointError(f"{source.name}: model_args has an embed_dim without num_heads; {GIVE_CONFIG}")
     return args
+
+
+def _trained_with(source: Source) -> Mapping[str, Any]:
+    """What timm's training script gave its constructor, from the arguments that it saved."""
+    args = source.training.get("model_kwargs") or {}
+    pool = source.training.get("gp")
+    return (dict(args) if isinstance(args, Mapping) else {}) | ({"global_pool": pool} if pool else {})
 
 
 def _section(source: Source, name: str) -> Mapping[str, Any]:
