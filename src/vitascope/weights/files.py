@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import io
 import json
+import math
 import pickletools
 import re
 import zipfile
@@ -47,10 +48,7 @@ ZIP_MAGIC = b"PK\x03\x04"
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is not there, broken, or does not fit: one printable line, whatever is in it."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__("".join(c if c.isprintable() else " " for c in message))
+    """A checkpoint that is not there, broken, or does not fit."""
 
 
 def refusal(place: object, reason: object) -> CheckpointError:
@@ -98,21 +96,29 @@ def read_weights(path: Path) -> Weights:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, of at most `MAX_HEADER_BYTES`.
+    """A JSON object, of at most `MAX_HEADER_BYTES`, with or without a byte order mark.
 
     Raises:
-        CheckpointError: one line, for a file that is not there or is not a JSON object.
+        CheckpointError: one line, for a file that is not there or is not a JSON object of finite numbers.
     """
     _first_bytes(path)
     if (size := path.stat().st_size) > MAX_HEADER_BYTES:
         raise refusal(path, f"{size} bytes of JSON; the limit is {MAX_HEADER_BYTES}")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8-sig")
+        values = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (OSError, ValueError, RecursionError) as error:
         raise refusal(path, f"not readable as JSON: {error}") from error
     if not isinstance(values, dict):
         raise refusal(path, "not a JSON object")
     return values
+
+
+def _finite(text: str) -> float:
+    """A number of JSON; Python's reader would take NaN and Infinity, which JSON has not."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return value
 
 
 def shard_files(index: Path) -> dict[str, str]:

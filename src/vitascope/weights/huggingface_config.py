@@ -11,7 +11,7 @@ from typing import Any
 from vitascope.model.config import ViTConfig
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.huggingface_processor import sides
-from vitascope.weights.mapping import Source
+from vitascope.weights.mapping import Source, check_labels
 
 # What a configuration means by saying nothing.
 _SIZE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
@@ -110,6 +110,7 @@ def _readout(source: Source, values: Mapping[str, Any], kind: str) -> dict[str, 
         options = {"distillation_token": True}
     head = "cls_classifier.weight" if options.get("distillation_token") else "classifier.weight"
     if source.has(head):
+        check_labels(source)
         count = source.shape(head)[0]
         options |= {"head": "linear", "num_classes": count, "class_names": _class_names(source, count)}
         both = source.shape(head)[1] == 2 * _number(source, values, "hidden_size")

@@ -25,6 +25,7 @@ from vitascope.model.options import MATTERS_WITH
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import SETTINGS, weights_name
+from vitascope.weights.writing import make_folder
 
 State = dict[str, Tensor]
 
@@ -208,6 +209,21 @@ def check_claims(source: Source, config: ViTConfig) -> None:
         )
 
 
+def check_labels(source: Source) -> None:
+    """Refuse a head of transformers' whose classes are not exclusive, since softmax would be wrong.
+
+    Raises:
+        CheckpointError: `problem_type` says so.
+    """
+    problem = source.config.get("problem_type")
+    if problem not in (None, "single_label_classification"):
+        raise CheckpointError(
+            f"{source.name}: problem_type {problem!r} is not supported yet: probabilities here are a softmax "
+            "over exclusive classes. The body alone loads, from the folder that transformers writes with "
+            "AutoModel.from_pretrained(MODEL).save_pretrained(FOLDER)"
+        )
+
+
 def joined(stored: Stored, source: Source) -> Tensor | None:
     """Our tensor, made of theirs; None where their shapes do not even fit each other."""
     try:
@@ -231,7 +247,7 @@ def to_family(family: Family, model: VisionTransformer, preprocess: Preprocess, 
         for theirs, part in zip(stored.names, parts, strict=True):
             assert theirs not in state, f"the table of {family.name} names {theirs} twice"
             state[theirs] = part.contiguous()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as aside:  # a full disk leaves nothing
         files = family.write(config, family.leaving(state, config), preprocess, Path(aside))
         return move_in(files, folder)

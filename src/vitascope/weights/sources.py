@@ -37,6 +37,8 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
     if belongs(path.name, names):
         for key, name in (("config", CONFIG), ("preprocessor", PREPROCESSOR)):
             settings[key] = read_json(path.with_name(name)) if name in names else {}
+        if CONFIG in names and not settings["config"]:
+            raise refusal(path.with_name(CONFIG), "an empty object; it should tell the architecture")
     weights = read_weights(path)
     return Source(
         name=str(ref), file=path.name, tensors=weights.tensors, training=weights.training, **settings

@@ -17,6 +17,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier, build, kind_of
 from vitascope.model.config import ViTConfig
+from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
 from vitascope.model.vit import VisionTransformer
@@ -97,6 +98,8 @@ def load_pretrained(
     config: ViTConfig | None = None,
 ) -> Loaded:
     """`from_pretrained` with the preprocessing beside it; the same arguments and errors."""
+    if not isinstance(config, ViTConfig | None):
+        raise UserError(f"config is a {type(config).__name__}, not a ViTConfig; None reads the checkpoint's")
     source, kind = identify(ref, revision, family)
     found = read_config(source, kind) if config is None else config
     if config is None and isinstance(found, ViTConfig) and (assumed := kind.assumed(source, found)):
@@ -197,6 +200,8 @@ def save_pretrained(
             written, or in whose folder others would be read instead.
     """
     check_choice("format", format, FAMILIES)
+    if not isinstance(model, VisionTransformer | ResNet):
+        raise UserError(f"a {type(model).__name__} is no model of vitascope: VisionTransformer or ResNet")
     write_model(model, Path(folder), preprocess or default_preprocess(model.config), FAMILIES[format])
     return Path(folder)
 

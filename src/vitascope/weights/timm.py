@@ -21,7 +21,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Family, Source, State, Table
+from vitascope.weights.mapping import Family, Source, State, Table, check_labels
 from vitascope.weights.timm_body import BODY, GIVE_CONFIG, body_options, heads, place_options
 from vitascope.weights.timm_settings import ARCHITECTURES, POOLS, only_one_of, settings
 from vitascope.weights.writing import write_json, write_safetensors
@@ -163,6 +163,8 @@ class Timm(Family):
         """From the shapes, the architecture's name and `model_args`."""
         name, args = _architecture(source), _arguments(source)
         options = body_options(source)
+        if options["head"] == "linear":
+            check_labels(source)
         name = name or _known_by_shape(options, source)
         options |= {
             "num_heads": args.get("num_heads") or heads(source, options["embed_dim"], name),
