@@ -15,6 +15,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError, read_tensors
+from vitascope.weights.imagenet import imagenet_classes
 from vitascope.weights.mapping import Source, changes, from_family, to_family
 from vitascope.weights.store import load_pretrained
 from vitascope.weights.torchvision import Torchvision
@@ -145,7 +146,10 @@ def test_published_files_are_read_as_the_models_and_preprocessing_that_torchvisi
     source = FAMILY.arriving(Source(name=f"torchvision/{name}", file=file, tensors=model.state_dict()))
     config = FAMILY.read_config(source)
     ours = "vit_" + name.removeprefix("vit_").replace("_", "")
-    assert config == named_config(ours, image_size=size, resample="torchvision")
+    assert config.class_names == tuple(weights.meta["categories"]) == imagenet_classes()
+    assert config == named_config(
+        ours, image_size=size, resample="torchvision", class_names=config.class_names
+    )
     assert config.num_heads == model.encoder.layers[0].self_attention.num_heads
     assert config.block.norm_eps == model.encoder.ln.eps
 

@@ -25,6 +25,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vitascope.errors import UserError
+from vitascope.weights.other_formats import adapter_reason, described
 
 MAX_TENSORS = 20_000  # the largest ViTs have about a thousand
 MAX_HEADER_BYTES = 16 << 20  # of each part that is parsed: 20,000 tensors need 3 MB of it
@@ -35,7 +36,8 @@ MAX_SHARED_RATIO = 4  # a pickle's tensors may share storage; together they take
 
 # Where training scripts put the state: DeiT in "model" (its "model_ema" after it), DINO in "teacher".
 WRAPPERS = ("model", "state_dict", "model_state_dict", "module", "teacher", "model_ema")
-PREFIXES = ("module.", "_orig_mod.", "backbone.")  # of DataParallel, torch.compile, DINO
+# Of DataParallel, torch.compile, DINO; Lightning's is the attribute that holds the model, of any name.
+MAX_PREFIXES = 4  # `model.module._orig_mod.backbone.`
 
 # What a state dict and the plain settings beside it are pickled with (and dtypes). torch admits more, among
 # them _codecs.encode and Tensor.to, with which a few bytes unpack to gigabytes.
@@ -76,8 +78,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     restored), and the `.index.json` of a sharded checkpoint. The content decides where it is unmistakable.
 
     A state under one of `WRAPPERS` is unwrapped, the first of them that is there: of DeiT's `model` and
-    `model_ema`, `model`. Of a `teacher` with a `backbone.`, only that is kept. A prefix of `PREFIXES` that
-    all names share is removed. What is beside the state, and what is no tensor in it, is left out.
+    `model_ema`, `model`. Of a `teacher` with a `backbone.`, only that is kept. A prefix up to a dot that all
+    names share is removed: DataParallel's `module.`, Lightning's `model.`. What is beside the state, and what
+    is no tensor in it, is left out.
 
     Raises:
         CheckpointError: one line, for a file that is not there, is broken, has no tensors, exceeds the
@@ -91,7 +94,9 @@ def read_weights(path: Path) -> Weights:
     path = Path(path)
     found = _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
     if not found.tensors:
-        raise refusal(path, "no tensors in it")
+        raise refusal(path, described([path.name]) or "no tensors in it")
+    if reason := adapter_reason(found.tensors):
+        raise refusal(path, reason)
     return dataclasses.replace(found, tensors=_strip_prefixes(found.tensors))
 
 
@@ -156,7 +161,8 @@ def _read_file(path: Path) -> Weights:
         return Weights(_read_npz(path), {})
     if path.suffix in (".pth", ".pt", ".bin") or head.startswith((ZIP_MAGIC, b"\x80")):
         return _read_pickle(path, zipped=head.startswith(ZIP_MAGIC))
-    raise refusal(path, "not a checkpoint; known are .safetensors, .pth, .pt, .bin, .npz and .index.json")
+    known = "known are .safetensors, .pth, .pt, .bin, .npz and .index.json"
+    raise refusal(path, described([path.name]) or f"not a checkpoint; {known}")
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -284,11 +290,17 @@ def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _check_zip(path: Path) -> None:
     with _BoundedFile(path) as file, zipfile.ZipFile(file) as archive:
         members = archive.infolist()
+        if any(member.filename.endswith("/constants.pkl") for member in members):
+            raise refusal(
+                path,
+                "a TorchScript program, not a state dict; if you trust it, write its state: "
+                'torch.save(torch.jit.load(FILE, map_location="cpu").state_dict(), "model.pth")',
+            )
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise refusal(path, "a compressed zip archive, which torch.save does not write: unpack it first")
         pickles = [member for member in members if member.filename.endswith("/data.pkl")]
-        if not pickles or any(member.filename.endswith("/constants.pkl") for member in members):
-            raise refusal(path, "a zip archive, but not a state dict (TorchScript?): save model.state_dict()")
+        if not pickles:
+            raise refusal(path, "a zip archive, but not one of torch.save: save model.state_dict()")
         for member in pickles:
             _check_opcodes(path, io.BytesIO(archive.read(member)))
 
@@ -315,7 +327,10 @@ def _check_opcodes(path: Path, stream: io.BytesIO) -> None:
             continue
         dtype = vars(torch).get(name.removeprefix("torch."))
         if not PICKLE_GLOBAL.fullmatch(name) and not isinstance(dtype, torch.dtype):
-            raise refusal(path, f"its pickle calls for {name}, which no state dict needs; it was not run")
+            advice = "if you trust it, load it where its code is installed and save model.state_dict()"
+            raise refusal(
+                path, f"its pickle calls for {name}, which no state dict needs; it was not run; {advice}"
+            )
 
 
 def _unwrap(loaded: object, depth: int = 2) -> dict[str, Tensor]:
@@ -344,8 +359,10 @@ def _training(loaded: object) -> dict[str, Any]:
 
 
 def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    for _ in PREFIXES:  # DistributedDataParallel around torch.compile has two of them
-        for prefix in PREFIXES:
-            if all(name.startswith(prefix) for name in state):
-                state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    """Without the attributes that all names begin with: no family has one, so it is a wrapper's."""
+    for _ in range(MAX_PREFIXES):
+        first, dot, _ = next(iter(state)).partition(".")
+        if not dot or not all(name.startswith(f"{first}.") for name in state):
+            break
+        state = {name.removeprefix(f"{first}."): tensor for name, tensor in state.items()}
     return state

@@ -217,10 +217,11 @@ def check_labels(source: Source) -> None:
     """
     problem = source.config.get("problem_type")
     if problem not in (None, "single_label_classification"):
+        bare = ", add_pooling_layer=False" if source.config.get("model_type") in ("vit", "deit") else ""
         raise CheckpointError(
             f"{source.name}: problem_type {problem!r} is not supported yet: probabilities here are a softmax "
             "over exclusive classes. The body alone loads, from the folder that transformers writes with "
-            "AutoModel.from_pretrained(MODEL).save_pretrained(FOLDER)"
+            f"AutoModel.from_pretrained(MODEL{bare}).save_pretrained(FOLDER)"
         )
 
 

@@ -7,8 +7,17 @@ from pathlib import Path
 
 from vitascope.errors import nearest
 from vitascope.weights.files import CheckpointError, read_json, read_weights, refusal
-from vitascope.weights.hub import fetch_hub, fetch_torchvision, is_hub_id, torchvision_file, weights_name
+from vitascope.weights.hub import (
+    VARIANT,
+    WEIGHTS,
+    fetch_hub,
+    fetch_torchvision,
+    is_hub_id,
+    torchvision_file,
+    weights_name,
+)
 from vitascope.weights.mapping import Source
+from vitascope.weights.other_formats import described
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 
@@ -29,9 +38,8 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
     if path.is_dir():
         file = weights_name(ref, names)
         if file is None:
-            raise CheckpointError(
-                f"{ref}: not a model: expected a run folder, or {CONFIG} and model.safetensors in a folder"
-            )
+            expected = f"not a model: expected a run folder, or {CONFIG} and model.safetensors in a folder"
+            raise refusal(ref, described(names) or expected)
         path = path / file
     settings = {}
     if belongs(path.name, names):
@@ -59,6 +67,8 @@ def exists(ref: str | os.PathLike[str]) -> bool:
 
 def belongs(file: str, names: list[str]) -> bool:
     """Whether the settings in a folder are those of a weights file in it, and not of another there."""
+    if file in WEIGHTS or VARIANT.fullmatch(file):
+        return True
     try:
         return weights_name(file, names) == file
     except CheckpointError:  # several, and so none

@@ -177,8 +177,25 @@ def identify(
             f"{ref}: timm's names without timm's config.json, so its preprocessing is unknown; say whose it "
             f"is: timm:{ref} (mean and std of 0.5) or deit:{ref} (ImageNet's)"
         )
+    for prefix in sorted({name.partition(".")[0] + "." for name in source.tensors}):
+        part = {k.removeprefix(prefix): v for k, v in source.tensors.items() if k.startswith(prefix)}
+        if has_body(dataclasses.replace(source, tensors=part)):
+            other = next(name for name in sorted(source.tensors) if not name.startswith(prefix))
+            raise refusal(
+                ref,
+                f"the names under {prefix!r} are a ViT's, but there are others, such as {other!r}; save only "
+                f"those, without the prefix: {{k[{len(prefix)}:]: v for k, v in state.items() "
+                f"if k.startswith({prefix!r})}}",
+            )
     some = ", ".join(sorted(source.tensors)[:3])
     raise refusal(ref, f"not a ViT of a known family; its first tensors are {some}")
+
+
+def has_body(source: Source) -> bool:
+    """Whether there are tensors of a ViT of some family."""
+    return source.has("blocks.0.attn.qkv.weight") or any(
+        kind.recognizes(source) for kind in FAMILIES.values()
+    )
 
 
 def save_pretrained(

@@ -21,6 +21,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.weights.files import CheckpointError
+from vitascope.weights.imagenet import imagenet_classes, is_imagenet
 from vitascope.weights.mapping import Family, Source, State, Table, check_labels
 from vitascope.weights.timm_body import BODY, GIVE_CONFIG, body_options, heads, place_options
 from vitascope.weights.timm_settings import ARCHITECTURES, POOLS, only_one_of, settings
@@ -325,14 +326,24 @@ def _pool(source: Source, args: Mapping[str, Any]) -> str:
 
 
 def _class_names(source: Source, count: int) -> tuple[str, ...]:
-    """`label_names`, where there is one for each class; transformers' LABEL_0 and so on are none."""
+    """`label_names`, where there is one for each class; transformers' LABEL_0 and so on are none. A model of
+    ImageNet-1k, as its tag says, has that one's."""
     names = source.config.get("label_names") or _pretrained(source).get("label_names") or ()
     if isinstance(names, Mapping):
         names = [names[str(index)] for index in range(len(names)) if str(index) in names]
-    if not isinstance(names, list | tuple) or len(names) != count:
-        return ()
-    nameless = all(name == f"LABEL_{index}" for index, name in enumerate(names))
-    return () if nameless else tuple(map(str, names))
+    if not isinstance(names, list | tuple):
+        names = ()
+    if len(names) == count and not all(name == f"LABEL_{index}" for index, name in enumerate(names)):
+        return tuple(map(str, names))
+    return imagenet_classes() if count == 1000 and is_imagenet(_tag(source)) else ()
+
+
+def _tag(source: Source) -> str:
+    """How the weights were trained, in timm's words: what stands behind the architecture."""
+    said = source.config or source.training
+    named = str(said.get("architecture", said.get("arch", source.file)))
+    tag = _pretrained(source).get("tag") or named.rpartition("/")[2].partition(".")[2].partition(".")[0]
+    return str(tag)
 
 
 def _per_channel(source: Source, values: Any, channels: int) -> tuple[float, ...]:

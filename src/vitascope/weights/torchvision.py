@@ -20,6 +20,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import TORCHVISION_FILES
+from vitascope.weights.imagenet import imagenet_classes
 from vitascope.weights.mapping import Family, Source, State, Table
 from vitascope.weights.pth import imagenet, not_square, shape_of, square_side, untold, write_pth
 from vitascope.weights.timm_body import assumed_heads, heads
@@ -119,13 +120,14 @@ class Torchvision(Family):
             "mlp_ratio": hidden / D,
             "head": "mlp" if source.has("heads.pre_logits.weight") else "linear",
         }
+        if is_published(source) and options["num_classes"] == 1000:  # every one is of ImageNet-1k
+            options["class_names"] = imagenet_classes()
         return ViTConfig.from_dict(options)
 
     def assumed(self, source: Source, config: ViTConfig) -> str:
         """Heads, in any file but the published and those that torchvision's training script wrote."""
-        published = source.file in TORCHVISION_FILES.values()
         named = re.fullmatch(r"vit_(b|l|h)_(14|16|32)", str(source.training.get("arch", "")))
-        return "" if published or named else assumed_heads(source, config)
+        return "" if is_published(source) or named else assumed_heads(source, config)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """That of the published file of this name; of another, that of the plain weights."""
@@ -136,3 +138,8 @@ class Torchvision(Family):
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         """`model.pth`: the state itself."""
         return [write_pth(folder / "model.pth", state)]
+
+
+def is_published(source: Source) -> bool:
+    """Whether a file has the name, with the digits of its content, under which torchvision publishes it."""
+    return source.file in TORCHVISION_FILES.values()
