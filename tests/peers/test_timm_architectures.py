@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Source, from_family
+from vitascope.weights.store import from_pretrained
 from vitascope.weights.timm import Timm
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
@@ -154,15 +156,53 @@ def test_models_with_the_tensors_of_vits_are_refused() -> None:
     shallow = {
         name: {} if re.search("naflex|sapiens2", name) else {"depth": 2} for name in architectures(*LIKE_VITS)
     }
-    assert [name for name, options in shallow.items() if read(source_of(name, build(name, **options)))] == []
+    for name, options in shallow.items():
+        source = source_of(name, build(name, **options))
+        with pytest.raises(CheckpointError, match=f"{name} (has|is no plain ViT)") as caught:
+            TIMM.read_config(TIMM.arriving(source))
+        assert "config=" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "similar"),
+    [
+        ("vit_base_patch16_rpn_224", "res-post-norm", "vit_base_patch16_224"),
+        ("vit_pe_core_tiny_patch16_384", "rotary positions", "vit_tiny_patch16_224"),
+        ("vit_base_patch16_dinov3", "DINOv3 is read from facebook's and transformers' files", "vit_base"),
+        ("vit_relpos_base_patch16_224", "relative positions", "vit_base_patch16_224"),
+    ],
+)
+def test_an_architecture_with_a_vits_tensors_is_refused_whoever_gives_a_configuration(
+    name: str, reason: str, similar: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    peer = timm.create_model(name, depth=1, num_classes=2)
+    timm.models.save_for_hf(peer, tmp_path / "hub", safe_serialization=True)
+    config = named_config("vit_b16", depth=1, num_classes=2)
+    with pytest.raises(CheckpointError, match=f"{name} has .*{reason}.*nearest: {similar}"):
+        from_pretrained(tmp_path / "hub", config=config)
+    torch.save({"arch": name, "state_dict": peer.state_dict()}, tmp_path / "model_best.pth.tar")
+    with pytest.raises(CheckpointError, match=f"{name} has .*{reason}"):
+        from_pretrained(f"timm:{tmp_path / 'model_best.pth.tar'}", config=config)
+
+
+def test_a_configuration_is_asked_for_only_where_it_can_be_right() -> None:
+    mine = source_of("my_vit", build("vit_base_patch16_224", depth=2))
+    with pytest.raises(CheckpointError, match=r"my_vit is no plain ViT of timm's.*config=ViTConfig"):
+        TIMM.read_config(mine)
+    for name in ("vit_base_patch16_18x2_224", "vit_base_patch16_xp_224"):
+        with pytest.raises(CheckpointError) as caught:
+            TIMM.read_config(source_of(name, build(name, depth=2)))
+        assert "config=" not in str(caught.value)
 
 
 def test_every_other_architecture_of_timm_is_refused_by_its_name() -> None:
     others = set(timm.list_models()) - set(architectures(*PLAIN_VITS))
     assert len(others) > 1000
     for name in others:
-        with pytest.raises(CheckpointError, match=f"x: {name} is no plain ViT.*config=ViTConfig"):
+        with pytest.raises(CheckpointError, match=rf"x: {name} is no plain ViT.*vit_\*, deit_\*") as caught:
             TIMM.read_config(Source(name="x", tensors={}, config={"architecture": name}))
+        assert "config=" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

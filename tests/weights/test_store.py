@@ -336,8 +336,24 @@ def test_model_of_an_unknown_type_is_refused_by_its_type(folder: Path) -> None:
         from_pretrained(folder)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "instead"),
+    [
+        ("siglip_vision_model", "timm/vit_base_patch16_siglip_224.webli"),
+        ("clip", "timm/vit_base_patch16_clip_224.openai"),
+        ("swin", "dinov3_vit of transformers"),
+    ],
+)
+def test_what_is_read_instead_of_an_unknown_type_is_named(
+    folder: Path, model_type: str, instead: str
+) -> None:
+    edit_config(folder, model_type=model_type)
+    with pytest.raises(CheckpointError, match=f"vitascope reads vit, deit, dinov2, .*{instead}$"):
+        from_pretrained(folder)
+
+
 def test_tensors_of_no_known_family_are_shown(tmp_path: Path) -> None:
-    save_file({"layer1.conv.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    save_file({"layer1.conv.weight": torch.zeros(3), "conv.bias": torch.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"not a ViT of a known family.*layer1\.conv\.weight"):
         from_pretrained(tmp_path)
 

@@ -26,6 +26,7 @@ from vitascope.weights.dinov2 import Dinov2
 from vitascope.weights.dinov3 import Dinov3
 from vitascope.weights.files import CheckpointError, refusal
 from vitascope.weights.huggingface import HuggingFace
+from vitascope.weights.huggingface_config import readable_instead
 from vitascope.weights.jax import Jax
 from vitascope.weights.mapping import Family, Source, from_family, refuse, to_family
 from vitascope.weights.own import (
@@ -171,7 +172,7 @@ def identify(
         if kind.recognizes(source):
             return kind.arriving(source), kind
     if model_type := source.config.get("model_type"):
-        raise CheckpointError(f"{ref}: its model_type is {model_type!r}: no ViT that vitascope knows")
+        raise CheckpointError(f"{ref}: its model_type is {model_type!r}; {readable_instead(str(model_type))}")
     if "blocks.0.attn.qkv.weight" in source.tensors:
         raise CheckpointError(
             f"{ref}: timm's names without timm's config.json, so its preprocessing is unknown; say whose it "

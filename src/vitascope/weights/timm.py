@@ -22,8 +22,9 @@ from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.imagenet import imagenet_classes, is_imagenet
-from vitascope.weights.mapping import Family, Source, State, Table, check_labels
+from vitascope.weights.mapping import Family, Source, State, Table, check_labels, from_family
 from vitascope.weights.timm_body import BODY, GIVE_CONFIG, body_options, heads, place_options
+from vitascope.weights.timm_names import PLAIN, is_whole, unknown, unreadable
 from vitascope.weights.timm_settings import ARCHITECTURES, POOLS, only_one_of, settings
 from vitascope.weights.writing import write_json, write_safetensors
 
@@ -40,16 +41,6 @@ ROOT_ONLY: Table = {
     "patch_embedding.resnet.root.*": "patch_embed.backbone.*",
 }
 
-# The words of the names whose models are plain ViTs. A word that is not here may mean anything, with the same
-# tensors: `rpn` normalizes after each branch, `pe` has rotary positions. The last line's have stood behind a
-# dot since 2023.
-_PLAIN = re.compile(
-    r"(test_vit2?|vit|deit3?|flexivit|eva_large)(_("
-    r"tiny|wee|little|xsmall|small|medium|mediumd|betwixt|base|large|huge|giant|giantopt|gigantic|"
-    r"so150m|so150m2|so400m|plus|36x1|patch\d+|\d+|reg\d+|gap|map|clip|quickgelu|siglip|"
-    r"dinov2|tipsv2|miil|distilled|r|r26|r50|s16|s32|p8|"
-    r"in21k|in21ft1k|sam|dino|laion2b))*"
-)
 # Arguments that are read here, that tensors show, or that change no output.
 _ARGUMENTS = re.compile(
     "img_size|patch_size|in_chans|num_classes|global_pool|embed_dim|depth|num_heads|mlp_ratio|qkv_bias|"
@@ -63,8 +54,6 @@ _ACTIVATIONS = {
 }
 # SigLIP's later models were trained with JAX's default GELU, the tanh approximation.
 _GELU_TANH = re.compile(r".*(patch32_siglip|(so400m|giantopt)_patch16_siglip|large_patch16_siglip\D*512)")
-# Words that only a whole name has: a file called `vit_base.pth` tells no more than its shapes.
-_SPECIFIC = re.compile(r"patch\d|flexivit|test_vit|_r\d*_s\d")
 # By width, depth, patch and patches: average pooling leaves no tensor that tells SigLIP.
 _BY_SHAPE = {
     (768, 12, 32, 64): "vit_base_patch32_siglip_gap_256",
@@ -150,7 +139,15 @@ class Timm(Family):
         return "architecture" in source.config
 
     def arriving(self, source: Source) -> Source:
-        """Without the prefix under which transformers' `TimmWrapper` saves timm's models."""
+        """Without the prefix under which transformers' `TimmWrapper` saves timm's models.
+
+        Raises:
+            CheckpointError: an architecture that computes something else from the same tensors; none of our
+                configurations, given by whomever, is its.
+        """
+        for name in _names(source):
+            if is_whole(name) and (reason := unreadable(name)):
+                raise CheckpointError(f"{source.name}: {reason}")
         tensors = {name.removeprefix("timm_model."): tensor for name, tensor in source.tensors.items()}
         return dataclasses.replace(source, tensors=tensors)
 
@@ -222,10 +219,9 @@ def _architecture(source: Source) -> str:
     """
     if source.config:
         name = str(source.config.get("architecture")).partition(".")[0]
-        if not _PLAIN.fullmatch(name):
-            raise CheckpointError(
-                f"{source.name}: {name} is no plain ViT that vitascope knows; if it is one, {GIVE_CONFIG}"
-            )
+        if not PLAIN.fullmatch(name):
+            mine = f"; if it is a plain ViT under a name of your own, {GIVE_CONFIG}" if _fits(source) else ""
+            raise CheckpointError(f"{source.name}: {unknown(name)}{mine}")
         return name
     if name := _named(source):
         return name
@@ -240,11 +236,23 @@ def _architecture(source: Source) -> str:
 
 def _named(source: Source) -> str:
     """The architecture that a training checkpoint, or else the name of the file or its folder, tells."""
-    for name in (str(source.training.get("arch", "")), source.file, Path(source.name).name):
-        name = re.split(r"[.-]", name.rpartition("/")[2])[0]
-        if _PLAIN.fullmatch(name) and _SPECIFIC.search(name):
-            return name
-    return ""
+    return next((name for name in _names(source) if PLAIN.fullmatch(name) and is_whole(name)), "")
+
+
+def _names(source: Source) -> list[str]:
+    """What may be an architecture's name, without its tag."""
+    told = [source.config.get("architecture"), source.training.get("arch"), source.file]
+    return [re.split(r"[.-]", str(name).rpartition("/")[2])[0] for name in (*told, Path(source.name).name)]
+
+
+def _fits(source: Source) -> bool:
+    """Whether there are all the tensors of some plain ViT, and no others."""
+    probe = dataclasses.replace(source, config={}, options={"num_heads": 1, "mlp": "gelu"})
+    try:
+        from_family(Timm(), probe, Timm().read_config(probe))
+    except UserError:
+        return False
+    return True
 
 
 def _known_by_shape(options: Mapping[str, Any], source: Source) -> str:
