@@ -353,7 +353,9 @@ def test_what_is_read_instead_of_an_unknown_type_is_named(
 
 
 def test_tensors_of_no_known_family_are_shown(tmp_path: Path) -> None:
-    save_file({"layer1.conv.weight": torch.zeros(3), "conv.bias": torch.zeros(3)}, tmp_path / "model.safetensors")
+    save_file(
+        {"layer1.conv.weight": torch.zeros(3), "conv.bias": torch.zeros(3)}, tmp_path / "model.safetensors"
+    )
     with pytest.raises(CheckpointError, match=r"not a ViT of a known family.*layer1\.conv\.weight"):
         from_pretrained(tmp_path)
 
@@ -383,6 +385,19 @@ def test_numbers_that_are_not_finite_are_refused(folder: Path, name: str, number
     path.write_text(path.read_text().replace("{", f'{{"more": [{number}],', 1))
     with pytest.raises(CheckpointError, match=rf"{name}: not readable as JSON: {number} is not a finite"):
         from_pretrained(folder)
+
+
+def test_an_integer_that_is_no_float_is_refused(folder: Path) -> None:
+    edit_config(folder, norm_eps=10**400)
+    with pytest.raises(CheckpointError, match="not readable as JSON: an integer of 401 digits"):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize("start", [0, 1, 10**30])
+def test_layer_scale_may_be_written_without_a_point(folder: Path, tmp_path: Path, start: int) -> None:
+    save_pretrained(named_model(layer_scale=1e-5), folder)
+    edit_config(folder, layer_scale=start)
+    assert from_pretrained(folder).config.block.layer_scale == start
 
 
 def test_a_byte_order_mark_is_passed_over(folder: Path) -> None:

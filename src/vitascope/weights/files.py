@@ -111,7 +111,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise refusal(path, f"{size} bytes of JSON; the limit is {MAX_HEADER_BYTES}")
     try:
         text = path.read_text(encoding="utf-8-sig")
-        values = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        values = json.loads(text, parse_float=_finite, parse_constant=_finite, parse_int=_whole)
     except (OSError, ValueError, RecursionError) as error:
         raise refusal(path, f"not readable as JSON: {error}") from error
     if not isinstance(values, dict):
@@ -124,6 +124,13 @@ def _finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text[:40]} is not a finite number")
     return value
+
+
+def _whole(text: str) -> int:
+    """An integer of JSON; one beyond the range of floats would overflow wherever it is used."""
+    if len(text) > 300:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return int(text)
 
 
 def shard_files(index: Path) -> dict[str, str]:
