@@ -9,10 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.model import small_model
 from tests.test_cli import here, place, refusal  # noqa: F401 - fixtures
 from vitascope.cli import main
 from vitascope.deploy.bulk import AnswerFile
 from vitascope.deploy.predictor import Answer
+from vitascope.weights.store import save_pretrained
 
 RUN = ["predict", "runs/tiny"]
 QUICK = ["--device", "cpu", "--workers", "1", "--batch-size", "4"]
@@ -218,3 +220,21 @@ def test_options_that_make_no_sense_leave_no_file(
     refusal([*RUN, "data", "--out", str(tmp_path / "o.jsonl"), "--workers", "-1"], capsys)
     refusal(["predict", "data", "data", "--out", str(tmp_path / "o.jsonl")], capsys)
     assert not list(tmp_path.iterdir())
+
+
+def test_class_names_of_a_checkpoint_do_not_write_on_the_terminal(
+    here: SimpleNamespace,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ("\x1b[2Jred", "blue\u202e\n" + "x" * 2_000_000)
+    save_pretrained(small_model(num_classes=2, class_names=names), "hostile")
+    for images in (["data/red/1.png"], ["data/red"]):
+        with contextlib.suppress(SystemExit):
+            assert main(["predict", "hostile", *images, *QUICK]) == 0
+        out = capsys.readouterr().out
+        assert "  \\x1b[2Jred " in out
+        assert "  blue\\u202e xxx" in out
+        assert all(len(line) < 200 and line.isprintable() for line in out.splitlines())
+    with contextlib.suppress(SystemExit):
+        assert main(["predict", "m" * 5000, "data/red/1.png"]) == 2
+    assert len(capsys.readouterr().err) < 1600

@@ -4,19 +4,46 @@ from __future__ import annotations
 
 import difflib
 import signal
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
+
+_JOINERS = "\u200c\u200d"  # which Persian, Indic scripts and emoji are written with
 
 
 class UserError(ValueError):
     """A request that cannot be met: the message says what is wrong, with the numbers, and the way out.
 
     The command line prints it in one line and exits with status 2; anything else is a fault of ours and
-    keeps its traceback.
+    keeps its traceback. Names from files and paths may be anything, so the message is made `printable`.
     """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(printable(str(message)))
 
     said_elsewhere = False
     """Whether another process of the same run, which raises it too, prints it."""
+
+
+def printable(text: str, limit: int = 1500) -> str:
+    """Text from a file in one line that a terminal only displays, at most `limit` characters long.
+
+    Line breaks and tabs become spaces. Other control characters, among them ESC and those that turn the
+    direction of writing (U+202E), become escapes such as `\\x1b`. Of a longer text the middle is left out.
+    """
+    if len(text) > limit:
+        kept = limit // 3
+        text = f"{text[: limit - kept - 5]} ... {text[-kept:]}"
+    if text.isprintable():
+        return text
+    shown = "".join(_shown(character) for character in text)
+    return printable(shown, limit) if len(shown) > limit else shown
+
+
+def _shown(character: str) -> str:
+    if character.isprintable() or character in _JOINERS or unicodedata.category(character) == "Zs":
+        return character
+    return " " if character.isspace() else character.encode("unicode_escape").decode("ascii")
 
 
 class Interrupted(Exception):  # noqa: N818 - a stop, not an error
@@ -30,6 +57,8 @@ class Interrupted(Exception):  # noqa: N818 - a stop, not an error
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; nearest: vit_b16` for a name that is close to a known one, else the empty string."""
+    if len(name) > 200:  # no name that anybody typed; comparing takes long
+        return ""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; nearest: {match[0]}" if match else ""
 

@@ -1,5 +1,6 @@
 """timm's own models, as timm saves them, are ours; and ours, as we write them for timm, are timm's."""
 
+import argparse
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,23 @@ def test_a_model_that_timm_saved_gives_timms_answers(case: str, tmp_path: Path) 
     peer = peer_model(case)
     ours = loaded(saved(peer, tmp_path))
     assert_alike(ours, peer, images_for(ours.config), tolerance=1e-5)
+
+
+@torch.no_grad()
+def test_a_training_checkpoint_of_timms_tells_its_architecture(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """16 heads of 48, where shapes suggest 12 of 64; timm's saver writes them so."""
+    name, options = "vit_base_patch16_gap_224", {"depth": 2, "img_size": 32, "num_classes": 5}
+    peer = randomize(timm.create_model(name, **options)).eval()
+    args = argparse.Namespace(model=name, model_kwargs={"depth": 2}, img_size=32, gp=None, lr=0.1)
+    optimizer = torch.optim.SGD(peer.parameters(), lr=0.1)
+    timm.utils.CheckpointSaver(peer, optimizer, args, checkpoint_dir=str(tmp_path)).save_checkpoint(0)
+    ours = load_pretrained(f"timm:{tmp_path / 'last.pth.tar'}").model
+    images = images_for(ours.config)
+    assert ours.config.num_heads == 16
+    assert relative_error(ours(images), peer(images)) < 1e-5
+    assert caplog.messages == []
 
 
 def test_a_model_that_transformers_wrapped_gives_timms_answers(tmp_path: Path) -> None:

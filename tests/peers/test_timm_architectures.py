@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Source, from_family
+from vitascope.weights.store import from_pretrained
 from vitascope.weights.timm import Timm
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
@@ -154,15 +156,53 @@ def test_models_with_the_tensors_of_vits_are_refused() -> None:
     shallow = {
         name: {} if re.search("naflex|sapiens2", name) else {"depth": 2} for name in architectures(*LIKE_VITS)
     }
-    assert [name for name, options in shallow.items() if read(source_of(name, build(name, **options)))] == []
+    for name, options in shallow.items():
+        source = source_of(name, build(name, **options))
+        with pytest.raises(CheckpointError, match=f"{name} (has|is no plain ViT)") as caught:
+            TIMM.read_config(TIMM.arriving(source))
+        assert "config=" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "similar"),
+    [
+        ("vit_base_patch16_rpn_224", "res-post-norm", "vit_base_patch16_224"),
+        ("vit_pe_core_tiny_patch16_384", "rotary positions", "vit_tiny_patch16_224"),
+        ("vit_base_patch16_dinov3", "DINOv3 is read from facebook's and transformers' files", "vit_base"),
+        ("vit_relpos_base_patch16_224", "relative positions", "vit_base_patch16_224"),
+    ],
+)
+def test_an_architecture_with_a_vits_tensors_is_refused_whoever_gives_a_configuration(
+    name: str, reason: str, similar: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    peer = timm.create_model(name, depth=1, num_classes=2)
+    timm.models.save_for_hf(peer, tmp_path / "hub", safe_serialization=True)
+    config = named_config("vit_b16", depth=1, num_classes=2)
+    with pytest.raises(CheckpointError, match=f"{name} has .*{reason}.*nearest: {similar}"):
+        from_pretrained(tmp_path / "hub", config=config)
+    torch.save({"arch": name, "state_dict": peer.state_dict()}, tmp_path / "model_best.pth.tar")
+    with pytest.raises(CheckpointError, match=f"{name} has .*{reason}"):
+        from_pretrained(f"timm:{tmp_path / 'model_best.pth.tar'}", config=config)
+
+
+def test_a_configuration_is_asked_for_only_where_it_can_be_right() -> None:
+    mine = source_of("my_vit", build("vit_base_patch16_224", depth=2))
+    with pytest.raises(CheckpointError, match=r"my_vit is no plain ViT of timm's.*config=ViTConfig"):
+        TIMM.read_config(mine)
+    for name in ("vit_base_patch16_18x2_224", "vit_base_patch16_xp_224"):
+        with pytest.raises(CheckpointError) as caught:
+            TIMM.read_config(source_of(name, build(name, depth=2)))
+        assert "config=" not in str(caught.value)
 
 
 def test_every_other_architecture_of_timm_is_refused_by_its_name() -> None:
     others = set(timm.list_models()) - set(architectures(*PLAIN_VITS))
     assert len(others) > 1000
     for name in others:
-        with pytest.raises(CheckpointError, match=f"x: {name} is no plain ViT.*config=ViTConfig"):
+        with pytest.raises(CheckpointError, match=rf"x: {name} is no plain ViT.*vit_\*, deit_\*") as caught:
             TIMM.read_config(Source(name="x", tensors={}, config={"architecture": name}))
+        assert "config=" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -316,9 +356,67 @@ def test_arguments_of_models_that_are_not_ours_are_refused(
 def test_what_a_file_without_settings_leaves_open_is_asked_for(
     name: str, options: dict[str, Any], reason: str
 ) -> None:
-    source = dataclasses.replace(source_of(name, build(name, depth=2, **options)), config={})
+    source = bare(build(name, depth=2, **options))
     with pytest.raises(CheckpointError, match=f"{reason}.*config=ViTConfig"):
         TIMM.read_config(source)
+
+
+def bare(peer: nn.Module, **told: Any) -> Source:
+    """The tensors alone, and what a test adds to them."""
+    return Source(**{"name": "x", "tensors": dict(peer.state_dict()), **told})
+
+
+ODD = {
+    "vit_base_patch16_gap_224": {"num_heads": 16, "mlp": "gelu"},
+    "vit_giantopt_patch16_siglip_gap_256": {"num_heads": 16, "mlp": "gelu_tanh"},
+    "vit_giantopt_patch16_siglip_gap_384": {"num_heads": 16, "mlp": "gelu_tanh"},
+    "vit_so400m_patch16_siglip_gap_384": {"num_heads": 16, "mlp": "gelu_tanh"},
+    "vit_large_patch16_siglip_gap_512": {"num_heads": 16, "mlp": "gelu_tanh"},
+    "vit_base_patch32_siglip_gap_256": {"num_heads": 12, "mlp": "gelu_tanh"},
+    "vit_base_patch16_clip_quickgelu_224": {"num_heads": 12, "mlp": "quick_gelu", "norm_eps": 1e-5},
+    "test_vit": {"num_heads": 2, "mlp": "gelu"},
+}
+"""Architectures whose heads or GELU shapes do not suggest."""
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("where", ["file", "folder", "training"])
+def test_a_file_without_settings_is_read_by_the_architecture_that_it_names(name: str, where: str) -> None:
+    told: dict[str, Any] = {
+        "file": {"file": f"{name}.augreg_in1k.safetensors"},
+        "folder": {"name": f"downloads/{name}"},
+        "training": {"training": {"arch": f"hf-hub:timm/{name}.augreg_in1k"}, "file": "model_best.pth.tar"},
+    }[where]
+    peer = build(name, depth=2, weight_init="skip")
+    source = bare(peer, **told)
+    config = TIMM.read_config(source)
+    assert ODD[name].items() <= {option: config.option(option) for option in OPTIONS}.items()
+    assert differences(config, peer) == {}
+    assert TIMM.assumed(source, config) == ""
+
+
+def test_what_timms_training_gave_its_constructor_is_read() -> None:
+    args = {"num_heads": 6, "act_layer": "gelu_tanh", "img_size": 64}
+    peer = build("vit_base_patch16_224", depth=2, global_pool="avg", fc_norm=False, **args)
+    training = {"arch": "vit_base_patch16_224", "model_kwargs": args, "gp": "avg"}
+    assert differences(TIMM.read_config(bare(peer, training=training)), peer) == {}
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if "siglip" in name])
+def test_published_siglip_is_known_by_its_shapes(name: str) -> None:
+    peer = build(name, weight_init="skip")
+    source = bare(peer)
+    config = TIMM.read_config(source)
+    assert differences(config, peer) == {}
+    assert TIMM.assumed(source, config) == f"num_heads {config.num_heads} and mlp gelu_tanh"
+
+
+def test_what_a_user_names_with_a_file_is_not_asked_for() -> None:
+    peer = build("vit_base_patch16_clip_quickgelu_224", depth=2)
+    source = bare(peer, options={"mlp": "quick_gelu"})
+    config = TIMM.read_config(source).replace(**source.options)
+    assert differences(config, peer) == {}
+    assert TIMM.assumed(source, config) == "num_heads 12"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """torchvision's checkpoints against torchvision itself, both ways."""
 
+import argparse
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError, read_tensors
+from vitascope.weights.imagenet import imagenet_classes
 from vitascope.weights.mapping import Source, changes, from_family, to_family
+from vitascope.weights.store import load_pretrained
 from vitascope.weights.torchvision import Torchvision
 
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")
@@ -101,6 +104,27 @@ def test_outputs_and_attention_equal_torchvision_both_ways(arguments: dict[str, 
 
 
 @torch.no_grad()
+def test_heads_that_no_tensor_tells_are_assumed_aloud_and_can_be_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs, images = peer(**SMALL | {"num_heads": 4, "num_classes": 7}), random_images(2, 3, 64, 64)
+    file = tmp_path / "mine.pth"
+    torch.save(theirs.state_dict(), file)
+    assert relative_error(load_pretrained(file).model(images), theirs(images)) > 0.01
+    [line] = caplog.messages
+    assert line.startswith(f"{file}: nothing in the file tells num_heads 2, which is assumed; ")
+    assert "torchvision:num_heads=N:FILE" in line
+    caplog.clear()
+    found = load_pretrained(f"torchvision:num_heads=4:{file}").model
+    assert relative_error(found(images), theirs(images)) < 1e-5
+    config = found.config
+    assert relative_error(load_pretrained(file, config=config).model(images), theirs(images)) < 1e-5
+    torch.save({"model": theirs.state_dict(), "args": argparse.Namespace(model="vit_b_16")}, file)
+    load_pretrained(file)
+    assert caplog.messages == []
+
+
+@torch.no_grad()
 def test_old_names_of_the_mlp_are_read_as_torchvision_reads_them(tmp_path: Path) -> None:
     theirs, images = peer(**PEERS["plain"]), random_images(2, 3, 64, 64)
     old = {
@@ -122,7 +146,10 @@ def test_published_files_are_read_as_the_models_and_preprocessing_that_torchvisi
     source = FAMILY.arriving(Source(name=f"torchvision/{name}", file=file, tensors=model.state_dict()))
     config = FAMILY.read_config(source)
     ours = "vit_" + name.removeprefix("vit_").replace("_", "")
-    assert config == named_config(ours, image_size=size, resample="torchvision")
+    assert config.class_names == tuple(weights.meta["categories"]) == imagenet_classes()
+    assert config == named_config(
+        ours, image_size=size, resample="torchvision", class_names=config.class_names
+    )
     assert config.num_heads == model.encoder.layers[0].self_attention.num_heads
     assert config.block.norm_eps == model.encoder.ln.eps
 

@@ -239,7 +239,7 @@ def test_a_model_of_torchscript_is_told_from_a_state(tmp_path: Path) -> None:
     torch.save(ONE, tmp_path / "model.pth")
     with zipfile.ZipFile(tmp_path / "model.pth", "a") as archive:
         archive.writestr("model/constants.pkl", b"")
-    assert "save model.state_dict()" in refused(tmp_path / "model.pth")
+    assert "a TorchScript program, not a state dict" in refused(tmp_path / "model.pth")
 
 
 def test_what_an_npz_may_unpack_to_grows_with_its_size(

@@ -147,6 +147,23 @@ def test_the_family_of_a_file_can_be_named_before_it(tmp_path: Path) -> None:
             assert torch.equal(state(loaded.model), state(model))
 
 
+def test_options_that_no_tensor_tells_can_be_named_before_a_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small_model(embed_dim=128, num_heads=2)
+    save_pretrained(model, tmp_path, format="torchvision")
+    file = tmp_path / "model.pth"
+    found = from_pretrained(f"torchvision:num_heads=4,mlp=gelu_tanh,norm_eps=1e-5:{file}").config
+    assert found == model.config.replace(num_heads=4, mlp="gelu_tanh", norm_eps=1e-5, resample="torchvision")
+    assert caplog.messages == []
+    with pytest.raises(UserError, match=r"option before a file 'depth'; .*num_heads, mlp, norm_eps"):
+        from_pretrained(f"torchvision:depth=4:{file}")
+    with pytest.raises(UserError, match="num_heads is a number, not 'two'"):
+        from_pretrained(f"torchvision:num_heads=two:{file}")
+    with pytest.raises(UserError, match="'tanh'"):
+        from_pretrained(f"torchvision:mlp=tanh:{file}")
+
+
 def test_a_path_that_begins_like_a_family_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_pretrained(small_model(), tmp_path / "timm:mine @1")
     monkeypatch.chdir(tmp_path)

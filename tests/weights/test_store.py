@@ -406,8 +406,26 @@ def test_model_of_an_unknown_type_is_refused_by_its_type(folder: Path) -> None:
         from_pretrained(folder)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "instead"),
+    [
+        ("siglip_vision_model", "timm/vit_base_patch16_siglip_224.webli"),
+        ("clip", "timm/vit_base_patch16_clip_224.openai"),
+        ("swin", "dinov3_vit of transformers"),
+    ],
+)
+def test_what_is_read_instead_of_an_unknown_type_is_named(
+    folder: Path, model_type: str, instead: str
+) -> None:
+    edit_config(folder, model_type=model_type)
+    with pytest.raises(CheckpointError, match=f"vitascope reads vit, deit, dinov2, .*{instead}$"):
+        from_pretrained(folder)
+
+
 def test_tensors_of_no_known_family_are_shown(tmp_path: Path) -> None:
-    save_file({"layer1.conv.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    save_file(
+        {"layer1.conv.weight": torch.zeros(3), "conv.bias": torch.zeros(3)}, tmp_path / "model.safetensors"
+    )
     with pytest.raises(CheckpointError, match=r"not a ViT of a known family.*layer1\.conv\.weight"):
         from_pretrained(tmp_path)
 
@@ -416,6 +434,100 @@ def test_configuration_with_an_unknown_key_names_the_nearest(folder: Path) -> No
     edit_config(folder, embed_dimm=16)
     with pytest.raises(UserError, match="'embed_dimm'; nearest: embed_dim"):
         from_pretrained(folder)
+
+
+@pytest.mark.parametrize("config", [{}, {"depth": 2}, "vit_b16", False])
+def test_an_architecture_of_another_type_is_refused(folder: Path, config: object) -> None:
+    with pytest.raises(UserError, match=f"config is a {type(config).__name__}, not a ViTConfig"):
+        from_pretrained(folder, config=config)
+
+
+def test_an_empty_configuration_is_named(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"config\.json: an empty object"):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e999"])
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_numbers_that_are_not_finite_are_refused(folder: Path, name: str, number: str) -> None:
+    path = folder / name
+    path.write_text(path.read_text().replace("{", f'{{"more": [{number}],', 1))
+    with pytest.raises(CheckpointError, match=rf"{name}: not readable as JSON: {number} is not a finite"):
+        from_pretrained(folder)
+
+
+def test_an_integer_that_is_no_float_is_refused(folder: Path) -> None:
+    edit_config(folder, norm_eps=10**400)
+    with pytest.raises(CheckpointError, match="not readable as JSON: an integer of 401 digits"):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize("start", [0, 1, 10**30])
+def test_layer_scale_may_be_written_without_a_point(folder: Path, tmp_path: Path, start: int) -> None:
+    save_pretrained(named_model(layer_scale=1e-5), folder)
+    edit_config(folder, layer_scale=start)
+    assert from_pretrained(folder).config.block.layer_scale == start
+
+
+def test_a_byte_order_mark_is_passed_over(folder: Path) -> None:
+    for path in folder.glob("*.json"):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert_same_state(from_pretrained(folder), named_model())
+    (folder / "config.json").write_text("{}", encoding="utf-16")
+    with pytest.raises(CheckpointError, match=r"config\.json: not readable as JSON"):
+        from_pretrained(folder)
+
+
+def test_what_is_no_model_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a Linear is no model of vitascope"):
+        save_pretrained(torch.nn.Linear(2, 2), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "long" * 1250])
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+def test_a_target_that_cannot_be_a_folder_is_refused(tmp_path: Path, place: str, kind: str) -> None:
+    (tmp_path / "file").write_text("precious")
+    model = named_model() if kind == "vit" else create_model("resnet50", layers=(1,), width=4, num_classes=2)
+    with pytest.raises(CheckpointError, match=r"cannot write a model there: .*; name a new folder"):
+        save_pretrained(model, tmp_path / place)
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("before", ["", "timm:", "./", "owner/"])
+def test_a_name_longer_than_any_path_is_refused_in_a_short_line(before: str) -> None:
+    with pytest.raises(CheckpointError, match="no such model: File name too long") as caught:
+        from_pretrained(before + "m" * 5000)
+    assert len(str(caught.value)) <= 1500
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J\u202e\n", "x" * 2_000_000], ids=["control", "long"])
+@pytest.mark.parametrize("where", ["model_type", "architecture", "mlp", "more"])
+def test_text_in_a_configuration_is_escaped_and_shortened(folder: Path, where: str, text: str) -> None:
+    options = {"model_type": "timm", "architecture": text} if where == "architecture" else {where: text}
+    edit_config(folder, **({text: 1} if where == "more" else options))
+    with pytest.raises(UserError) as caught:
+        from_pretrained(folder)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) <= 1500
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+@pytest.mark.parametrize("format", ["huggingface", "timm"])
+def test_heads_whose_classes_are_not_exclusive_are_refused(tmp_path: Path, format: str, problem: str) -> None:
+    save_pretrained(small_model(embed_dim=128, num_heads=2), tmp_path, format=format)
+    edit_config(tmp_path, problem_type="single_label_classification")
+    from_pretrained(tmp_path)
+    edit_config(tmp_path, problem_type=problem)
+    with pytest.raises(CheckpointError, match=f"problem_type '{problem}' is not supported.*AutoModel"):
+        from_pretrained(tmp_path)
+
+
+def test_the_body_under_such_a_head_is_loaded(tmp_path: Path) -> None:
+    save_pretrained(small_model(head="none"), tmp_path, format="huggingface")
+    edit_config(tmp_path, problem_type="multi_label_classification")
+    assert from_pretrained(tmp_path).config.readout.head == "none"
 
 
 # --- starting from weights

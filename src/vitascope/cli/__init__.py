@@ -20,7 +20,7 @@ from vitascope.cli.report import Report
 from vitascope.cli.serve import Serve
 from vitascope.cli.train import Pretrain, Train, parse_run
 from vitascope.cli.use import Evaluate
-from vitascope.errors import Interrupted, UserError, nearest
+from vitascope.errors import Interrupted, UserError, nearest, printable
 
 DESCRIPTION = "Train, look inside and ship Vision Transformers."
 
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:  # a full disk, a folder that may not be written to: the system says it best
-        print(f"vitascope: error: {error}", file=sys.stderr)
+        print(f"vitascope: error: {printable(str(error))}", file=sys.stderr)
         return 2
     except Interrupted as stop:
         if int(os.environ.get("RANK", "0")):

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from vitascope import explain
 from vitascope.data.datasets import open_pictures
 from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
-from vitascope.errors import UserError
+from vitascope.errors import UserError, printable
 from vitascope.explain import model_plots, plots
 from vitascope.explain.attention import attending
 from vitascope.explain.distance import uniform_distance
@@ -93,7 +93,7 @@ class Subject:
     def class_name(self, index: int) -> str:
         """A class's name, or its number where it has none."""
         names = self.model.config.class_names
-        return names[index] if names else str(index)
+        return printable(names[index], 80) if names else str(index)
 
 
 def as_asked(subject: Subject, target: str | None, versus: str | None, like: Path | None) -> TargetLike:

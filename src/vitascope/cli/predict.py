@@ -15,7 +15,7 @@ import tyro
 
 from vitascope.cli.parsing import MaybePath
 from vitascope.cli.use import Model
-from vitascope.errors import UserError
+from vitascope.errors import UserError, printable
 from vitascope.training.options import MaybeInt
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Predict:
 
             print(json.dumps([as_row(answer) for answer in answers], ensure_ascii=False))
             return
-        width = max(len(guess.label) for answer in answers for guess in answer.predictions)
+        width = max(len(shown(guess.label)) for answer in answers for guess in answer.predictions)
         for answer in answers:
             print(in_words(answer, width))
 
@@ -161,13 +161,12 @@ class Predict:
 
     def _print(self, answer: Answer) -> None:
         from vitascope.deploy.bulk import as_line
-        from vitascope.deploy.parquet import printable
 
         if self.json:
             sys.stdout.write(as_line(answer))
         else:
-            width = max((len(guess.label) for guess in answer.predictions), default=0)
-            print(printable(in_words(answer, width)))
+            width = max((len(shown(guess.label)) for guess in answer.predictions), default=0)
+            print(in_words(answer, width))
 
     def _stopped(self, signum: int, tally: Tally) -> NoReturn:
         kept = "" if self.out is None else f" are in {self.out}: go on with the same command and --resume"
@@ -197,7 +196,13 @@ class Predict:
 def in_words(answer: Answer, width: int) -> str:
     """A picture and its classes, a line each, the labels that wide."""
     lines = [
-        f"  {guess.label:<{width}} {guess.score:>7.2%}  {'█' * round(24 * guess.score)}".rstrip()
+        f"  {shown(guess.label):<{width}} {guess.score:>7.2%}  {'█' * round(24 * guess.score)}".rstrip()
         for guess in answer.predictions
     ]
-    return "\n".join([answer.image, *lines, *([f"  {answer.error}"] if answer.error is not None else [])])
+    error = [f"  {printable(answer.error)}"] if answer.error is not None else []
+    return "\n".join([printable(answer.image), *lines, *error])
+
+
+def shown(label: str) -> str:
+    """A class name, which a checkpoint may have made of anything, in one short piece of a line."""
+    return printable(label, 80)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from vitascope.errors import printable
 from vitascope.training.options import MaybeText
 
 Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
@@ -57,6 +58,7 @@ class Evaluate:
             f"{evaluation.split}: {evaluation.accuracy:.2%} right, {summary['correct']} of "
             f"{summary['images']} images; loss {evaluation.loss:.3f}"
         )
+        names = tuple(printable(name, 80) for name in names)
         width = max(map(len, names))
         for row, name in enumerate(names):
             total = int(confusion[row].sum())

@@ -98,7 +98,7 @@ class LayerScale(nn.Module):
     def __init__(self, embed_dim: int, start: float) -> None:
         super().__init__()
         self.start = start
-        self.gamma = nn.Parameter(torch.full((embed_dim,), start))
+        self.gamma = nn.Parameter(torch.full((embed_dim,), float(start)))
 
     def forward(self, branch: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, D)."""

@@ -18,12 +18,13 @@ from vitascope.weights.mapping import Family, Source, State, Table
 from vitascope.weights.pth import (
     has_timms_body,
     imagenet,
+    is_named,
     square_side,
     untold,
     with_timms_names,
     write_pth,
 )
-from vitascope.weights.timm_body import BODY, body_options, heads
+from vitascope.weights.timm_body import BODY, assumed_heads, body_options, heads
 
 TABLE: Table = {
     **BODY,
@@ -80,12 +81,16 @@ class Deit(Family):
         side, (ph, pw) = square_side(source, "pos_embed", prefix), options["patch_size"]
         options |= {
             "image_size": (side * ph, side * pw),
-            "num_heads": heads("", options["embed_dim"], source.name),
+            "num_heads": heads(source, options["embed_dim"]),
             "norm_eps": 1e-6,
             "position_prefix": covers_prefix,
             "resample": _RESAMPLE,
         }
         return ViTConfig.from_dict(options)
+
+    def assumed(self, source: Source, config: ViTConfig) -> str:
+        """Heads, in a file that has none of its names."""
+        return "" if is_named(source, "deit") else assumed_heads(source, config)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """As its `main.py` evaluates: bicubic, a crop of 0.875 at every size.

@@ -24,6 +24,7 @@ from vitascope.weights.mapping import Family, Source, State, Table
 from vitascope.weights.pth import (
     has_timms_body,
     imagenet,
+    is_named,
     not_square,
     shape_of,
     shorter_side,
@@ -34,7 +35,7 @@ from vitascope.weights.pth import (
     with_timms_names,
     write_pth,
 )
-from vitascope.weights.timm_body import BODY, body_options, heads
+from vitascope.weights.timm_body import BODY, assumed_heads, body_options, heads
 
 TABLE: Table = {**BODY, "registers": "register_tokens"}
 GATED: Table = {
@@ -106,12 +107,16 @@ class Dinov2(Family):
         ph, pw = options["patch_size"]
         options |= {
             "image_size": (side * ph, side * pw),
-            "num_heads": heads("", options["embed_dim"], source.name),
+            "num_heads": heads(source, options["embed_dim"]),
             "position_prefix": not registers,
             "resample": _rule(options["num_registers"]),
             "norm_eps": 1e-6,
         }
         return ViTConfig.from_dict(options)
+
+    def assumed(self, source: Source, config: ViTConfig) -> str:
+        """Heads, in a file that has none of its names."""
+        return "" if is_named(source, "dinov2") else assumed_heads(source, config)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """As its `make_classification_eval_transform`: bicubic, 224 of 256 pixels.

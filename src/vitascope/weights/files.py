@@ -6,8 +6,10 @@ Nothing in a file is executed, and what reading one may cost is bounded by its s
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
+import math
 import pickletools
 import re
 import zipfile
@@ -23,6 +25,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vitascope.errors import UserError
+from vitascope.weights.other_formats import adapter_reason, described
 
 MAX_TENSORS = 20_000  # the largest ViTs have about a thousand
 MAX_HEADER_BYTES = 16 << 20  # of each part that is parsed: 20,000 tensors need 3 MB of it
@@ -33,7 +36,8 @@ MAX_SHARED_RATIO = 4  # a pickle's tensors may share storage; together they take
 
 # Where training scripts put the state: DeiT in "model" (its "model_ema" after it), DINO in "teacher".
 WRAPPERS = ("model", "state_dict", "model_state_dict", "module", "teacher", "model_ema")
-PREFIXES = ("module.", "_orig_mod.", "backbone.")  # of DataParallel, torch.compile, DINO
+# Of DataParallel, torch.compile, DINO; Lightning's is the attribute that holds the model, of any name.
+MAX_PREFIXES = 4  # `model.module._orig_mod.backbone.`
 
 # What a state dict and the plain settings beside it are pickled with (and dtypes). torch admits more, among
 # them _codecs.encode and Tensor.to, with which a few bytes unpack to gigabytes.
@@ -46,16 +50,24 @@ ZIP_MAGIC = b"PK\x03\x04"
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is not there, broken, or does not fit: one printable line, whatever is in it."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__("".join(c if c.isprintable() else " " for c in message))
+    """A checkpoint that is not there, broken, or does not fit."""
 
 
 def refusal(place: object, reason: object) -> CheckpointError:
     """Where, and why, however long a hostile file makes the reason."""
     line = " ".join(str(reason).split())
     return CheckpointError(f"{place}: {line[:400]}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A weights file."""
+
+    tensors: dict[str, Tensor]
+    """As `read_tensors` returns them."""
+    training: dict[str, Any]
+    """What a training script saved beside them: timm's `arch`, and the `args` of its command line. Empty in
+    files that hold tensors alone."""
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -66,36 +78,59 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     restored), and the `.index.json` of a sharded checkpoint. The content decides where it is unmistakable.
 
     A state under one of `WRAPPERS` is unwrapped, the first of them that is there: of DeiT's `model` and
-    `model_ema`, `model`. Of a `teacher` with a `backbone.`, only that is kept. A prefix of `PREFIXES` that
-    all names share is removed. What is beside the state, and what is no tensor in it, is left out.
+    `model_ema`, `model`. Of a `teacher` with a `backbone.`, only that is kept. A prefix up to a dot that all
+    names share is removed: DataParallel's `module.`, Lightning's `model.`. What is beside the state, and what
+    is no tensor in it, is left out.
 
     Raises:
         CheckpointError: one line, for a file that is not there, is broken, has no tensors, exceeds the
             limits above, or would run code.
     """
+    return read_weights(path).tensors
+
+
+def read_weights(path: Path) -> Weights:
+    """The tensors of `read_tensors`, and the settings beside them; the same errors."""
     path = Path(path)
-    tensors = _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
-    if not tensors:
-        raise refusal(path, "no tensors in it")
-    return _strip_prefixes(tensors)
+    found = _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
+    if not found.tensors:
+        raise refusal(path, described([path.name]) or "no tensors in it")
+    if reason := adapter_reason(found.tensors):
+        raise refusal(path, reason)
+    return dataclasses.replace(found, tensors=_strip_prefixes(found.tensors))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, of at most `MAX_HEADER_BYTES`.
+    """A JSON object, of at most `MAX_HEADER_BYTES`, with or without a byte order mark.
 
     Raises:
-        CheckpointError: one line, for a file that is not there or is not a JSON object.
+        CheckpointError: one line, for a file that is not there or is not a JSON object of finite numbers.
     """
     _first_bytes(path)
     if (size := path.stat().st_size) > MAX_HEADER_BYTES:
         raise refusal(path, f"{size} bytes of JSON; the limit is {MAX_HEADER_BYTES}")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8-sig")
+        values = json.loads(text, parse_float=_finite, parse_constant=_finite, parse_int=_whole)
     except (OSError, ValueError, RecursionError) as error:
         raise refusal(path, f"not readable as JSON: {error}") from error
     if not isinstance(values, dict):
         raise refusal(path, "not a JSON object")
     return values
+
+
+def _finite(text: str) -> float:
+    """A number of JSON; Python's reader would take NaN and Infinity, which JSON has not."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return value
+
+
+def _whole(text: str) -> int:
+    """An integer of JSON; one beyond the range of floats would overflow wherever it is used."""
+    if len(text) > 300:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return int(text)
 
 
 def shard_files(index: Path) -> dict[str, str]:
@@ -114,26 +149,27 @@ def shard_files(index: Path) -> dict[str, str]:
     return shards
 
 
-def _read_shards(index: Path) -> dict[str, Tensor]:
+def _read_shards(index: Path) -> Weights:
     where = shard_files(index)
-    shards = {shard: _read_file(index.parent / shard) for shard in sorted(set(where.values()))}
+    shards = {shard: _read_file(index.parent / shard).tensors for shard in sorted(set(where.values()))}
     missing = [name for name, shard in where.items() if name not in shards[shard]]
     if missing:
         raise refusal(index, f"{len(missing)} tensors are not in the shards it names, such as {missing[0]!r}")
     # What the index does not name comes too, so that a model that has no place for it refuses it.
     every = {name: tensor for shard in shards.values() for name, tensor in shard.items()}
-    return every | {name: shards[shard][name] for name, shard in where.items()}
+    return Weights(every | {name: shards[shard][name] for name, shard in where.items()}, {})
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
+def _read_file(path: Path) -> Weights:
     head = _first_bytes(path)
     if path.suffix == ".safetensors" or head[8:9] == b"{":
-        return _read_safetensors(path)
+        return Weights(_read_safetensors(path), {})
     if path.suffix == ".npz":
-        return _read_npz(path)
+        return Weights(_read_npz(path), {})
     if path.suffix in (".pth", ".pt", ".bin") or head.startswith((ZIP_MAGIC, b"\x80")):
         return _read_pickle(path, zipped=head.startswith(ZIP_MAGIC))
-    raise refusal(path, "not a checkpoint; known are .safetensors, .pth, .pt, .bin, .npz and .index.json")
+    known = "known are .safetensors, .pth, .pt, .bin, .npz and .index.json"
+    raise refusal(path, described([path.name]) or f"not a checkpoint; {known}")
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -230,7 +266,7 @@ def _from_numpy(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.asarray(array, dtype=native))
 
 
-def _read_pickle(path: Path, zipped: bool) -> dict[str, Tensor]:
+def _read_pickle(path: Path, zipped: bool) -> Weights:
     version = re.match(r"(\d+)\.(\d+)", torch.__version__)
     if version is None or (int(version[1]), int(version[2])) < (2, 10):  # weights_only could be bypassed
         raise refusal(path, f"torch {torch.__version__} cannot read pickles safely; install torch >= 2.10")
@@ -243,7 +279,7 @@ def _read_pickle(path: Path, zipped: bool) -> dict[str, Tensor]:
     size, total = path.stat().st_size, sum(tensor.nbytes for tensor in state.values())
     if total > MAX_SHARED_RATIO * size:  # such as one number, expanded to a terabyte
         raise refusal(path, f"{size} bytes with {total} of tensors; the limit is {MAX_SHARED_RATIO} times")
-    return _apart(state)
+    return Weights(_apart(state), _training(loaded))
 
 
 def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -261,11 +297,17 @@ def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _check_zip(path: Path) -> None:
     with _BoundedFile(path) as file, zipfile.ZipFile(file) as archive:
         members = archive.infolist()
+        if any(member.filename.endswith("/constants.pkl") for member in members):
+            raise refusal(
+                path,
+                "a TorchScript program, not a state dict; if you trust it, write its state: "
+                'torch.save(torch.jit.load(FILE, map_location="cpu").state_dict(), "model.pth")',
+            )
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise refusal(path, "a compressed zip archive, which torch.save does not write: unpack it first")
         pickles = [member for member in members if member.filename.endswith("/data.pkl")]
-        if not pickles or any(member.filename.endswith("/constants.pkl") for member in members):
-            raise refusal(path, "a zip archive, but not a state dict (TorchScript?): save model.state_dict()")
+        if not pickles:
+            raise refusal(path, "a zip archive, but not one of torch.save: save model.state_dict()")
         for member in pickles:
             _check_opcodes(path, io.BytesIO(archive.read(member)))
 
@@ -292,7 +334,10 @@ def _check_opcodes(path: Path, stream: io.BytesIO) -> None:
             continue
         dtype = vars(torch).get(name.removeprefix("torch."))
         if not PICKLE_GLOBAL.fullmatch(name) and not isinstance(dtype, torch.dtype):
-            raise refusal(path, f"its pickle calls for {name}, which no state dict needs; it was not run")
+            advice = "if you trust it, load it where its code is installed and save model.state_dict()"
+            raise refusal(
+                path, f"its pickle calls for {name}, which no state dict needs; it was not run; {advice}"
+            )
 
 
 def _unwrap(loaded: object, depth: int = 2) -> dict[str, Tensor]:
@@ -308,9 +353,23 @@ def _unwrap(loaded: object, depth: int = 2) -> dict[str, Tensor]:
     return {name: v.detach() for name, v in loaded.items() if isinstance(name, str) and isinstance(v, Tensor)}
 
 
+def _training(loaded: object) -> dict[str, Any]:
+    """`args`, a namespace or a mapping, and timm's `arch`, in which the name of the model comes first."""
+    if not isinstance(loaded, dict):
+        return {}
+    args = loaded.get("args")
+    found = dict(
+        vars(args) if isinstance(args, argparse.Namespace) else args if isinstance(args, dict) else {}
+    )
+    arch = loaded.get("arch") or found.get("model")
+    return {**found, "arch": arch} if isinstance(arch, str) else found
+
+
 def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    for _ in PREFIXES:  # DistributedDataParallel around torch.compile has two of them
-        for prefix in PREFIXES:
-            if all(name.startswith(prefix) for name in state):
-                state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    """Without the attributes that all names begin with: no family has one, so it is a wrapper's."""
+    for _ in range(MAX_PREFIXES):
+        first, dot, _ = next(iter(state)).partition(".")
+        if not dot or not all(name.startswith(f"{first}.") for name in state):
+            break
+        state = {name.removeprefix(f"{first}."): tensor for name, tensor in state.items()}
     return state

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from vitascope.errors import nearest
 from vitascope.weights.files import CheckpointError, refusal, shard_files
+from vitascope.weights.other_formats import described, is_trainer_state
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ MAX_ID = 96  # characters: the hub's rule, which not every version of its client
 SETTINGS = ("config.json", "preprocessor_config.json")
 INDEX = ".index.json"  # of a checkpoint in several files
 WEIGHTS = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
+# transformers' `save_pretrained(..., variant="fp16")`, in one file
+VARIANT = re.compile(r"(pytorch_)?model\.(?!.*-of-)[\w-]+\.(safetensors|bin)")
 FILE_ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".npz", ".json")
 TORCHVISION_URL = "https://download.pytorch.org/models/"
 TORCHVISION_FILES = {  # the first of a model is its default; eight digits of each name begin its SHA-256
@@ -65,9 +68,10 @@ def is_hub_id(ref: str) -> bool:
 def fetch_hub(repo_id: str, revision: str | None = None) -> Path:
     """A local folder with a model's settings and one form of its weights, from the hub or its cache.
 
-    Fetched are `SETTINGS` and the first of: `WEIGHTS`, a single `.pth`, a single `.npz`; the folder is the
-    commit's snapshot in the hub's own cache, which HF_HOME places and HF_HUB_OFFLINE makes the only source.
-    When the hub cannot be reached, that revision as it was last fetched whole is used, and a warning logged.
+    Fetched are `SETTINGS` and the first of: `WEIGHTS`, a single `VARIANT`, a single `.pth`, a single `.npz`;
+    the folder is the commit's snapshot in the hub's own cache, which HF_HOME places and HF_HUB_OFFLINE makes
+    the only source. When the hub cannot be reached, that revision as it was last fetched whole is used, and
+    a warning logged.
 
     Args:
         repo_id: `owner/name`, with or without `hf-hub:` before it.
@@ -98,12 +102,13 @@ def weights_name(place: object, names: Iterable[str]) -> str | None:
     """Of the file names in a folder, the one to read the weights from, as `fetch_hub` chooses it.
 
     Raises:
-        CheckpointError: it starts with `place`: several `.pth` or `.npz` files, and none of `WEIGHTS`.
+        CheckpointError: it starts with `place`: several variants, `.pth` or `.npz`, and none of `WEIGHTS`.
     """
     names = sorted(name for name in names if "/" not in name and name[:1] != ".")  # hidden: not finished
     for found in (
         *([name] for name in WEIGHTS if name in names),
-        [name for name in names if name.endswith(".pth")],
+        [name for name in names if VARIANT.fullmatch(name)],
+        [name for name in names if name.endswith(".pth") and not is_trainer_state(name)],
         [name for name in names if name.endswith(".npz")],
     ):
         if len(found) > 1:
@@ -126,6 +131,8 @@ def _download(repo_id: str, revision: str, commit: str, names: list[str]) -> Pat
 
     weights = weights_name(repo_id, names)
     if weights is None:
+        if reason := described(names):
+            raise refusal(repo_id, reason)
         has = f"it has {', '.join(sorted(names)[:8])}" if names else "it is empty"
         raise refusal(repo_id, f"no weights in a form that is read ({', '.join(WEIGHTS)}, .pth, .npz); {has}")
     for name in SETTINGS:

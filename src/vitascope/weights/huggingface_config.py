@@ -5,13 +5,14 @@ Facts: transformers 5.23.0, `models/{vit,deit,dinov2,dinov2_with_registers,dinov
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from vitascope.model.config import ViTConfig
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.huggingface_processor import sides
-from vitascope.weights.mapping import Source
+from vitascope.weights.mapping import Source, check_labels
 
 # What a configuration means by saying nothing.
 _SIZE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
@@ -30,12 +31,28 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 MODEL_TYPES = tuple(_DEFAULTS)
 DINOV2_TYPES = ("dinov2", "dinov2_with_registers")
+# Where transformers has a model in a layout that is not read, and timm publishes the same image tower in one
+# that is.
+_ELSEWHERE = {
+    r"clip(_vision_model)?": "timm/vit_base_patch16_clip_224.openai",
+    r"siglip(_vision_model)?": "timm/vit_base_patch16_siglip_224.webli",
+    r"siglip2(_vision_model)?": "timm/vit_base_patch16_siglip_224.v2_webli",
+    r"vit_mae": "timm/vit_base_patch16_224.mae",
+    r"vit[-_]hybrid": "timm/vit_base_r50_s16_384.orig_in21k_ft_in1k",
+}
 _CLASSES = dict(zip(MODEL_TYPES, ("ViT", "DeiT", "Dinov2", "Dinov2WithRegisters", "DINOv3ViT"), strict=True))
 
 _TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate")
 _ACTIVATIONS = {"gelu": "gelu", "gelu_python": "gelu", "quick_gelu": "quick_gelu"}
 _ACTIVATIONS |= dict.fromkeys(_TANH, "gelu_tanh")  # one function, in five ways to compute it
 _QKV_BIAS = {(True, True, True): "all", (True, False, True): "no_key", (False, False, False): "none"}
+
+
+def readable_instead(kind: str) -> str:
+    """Which of transformers' models are read, and where another's weights are in a form that is."""
+    known = f"vitascope reads {', '.join(MODEL_TYPES)} of transformers"
+    found = next((model for pattern, model in _ELSEWHERE.items() if re.fullmatch(pattern, kind)), None)
+    return f"{known}, and this one as timm publishes it, such as {found}" if found else known
 
 
 def model_type(config: ViTConfig) -> str:
@@ -110,6 +127,7 @@ def _readout(source: Source, values: Mapping[str, Any], kind: str) -> dict[str, 
         options = {"distillation_token": True}
     head = "cls_classifier.weight" if options.get("distillation_token") else "classifier.weight"
     if source.has(head):
+        check_labels(source)
         count = source.shape(head)[0]
         options |= {"head": "linear", "num_classes": count, "class_names": _class_names(source, count)}
         both = source.shape(head)[1] == 2 * _number(source, values, "hidden_size")

@@ -25,6 +25,7 @@ from vitascope.model.options import MATTERS_WITH
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import SETTINGS, weights_name
+from vitascope.weights.writing import make_folder
 
 State = dict[str, Tensor]
 
@@ -79,6 +80,10 @@ class Source:
     """`config.json`, where there is one."""
     preprocessor: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """`preprocessor_config.json`, where there is one."""
+    training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What a training script saved in the weights file: `arch` and its arguments, where there are any."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Options of `ViTConfig` that the user named with the file, since it does not tell them."""
 
     def shape(self, key: str) -> tuple[int, ...]:
         """The shape of a tensor.
@@ -137,6 +142,10 @@ class Family(abc.ABC):
     @abc.abstractmethod
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         """Write what the other library itself loads; `state` has their names. Returns the files."""
+
+    def assumed(self, source: Source, config: ViTConfig) -> str:
+        """What `read_config` took for granted since the checkpoint does not tell it, in words; else empty."""
+        return ""
 
     def settled(self, config: ViTConfig) -> ViTConfig:
         """What the other library will run: `config`, but for small things that no file of theirs can say,
@@ -219,6 +228,22 @@ def check_preprocess(name: str, preprocess: Preprocess, image_size: tuple[int, i
     return preprocess
 
 
+def check_labels(source: Source) -> None:
+    """Refuse a head of transformers' whose classes are not exclusive, since softmax would be wrong.
+
+    Raises:
+        CheckpointError: `problem_type` says so.
+    """
+    problem = source.config.get("problem_type")
+    if problem not in (None, "single_label_classification"):
+        bare = ", add_pooling_layer=False" if source.config.get("model_type") in ("vit", "deit") else ""
+        raise CheckpointError(
+            f"{source.name}: problem_type {problem!r} is not supported yet: probabilities here are a softmax "
+            "over exclusive classes. The body alone loads, from the folder that transformers writes with "
+            f"AutoModel.from_pretrained(MODEL{bare}).save_pretrained(FOLDER)"
+        )
+
+
 def joined(stored: Stored, source: Source) -> Tensor | None:
     """Our tensor, made of theirs; None where their shapes do not even fit each other."""
     try:
@@ -242,7 +267,7 @@ def to_family(family: Family, model: VisionTransformer, preprocess: Preprocess, 
         for theirs, part in zip(stored.names, parts, strict=True):
             assert theirs not in state, f"the table of {family.name} names {theirs} twice"
             state[theirs] = part.contiguous()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as aside:  # a full disk leaves nothing
         files = family.write(config, family.leaving(state, config), preprocess, Path(aside))
         return move_in(files, folder)

@@ -33,7 +33,7 @@ from vitascope.weights.mapping import (
     refuse,
 )
 from vitascope.weights.sources import CONFIG, PREPROCESSOR
-from vitascope.weights.writing import write_json, write_safetensors
+from vitascope.weights.writing import make_folder, write_json, write_safetensors
 
 WEIGHTS = "model.safetensors"
 MODEL_TYPE = "vitascope"
@@ -137,7 +137,7 @@ def write_resnet(model: ResNet, preprocess: Preprocess, folder: Path) -> list[Pa
     """
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     settings = {"model_type": MODEL_TYPE, "architecture": "resnet", **model.config.to_dict()}
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as aside:
         files = write_folder(state, preprocess, settings, Path(aside))
         return move_in(files, folder)

@@ -21,7 +21,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Source
-from vitascope.weights.timm_body import GIVE_CONFIG, heads
+from vitascope.weights.timm_body import GIVE_CONFIG, default_heads
 from vitascope.weights.writing import settle
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -64,6 +64,12 @@ def has_timms_body(source: Source) -> bool:
     """Whether these are the tensors of a ViT as facebook and timm name them, without timm's settings."""
     wanted = ("patch_embed.proj.weight", "cls_token", "norm.weight")
     return not source.config and all(map(source.has, wanted)) and source.has_any("blocks.0.")
+
+
+def is_named(source: Source, family: str) -> bool:
+    """Whether the training checkpoint or the name of the file says one of facebook's own models."""
+    names = (str(source.training.get("arch", "")), source.file, Path(source.name).name)
+    return any(re.match(rf"{family}(?![a-z])", name) for name in names)
 
 
 def with_timms_names(source: Source) -> Source:
@@ -111,11 +117,7 @@ def untold(config: ViTConfig) -> list[str]:
     (gh, gw), reasons = config.grid, []
     if gh != gw:
         reasons.append(f"a grid of {gh}x{gw} patches, which is not square")
-    try:
-        taken = heads("", config.embed_dim, "")
-    except CheckpointError:
-        taken = None
-    if config.num_heads != taken:
+    if config.num_heads != default_heads(config.embed_dim):
         reasons.append(f"num_heads {config.num_heads} at embed_dim {config.embed_dim}")
     return reasons
 

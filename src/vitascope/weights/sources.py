@@ -6,9 +6,18 @@ import os
 from pathlib import Path
 
 from vitascope.errors import nearest
-from vitascope.weights.files import CheckpointError, read_json, read_tensors, refusal
-from vitascope.weights.hub import fetch_hub, fetch_torchvision, is_hub_id, torchvision_file, weights_name
+from vitascope.weights.files import CheckpointError, read_json, read_weights, refusal
+from vitascope.weights.hub import (
+    VARIANT,
+    WEIGHTS,
+    fetch_hub,
+    fetch_torchvision,
+    is_hub_id,
+    torchvision_file,
+    weights_name,
+)
 from vitascope.weights.mapping import Source
+from vitascope.weights.other_formats import described
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 
@@ -29,19 +38,37 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
     if path.is_dir():
         file = weights_name(ref, names)
         if file is None:
-            raise CheckpointError(
-                f"{ref}: not a model: expected a run folder, or {CONFIG} and model.safetensors in a folder"
-            )
+            expected = f"not a model: expected a run folder, or {CONFIG} and model.safetensors in a folder"
+            raise refusal(ref, described(names) or expected)
         path = path / file
     settings = {}
     if belongs(path.name, names):
         for key, name in (("config", CONFIG), ("preprocessor", PREPROCESSOR)):
             settings[key] = read_json(path.with_name(name)) if name in names else {}
-    return Source(name=str(ref), file=path.name, tensors=read_tensors(path), **settings)
+        if CONFIG in names and not settings["config"]:
+            raise refusal(path.with_name(CONFIG), "an empty object; it should tell the architecture")
+    weights = read_weights(path)
+    return Source(
+        name=str(ref), file=path.name, tensors=weights.tensors, training=weights.training, **settings
+    )
+
+
+def exists(ref: str | os.PathLike[str]) -> bool:
+    """Whether there is such a path.
+
+    Raises:
+        CheckpointError: it is longer than the system's paths, say.
+    """
+    try:
+        return Path(ref).exists()
+    except OSError as error:
+        raise refusal(ref, f"no such model: {error.strerror}") from error
 
 
 def belongs(file: str, names: list[str]) -> bool:
     """Whether the settings in a folder are those of a weights file in it, and not of another there."""
+    if file in WEIGHTS or VARIANT.fullmatch(file):
+        return True
     try:
         return weights_name(file, names) == file
     except CheckpointError:  # several, and so none
@@ -58,7 +85,7 @@ def locate(ref: str, revision: str | None = None) -> Path:
         path = Path(ref).expanduser()
     except RuntimeError as error:  # there is no such user
         raise refusal(ref, f"no such model: {error}") from error
-    if path.exists():
+    if exists(path):
         if revision is not None:
             raise CheckpointError(f"{ref} is a local path; revision {revision!r} has no meaning for it")
         return path if path.is_file() else model_folder(path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import torch
 from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
-from vitascope.errors import check_choice
+from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier, build, kind_of
 from vitascope.model.config import ViTConfig
+from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
 from vitascope.model.vit import VisionTransformer
@@ -23,6 +26,7 @@ from vitascope.weights.dinov2 import Dinov2
 from vitascope.weights.dinov3 import Dinov3
 from vitascope.weights.files import CheckpointError, refusal
 from vitascope.weights.huggingface import HuggingFace
+from vitascope.weights.huggingface_config import readable_instead
 from vitascope.weights.jax import Jax
 from vitascope.weights.mapping import Family, Source, check_preprocess, from_family, refuse, to_family
 from vitascope.weights.own import (
@@ -36,7 +40,7 @@ from vitascope.weights.own import (
     read_resnet_config,
     write_resnet,
 )
-from vitascope.weights.sources import open_source
+from vitascope.weights.sources import exists, open_source
 from vitascope.weights.timm import Timm
 from vitascope.weights.torchvision import Torchvision
 
@@ -47,6 +51,8 @@ FAMILIES: dict[str, Family] = {
     for family in (Vitascope(), Timm(), HuggingFace(), Torchvision(), Jax(), Dinov3(), Dinov2(), Deit())
 }
 """By name, in the order in which they are asked whether a checkpoint is theirs."""
+UNTOLD: dict[str, Callable[[str], Any]] = {"num_heads": int, "mlp": str, "norm_eps": float}
+"""What no tensor tells, and may be named between a family and its file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +78,8 @@ def from_pretrained(
 
     Args:
         ref: a run folder, a model folder of any family, a weights file, a hub id, or torchvision's name
-            (`torchvision/vit_b_16`). `timm:FILE` and the like name the family of a file that does not tell.
+            (`torchvision/vit_b_16`). `timm:FILE` and the like name the family of a file that does not tell,
+            `timm:num_heads=16:FILE` also options of `UNTOLD`, which are otherwise assumed, with a warning.
         revision: branch, tag or commit of a hub id; `owner/name@revision` says the same.
         family: one of `FAMILIES`; None finds it from the keys and the configuration.
         config: the architecture, where the checkpoint cannot tell it; None reads it. A ResNet's always can.
@@ -92,8 +99,15 @@ def load_pretrained(
     config: ViTConfig | None = None,
 ) -> Loaded:
     """`from_pretrained` with the preprocessing beside it; the same arguments and errors."""
+    if not isinstance(config, ViTConfig | None):
+        raise UserError(f"config is a {type(config).__name__}, not a ViTConfig; None reads the checkpoint's")
     source, kind = identify(ref, revision, family)
     found = read_config(source, kind) if config is None else config
+    if config is None and isinstance(found, ViTConfig) and (assumed := kind.assumed(source, found)):
+        log.warning(
+            "%s: nothing in the file tells %s, which is assumed; if that is wrong, name it with the file "
+            "(%s:num_heads=N:FILE) or give config=ViTConfig(...)", source.name, assumed, kind.name,
+        )  # fmt: skip
     if isinstance(found, ResNetConfig):
         resnet = read_resnet(source, found)
         return ready(resnet, read_preprocess(source), source.name, kind)
@@ -123,7 +137,28 @@ def read_config(source: Source, family: Family) -> ModelConfig:
     """The architecture of a checkpoint of a family's."""
     if family.name == MODEL_TYPE and is_resnet(source):
         return read_resnet_config(source)
-    return family.read_config(source)
+    config = family.read_config(source)
+    return config.replace(**source.options) if source.options else config
+
+
+def split_ref(ref: str) -> tuple[str | None, dict[str, Any], str]:
+    """The family, the options and the rest of `timm:FILE` or `timm:num_heads=16,mlp=gelu_tanh:FILE`.
+
+    Raises:
+        UserError: an option that every checkpoint tells, or a value of another kind.
+    """
+    family, _, rest = ref.partition(":")
+    if family not in FAMILIES:
+        return None, {}, ref
+    options: dict[str, Any] = {}
+    told = re.fullmatch(r"(\w+=[^,:=]*(?:,\w+=[^,:=]*)*):(.+)", rest)
+    for name, _, value in (text.partition("=") for text in told[1].split(",")) if told else ():
+        check_choice("option before a file", name, UNTOLD)
+        try:
+            options[name] = UNTOLD[name](value)
+        except ValueError as error:
+            raise UserError(f"{ref}: {name} is a number, not {value!r}") from error
+    return family, options, told[2] if told else rest
 
 
 def identify(
@@ -134,26 +169,44 @@ def identify(
     Raises:
         CheckpointError: as `from_pretrained`.
     """
-    prefix, _, rest = os.fspath(ref).partition(":")
-    if family is None and prefix in FAMILIES and not Path(ref).exists():
-        family, ref = prefix, rest
+    options: dict[str, Any] = {}
+    if family is None and not exists(ref):
+        family, options, ref = split_ref(os.fspath(ref))
     if family is not None:
         check_choice("family", family, FAMILIES)  # before anything is fetched
         kind = FAMILIES[family]
-        return kind.arriving(open_source(ref, revision)), kind
+        source = dataclasses.replace(open_source(ref, revision), options=options)
+        return kind.arriving(source), kind
     source = open_source(ref, revision)
     for kind in FAMILIES.values():
         if kind.recognizes(source):
             return kind.arriving(source), kind
     if model_type := source.config.get("model_type"):
-        raise CheckpointError(f"{ref}: its model_type is {model_type!r}: no ViT that vitascope knows")
+        raise CheckpointError(f"{ref}: its model_type is {model_type!r}; {readable_instead(str(model_type))}")
     if "blocks.0.attn.qkv.weight" in source.tensors:
         raise CheckpointError(
             f"{ref}: timm's names without timm's config.json, so its preprocessing is unknown; say whose it "
             f"is: timm:{ref} (mean and std of 0.5) or deit:{ref} (ImageNet's)"
         )
+    for prefix in sorted({name.partition(".")[0] + "." for name in source.tensors}):
+        part = {k.removeprefix(prefix): v for k, v in source.tensors.items() if k.startswith(prefix)}
+        if has_body(dataclasses.replace(source, tensors=part)):
+            other = next(name for name in sorted(source.tensors) if not name.startswith(prefix))
+            raise refusal(
+                ref,
+                f"the names under {prefix!r} are a ViT's, but there are others, such as {other!r}; save only "
+                f"those, without the prefix: {{k[{len(prefix)}:]: v for k, v in state.items() "
+                f"if k.startswith({prefix!r})}}",
+            )
     some = ", ".join(sorted(source.tensors)[:3])
     raise refusal(ref, f"not a ViT of a known family; its first tensors are {some}")
+
+
+def has_body(source: Source) -> bool:
+    """Whether there are tensors of a ViT of some family."""
+    return source.has("blocks.0.attn.qkv.weight") or any(
+        kind.recognizes(source) for kind in FAMILIES.values()
+    )
 
 
 def save_pretrained(
@@ -182,6 +235,8 @@ def save_pretrained(
             written, or in whose folder others would be read instead.
     """
     check_choice("format", format, FAMILIES)
+    if not isinstance(model, VisionTransformer | ResNet):
+        raise UserError(f"a {type(model).__name__} is no model of vitascope: VisionTransformer or ResNet")
     carried = preprocess or model.preprocess or default_preprocess(model.config)
     write_model(model, Path(folder), carried, FAMILIES[format])
     return Path(folder)

@@ -21,8 +21,10 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Family, Source, State, Table
+from vitascope.weights.imagenet import imagenet_classes, is_imagenet
+from vitascope.weights.mapping import Family, Source, State, Table, check_labels, from_family
 from vitascope.weights.timm_body import BODY, GIVE_CONFIG, body_options, heads, place_options
+from vitascope.weights.timm_names import PLAIN, is_whole, unknown, unreadable
 from vitascope.weights.timm_settings import (
     ARCHITECTURES,
     CROP_MODES,
@@ -46,16 +48,6 @@ ROOT_ONLY: Table = {
     "patch_embedding.resnet.root.*": "patch_embed.backbone.*",
 }
 
-# The words of the names whose models are plain ViTs. A word that is not here may mean anything, with the same
-# tensors: `rpn` normalizes after each branch, `pe` has rotary positions. The last line's have stood behind a
-# dot since 2023.
-_PLAIN = re.compile(
-    r"(test_vit2?|vit|deit3?|flexivit|eva_large)(_("
-    r"tiny|wee|little|xsmall|small|medium|mediumd|betwixt|base|large|huge|giant|giantopt|gigantic|"
-    r"so150m|so150m2|so400m|plus|36x1|patch\d+|\d+|reg\d+|gap|map|clip|quickgelu|siglip|"
-    r"dinov2|tipsv2|miil|distilled|r|r26|r50|s16|s32|p8|"
-    r"in21k|in21ft1k|sam|dino|laion2b))*"
-)
 # Arguments that are read here, that tensors show, or that change no output.
 _ARGUMENTS = re.compile(
     "img_size|patch_size|in_chans|num_classes|global_pool|embed_dim|depth|num_heads|mlp_ratio|qkv_bias|"
@@ -69,6 +61,16 @@ _ACTIVATIONS = {
 }
 # SigLIP's later models were trained with JAX's default GELU, the tanh approximation.
 _GELU_TANH = re.compile(r".*(patch32_siglip|(so400m|giantopt)_patch16_siglip|large_patch16_siglip\D*512)")
+# By width, depth, patch and patches: average pooling leaves no tensor that tells SigLIP.
+_BY_SHAPE = {
+    (768, 12, 32, 64): "vit_base_patch32_siglip_gap_256",
+    (1024, 24, 16, 1024): "vit_large_patch16_siglip_gap_512",
+    (1152, 27, 16, 256): "vit_so400m_patch16_siglip_gap_256",
+    (1152, 27, 16, 576): "vit_so400m_patch16_siglip_gap_384",
+    (1152, 27, 16, 1024): "vit_so400m_patch16_siglip_gap_512",
+    (1536, 40, 16, 256): "vit_giantopt_patch16_siglip_gap_256",
+    (1536, 40, 16, 576): "vit_giantopt_patch16_siglip_gap_384",
+}
 # What timm takes where a `pretrained_cfg` is silent, and what its ViTs have, for a file without any.
 _UNSAID: dict[str, Any] = {
     "mean": (0.485, 0.456, 0.406),
@@ -143,7 +145,15 @@ class Timm(Family):
         return "architecture" in source.config
 
     def arriving(self, source: Source) -> Source:
-        """Without the prefix under which transformers' `TimmWrapper` saves timm's models."""
+        """Without the prefix under which transformers' `TimmWrapper` saves timm's models.
+
+        Raises:
+            CheckpointError: an architecture that computes something else from the same tensors; none of our
+                configurations, given by whomever, is its.
+        """
+        for name in _names(source):
+            if is_whole(name) and (reason := unreadable(name)):
+                raise CheckpointError(f"{source.name}: {reason}")
         tensors = {name.removeprefix("timm_model."): tensor for name, tensor in source.tensors.items()}
         return dataclasses.replace(source, tensors=tensors)
 
@@ -157,19 +167,30 @@ class Timm(Family):
         """From the shapes, the architecture's name and `model_args`."""
         name, args = _architecture(source), _arguments(source)
         options = body_options(source)
+        if options["head"] == "linear":
+            check_labels(source)
+        name = name or _known_by_shape(options, source)
         options |= {
-            "num_heads": args.get("num_heads") or heads(name, options["embed_dim"], source.name),
+            "num_heads": args.get("num_heads") or heads(source, options["embed_dim"], name),
             "mlp": _activation(source, name, options["mlp"], args.get("act_layer")),
-            "norm_eps": 1e-5 if "_clip_" in name else 1e-6,
+            "norm_eps": 1e-5 if "_clip_" in name or (not name and options["embedding_norm"]) else 1e-6,
             "pool": _pool(source, args),
             "pool_norm": "after" if source.has("fc_norm.weight") else "before",
             "class_names": _class_names(source, options.get("num_classes", 0)),
         }
-        options |= place_options(source, options, args.get("img_size") or _input_hw(source))
+        told_size = args.get("img_size") or source.training.get("img_size") or _input_hw(source)
+        options |= place_options(source, options, told_size)
         try:
             return ViTConfig.from_dict(options)
         except UserError as error:
             raise CheckpointError(f"{source.name}: {error}") from error
+
+    def assumed(self, source: Source, config: ViTConfig) -> str:
+        """Heads and GELU, where no architecture is named."""
+        if source.config or _named(source):
+            return ""
+        untold = ["num_heads"] + (["mlp"] if config.block.mlp != "swiglu" else [])
+        return " and ".join(f"{it} {config.option(it)}" for it in untold if it not in source.options)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """From `pretrained_cfg`."""
@@ -208,16 +229,51 @@ def _architecture(source: Source) -> str:
     """
     if source.config:
         name = str(source.config.get("architecture")).partition(".")[0]
-        if not _PLAIN.fullmatch(name):
-            raise CheckpointError(
-                f"{source.name}: {name} is no plain ViT that vitascope knows; if it is one, {GIVE_CONFIG}"
-            )
+        if not PLAIN.fullmatch(name):
+            mine = f"; if it is a plain ViT under a name of your own, {GIVE_CONFIG}" if _fits(source) else ""
+            raise CheckpointError(f"{source.name}: {unknown(name)}{mine}")
         return name
-    if source.has("norm_pre.weight") or source.has("attn_pool.latent"):
+    if name := _named(source):
+        return name
+    untold = source.has("norm_pre.weight") or source.has("attn_pool.latent")
+    if untold and "mlp" not in source.options:
         raise CheckpointError(
-            f"{source.name}: the activation of CLIP and SigLIP is unknown without config.json; {GIVE_CONFIG}"
+            f"{source.name}: the activation of CLIP and SigLIP is unknown without config.json; name it with "
+            f"the file (timm:mlp=gelu:FILE, or gelu_tanh or quick_gelu), or {GIVE_CONFIG}"
         )
     return ""
+
+
+def _named(source: Source) -> str:
+    """The architecture that a training checkpoint, or else the name of the file or its folder, tells."""
+    return next((name for name in _names(source) if PLAIN.fullmatch(name) and is_whole(name)), "")
+
+
+def _names(source: Source) -> list[str]:
+    """What may be an architecture's name, without its tag."""
+    told = [source.config.get("architecture"), source.training.get("arch"), source.file]
+    return [re.split(r"[.-]", str(name).rpartition("/")[2])[0] for name in (*told, Path(source.name).name)]
+
+
+def _fits(source: Source) -> bool:
+    """Whether there are all the tensors of some plain ViT, and no others."""
+    probe = dataclasses.replace(source, config={}, options={"num_heads": 1, "mlp": "gelu"})
+    try:
+        from_family(Timm(), probe, Timm().read_config(probe))
+    except UserError:
+        return False
+    return True
+
+
+def _known_by_shape(options: Mapping[str, Any], source: Source) -> str:
+    """The published SigLIP with average pooling that has these shapes and another GELU, or other heads, than
+    shapes suggest; else empty."""
+    pooled = not options["class_token"] and source.has("norm.weight") and source.has("pos_embed")
+    if not pooled or options["mlp"] != "gelu":
+        return ""
+    patches = source.shape("pos_embed")[-2]
+    shapes = (options["embed_dim"], options["depth"], options["patch_size"][0], patches)
+    return _BY_SHAPE.get(shapes, "")
 
 
 def _arguments(source: Source) -> Mapping[str, Any]:
@@ -226,13 +282,20 @@ def _arguments(source: Source) -> Mapping[str, Any]:
     Raises:
         CheckpointError: one that changes what no tensor shows.
     """
-    args = _section(source, "model_args")
+    args = _section(source, "model_args") if source.config else _trained_with(source)
     for name, value in args.items():
         if value not in (None, False) and not _ARGUMENTS.fullmatch(name):
             raise CheckpointError(f"{source.name}: vitascope has no model with timm's {name} {value!r}")
     if "embed_dim" in args and "num_heads" not in args:  # then they are as many as at the name's own width
         raise CheckpointError(f"{source.name}: model_args has an embed_dim without num_heads; {GIVE_CONFIG}")
     return args
+
+
+def _trained_with(source: Source) -> Mapping[str, Any]:
+    """What timm's training script gave its constructor, from the arguments that it saved."""
+    args = source.training.get("model_kwargs") or {}
+    pool = source.training.get("gp")
+    return (dict(args) if isinstance(args, Mapping) else {}) | ({"global_pool": pool} if pool else {})
 
 
 def _section(source: Source, name: str) -> Mapping[str, Any]:
@@ -281,14 +344,24 @@ def _pool(source: Source, args: Mapping[str, Any]) -> str:
 
 
 def _class_names(source: Source, count: int) -> tuple[str, ...]:
-    """`label_names`, where there is one for each class; transformers' LABEL_0 and so on are none."""
+    """`label_names`, where there is one for each class; transformers' LABEL_0 and so on are none. A model of
+    ImageNet-1k, as its tag says, has that one's."""
     names = source.config.get("label_names") or _pretrained(source).get("label_names") or ()
     if isinstance(names, Mapping):
         names = [names[str(index)] for index in range(len(names)) if str(index) in names]
-    if not isinstance(names, list | tuple) or len(names) != count:
-        return ()
-    nameless = all(name == f"LABEL_{index}" for index, name in enumerate(names))
-    return () if nameless else tuple(map(str, names))
+    if not isinstance(names, list | tuple):
+        names = ()
+    if len(names) == count and not all(name == f"LABEL_{index}" for index, name in enumerate(names)):
+        return tuple(map(str, names))
+    return imagenet_classes() if count == 1000 and is_imagenet(_tag(source)) else ()
+
+
+def _tag(source: Source) -> str:
+    """How the weights were trained, in timm's words: what stands behind the architecture."""
+    said = source.config or source.training
+    named = str(said.get("architecture", said.get("arch", source.file)))
+    tag = _pretrained(source).get("tag") or named.rpartition("/")[2].partition(".")[2].partition(".")[0]
+    return str(tag)
 
 
 def _per_channel(source: Source, values: Any, channels: int) -> tuple[float, ...]:

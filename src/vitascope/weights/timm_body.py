@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_shapes import total_stride
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Source, Table
@@ -98,22 +99,32 @@ def _resnet_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def heads(name: str, embed_dim: int, what: str) -> int:
-    """Attention heads, which no shape tells: 64 channels each, but for the published exceptions.
+def default_heads(embed_dim: int, name: str = "") -> int | None:
+    """Attention heads, which no shape tells: 64 channels each, but for the published exceptions; None for a
+    width that no published model has."""
+    for part, count in _HEADS_BY_NAME.items():
+        if part in name:
+            return count
+    return _HEADS_BY_WIDTH.get(embed_dim, None if embed_dim % 64 else embed_dim // 64)
+
+
+def heads(source: Source, embed_dim: int, name: str = "") -> int:
+    """Those that the user named, or `default_heads`.
 
     Raises:
         CheckpointError: a width that no published model has.
     """
-    for part, count in _HEADS_BY_NAME.items():
-        if part in name:
-            return count
-    if embed_dim in _HEADS_BY_WIDTH:
-        return _HEADS_BY_WIDTH[embed_dim]
-    if embed_dim % 64:
+    count: int | None = source.options.get("num_heads", default_heads(embed_dim, name))
+    if count is None:
         raise CheckpointError(
-            f"{what}: the number of heads cannot be told from a width of {embed_dim}; {GIVE_CONFIG}"
+            f"{source.name}: the number of heads cannot be told from a width of {embed_dim}; {GIVE_CONFIG}"
         )
-    return embed_dim // 64
+    return count
+
+
+def assumed_heads(source: Source, config: ViTConfig) -> str:
+    """In words, the number of heads that nobody named."""
+    return "" if "num_heads" in source.options else f"num_heads {config.num_heads}"
 
 
 def place_options(source: Source, options: dict[str, Any], wanted: Any) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from pathlib import Path
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.files import CheckpointError
+from vitascope.weights.hub import TORCHVISION_FILES
+from vitascope.weights.imagenet import imagenet_classes
 from vitascope.weights.mapping import Family, Source, State, Table
 from vitascope.weights.pth import (
     imagenet,
@@ -29,7 +31,7 @@ from vitascope.weights.pth import (
     untold,
     write_pth,
 )
-from vitascope.weights.timm_body import heads
+from vitascope.weights.timm_body import assumed_heads, heads
 
 _LAYER = "encoder.layers.encoder_layer_{i}."
 TABLE: Table = {
@@ -121,12 +123,19 @@ class Torchvision(Family):
             "num_classes": shape_of(source, "heads.head.weight", 2)[0],
             "embed_dim": D,
             "depth": source.count(_LAYER + "ln_1.weight"),
-            "num_heads": heads("", D, source.name),
+            "num_heads": heads(source, D),
             "resample": "torchvision",
             "mlp_ratio": hidden / D,
             "head": "mlp" if source.has("heads.pre_logits.weight") else "linear",
         }
+        if is_published(source) and options["num_classes"] == 1000:  # every one is of ImageNet-1k
+            options["class_names"] = imagenet_classes()
         return ViTConfig.from_dict(options)
+
+    def assumed(self, source: Source, config: ViTConfig) -> str:
+        """Heads, in any file but the published and those that torchvision's training script wrote."""
+        named = re.fullmatch(r"vit_(b|l|h)_(14|16|32)", str(source.training.get("arch", "")))
+        return "" if is_published(source) or named else assumed_heads(source, config)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """That of the published file of this name; of another, that of the plain weights."""
@@ -137,3 +146,8 @@ class Torchvision(Family):
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         """`model.pth`: the state itself."""
         return [write_pth(folder / "model.pth", state)]
+
+
+def is_published(source: Source) -> bool:
+    """Whether a file has the name, with the digits of its content, under which torchvision publishes it."""
+    return source.file in TORCHVISION_FILES.values()

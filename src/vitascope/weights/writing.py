@@ -15,6 +15,19 @@ from torch import Tensor
 from vitascope.weights.files import CheckpointError
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, unless it is there.
+
+    Raises:
+        CheckpointError: it cannot be made: there is a file, or the path is too long, say.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
+        raise CheckpointError(f"{folder}: cannot write a model there: {reason}; name a new folder") from error
+
+
 def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> Path:
     """Write tensors, which must be contiguous and on the CPU; what two names share is written for each.
 

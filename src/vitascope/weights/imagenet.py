@@ -1,0 +1,23 @@
+"""Names of ImageNet-1k's classes, for checkpoints that are known to have them and do not store them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib import resources
+
+
+@functools.cache
+def imagenet_classes() -> tuple[str, ...]:
+    """The 1000 names by the index of ILSVRC 2012: each synset's first word in WordNet.
+
+    Two words name two synsets each; those are told apart as torchvision does: "crane bird" and "crane",
+    "maillot" and "maillot tank suit".
+    """
+    text = resources.files("vitascope.weights").joinpath("imagenet_classes.txt").read_text("utf-8")
+    return tuple(text.splitlines())
+
+
+def is_imagenet(tag: object) -> bool:
+    """Whether timm's tag says that a model was last trained on ImageNet-1k: "augreg_in21k_ft_in1k"."""
+    return isinstance(tag, str) and re.search(r"(^|_)in1k$", tag) is not None
