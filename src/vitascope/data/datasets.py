@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -21,10 +22,13 @@ from vitascope.data.folders import (
     open_folder,
     open_unlabelled,
     optional_split,
+    read_any,
     read_tree,
+    split_folder,
 )
 from vitascope.data.idx import is_idx, open_idx
 from vitascope.data.preprocess import ImageError, ImageSource, header_size
+from vitascope.data.split_record import Inventory
 from vitascope.data.splits import TEST_SHARE, VAL_SHARE, ImageSet, Splits, stratified_split
 from vitascope.data.unpack import is_archive, unpack
 from vitascope.errors import UserError, nearest
@@ -112,11 +116,25 @@ def open_pictures(data: str) -> Sequence[ImageSource]:
     found = _found(data, seed=0)
     if isinstance(found, Splits):
         return found.final.sources
-    named = [found / name for split in ("test", "val") for name in SPLIT_FOLDERS[split]]
-    files = image_files(next((folder for folder in named if folder.is_dir()), found))
+    files = image_files(split_folder(found, "test") or split_folder(found, "val") or found)
     if not files:
         raise UserError(f"{data}: no images in this folder")
     return files
+
+
+def list_images(data: str, *, seed: int = 0) -> Inventory:
+    """All images of a DATA argument, whatever their part of a split, to find those of an earlier split in.
+
+    In a folder, an image's class is the name of its class folder, whether or not any split is above it.
+
+    Raises:
+        UserError: nothing that `open_data` takes.
+    """
+    found = _found(data, seed)
+    if isinstance(found, Splits):
+        sets = (found.train, found.val, *(() if found.test is None else (found.test,)))
+        return Inventory(sets, found.channels, found.root)
+    return Inventory((read_any(found),), channels=3, root=found)
 
 
 def _found(data: str, seed: int) -> Splits | Path:
@@ -139,7 +157,7 @@ def _found(data: str, seed: int) -> Splits | Path:
         splits = _ready_made(path, seed)
     if splits is None and not path.is_dir():
         raise UserError(f"{data}: not a folder, and no archive that is known; {WAYS}")
-    return path if splits is None else splits
+    return path if splits is None else dataclasses.replace(splits, root=path)
 
 
 def _ready_made(path: Path, seed: int) -> Splits | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from vitascope.data.datasets import Splits, open_data
 from vitascope.errors import UserError
 from vitascope.model.hardware import explaining_memory
 from vitascope.model.sizes import ModelConfig
+from vitascope.report.records import open_run_data
 from vitascope.training.checkpoint import load_checkpoint, load_checkpoint_at, set_aside_newer
 from vitascope.training.defaults import resolve_config
 from vitascope.training.distributed import by_all, by_first, is_first, join_processes, world_size
@@ -20,7 +22,9 @@ from vitascope.training.finish import PretrainResult, TrainResult, finish_pretra
 from vitascope.training.lock import run_lock
 from vitascope.training.loop import Trainer
 from vitascope.training.recipes import GROUP_OF, TrainConfig
-from vitascope.training.run import create_run, find_run, open_run
+from vitascope.training.run import create_run, find_run, open_run, record_split
+
+log = logging.getLogger(__name__)
 
 START = Path("checkpoints") / "start"
 """Where a run that starts from trained weights keeps the model that it began with, until it has finished."""
@@ -85,7 +89,7 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
         raise UserError(f"{folder}: this run has finished; `vitascope evaluate {folder}` measures it")
     device = join_processes(config.engine.device)
     with _locked(folder), explaining_memory():
-        config, model_config, splits = by_all(lambda: _opened(config))
+        config, model_config, splits = by_all(lambda: _opened_again(folder, config))
         trainer = Trainer(folder, config, model_config, splits, device)
         trainer.restore(load_checkpoint(folder) if checkpoint is None else load_checkpoint_at(checkpoint))
         if checkpoint is not None and is_first():
@@ -101,6 +105,27 @@ def _opened(config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
     return *resolve_config(config, splits), splits
 
 
+def _opened_again(run: Path, config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
+    """As `_opened`, with the data split as the run recorded it.
+
+    The first process compares every image by its content, the others by its name.
+
+    Raises:
+        UserError: images that are missing, changed or renamed, or other classes.
+    """
+    labelled = config.task == "classify"
+    check = ("train", "val", "test") if is_first() else ()
+    own = open_run_data(run, config.data, seed=config.seed, labelled=labelled, check=check)
+    if own.restored is not None and not own.restored.complete:
+        raise UserError(
+            f"{run} cannot be resumed: {own.note}; a run goes on with the same data, or starts anew with "
+            "another --run"
+        )
+    if own.note and is_first():
+        log.warning("%s", own.note)
+    return *resolve_config(config, own.splits), own.splits
+
+
 @contextmanager
 def _new_run(config: TrainConfig) -> Iterator[Trainer]:
     """A trainer in a run folder of its own; a run that cannot start leaves nothing."""
@@ -111,6 +136,8 @@ def _new_run(config: TrainConfig) -> Iterator[Trainer]:
         try:
             with explaining_memory():
                 trainer = Trainer(run, config, model_config, splits, device)
+            if is_first():
+                record_split(run, splits, config.data)
         except (UserError, KeyboardInterrupt):
             if is_first():
                 shutil.rmtree(run)
