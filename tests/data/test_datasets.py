@@ -13,9 +13,11 @@ from vitascope.data.datasets import (
     ImageSet,
     Splits,
     class_counts,
+    described,
     median_size,
     open_data,
     open_for_evaluation,
+    open_pictures,
     read_tree,
 )
 from vitascope.errors import UserError
@@ -153,6 +155,70 @@ def test_validation_labels_follow_the_classes_of_train(tmp_path: Path) -> None:
     write_tree(tmp_path / "val", {"dog": 2})
     splits = open_data(str(tmp_path))
     assert class_counts(splits.val) == {"ant": 0, "cat": 0, "dog": 2}
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [
+        ("Train", "VAL", "Test"),
+        ("training", "Validation", "testing"),
+        ("training_set", "val-set", "test_set"),
+        ("TrainingData", "valid", "test data"),
+    ],
+)
+def test_usual_names_of_splits_are_no_classes(tmp_path: Path, train: str, val: str, test: str) -> None:
+    for name, count in ((train, 4), (val, 3), (test, 2)):
+        write_tree(tmp_path / name, {"cat": count, "dog": count})
+    splits = open_data(str(tmp_path))
+    assert splits.train.class_names == ("cat", "dog")
+    assert [len(images) for images in all_sets(splits)] == [8, 6, 4]
+    assert len(open_for_evaluation(str(tmp_path), ("cat", "dog"))) == 4
+    assert len(open_pictures(str(tmp_path))) == 4
+    assert len(open_data(str(tmp_path), labelled=False).train) == 8
+
+
+def test_a_class_may_be_called_as_a_split_where_no_folder_is_train(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"valid": 4, "invalid": 4})
+    assert open_data(str(tmp_path)).train.class_names == ("invalid", "valid")
+
+
+@pytest.mark.parametrize(("one", "other"), [("train", "Training"), ("test", "test_set"), ("val", "valid")])
+def test_two_folders_of_one_split_are_refused(tmp_path: Path, one: str, other: str) -> None:
+    for name in {"train", one, other}:
+        write_tree(tmp_path / name, {"cat": 3, "dog": 3})
+    with pytest.raises(UserError, match=rf"({one} and {other}|{other} and {one}) both mean the"):
+        open_data(str(tmp_path))
+
+
+def test_files_that_are_not_used_are_counted_by_their_kind(tmp_path: Path) -> None:
+    write_tree(tmp_path / "Train", {"cat": 5, "dog": 4})
+    write_tree(tmp_path / "Test", {"cat": 2, "dog": 2})
+    for name in ("Train/cat/a.mov", "Train/cat/b.MOV", "Test/dog/c.txt", "notes.txt", "Train/fox/d.cr2"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    write_picture(tmp_path / "Train" / "loose.png")
+    (tmp_path / ".DS_Store").write_bytes(b"x")
+    assert described(open_data(str(tmp_path))) == [
+        "7 train, 2 val, 4 test images of 2 classes",
+        "cat: 7, dog: 6",
+        "passed over: 2 .mov, 2 .txt, 1 .cr2, 1 .png, the folder Train/fox, which holds no image (1 .cr2)",
+    ]
+
+
+def test_many_classes_are_described_by_the_smallest_and_the_largest(tmp_path: Path) -> None:
+    write_tree(tmp_path, {f"c{number:02}": 3 + (number == 5) for number in range(13)}, size=(2, 2))
+    assert described(open_data(str(tmp_path)))[1:] == ["per class from 3 (c00) to 4 (c05)"]
+
+
+def test_a_class_folder_without_an_image_is_named_where_one_class_is_left(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"cat": 3})
+    (tmp_path / "dog").mkdir()
+    for number in range(60):
+        (tmp_path / "dog" / f"{number}.mp4").write_bytes(b"x")
+    with pytest.raises(
+        UserError, match=r"only one class, 'cat'.*the folder dog holds no image, but 60 \.mp4"
+    ):
+        open_data(str(tmp_path))
 
 
 # --- refusals

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,7 @@ __all__ = [
     "ImageSet",
     "Splits",
     "class_counts",
+    "described",
     "digits_baseline",
     "median_size",
     "open_data",
@@ -49,6 +50,8 @@ __all__ = [
     "stratified_split",
 ]
 
+LISTED_CLASSES = 12
+"""Classes up to which the images of each are counted in words."""
 NAMES = ("digits", *KNOWN_SETS)
 """DATA that is no path."""
 WAYS = (
@@ -217,6 +220,31 @@ def class_counts(images: ImageSet) -> dict[str, int]:
     """Images a class."""
     counts = Counter(images.labels.tolist())
     return {name: counts[label] for label, name in enumerate(images.class_names)}
+
+
+def described(splits: Splits) -> list[str]:
+    """What a data set consists of, in lines: images per split, images per class, and what is not used."""
+    sets = [splits.train, splits.val]
+    sets += [] if splits.test is None else [splits.test]
+    names = splits.train.class_names
+    sizes = ", ".join(f"{len(images):,} {images.name}" for images in sets)
+    lines = [f"{sizes} images of {len(names):,} classes"]
+    if len(names) > 1:
+        counts: Counter[str] = Counter()
+        for images in sets:
+            counts.update(class_counts(images))
+        lines.append(_per_class(counts))
+    if splits.passed_over:
+        lines.append(f"passed over: {', '.join(splits.passed_over)}")
+    return lines
+
+
+def _per_class(counts: Mapping[str, int]) -> str:
+    """Images of each class; of many classes the fewest and the most."""
+    if len(counts) <= LISTED_CLASSES:
+        return ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+    fewest, most = (choose(counts, key=lambda name: counts[name]) for choose in (min, max))
+    return f"per class from {counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most})"
 
 
 def digits_baseline() -> float:

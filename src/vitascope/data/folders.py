@@ -110,7 +110,8 @@ def _kind(name: str) -> str:
 
 def _listed(kinds: Counter[str]) -> list[str]:
     """Counts of files by their kinds, the commonest first."""
-    return [f"{count:,} {kind or 'files without a suffix'}" for kind, count in kinds.most_common()]
+    ordered = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+    return [f"{count:,} {kind or 'files without a suffix'}" for kind, count in ordered]
 
 
 def _visible_folders(root: Path) -> list[Path]:

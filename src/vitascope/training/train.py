@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from vitascope.data.datasets import Splits, open_data
+from vitascope.data.datasets import Splits, described, open_data
 from vitascope.errors import UserError
 from vitascope.model.hardware import explaining_memory
 from vitascope.model.sizes import ModelConfig
@@ -158,18 +158,16 @@ def _locked(run: Path) -> Iterator[None]:
 
 
 def _say(trainer: Trainer) -> None:
-    """The run in three lines."""
+    """The data, the model and the run, in a few lines."""
     if not is_first():
         return
     config, splits = trainer.config, trainer.splits
-    counts = {split.name: len(split) for split in (splits.train, splits.val, splits.final)}
-    sizes = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    classes = len(splits.train.class_names)
+    data = "\n       ".join(described(splits))
     parameters = sum(p.numel() for p in trainer.module.parameters())
     start = "" if trainer.step == 0 else f", from step {trainer.step:,}"
     several = f", {world_size()} processes" if world_size() > 1 else ""
     print(
-        f"data   {config.data}: {sizes} images of {classes} classes\n"
+        f"data   {config.data}: {data}\n"
         f"model  {parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}\n"
         f"run    {trainer.run}: {config.optimization.epochs} epochs of {trainer.steps_per_epoch} steps"
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}",
