@@ -236,6 +236,30 @@ def test_names_are_suggested_for_a_name_but_not_for_a_path() -> None:
         open_data("/digit")
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("photo/cats", "photo/cats: no such folder; nearest: photos/cats; photo/cats@main is the hub's"),
+        ("photos/cat", "nearest: photos/cats"),
+        ("photos/zebra", "photos/zebra: no such folder; photos/zebra@main is the hub's"),
+        ("photo", "photo: no such folder; nearest: photos"),
+        ("photo/cats/deep", "photo/cats/deep: no such folder; give digits"),
+    ],
+)
+def test_a_mistyped_path_is_no_data_set_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, said: str
+) -> None:
+    def no_hub(*_: object, **__: object) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("vitascope.data.hub_datasets.open_hub_dataset", no_hub)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos" / "cats").mkdir(parents=True)
+    with pytest.raises(UserError) as refused:
+        open_data(typed)
+    assert said in str(refused.value)
+
+
 @pytest.mark.parametrize("read", [open_data, lambda data: open_for_evaluation(data, ("cat", "dog"))])
 def test_no_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read) -> None:
     write_tree(tmp_path, {"cat": 4, "dog": 4})
@@ -284,10 +308,19 @@ def test_class_that_train_lacks_is_refused_and_the_nearest_named(tmp_path: Path,
         open_data(str(tmp_path))
 
 
-@pytest.mark.parametrize("below", ["", "train"])
-def test_class_with_a_single_image_that_would_be_split_is_refused(tmp_path: Path, below: str) -> None:
-    write_tree(tmp_path / below, {"cat": 5, "dog": 1})
-    with pytest.raises(UserError, match="class 'dog' has 1 image"):
+@pytest.mark.parametrize(
+    ("below", "count", "said"),
+    [
+        ("", 1, "class 'dog' has 1 image; train, val and test need one each, so at least 3"),
+        ("", 2, "class 'dog' has 2 images; train, val and test need one each, so at least 3"),
+        ("train", 1, "class 'dog' has 1 image; train and val need one each, so at least 2"),
+    ],
+)
+def test_class_that_is_too_small_to_be_split_is_refused_with_its_size(
+    tmp_path: Path, below: str, count: int, said: str
+) -> None:
+    write_tree(tmp_path / below, {"cat": 5, "dog": count})
+    with pytest.raises(UserError, match=said):
         open_data(str(tmp_path))
 
 

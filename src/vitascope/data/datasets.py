@@ -31,7 +31,7 @@ from vitascope.data.preprocess import ImageError, ImageSource, header_size
 from vitascope.data.split_record import Inventory
 from vitascope.data.splits import TEST_SHARE, VAL_SHARE, ImageSet, Splits, stratified_split
 from vitascope.data.unpack import is_archive, unpack
-from vitascope.errors import UserError, nearest
+from vitascope.errors import UserError, nearest, nearest_path
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -150,10 +150,15 @@ def _found(data: str, seed: int) -> Splits | Path:
     if data in KNOWN_SETS and not path.exists():
         path = fetch_set(data)
     if not data or not path.exists():  # Path("") would be the current folder
-        if data and hub_datasets.looks_like_hub_id(data):
+        mistyped = nearest_path(str(path)) if data else ""
+        local = bool(mistyped) or (len(path.parts) > 1 and path.parent.is_dir())  # more likely than an owner
+        hub_id = bool(data) and hub_datasets.looks_like_hub_id(data)
+        if hub_id and (not local or "@" in data):
             return hub_datasets.open_hub_dataset(data, seed=seed)
+        if hub_id:
+            raise UserError(f"{data}: no such folder{mistyped}; {data}@main is the hub's")
         hint = "" if os.sep in data else nearest(data, NAMES)
-        raise UserError(f"{data or repr(data)}: no such folder{hint or f'; {WAYS}'}")
+        raise UserError(f"{data or repr(data)}: no such folder{hint or mistyped or f'; {WAYS}'}")
     splits = _ready_made(path, seed)
     if splits is None and is_archive(path):
         path = inner_folder(unpack(path))
