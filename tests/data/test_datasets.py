@@ -1,6 +1,7 @@
 """Folders and digits: what becomes training, validation and test, and what is refused."""
 
 import itertools
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from vitascope.data.datasets import (
     open_pictures,
     read_tree,
 )
+from vitascope.data.folders import sort_by_name
 from vitascope.errors import UserError
 
 
@@ -291,6 +293,35 @@ def test_pictures_outside_class_folders_are_refused(tmp_path: Path) -> None:
     write_picture(tmp_path / "a.png")
     with pytest.raises(UserError, match="<class>/<image>"):
         open_data(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["{}.{}.jpg", "{}_{:03}.png", "{}{}.bmp", "{} ({}).JPG"])
+@pytest.mark.parametrize("below", ["", "train"])
+def test_a_flat_folder_is_refused_with_the_command_that_sorts_it(
+    tmp_path: Path, name: str, below: str
+) -> None:
+    folder = tmp_path / "it's flat" / below
+    for label, count in (("cat", 5), ("golden_retriever", 4)):
+        for number in range(count):
+            write_picture(folder / name.format(label, number))
+    with pytest.raises(UserError, match=r"labels in their names \(cat: 5, golden_retriever: 4\)") as refused:
+        open_data(str(tmp_path / "it's flat"))
+    assert len(list(folder.iterdir())) == 9  # nothing is sorted, or trained on, unasked
+    python, option, script = shlex.split(str(refused.value).rpartition(": ")[2])
+    assert (python, option) == ("python", "-c")
+    exec(script)  # noqa: S102 - our own
+    assert class_counts(read_tree(folder)) == {"cat": 5, "golden_retriever": 4}
+    assert open_data(str(tmp_path / "it's flat")).train.class_names == ("cat", "golden_retriever")
+
+
+@pytest.mark.parametrize("names", [("1.jpg", "2.jpg"), ("IMG_1.jpg", "IMG_2.jpg"), ("dog.1.jpg", "cat.jpg")])
+def test_names_that_tell_no_classes_are_not_offered(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        write_picture(tmp_path / name)
+    with pytest.raises(UserError, match=r"<class>/<image>$"):
+        open_data(str(tmp_path))
+    with pytest.raises(UserError, match=r"not like dog\.1\.jpg"):
+        sort_by_name(tmp_path)
 
 
 @pytest.mark.parametrize("below", ["", "train"])

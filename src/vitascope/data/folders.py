@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,6 +33,8 @@ SPLIT_FOLDERS = {
     "test": ("test", "testing"),
 }
 """Names of splits; `split_of` knows them in any case, and with `set` or `data` after them."""
+
+_LISTED_LABELS = 5
 
 
 def split_of(name: str) -> str | None:
@@ -194,7 +198,8 @@ def read_tree(root: Path, *, name: str = "all", class_names: tuple[str, ...] | N
     found = tuple(folder for folder, paths in files.items() if paths)
     if not found:
         expected = f"expected {root}/<class>/<image>"
-        raise UserError(f"{root}: no images in class folders; {expected}{_instead(root)}")
+        instead = _sorting_advice(root) or _instead(root)
+        raise UserError(f"{root}: no images in class folders; {expected}{instead}")
     if class_names is None:
         if len(found) == 1:
             needs = "a classifier needs two folders or more"
@@ -204,6 +209,54 @@ def read_tree(root: Path, *, name: str = "all", class_names: tuple[str, ...] | N
     labelled = [(path, class_names.index(folder)) for folder in found for path in files[folder]]
     labels = np.array([label for _, label in labelled], dtype=np.int64)
     return ImageSet(name, [path for path, _ in labelled], labels, class_names)
+
+
+def labels_in_names(folder: Path) -> dict[Path, str]:
+    """The labels in the names of the images directly in a folder: `dog` of `dog.1.jpg` and `dog_001.jpg`.
+
+    A label is what stands before the number at the end of a name, without what separates them. Whether it is
+    a class is for a person to say (`IMG_0001.jpg` is of none), so nothing is trained on such labels. Empty
+    where a name has none, or where there are fewer than two different labels.
+    """
+    files = [path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
+    labels = {path: re.sub(r"[ ._-]*\(?\d+\)?$", "", path.stem) for path in sorted(files)}
+    clear = all(label and label != path.stem for path, label in labels.items())
+    return labels if clear and len(set(labels.values())) > 1 else {}
+
+
+def sort_by_name(folder: str | os.PathLike[str]) -> dict[str, int]:
+    """Move the images that lie directly in a folder into class folders, by the labels in their names.
+
+    Args:
+        folder: of images like `dog.1.jpg` and `cat.2.jpg`; see `labels_in_names`.
+
+    Returns:
+        Images moved, by class.
+
+    Raises:
+        UserError: names without labels; nothing is moved then.
+    """
+    labels = labels_in_names(Path(folder))
+    if not labels:
+        raise UserError(f"{folder}: the names of its images are not like dog.1.jpg and cat.2.jpg")
+    for path, label in labels.items():
+        (path.parent / label).mkdir(exist_ok=True)
+        path.rename(path.parent / label / path.name)
+    return dict(Counter(labels.values()))
+
+
+def _sorting_advice(folder: Path) -> str:
+    """How to sort a folder of images whose names have labels, as the end of a message."""
+    counts = Counter(labels_in_names(folder).values())
+    if not counts:
+        return ""
+    listed = ", ".join(f"{label}: {count:,}" for label, count in sorted(counts.items())[:_LISTED_LABELS])
+    more = ", ..." if len(counts) > _LISTED_LABELS else ""
+    script = f"from vitascope.data.folders import sort_by_name; sort_by_name({json.dumps(str(folder))})"
+    return (
+        f"; its images have labels in their names ({listed}{more}); if these are the classes, this sorts "
+        f"the images into folders: python -c {shlex.quote(script)}"
+    )
 
 
 def _instead(root: Path) -> str:

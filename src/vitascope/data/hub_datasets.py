@@ -122,7 +122,7 @@ def read_hub_dataset(data: str) -> dict[str, HubSet]:
     Raises:
         UserError: as `open_hub_dataset`.
     """
-    library = _library()
+    library = _library(data)
     with _explaining(data):
         loaded = _load(library, data)
     tables = {split: table.with_format(None) for split, table in _named_splits(loaded, data).items()}
@@ -149,11 +149,14 @@ def read_hub_dataset(data: str) -> dict[str, HubSet]:
     }
 
 
-def _library() -> ModuleType:
+def _library(data: str) -> ModuleType:
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise UserError('Hugging Face data sets need an extra: pip install "vitascope[datasets]"') from error
+        local = "" if Path(data).expanduser().exists() else "no such folder; "
+        raise UserError(
+            f'{data}: {local}Hugging Face data sets need an extra: pip install "vitascope[datasets]"'
+        ) from error
     return datasets
 
 
