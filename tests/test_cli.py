@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 import vitascope
+from tests.training import undrawn
 from vitascope import __version__
 from vitascope.cli import COMMANDS, main
 from vitascope.cli.parsing import fields_of
@@ -269,6 +270,19 @@ def test_train_says_what_came_out(here: SimpleNamespace, capsys: pytest.CaptureF
     assert "report runs/said/report.html" in out
 
 
+def test_train_says_what_the_data_are(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    colours(here.root / "mixed" / "Training_Set", {"red": (200, 40, 40), "blue": (40, 40, 200)})
+    colours(here.root / "mixed" / "TEST", {"red": (210, 40, 40), "blue": (40, 40, 210)})
+    (here.root / "mixed" / "TEST" / "red" / "clip.mov").write_bytes(b"x")
+    with undrawn():
+        assert main(["train", "--data", "mixed", "--run", "runs/mixed", *SHAPE, *SHORT]) == 0
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "data   mixed: 18 train, 2 val, 20 test images of 2 classes",
+        "       blue: 20, red: 20",
+        "       passed over: 1 .mov",
+    ]
+
+
 def test_report_is_made_again(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     page = here.run / "report.html"
     first = page.read_bytes()
@@ -311,19 +325,19 @@ def test_evaluate_measures_the_run_own_test_images(
 def test_evaluate_says_the_same_in_words(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     main(["evaluate", "runs/tiny", "--data", "data", "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert found["images"] == 20
+    assert (found["images"], found["trained_on"]) == (4, 16)
     assert main(["evaluate", "runs/tiny", "--data", "data"]) == 0
     out = capsys.readouterr().out
-    assert f"{found['accuracy']:.2%} right, {found['correct']} of 20 images" in out
+    assert f"{found['accuracy']:.2%} right, {found['correct']} of 4 images" in out
     for row, name in enumerate(("blue", "red")):
-        share = found["confusion"][row][row] / 10
+        share = found["confusion"][row][row] / 2
         assert any(line.split()[:2] == [name, f"{share:.2%}"] for line in out.splitlines())
 
 
 def test_evaluate_names_what_it_left_out(
     here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    colours(tmp_path / "some", {"red": (200, 40, 40), "blue": (40, 40, 200)})
+    colours(tmp_path / "some", {"red": (190, 40, 40), "blue": (40, 40, 190)})
     (tmp_path / "some" / "red" / "cut.jpg").write_bytes(b"text")
     assert main(["evaluate", "runs/tiny", "--data", str(tmp_path / "some")]) == 0
     out = capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import signal
 import unicodedata
 from collections.abc import Iterable
@@ -61,6 +62,27 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return ""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; nearest: {match[0]}" if match else ""
+
+
+def nearest_path(ref: str) -> str:
+    """`; nearest: runs/photos` for `run/photo`, where that exists and this does not; else the empty string.
+
+    Each part of the path that does not exist is replaced by the name there that is closest to it.
+    """
+    found = Path()
+    for part in Path(ref).parts:
+        name = part
+        if not (found / part).exists():
+            try:
+                names = os.listdir(found)
+            except OSError:  # no folder, or not ours to read
+                return ""
+            match = difflib.get_close_matches(part, names, n=1, cutoff=0.6)
+            if not match:
+                return ""
+            name = match[0]
+        found /= name
+    return f"; nearest: {found}"
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:

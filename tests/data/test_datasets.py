@@ -1,6 +1,7 @@
 """Folders and digits: what becomes training, validation and test, and what is refused."""
 
 import itertools
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,14 @@ from vitascope.data.datasets import (
     ImageSet,
     Splits,
     class_counts,
+    described,
     median_size,
     open_data,
     open_for_evaluation,
+    open_pictures,
     read_tree,
 )
+from vitascope.data.folders import sort_by_name
 from vitascope.errors import UserError
 
 
@@ -155,6 +159,70 @@ def test_validation_labels_follow_the_classes_of_train(tmp_path: Path) -> None:
     assert class_counts(splits.val) == {"ant": 0, "cat": 0, "dog": 2}
 
 
+@pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [
+        ("Train", "VAL", "Test"),
+        ("training", "Validation", "testing"),
+        ("training_set", "val-set", "test_set"),
+        ("TrainingData", "valid", "test data"),
+    ],
+)
+def test_usual_names_of_splits_are_no_classes(tmp_path: Path, train: str, val: str, test: str) -> None:
+    for name, count in ((train, 4), (val, 3), (test, 2)):
+        write_tree(tmp_path / name, {"cat": count, "dog": count})
+    splits = open_data(str(tmp_path))
+    assert splits.train.class_names == ("cat", "dog")
+    assert [len(images) for images in all_sets(splits)] == [8, 6, 4]
+    assert len(open_for_evaluation(str(tmp_path), ("cat", "dog"))) == 4
+    assert len(open_pictures(str(tmp_path))) == 4
+    assert len(open_data(str(tmp_path), labelled=False).train) == 8
+
+
+def test_a_class_may_be_called_as_a_split_where_no_folder_is_train(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"valid": 4, "invalid": 4})
+    assert open_data(str(tmp_path)).train.class_names == ("invalid", "valid")
+
+
+@pytest.mark.parametrize(("one", "other"), [("train", "Training"), ("test", "test_set"), ("val", "valid")])
+def test_two_folders_of_one_split_are_refused(tmp_path: Path, one: str, other: str) -> None:
+    for name in {"train", one, other}:
+        write_tree(tmp_path / name, {"cat": 3, "dog": 3})
+    with pytest.raises(UserError, match=rf"({one} and {other}|{other} and {one}) both mean the"):
+        open_data(str(tmp_path))
+
+
+def test_files_that_are_not_used_are_counted_by_their_kind(tmp_path: Path) -> None:
+    write_tree(tmp_path / "Train", {"cat": 5, "dog": 4})
+    write_tree(tmp_path / "Test", {"cat": 2, "dog": 2})
+    for name in ("Train/cat/a.mov", "Train/cat/b.MOV", "Test/dog/c.txt", "notes.txt", "Train/fox/d.cr2"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    write_picture(tmp_path / "Train" / "loose.png")
+    (tmp_path / ".DS_Store").write_bytes(b"x")
+    assert described(open_data(str(tmp_path))) == [
+        "7 train, 2 val, 4 test images of 2 classes",
+        "cat: 7, dog: 6",
+        "passed over: 2 .mov, 2 .txt, 1 .cr2, 1 .png, the folder Train/fox, which holds no image (1 .cr2)",
+    ]
+
+
+def test_many_classes_are_described_by_the_smallest_and_the_largest(tmp_path: Path) -> None:
+    write_tree(tmp_path, {f"c{number:02}": 3 + (number == 5) for number in range(13)}, size=(2, 2))
+    assert described(open_data(str(tmp_path)))[1:] == ["per class from 3 (c00) to 4 (c05)"]
+
+
+def test_a_class_folder_without_an_image_is_named_where_one_class_is_left(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"cat": 3})
+    (tmp_path / "dog").mkdir()
+    for number in range(60):
+        (tmp_path / "dog" / f"{number}.mp4").write_bytes(b"x")
+    with pytest.raises(
+        UserError, match=r"only one class, 'cat'.*the folder dog holds no image, but 60 \.mp4"
+    ):
+        open_data(str(tmp_path))
+
+
 # --- refusals
 
 
@@ -168,6 +236,30 @@ def test_names_are_suggested_for_a_name_but_not_for_a_path() -> None:
         open_data("digit")
     with pytest.raises(UserError, match=r"/digit: no such folder; give digits, "):
         open_data("/digit")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("photo/cats", "photo/cats: no such folder; nearest: photos/cats; photo/cats@main is the hub's"),
+        ("photos/cat", "nearest: photos/cats"),
+        ("photos/zebra", "photos/zebra: no such folder; photos/zebra@main is the hub's"),
+        ("photo", "photo: no such folder; nearest: photos"),
+        ("photo/cats/deep", "photo/cats/deep: no such folder; give digits"),
+    ],
+)
+def test_a_mistyped_path_is_no_data_set_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, said: str
+) -> None:
+    def no_hub(*_: object, **__: object) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("vitascope.data.hub_datasets.open_hub_dataset", no_hub)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos" / "cats").mkdir(parents=True)
+    with pytest.raises(UserError) as refused:
+        open_data(typed)
+    assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("read", [open_data, lambda data: open_for_evaluation(data, ("cat", "dog"))])
@@ -203,6 +295,35 @@ def test_pictures_outside_class_folders_are_refused(tmp_path: Path) -> None:
         open_data(str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["{}.{}.jpg", "{}_{:03}.png", "{}{}.bmp", "{} ({}).JPG"])
+@pytest.mark.parametrize("below", ["", "train"])
+def test_a_flat_folder_is_refused_with_the_command_that_sorts_it(
+    tmp_path: Path, name: str, below: str
+) -> None:
+    folder = tmp_path / "it's flat" / below
+    for label, count in (("cat", 5), ("golden_retriever", 4)):
+        for number in range(count):
+            write_picture(folder / name.format(label, number))
+    with pytest.raises(UserError, match=r"labels in their names \(cat: 5, golden_retriever: 4\)") as refused:
+        open_data(str(tmp_path / "it's flat"))
+    assert len(list(folder.iterdir())) == 9  # nothing is sorted, or trained on, unasked
+    python, option, script = shlex.split(str(refused.value).rpartition(": ")[2])
+    assert (python, option) == ("python", "-c")
+    exec(script)  # noqa: S102 - our own
+    assert class_counts(read_tree(folder)) == {"cat": 5, "golden_retriever": 4}
+    assert open_data(str(tmp_path / "it's flat")).train.class_names == ("cat", "golden_retriever")
+
+
+@pytest.mark.parametrize("names", [("1.jpg", "2.jpg"), ("IMG_1.jpg", "IMG_2.jpg"), ("dog.1.jpg", "cat.jpg")])
+def test_names_that_tell_no_classes_are_not_offered(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        write_picture(tmp_path / name)
+    with pytest.raises(UserError, match=r"<class>/<image>$"):
+        open_data(str(tmp_path))
+    with pytest.raises(UserError, match=r"not like dog\.1\.jpg"):
+        sort_by_name(tmp_path)
+
+
 @pytest.mark.parametrize("below", ["", "train"])
 def test_one_class_is_refused(tmp_path: Path, below: str) -> None:
     write_tree(tmp_path / below, {"cat": 5})
@@ -218,10 +339,19 @@ def test_class_that_train_lacks_is_refused_and_the_nearest_named(tmp_path: Path,
         open_data(str(tmp_path))
 
 
-@pytest.mark.parametrize("below", ["", "train"])
-def test_class_with_a_single_image_that_would_be_split_is_refused(tmp_path: Path, below: str) -> None:
-    write_tree(tmp_path / below, {"cat": 5, "dog": 1})
-    with pytest.raises(UserError, match="class 'dog' has 1 image"):
+@pytest.mark.parametrize(
+    ("below", "count", "said"),
+    [
+        ("", 1, "class 'dog' has 1 image; train, val and test need one each, so at least 3"),
+        ("", 2, "class 'dog' has 2 images; train, val and test need one each, so at least 3"),
+        ("train", 1, "class 'dog' has 1 image; train and val need one each, so at least 2"),
+    ],
+)
+def test_class_that_is_too_small_to_be_split_is_refused_with_its_size(
+    tmp_path: Path, below: str, count: int, said: str
+) -> None:
+    write_tree(tmp_path / below, {"cat": 5, "dog": count})
+    with pytest.raises(UserError, match=said):
         open_data(str(tmp_path))
 
 

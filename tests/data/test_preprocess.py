@@ -3,10 +3,12 @@
 import io
 import json
 import struct
+import sys
 import zlib
 from pathlib import Path
 
 import numpy as np
+import pillow_heif
 import pytest
 import torch
 from hypothesis import given
@@ -60,6 +62,46 @@ def test_every_exif_orientation_gives_the_same_upright_pixels(tmp_path: Path, or
     stored = Image.fromarray(np.ascontiguousarray(STORED[orientation](upright)))
     path = saved(stored, tmp_path / "photo.png", exif=exif)
     np.testing.assert_array_equal(identity(6, 9).pixels(path), upright.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("orientation", STORED)
+@pytest.mark.parametrize("form", ["path", "bytes"])
+def test_heic_is_read_and_turned_upright_once(tmp_path: Path, orientation: int, form: str) -> None:
+    upright = np.zeros((48, 64, 3), dtype=np.uint8)
+    upright[:24, :, 0], upright[24:, :32, 1] = 250, 250
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    stored = Image.fromarray(np.ascontiguousarray(STORED[orientation](upright)))
+    path = tmp_path / "photo.heic"
+    pillow_heif.from_pillow(stored).save(path, exif=exif.tobytes(), quality=100)
+    found = read_image(path if form == "path" else path.read_bytes())
+    assert found.size == (64, 48)
+    np.testing.assert_allclose(np.asarray(found)[8:-8:8, 4::8], upright[8:-8:8, 4::8], atol=40)
+    assert header_size(path) in ((48, 64), (64, 48))
+    cropped = identity(48, 64).cropped(path, lambda width, height: (0, 0, width, height))
+    np.testing.assert_allclose(cropped[:, 8:-8:8, 4::8].transpose(1, 2, 0), upright[8:-8:8, 4::8], atol=40)
+    assert "HEIF" not in Image.OPEN  # nothing has changed for the rest of the process
+
+
+def test_heic_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "photo.HEIC"
+    pillow_heif.from_pillow(Image.new("RGB", (16, 16))).save(path)
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(ImageError, match=r'photo\.HEIC: .*pip install "vitascope\[heif\]"'):
+        read_image(path)
+
+
+def test_broken_heic_and_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "photo.heic"
+    pillow_heif.from_pillow(Image.new("RGB", (64, 64))).save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ImageError, match=r"photo\.heic: cannot be read"):
+        read_image(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    path.write_bytes(whole)
+    with pytest.raises(ImageError, match="decompression bomb, 64 x 64 pixels"):
+        read_image(path)
 
 
 def test_exif_orientation_is_left_alone_where_the_preprocessing_says_so(tmp_path: Path) -> None:

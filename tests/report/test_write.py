@@ -15,6 +15,7 @@ from tests.model import small_model, small_resnet
 from tests.report.test_html import Reader
 from tests.training import tiny_config, write_folder
 from vitascope.cli import main
+from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
 from vitascope.report import inside
 from vitascope.report.records import load_predictions, save_predictions
@@ -212,6 +213,27 @@ def test_data_that_are_others_by_now_are_not_shown(made, run, quick) -> None:
         page = read(write_report(run))
         assert "the data are others by now" in page.text
         assert not [name for name, _ in page.elements if name == "img"]
+
+
+def test_pictures_and_answers_belong_together_when_images_were_deleted(made, run, tmp_path, quick) -> None:
+    kept = load_predictions(run)
+    assert kept is not None
+    wrong = np.eye(2, dtype=np.float32)[1 - kept.labels]
+    save_predictions(run, dataclasses.replace(kept, probabilities=wrong))
+    photos = Path(shutil.copytree(made / "photos", tmp_path / "photos"))
+    config = (run / "config.yaml").read_text()
+    lines = [line for line in config.splitlines() if not line.startswith("data:")]
+    (run / "config.yaml").write_text("\n".join([*lines, f"data: {photos}"]))
+    record = SplitRecord.read(run / "split.jsonl.gz")
+    tested = record.parts["test"].names
+    (photos / record.parts["train"].names[0]).unlink()
+    (photos / tested[1]).unlink()
+    page = write_report(run)
+    said = read(page).text
+    assert [name in said.rpartition("surest mistakes")[2] for name in tested] == [True, False, True, True]
+    assert "1 of the pictures cannot be read any more" in said
+    assert "2 missing (1 train, 1 test)" in said
+    assert "32 train, 4 val, 4 test" in said  # as it was trained
 
 
 def test_pictures_that_cannot_be_read_any_more_are_counted(made, run, monkeypatch, quick) -> None:

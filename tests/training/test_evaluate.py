@@ -1,13 +1,24 @@
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from tests.data import write_tree
 from tests.model import small_model
-from tests.training import write_folder
+from tests.training import tiny_config, undrawn, write_folder
+from vitascope.cli import main
 from vitascope.data.datasets import read_tree
 from vitascope.data.loading import Loader
+from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
-from vitascope.training.evaluate import evaluate, evaluate_pretrained
+from vitascope.report.records import SPLIT
+from vitascope.training import train
+from vitascope.training.evaluate import evaluate, evaluate_pretrained, own_images
 from vitascope.weights.store import default_preprocess, save_pretrained
 
 
@@ -79,3 +90,102 @@ def test_a_class_that_the_model_does_not_know_is_refused(tmp_path) -> None:
     save_pretrained(small_model(num_classes=2, class_names=("cat", "dog")), tmp_path / "m")
     with pytest.raises(UserError, match="dgo; nearest: dog"):
         evaluate_pretrained(tmp_path / "m", str(root), device="cpu")
+
+
+# --- data that changed under a run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A project, `photos/` and `runs/photos/`, trained from inside of it with a relative path."""
+    project = tmp_path_factory.mktemp("made") / "project"
+    write_tree(project / "photos", {"cat": 30, "dog": 30}, size=(16, 16))
+    with pytest.MonkeyPatch.context() as patch, undrawn():
+        patch.chdir(project)
+        train.train(tiny_config(Path("photos"), run="runs/photos", epochs=1, keep="last"))
+    return project
+
+
+@pytest.fixture
+def project(made, tmp_path, monkeypatch) -> Path:
+    """A copy of the project, to be changed, and the original away; the current folder has nothing of it."""
+    copy = Path(shutil.copytree(made, tmp_path / "project"))
+    made.rename(made.with_name("away"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    yield copy
+    made.with_name("away").rename(made)
+
+
+def paths(project: Path, split: str) -> list[Path]:
+    names = SplitRecord.read(project / "runs" / "photos" / SPLIT).parts[split].names
+    return [project / "photos" / name for name in names]
+
+
+def test_nothing_is_measured_on_images_that_were_trained_on(project, caplog) -> None:
+    run = project / "runs" / "photos"
+    before = evaluate_pretrained(run, device="cpu")
+    assert (before.summary()["images"], before.changes) == (
+        6,
+        {"missing": 0, "changed": 0, "renamed": 0, "new": 0},
+    )
+    assert not caplog.records
+    deleted = [paths(project, "train")[0], paths(project, "test")[2], paths(project, "val")[-1]]
+    for path in deleted:
+        path.unlink()
+    after = evaluate_pretrained(run, device="cpu")
+    assert after.changes == {"missing": 3, "changed": 0, "renamed": 0, "new": 0}
+    np.testing.assert_allclose(after.probabilities, np.delete(before.probabilities, 2, axis=0), atol=1e-6)
+    said = [record.getMessage() for record in caplog.records]
+    assert "3 missing (1 train, 1 val, 1 test)" in said[0]
+    assert "measured on 5 of the run's 6 test images" in said[1]
+    trained = {path.read_bytes() for path in paths(project, "train") if path.exists()}
+    assert not [path for path in own_images(run).sources if path.read_bytes() in trained]
+
+
+def test_training_images_among_other_data_are_left_out_and_counted(project, capsys, caplog) -> None:
+    run, other = project / "runs" / "photos", project / "other"
+    for number, path in enumerate(paths(project, "train")[:7] + paths(project, "test")[:2]):
+        (other / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, other / path.parent.name / f"copy{number}.png")
+    assert main(["evaluate", str(run), "--data", str(other), "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["images"], found["trained_on"]) == (2, 7)
+    assert "was trained on 7 of these 9 images; they are left out" in caplog.text
+    caplog.clear()
+    assert evaluate_pretrained(run / "model", str(other), device="cpu").trained_on == 7
+
+
+def test_an_accuracy_on_training_images_alone_is_called_that(project, caplog) -> None:
+    other = project / "other"
+    for number, path in enumerate(paths(project, "train")[:7]):
+        (other / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, other / path.parent.name / f"copy{number}.png")
+    found = evaluate_pretrained(project / "runs" / "photos", str(other), device="cpu")
+    assert (len(found.labels), found.trained_on) == (7, 7)
+    assert "was trained on all 7 of these images" in caplog.text
+
+
+def test_a_moved_project_finds_its_data_and_no_others_of_that_name(project, caplog) -> None:
+    run = project / "runs" / "photos"
+    write_tree(Path("photos"), {"cat": 30, "dog": 30}, size=(18, 18))  # where we are
+    sources = own_images(run).sources
+    assert [os.path.samefile(*pair) for pair in zip(sources, paths(project, "test"), strict=True)]
+    assert not caplog.records
+    shutil.rmtree(project / "photos")
+    with pytest.raises(UserError, match=r"photos: no such folder"):
+        own_images(run)
+    shutil.copytree("photos", project / "photos")
+    with pytest.raises(UserError, match="none of the 6 test images of the run is there unchanged: 6 changed"):
+        own_images(run).sources  # noqa: B018
+
+
+def test_a_run_without_a_record_of_its_split_says_that_it_cannot_be_verified(project, caplog) -> None:
+    run = project / "runs" / "photos"
+    (run / SPLIT).unlink()
+    config = (run / "config.yaml").read_text()
+    lines = [line for line in config.splitlines() if not line.startswith("data:")]
+    (run / "config.yaml").write_text("\n".join([*lines, f"data: {project / 'photos'}"]))
+    caplog.set_level(logging.WARNING)
+    assert len(own_images(run)) == 6
+    assert "cannot be verified" in caplog.text

@@ -240,7 +240,7 @@ def test_auto_resumes_the_newest_unfinished_run(data, tmp_path, monkeypatch) -> 
     [
         ("embed_dim: 32", "model: embed_dim was 16, is 32"),
         ("batch_size: 5", "batch_size was 4, is 5"),
-        ("seed: 1", "names and labels of the training images"),
+        ("seed: 1", "seed was 0, is 1"),
         ("options: [positions=rotary]", "model: positions was 'learned', is 'rotary'"),
     ],
 )
@@ -261,8 +261,30 @@ def test_other_classes_are_refused_with_the_difference(tmp_path) -> None:
     folder = write_folder(tmp_path / "data")
     run = killed(tiny_config(folder, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
     (folder / "dark").rename(folder / "dim")
-    with pytest.raises(UserError, match=r"classes was \['dark', 'light'\], is \['dim', 'light'\]"):
+    with pytest.raises(UserError, match="classes gone: dark, classes new: dim"):
         train.resume(run)
+
+
+def test_new_images_are_not_trained_on_and_changed_or_missing_ones_are_refused(tmp_path, caplog) -> None:
+    folder = write_folder(tmp_path / "data")
+    config = tiny_config(folder, run=str(tmp_path / "whole"), checkpoint_seconds=0.0)
+    with undrawn():
+        whole = train.train(config).run
+        run = killed(config.replace(run=str(tmp_path / "run")))
+        stopped = shutil.copytree(run, tmp_path / "stopped")
+        for number in range(20):
+            shutil.copy(folder / "dark" / "000.png", folder / "dark" / f"new{number}.png")
+        train.resume(run)
+    assert "20 new" in caplog.text
+    assert_bitwise(final_state(run), final_state(whole))
+    image = (folder / "light" / "003.png").read_bytes()
+    (folder / "light" / "003.png").write_bytes((folder / "dark" / "003.png").read_bytes())
+    with pytest.raises(UserError, match=r"cannot be resumed: .* 1 changed \(.*\), 20 new: light/003\.png"):
+        train.resume(stopped)
+    (folder / "light" / "003.png").write_bytes(image)
+    (folder / "light" / "004.png").unlink()
+    with pytest.raises(UserError, match=r"cannot be resumed: .* 1 missing \(.*\), 20 new: light/004\.png"):
+        train.resume(stopped)
 
 
 def test_options_that_are_not_the_engines_are_refused_on_resume(data, tmp_path) -> None:

@@ -13,7 +13,7 @@ from vitascope.errors import UserError
 from vitascope.report.records import read_metrics
 from vitascope.training.options import Engine
 from vitascope.training.recipes import TrainConfig
-from vitascope.training.run import Recorder, create_run, open_run
+from vitascope.training.run import Recorder, create_run, lasting_path, open_run
 
 
 def test_an_existing_run_is_never_overwritten(tmp_path) -> None:
@@ -39,6 +39,18 @@ def test_a_run_opens_with_its_configuration(tmp_path) -> None:
     assert open_run(create_run(config)) == (tmp_path / "r", config)
     with pytest.raises(UserError, match="not a run folder"):
         open_run(tmp_path)
+
+
+def test_the_configuration_names_its_files_for_any_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for folder in ("photos", "home/trained"):
+        Path(folder).mkdir(parents=True)
+    config = TrainConfig(data="photos/", run="r", weights="home/trained")
+    written = open_run(create_run(config))[1]
+    assert (written.data, written.weights) == (str(tmp_path / "photos"), "~/trained")
+    assert lasting_path("digits") == "digits"
+    assert lasting_path("owner/name") == "owner/name"
 
 
 def test_a_run_says_where_it_was_started(tmp_path, monkeypatch) -> None:

@@ -129,8 +129,13 @@ def test_a_mistyped_path_is_not_sought_on_the_hub(
 ) -> None:
     save_pretrained(small_model(), tmp_path / "runs" / "photos")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="runs/photo: no such model; nearest: runs/photos"):
-        from_pretrained("runs/photo")
+    for typed in ("runs/photo", "run/photos"):
+        with pytest.raises(
+            CheckpointError, match=f"{typed}: no such model; nearest: runs/photos; give a run"
+        ):
+            from_pretrained(typed)
+    with pytest.raises(CheckpointError, match=r"runs/zebra: no such model; .*hf-hub:runs/zebra for the hub"):
+        from_pretrained("runs/zebra")
 
 
 def test_the_family_of_a_file_can_be_named_before_it(tmp_path: Path) -> None:

@@ -110,13 +110,16 @@ class Compress:
         """Normalized training images and their classes, on the model's device."""
         from vitascope.data.datasets import open_data
         from vitascope.data.loading import Loader
+        from vitascope.training.evaluate import own_data
 
         data = self._data()
         if data is None:
             raise UserError(
                 f"pruning judges by labelled images, and {self.model} is no run folder: say --data DATA"
             )
-        train = open_data(data, seed=self._seed()).train.in_classes(model.config.class_names, data)
+        own = self.data is None
+        splits = own_data(Path(self.model)).splits if own else open_data(data, seed=self._seed())
+        train = splits.train.in_classes(model.config.class_names, data)
         some = train.subset("train", train.order(0, 0)[: self.images])
         device = next(model.parameters()).device
         for batch in Loader(some, preprocess, EXAMPLES_AT_ONCE, device=device).epoch():

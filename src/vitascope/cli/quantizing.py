@@ -83,7 +83,8 @@ def pictures_for_int8(
         UserError: neither a run whose data are there nor DATA to take them from.
     """
     from vitascope.data.datasets import open_data, open_for_evaluation
-    from vitascope.training.run import CONFIG, open_run
+    from vitascope.training.evaluate import measured_of, own_data
+    from vitascope.training.run import CONFIG
 
     is_run = (Path(ref) / CONFIG).is_file()
     if not is_run and data is None:
@@ -92,10 +93,9 @@ def pictures_for_int8(
             "--data FOLDER, with a folder for each class"
         )
     if is_run and (data is None or calibration is None):
-        _, config = open_run(ref)
-        own = open_data(config.data, seed=config.seed)
-        test = own.final if data is None else open_for_evaluation(data, class_names)
-        return (own.train.sources if calibration is None else calibrating(calibration)), test
+        own = own_data(Path(ref))
+        test = measured_of(own, class_names) if data is None else open_for_evaluation(data, class_names)
+        return (own.splits.train.sources if calibration is None else calibrating(calibration)), test
     assert data is not None
     if calibration is not None:
         return calibrating(calibration), open_for_evaluation(data, class_names)

@@ -22,7 +22,8 @@ class Evaluate:
     """A run folder, a model folder or file, or a hub id."""
     data: MaybeText = None
     """`digits`, or a folder with test/<class>/, val/<class>/ or <class>/.
-    Default: the test part of what the run was trained on."""
+    Images that the run was trained on are left out and counted.
+    Default: the run's own test images."""
     batch_size: int = 128
     """Images at a time."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -48,6 +49,7 @@ class Evaluate:
         summary = evaluation.summary()
         confusion, names = evaluation.confusion, evaluation.class_names
         if self.json:
+            summary["trained_on"], summary["changes"] = evaluation.trained_on, evaluation.changes
             summary["classes"] = list(names)
             summary["confusion"] = confusion.tolist()
             print(json.dumps(summary))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,16 @@ from vitascope.data.folders import (
     open_folder,
     open_unlabelled,
     optional_split,
+    read_any,
     read_tree,
+    split_folder,
 )
 from vitascope.data.idx import is_idx, open_idx
 from vitascope.data.preprocess import ImageError, ImageSource, header_size
+from vitascope.data.split_record import Inventory
 from vitascope.data.splits import TEST_SHARE, VAL_SHARE, ImageSet, Splits, stratified_split
 from vitascope.data.unpack import is_archive, unpack
-from vitascope.errors import UserError, nearest
+from vitascope.errors import UserError, nearest, nearest_path
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -37,6 +41,7 @@ __all__ = [
     "ImageSet",
     "Splits",
     "class_counts",
+    "described",
     "digits_baseline",
     "median_size",
     "open_data",
@@ -45,6 +50,8 @@ __all__ = [
     "stratified_split",
 ]
 
+LISTED_CLASSES = 12
+"""Classes up to which the images of each are counted in words."""
 NAMES = ("digits", *KNOWN_SETS)
 """DATA that is no path."""
 WAYS = (
@@ -112,11 +119,25 @@ def open_pictures(data: str) -> Sequence[ImageSource]:
     found = _found(data, seed=0)
     if isinstance(found, Splits):
         return found.final.sources
-    named = [found / name for split in ("test", "val") for name in SPLIT_FOLDERS[split]]
-    files = image_files(next((folder for folder in named if folder.is_dir()), found))
+    files = image_files(split_folder(found, "test") or split_folder(found, "val") or found)
     if not files:
         raise UserError(f"{data}: no images in this folder")
     return files
+
+
+def list_images(data: str, *, seed: int = 0) -> Inventory:
+    """All images of a DATA argument, whatever their part of a split, to find those of an earlier split in.
+
+    In a folder, an image's class is the name of its class folder, whether or not any split is above it.
+
+    Raises:
+        UserError: nothing that `open_data` takes.
+    """
+    found = _found(data, seed)
+    if isinstance(found, Splits):
+        sets = (found.train, found.val, *(() if found.test is None else (found.test,)))
+        return Inventory(sets, found.channels, found.root)
+    return Inventory((read_any(found),), channels=3, root=found)
 
 
 def _found(data: str, seed: int) -> Splits | Path:
@@ -129,17 +150,22 @@ def _found(data: str, seed: int) -> Splits | Path:
     if data in KNOWN_SETS and not path.exists():
         path = fetch_set(data)
     if not data or not path.exists():  # Path("") would be the current folder
-        if data and hub_datasets.looks_like_hub_id(data):
+        mistyped = nearest_path(str(path)) if data else ""
+        local = bool(mistyped) or (len(path.parts) > 1 and path.parent.is_dir())  # more likely than an owner
+        hub_id = bool(data) and hub_datasets.looks_like_hub_id(data)
+        if hub_id and (not local or "@" in data):
             return hub_datasets.open_hub_dataset(data, seed=seed)
+        if hub_id:
+            raise UserError(f"{data}: no such folder{mistyped}; {data}@main is the hub's")
         hint = "" if os.sep in data else nearest(data, NAMES)
-        raise UserError(f"{data or repr(data)}: no such folder{hint or f'; {WAYS}'}")
+        raise UserError(f"{data or repr(data)}: no such folder{hint or mistyped or f'; {WAYS}'}")
     splits = _ready_made(path, seed)
     if splits is None and is_archive(path):
         path = inner_folder(unpack(path))
         splits = _ready_made(path, seed)
     if splits is None and not path.is_dir():
         raise UserError(f"{data}: not a folder, and no archive that is known; {WAYS}")
-    return path if splits is None else splits
+    return path if splits is None else dataclasses.replace(splits, root=path)
 
 
 def _ready_made(path: Path, seed: int) -> Splits | None:
@@ -199,6 +225,31 @@ def class_counts(images: ImageSet) -> dict[str, int]:
     """Images a class."""
     counts = Counter(images.labels.tolist())
     return {name: counts[label] for label, name in enumerate(images.class_names)}
+
+
+def described(splits: Splits) -> list[str]:
+    """What a data set consists of, in lines: images per split, images per class, and what is not used."""
+    sets = [splits.train, splits.val]
+    sets += [] if splits.test is None else [splits.test]
+    names = splits.train.class_names
+    sizes = ", ".join(f"{len(images):,} {images.name}" for images in sets)
+    lines = [f"{sizes} images of {len(names):,} classes"]
+    if len(names) > 1:
+        counts: Counter[str] = Counter()
+        for images in sets:
+            counts.update(class_counts(images))
+        lines.append(_per_class(counts))
+    if splits.passed_over:
+        lines.append(f"passed over: {', '.join(splits.passed_over)}")
+    return lines
+
+
+def _per_class(counts: Mapping[str, int]) -> str:
+    """Images of each class; of many classes the fewest and the most."""
+    if len(counts) <= LISTED_CLASSES:
+        return ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+    fewest, most = (choose(counts, key=lambda name: counts[name]) for choose in (min, max))
+    return f"per class from {counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most})"
 
 
 def digits_baseline() -> float:

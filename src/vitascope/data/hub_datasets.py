@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.folders import SPLIT_FOLDERS
+from vitascope.data.folders import SPLIT_FOLDERS, split_of
 from vitascope.data.preprocess import Encoded
 from vitascope.data.shard_index import files_of_splits, has_class_folders
 from vitascope.data.shards import complete_splits, numbered_classes
@@ -122,7 +122,7 @@ def read_hub_dataset(data: str) -> dict[str, HubSet]:
     Raises:
         UserError: as `open_hub_dataset`.
     """
-    library = _library()
+    library = _library(data)
     with _explaining(data):
         loaded = _load(library, data)
     tables = {split: table.with_format(None) for split, table in _named_splits(loaded, data).items()}
@@ -149,11 +149,14 @@ def read_hub_dataset(data: str) -> dict[str, HubSet]:
     }
 
 
-def _library() -> ModuleType:
+def _library(data: str) -> ModuleType:
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise UserError('Hugging Face data sets need an extra: pip install "vitascope[datasets]"') from error
+        local = "" if Path(data).expanduser().exists() else "no such folder; "
+        raise UserError(
+            f'{data}: {local}Hugging Face data sets need an extra: pip install "vitascope[datasets]"'
+        ) from error
     return datasets
 
 
@@ -193,9 +196,15 @@ def _named_splits(loaded: Any, data: str) -> dict[str, Any]:
         return {"all": loaded}
     if len(loaded) == 1:  # the hub calls what is not split "train"
         return {"all": next(iter(loaded.values()))}
-    found = {
-        split: loaded[name] for split, names in SPLIT_FOLDERS.items() for name in names if name in loaded
-    }
+    found = {}
+    for name in loaded:
+        split = split_of(str(name))
+        if split in found:
+            listed = ", ".join(map(str, loaded))
+            raise UserError(f"{data}: two {split} splits among {listed}; keep one of them")
+        if split is not None:
+            found[split] = loaded[name]
+    found = {split: found[split] for split in SPLIT_FOLDERS if split in found}
     if not found:
         raise UserError(f"{data}: no train, validation or test split among {', '.join(map(str, loaded))}")
     return found

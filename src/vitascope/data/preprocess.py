@@ -60,6 +60,9 @@ _RESAMPLING = {
 }
 
 
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+
+
 class ImageError(UserError):
     """A picture that cannot be read; the message names it."""
 
@@ -165,11 +168,44 @@ def _open(source: ImageSource) -> Image.Image:
         return Image.fromarray(source[..., 0] if source.ndim == 3 and shape[-1] == 1 else source)
     if isinstance(source, Encoded):
         source = source.read_bytes()
-    if isinstance(source, bytes):
-        return Image.open(io.BytesIO(source))
-    if not isinstance(source, str | os.PathLike) and not hasattr(source, "read"):
+    if not isinstance(source, str | os.PathLike | bytes):
+        if hasattr(source, "read"):
+            return Image.open(source)
         raise not_a_picture(source)
-    return Image.open(source)
+    try:
+        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+    except UnidentifiedImageError:
+        if not _is_heif(source):
+            raise
+    return _open_heif(source)
+
+
+def _is_heif(source: str | os.PathLike[str] | bytes) -> bool:
+    """Whether a file begins as HEIF does (ISO/IEC 23008-12), which phones write photographs in."""
+    if not isinstance(source, bytes):
+        with open(source, "rb") as file:
+            source = file.read(12)
+    return source[4:8] == b"ftyp" and source[8:12] in _HEIF_BRANDS
+
+
+def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
+    """A HEIF picture. libheif turns it upright, so the EXIF data that it gives ask for no further turn.
+
+    Nothing is registered with Pillow, where it would hold for the whole process.
+
+    Raises:
+        RuntimeError: the library is not installed.
+        DecompressionBombError: as `Image.open`, for more pixels than Pillow's limit.
+    """
+    try:
+        from pillow_heif import HeifImageFile
+    except ModuleNotFoundError as error:
+        raise RuntimeError('HEIC pictures need an extra: pip install "vitascope[heif]"') from error
+    image: Image.Image = HeifImageFile(io.BytesIO(source) if isinstance(source, bytes) else source)
+    limit = 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
+    if image.width * image.height > limit:
+        raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels, more than {limit:,.0f}")
+    return image
 
 
 def _decode(image: Image.Image, source: ImageSource, exif_orientation: bool) -> Image.Image:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitascope.data.folders import IMAGE_SUFFIXES, SPLIT_FOLDERS
+from vitascope.data.folders import IMAGE_SUFFIXES, SPLIT_FOLDERS, split_folder
 from vitascope.errors import UserError
 
 INDEX = "index.json"
@@ -109,10 +109,10 @@ def files_of_splits(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[P
         UserError: some names say a split, others don't.
     """
     found: dict[str, list[Path]] = {}
-    for split, names in SPLIT_FOLDERS.items():
-        for name in names:
-            if files := _visible(folder / name, suffixes):
-                found.setdefault(split, []).extend(files)
+    for split in SPLIT_FOLDERS if folder.is_dir() else ():
+        below = split_folder(folder, split)
+        if below is not None and (files := _visible(below, suffixes)):
+            found[split] = files
     for path in _visible(folder, suffixes):
         words = re.split(r"[-_.]", path.stem.lower())
         said = [split for split, names in SPLIT_FOLDERS.items() if any(name in words for name in names)]

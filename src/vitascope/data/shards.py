@@ -24,7 +24,7 @@ import numpy.typing as npt
 from vitascope.data.preprocess import Encoded
 from vitascope.data.shard_index import INDEX, has_class_folders, read_index, shard_files
 from vitascope.data.shard_samples import samples
-from vitascope.data.splits import TEST_SHARE, VAL_SHARE, ImageSet, Splits, stratified_split
+from vitascope.data.splits import VAL_SHARE, ImageSet, Splits, split_tree, stratified_split
 from vitascope.errors import UserError
 
 GROUP = 4
@@ -181,9 +181,7 @@ def complete_splits(found: Mapping[str, ImageSet], place: str, *, seed: int, cha
         UserError: nothing to train on, or a class too small to be split.
     """
     if "all" in found:
-        rest, test = stratified_split(found["all"], TEST_SHARE, "test", seed)
-        train, val = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed)
-        return Splits(train, val, test, channels)
+        return Splits(*split_tree(found["all"], seed), channels)
     if not found.get("train"):
         raise UserError(f"{place}: nothing to train on; it has {', '.join(found) or 'nothing'}")
     if found.get("val"):

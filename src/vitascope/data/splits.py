@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,10 @@ class Splits:
     test: ImageSet | None
     """None where a folder has `train/` and `val/` but no `test/`: then `val` is the last word."""
     channels: int
+    root: Path | None = None
+    """The folder that the images lie in; None where they lie in none."""
+    passed_over: tuple[str, ...] = ()
+    """What lies in that folder and is not used, in words."""
 
     @property
     def final(self) -> ImageSet:
@@ -67,24 +72,44 @@ class Splits:
         return self.val if self.test is None else self.test
 
 
+def split_tree(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, ImageSet]:
+    """Divide images into train, val and test by seed: a tenth of each class is val, another tenth test.
+
+    Raises:
+        UserError: a class with fewer than three images.
+    """
+    _check_sizes(images, 3, "train, val and test")
+    rest, test = stratified_split(images, TEST_SHARE, "test", seed)
+    train, val = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed)
+    return train, val, test
+
+
 def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tuple[ImageSet, ImageSet]:
     """Take a share of each class away by seed: what is left, and the part, at least one image a class.
 
     Raises:
-        UserError: a class with a single image, which cannot be on both sides.
+        UserError: a class with fewer than two images, which cannot be on both sides.
     """
+    _check_sizes(images, 2, f"{images.name} and {name}")
     part: list[int] = []
-    for label, class_name in enumerate(images.class_names):
+    for label in range(len(images.class_names)):
         members = np.flatnonzero(images.labels == label)
-        if len(members) < 2:
-            raise UserError(
-                f"class {class_name!r} has {len(members)} image; to split off {name}, it needs at least 2"
-            )
         members = np.random.default_rng([seed, label]).permutation(members)
         part.extend(members[: max(1, round(share * len(members)))].tolist())
     taken = np.sort(np.array(part, dtype=np.int64))
     left = np.setdiff1d(np.arange(len(images)), taken)
     return images.subset("train", left), images.subset(name, taken)
+
+
+def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
+    """Refuse a class that is too small for each part of a split to get an image of it."""
+    counts = np.bincount(images.labels, minlength=len(images.class_names))
+    for class_name, count in zip(images.class_names, counts.tolist(), strict=True):
+        if count < needed:
+            images_of_it = "1 image" if count == 1 else f"{count} images"
+            raise UserError(
+                f"class {class_name!r} has {images_of_it}; {parts} need one each, so at least {needed}"
+            )
 
 
 def check_known_classes(

@@ -108,8 +108,10 @@ def duration(seconds: float) -> str:
     return str(datetime.timedelta(seconds=round(seconds)))
 
 
-def trained_section(run: Run, model: Classifier | None, splits: Splits | None, gone: str) -> Section:
-    """What was trained on what."""
+def trained_section(
+    run: Run, model: Classifier | None, splits: Splits | None, gone: str, differs: str = ""
+) -> Section:
+    """What was trained on what; why there are no pictures, or what differs in the data since."""
     get = run.config.get
     rows: list[tuple[str, object]] = []
     task = "classification" if run.classifies else f"masked patch prediction ({get('target')})"
@@ -147,6 +149,8 @@ def trained_section(run: Run, model: Classifier | None, splits: Splits | None, g
     parts_of_page = [definitions(rows)]
     if gone:
         parts_of_page.append(note(f"The pictures are not shown: {gone}"))
+    elif differs:
+        parts_of_page.append(note(f"{without_home(differs)}."))
     if splits is not None and run.classifies and len(names) > 1:
         parts_of_page.append(_class_table(splits))
     return Section("trained", "What was trained on what", join(parts_of_page))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
+from vitascope.data.datasets import Splits, list_images, open_data
+from vitascope.data.split_record import Restored, SplitRecord, restore
 from vitascope.errors import UserError
 from vitascope.weights.writing import settle
 
@@ -20,6 +23,7 @@ CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 ENVIRONMENT = "environment.json"
 PREDICTIONS = "predictions.npz"
+SPLIT = "split.jsonl.gz"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +173,68 @@ def read_run(folder: Path) -> Run:
         )
     metrics = read_metrics(folder) if (folder / METRICS).is_file() else []
     return Run(folder, config, metrics, machine, load_predictions(folder))
+
+
+@dataclasses.dataclass(frozen=True)
+class RunData:
+    """The data of a run, opened again.
+
+    Attributes:
+        splits: as they were in training; `Gone` is in the place of an image that is not to be had any more.
+        restored: how they were found; None of a run that did not record its split, whose `splits` are those
+            that its data and seed give now.
+        note: in one line, what differs, or that this cannot be told; empty where nothing does.
+    """
+
+    splits: Splits
+    restored: Restored | None
+    note: str
+
+
+def open_run_data(
+    run: Path, data: str, *, seed: int, labelled: bool, check: Collection[str] | None = None
+) -> RunData:
+    """Open the data of a run, split as the run recorded it.
+
+    Args:
+        run: the run folder.
+        data: the DATA argument of the run.
+        seed: of the run.
+        labelled: whether the run learned classes.
+        check: parts of the split whose images are compared by their content too, not by name alone; None is
+            the part that the finished model is measured on.
+
+    Raises:
+        UserError: the data are gone, or others; a record that is damaged.
+    """
+    path = run / SPLIT
+    if not path.is_file():
+        splits = open_data(data, seed=seed, labelled=labelled)
+        note = (
+            f"{run}: an older run, without a record of its split: whether the images of {data} are still "
+            "those that it was trained and tested on cannot be verified"
+        )
+        return RunData(splits, None, note)
+    record = SplitRecord.read(path)
+    where = find_data(run, data, record)
+    restored = restore(record, list_images(where, seed=seed), [record.final] if check is None else check)
+    if not any((found >= 0).any() for found in restored.found.values()):
+        raise UserError(
+            f"{where}: none of the {record.images():,} images that {run} was trained and tested on is there; "
+            "these are other data"
+        )
+    changes = restored.note()
+    note = f"{where} has changed since {run} was trained: {changes}" if changes else ""
+    return RunData(restored.as_recorded(), restored, note)
+
+
+def find_data(run: Path, data: str, record: SplitRecord) -> str:
+    """A run's DATA argument where its data lie now: where they were, or as far from the run as they were."""
+    if record.place and not Path(data).expanduser().exists():
+        moved = Path(os.path.normpath(run.absolute() / record.place))
+        if moved.exists():
+            return str(moved)
+    return data
 
 
 def without_home(text: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from vitascope import __version__
-from vitascope.data.datasets import ImageSet, Splits, open_data
+from vitascope.data.datasets import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.model.hardware import resolve_device
 from vitascope.report import answers, inside, overview
@@ -16,9 +17,11 @@ from vitascope.report.mistakes import mistakes_section
 from vitascope.report.pictures import attention_over, read_pixels
 from vitascope.report.progress import curves_section
 from vitascope.report.provenance import configuration_section, environment_section
-from vitascope.report.records import Predictions, Run, read_run
+from vitascope.report.records import Predictions, Run, open_run_data, read_run
 from vitascope.weights.store import Loaded, load_pretrained
 from vitascope.weights.writing import settle
+
+log = logging.getLogger(__name__)
 
 REPORT = "report.html"
 
@@ -42,18 +45,21 @@ def write_report(run: Path, *, splits: Splits | None = None, device: str = "auto
     loaded = load_pretrained(run) if found.finished else None
     if loaded is not None:
         loaded.model.to(where)
-    gone = ""
+    gone = differs = ""
     if splits is None:
         try:
-            splits = open_data(
-                str(found.config["data"]), seed=int(found.config["seed"]), labelled=found.classifies
+            opened = open_run_data(
+                run, str(found.config["data"]), seed=int(found.config["seed"]), labelled=found.classifies
             )
+            splits, differs = opened.splits, opened.note
+            if differs:
+                log.warning("%s", differs)
         except UserError as error:
             gone = str(error)
     gone = gone or changed(found.predictions, splits)
     images = splits.final if splits is not None and not gone else None
     sections = [
-        overview.trained_section(found, None if loaded is None else loaded.model, splits, gone),
+        overview.trained_section(found, None if loaded is None else loaded.model, splits, gone, differs),
         curves_section(found),
         *answer_sections(found, loaded, images),
         inside.masked_section(run),

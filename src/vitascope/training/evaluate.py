@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitascope.data.datasets import ImageSet, open_data, open_for_evaluation
+from vitascope.data.datasets import ImageSet, open_for_evaluation
 from vitascope.data.loading import Loader
+from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.model.modes import evaluation_mode
+from vitascope.report.records import SPLIT, RunData, open_run_data
 from vitascope.training.distributed import gather
 from vitascope.training.run import CONFIG, open_run
 from vitascope.weights.store import load_pretrained
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +40,10 @@ class Evaluation:
         probabilities: the model's, float32 (N, K).
         loss: mean cross-entropy, nats.
         unreadable: path and reason of the images left out.
+        trained_on: images of the DATA argument that the model was trained on; they are not among the above
+            unless there were no others.
+        changes: of the data of a run, since it was trained: how many images are `missing`, `changed`,
+            `renamed` and `new`; None where this cannot be told, or was not asked.
     """
 
     split: str
@@ -44,6 +53,8 @@ class Evaluation:
     probabilities: npt.NDArray[np.float32]
     loss: float
     unreadable: dict[str, str]
+    trained_on: int = 0
+    changes: dict[str, int] | None = None
 
     @property
     def predictions(self) -> npt.NDArray[np.int64]:
@@ -148,14 +159,31 @@ def evaluate_pretrained(
             f"{ref} has no head: it gives features, not classes, so nothing can be right or wrong"
         )
     where = resolve_device(device)
-    images = own_images(Path(ref)) if data is None else open_for_evaluation(data, model.config.class_names)
+    trained_on, changes = 0, None
+    if data is None:
+        own = own_data(Path(ref))
+        images = measured_of(own, model.config.class_names)
+        changes = None if own.restored is None else own.restored.counts()
+    else:
+        images, trained_on = untrained(open_for_evaluation(data, model.config.class_names), data, Path(ref))
     loader = Loader(images, loaded.preprocess, batch_size, device=where)
     dtype = resolve_precision(precision, model.config, where, batch_size, training=False)
-    return evaluate(model.to(where), loader, precision=dtype)
+    evaluation = evaluate(model.to(where), loader, precision=dtype)
+    return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes)
 
 
 def own_images(ref: Path) -> ImageSet:
-    """The test split of the data that a run was trained on.
+    """The test split of the data that a run was trained on, as far as it is still there unchanged.
+
+    Raises:
+        UserError: not a run folder, or its data are gone, or none of these images is as it was.
+    """
+    own = own_data(ref)
+    return measured_of(own, own.splits.final.class_names)
+
+
+def own_data(ref: Path) -> RunData:
+    """The data of a run, split as they were in training; a warning is logged of what differs.
 
     Raises:
         UserError: not a run folder, or its data are gone.
@@ -163,4 +191,55 @@ def own_images(ref: Path) -> ImageSet:
     if not (ref / CONFIG).is_file():
         raise UserError(f"{ref} is not a run folder, so say on what to measure: --data FOLDER")
     _, config = open_run(ref)
-    return open_data(config.data, seed=config.seed).final
+    own = open_run_data(ref, config.data, seed=config.seed, labelled=config.task == "classify")
+    if own.note:
+        log.warning("%s", own.note)
+    return own
+
+
+def measured_of(own: RunData, class_names: tuple[str, ...]) -> ImageSet:
+    """What a run's model is measured on, with labels that are indices into `class_names`.
+
+    Raises:
+        UserError: none of these images is there unchanged, or one has a class of another name.
+    """
+    if own.restored is None:
+        return own.splits.final
+    images = own.restored.present(own.restored.record.final, class_names)
+    if len(images) < len(own.splits.final):
+        log.warning(
+            "measured on %s of the run's %s %s images: those that are there unchanged",
+            f"{len(images):,}",
+            f"{len(own.splits.final):,}",
+            images.name,
+        )
+    return images
+
+
+def untrained(images: ImageSet, data: str, ref: Path) -> tuple[ImageSet, int]:
+    """The images that a model was not trained on, and how many it was; all, where it was trained on all.
+
+    Only runs know what they were trained on; a warning is logged of images that are left out.
+
+    Args:
+        images: of `data`.
+        data: a DATA argument, for the message.
+        ref: of the model: a run folder, or the model folder in it.
+    """
+    run = ref.parent if ref.name == "model" and not (ref / SPLIT).is_file() else ref
+    if not (run / SPLIT).is_file():
+        return images, 0
+    known = SplitRecord.read(run / SPLIT).trained_on(images)
+    count = int(known.sum())
+    if count == len(images):
+        log.warning(
+            "%s: %s was trained on all %s of these images, so its accuracy on them says nothing about others",
+            *(data, run, f"{count:,}"),
+        )
+    elif count:
+        log.warning(
+            "%s: %s was trained on %s of these %s images; they are left out: measured on the other %s",
+            *(data, run, f"{count:,}", f"{len(images):,}", f"{len(images) - count:,}"),
+        )
+        images = images.subset(images.name, np.flatnonzero(~known))
+    return images, count

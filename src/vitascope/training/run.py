@@ -2,6 +2,7 @@
 
 runs/digits/
     config.yaml       every option: `vitascope train --config` of it reproduces the run
+    split.jsonl.gz    which image was in which part of the split, by name and content
     environment.json  when and by which command it was started, versions, the machine
     metrics.jsonl     one line a logged step, an epoch, and the final test; see `Recorder`
     events.out...     the same for TensorBoard
@@ -21,17 +22,32 @@ from typing import IO, Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from vitascope.data.split_record import record_of
+from vitascope.data.splits import Splits
 from vitascope.errors import UserError
-from vitascope.report.records import CONFIG, ENVIRONMENT, METRICS, read_metrics
+from vitascope.report.records import CONFIG, ENVIRONMENT, METRICS, SPLIT, read_metrics
 from vitascope.training.environment import describe_environment
 from vitascope.training.recipes import TrainConfig
-from vitascope.weights.writing import write_json
+from vitascope.weights.writing import settle, write_json
 
-__all__ = ["CONFIG", "Recorder", "create_run", "find_run", "open_run"]
+__all__ = [
+    "CONFIG",
+    "Recorder",
+    "create_run",
+    "find_run",
+    "lasting_path",
+    "open_run",
+    "record_split",
+]
+
+PLACES = ("data", "weights", "teacher")
+"""Options that name files."""
 
 
 def create_run(config: TrainConfig) -> Path:
     """A new run folder with its `config.yaml` and `environment.json`.
+
+    Paths of data, weights and a teacher are written as `lasting_path` gives them.
 
     The default name is `runs/<data>`, with the first free number if that is taken.
 
@@ -57,9 +73,31 @@ def create_run(config: TrainConfig) -> Path:
             except FileExistsError:
                 number += 1
                 folder = base.with_name(f"{base.name}-{number}")
-    (folder / CONFIG).write_text(config.to_yaml(), encoding="utf-8")
+    lasting = {name: lasting_path(value) for name in PLACES if (value := config.option(name)) is not None}
+    (folder / CONFIG).write_text(config.replace(**lasting).to_yaml(), encoding="utf-8")
     write_json(folder / ENVIRONMENT, environment)
     return folder
+
+
+def lasting_path(ref: str) -> str:
+    """A DATA or MODEL argument that means the same in every folder: a path here becomes an absolute one.
+
+    A path in the home folder begins with `~`, which names no person. What is no path here stays as it is.
+    """
+    path = Path(ref).expanduser()
+    if ref in ("", "digits") or not path.exists():
+        return ref
+    absolute, home = Path(os.path.abspath(path)), Path.home()
+    return str(Path("~") / absolute.relative_to(home)) if absolute.is_relative_to(home) else str(absolute)
+
+
+def record_split(run: Path, splits: Splits, data: str) -> None:
+    """Write which image is in which part of the split that a run begins with, for `open_run_data`."""
+    place = Path(data).expanduser()
+    from_run = os.path.relpath(place, run) if splits.root is not None and place.exists() else ""
+    aside = run / f".{SPLIT}"
+    record_of(splits, from_run).write(aside)
+    settle(aside, run / SPLIT)
 
 
 def open_run(folder: str | os.PathLike[str]) -> tuple[Path, TrainConfig]:

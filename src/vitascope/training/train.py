@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,10 +10,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from vitascope.data.datasets import Splits, open_data
+from vitascope.data.datasets import Splits, described, open_data
 from vitascope.errors import UserError
 from vitascope.model.hardware import explaining_memory
 from vitascope.model.sizes import ModelConfig
+from vitascope.report.records import open_run_data
 from vitascope.training.checkpoint import load_checkpoint, load_checkpoint_at, set_aside_newer
 from vitascope.training.defaults import resolve_config
 from vitascope.training.distributed import by_all, by_first, is_first, join_processes, world_size
@@ -20,7 +22,9 @@ from vitascope.training.finish import PretrainResult, TrainResult, finish_pretra
 from vitascope.training.lock import run_lock
 from vitascope.training.loop import Trainer
 from vitascope.training.recipes import GROUP_OF, TrainConfig
-from vitascope.training.run import create_run, find_run, open_run
+from vitascope.training.run import create_run, find_run, open_run, record_split
+
+log = logging.getLogger(__name__)
 
 START = Path("checkpoints") / "start"
 """Where a run that starts from trained weights keeps the model that it began with, until it has finished."""
@@ -85,7 +89,7 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
         raise UserError(f"{folder}: this run has finished; `vitascope evaluate {folder}` measures it")
     device = join_processes(config.engine.device)
     with _locked(folder), explaining_memory():
-        config, model_config, splits = by_all(lambda: _opened(config))
+        config, model_config, splits = by_all(lambda: _opened_again(folder, config))
         trainer = Trainer(folder, config, model_config, splits, device)
         trainer.restore(load_checkpoint(folder) if checkpoint is None else load_checkpoint_at(checkpoint))
         if checkpoint is not None and is_first():
@@ -101,6 +105,27 @@ def _opened(config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
     return *resolve_config(config, splits), splits
 
 
+def _opened_again(run: Path, config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
+    """As `_opened`, with the data split as the run recorded it.
+
+    The first process compares every image by its content, the others by its name.
+
+    Raises:
+        UserError: images that are missing, changed or renamed, or other classes.
+    """
+    labelled = config.task == "classify"
+    check = ("train", "val", "test") if is_first() else ()
+    own = open_run_data(run, config.data, seed=config.seed, labelled=labelled, check=check)
+    if own.restored is not None and not own.restored.complete:
+        raise UserError(
+            f"{run} cannot be resumed: {own.note}; a run goes on with the same data, or starts anew with "
+            "another --run"
+        )
+    if own.note and is_first():
+        log.warning("%s", own.note)
+    return *resolve_config(config, own.splits), own.splits
+
+
 @contextmanager
 def _new_run(config: TrainConfig) -> Iterator[Trainer]:
     """A trainer in a run folder of its own; a run that cannot start leaves nothing."""
@@ -111,6 +136,8 @@ def _new_run(config: TrainConfig) -> Iterator[Trainer]:
         try:
             with explaining_memory():
                 trainer = Trainer(run, config, model_config, splits, device)
+            if is_first():
+                record_split(run, splits, config.data)
         except (UserError, KeyboardInterrupt):
             if is_first():
                 shutil.rmtree(run)
@@ -131,18 +158,16 @@ def _locked(run: Path) -> Iterator[None]:
 
 
 def _say(trainer: Trainer) -> None:
-    """The run in three lines."""
+    """The data, the model and the run, in a few lines."""
     if not is_first():
         return
     config, splits = trainer.config, trainer.splits
-    counts = {split.name: len(split) for split in (splits.train, splits.val, splits.final)}
-    sizes = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    classes = len(splits.train.class_names)
+    data = "\n       ".join(described(splits))
     parameters = sum(p.numel() for p in trainer.module.parameters())
     start = "" if trainer.step == 0 else f", from step {trainer.step:,}"
     several = f", {world_size()} processes" if world_size() > 1 else ""
     print(
-        f"data   {config.data}: {sizes} images of {classes} classes\n"
+        f"data   {config.data}: {data}\n"
         f"model  {parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}\n"
         f"run    {trainer.run}: {config.optimization.epochs} epochs of {trainer.steps_per_epoch} steps"
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}",

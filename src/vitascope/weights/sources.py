@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vitascope.errors import nearest
+from vitascope.errors import nearest_path
 from vitascope.weights.files import CheckpointError, read_json, read_weights, refusal
 from vitascope.weights.hub import (
     VARIANT,
@@ -93,15 +93,16 @@ def locate(ref: str, revision: str | None = None) -> Path:
         if revision is not None:
             raise CheckpointError(f"{ref} is torchvision's; revision {revision!r} has no meaning for it")
         return fetch_torchvision(file)
-    siblings = [str(other) for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    mistyped = nearest(str(path), siblings)
+    mistyped = nearest_path(str(path))
     name, _, wanted = ref.partition("@")
-    if is_hub_id(name) and not mistyped:
+    local = bool(mistyped) or (len(path.parts) > 1 and path.parent.is_dir())  # more likely than an owner
+    if is_hub_id(name) and not local:
         if revision and wanted and revision != wanted:
             raise CheckpointError(f"{ref}: revision {revision!r} contradicts the one in the name")
         return fetch_hub(name, revision or wanted or None)
+    hub_id = f"hf-hub:{name} for the hub's" if is_hub_id(name) else "a hub id (owner/name)"
     raise CheckpointError(
-        f"{ref}: no such model{mistyped}; give a run folder, a model folder or file, a hub id (owner/name), "
+        f"{ref}: no such model{mistyped}; give a run folder, a model folder or file, {hub_id}, "
         "or a name like torchvision/vit_b_16"
     )
 

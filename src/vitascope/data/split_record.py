@@ -1,0 +1,443 @@
+"""A run's record of its split: which image was in which part, by name and by content.
+
+A split is drawn from the images that a folder holds, so an image that is added or deleted moves others from
+one part to another. The record keeps every image where it was when the run began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import os
+import zlib
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from tqdm import tqdm
+
+from vitascope.data.preprocess import Encoded, ImageSource, source_name
+from vitascope.data.shards import Member
+from vitascope.data.splits import ImageSet, Splits, check_known_classes
+from vitascope.errors import UserError
+
+VERSION = 1
+WHOLE = 32 * 1024
+"""Bytes up to which a file is hashed whole."""
+PIECE = 4096
+"""Bytes of each of the pieces of a larger file that are hashed, `WHOLE` in all."""
+UNREADABLE = "unreadable"
+"""The content of a file that cannot be opened."""
+_THREADS = 16
+_NAMED = 3  # images that a message names
+
+
+def content_of(source: ImageSource) -> str:
+    """The identity of an image's content: its size in bytes and a BLAKE2b hash.
+
+    A file, or an encoded picture in a shard or a table, of up to `WHOLE` bytes is hashed whole; of a larger
+    one, eight pieces spread evenly from its first byte to its last, so that a million photographs cost
+    32 KB of reading each. Arrays are hashed by their pixels. Where an image lies makes no difference: a file
+    and its copy in a shard have the same content.
+    """
+    if isinstance(source, np.ndarray | Image.Image):
+        pixels = np.ascontiguousarray(source)
+        return f"{pixels.nbytes}-{_digest(repr(pixels.shape).encode(), pixels.tobytes())}"
+    try:
+        with _opened(source) as (file, start, size):
+            if size <= WHOLE:
+                places = [(start, size)]
+            else:
+                step = (size - PIECE) / (WHOLE // PIECE - 1)
+                places = [(start + round(step * number), PIECE) for number in range(WHOLE // PIECE)]
+            pieces = []
+            for place, length in places:
+                file.seek(place)
+                pieces.append(file.read(length))
+    except (OSError, EOFError):
+        return UNREADABLE
+    return f"{size}-{_digest(*pieces)}"
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _opened(source: ImageSource) -> Iterator[tuple[IO[bytes], int, int]]:
+    """An encoded picture: an open file, where in it the picture begins, and its bytes."""
+    if isinstance(source, Member):
+        with open(source.path, "rb", buffering=0) as file:
+            yield file, source.offset, source.size
+    elif isinstance(source, str | os.PathLike):
+        with open(source, "rb", buffering=0) as file:
+            yield file, 0, os.fstat(file.fileno()).st_size
+    else:
+        content = source.read_bytes() if isinstance(source, Encoded) else source
+        assert isinstance(content, bytes)
+        yield io.BytesIO(content), 0, len(content)
+
+
+def contents_of(sources: Sequence[ImageSource]) -> list[str]:
+    """`content_of` each source; a bar shows where that takes long."""
+    with ThreadPoolExecutor(_THREADS) as pool:  # on a network each file is a wait
+        found = pool.map(content_of, sources) if len(sources) > _THREADS else map(content_of, sources)
+        bar = tqdm(found, "images identified", len(sources), delay=3, leave=False, disable=None)
+        return list(bar)
+
+
+def image_name(source: ImageSource, root: Path | None) -> str:
+    """An image's name in the record: its path below the data's folder; empty for pixels in memory."""
+    if not isinstance(source, str | os.PathLike | Encoded):
+        return ""
+    name = source_name(source).replace("\\", "/")
+    return name if root is None else name.removeprefix(root.as_posix()).lstrip("/:")
+
+
+@dataclasses.dataclass(frozen=True)
+class Gone(Encoded):
+    """In the place of an image that is missing, or has another content, now."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def read_bytes(self) -> bytes:
+        """Nothing to read: an EOFError says why."""
+        raise EOFError(self.reason)
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedPart:
+    """The images of one part of a split, in their order.
+
+    Attributes:
+        names: relative to the data's folder; empty where images have none.
+        labels: int64 (N,), indices into the record's class names.
+        contents: as `content_of` gives them.
+    """
+
+    names: tuple[str, ...]
+    labels: npt.NDArray[np.int64]
+    contents: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitRecord:
+    """Which image was in which part of a run's data when the run began.
+
+    Attributes:
+        class_names: of the data.
+        parts: `train`, `val` and, where there was one, `test`.
+        place: the data's path as seen from the run folder; empty for what is no path. With it, a project
+            that was moved finds its data.
+    """
+
+    class_names: tuple[str, ...]
+    parts: dict[str, RecordedPart]
+    place: str = ""
+
+    @property
+    def final(self) -> str:
+        """The part that the finished model is measured on."""
+        return "test" if "test" in self.parts else "val"
+
+    def images(self) -> int:
+        """Images in all parts."""
+        return sum(len(part.names) for part in self.parts.values())
+
+    def trained_on(self, images: ImageSet) -> npt.NDArray[np.bool_]:
+        """Which images have the content of a training image, (N,)."""
+        known = set(self.parts["train"].contents) - {UNREADABLE}
+        return np.array([content in known for content in contents_of(images.sources)], dtype=np.bool_)
+
+    def write(self, path: Path) -> None:
+        """Write the record: JSON lines, gzipped; a line of what holds for all, then a line per image."""
+        head = {
+            "version": VERSION,
+            "images": self.images(),
+            "data": self.place,
+            "class_names": self.class_names,
+            "parts": list(self.parts),
+        }
+        with open(path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+            packed.write(json.dumps(head).encode() + b"\n")
+            for split, part in self.parts.items():
+                for name, label, content in zip(part.names, part.labels.tolist(), part.contents, strict=True):
+                    line = {"split": split, "name": name, "label": label, "content": content}
+                    packed.write(json.dumps(line).encode() + b"\n")
+
+    @classmethod
+    def read(cls, path: Path) -> SplitRecord:
+        """The record that `write` wrote.
+
+        Raises:
+            UserError: a file that is damaged, or of a later version.
+        """
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                head = json.loads(file.readline())
+                if head["version"] != VERSION:
+                    raise UserError(
+                        f"{path}: version {head['version']!r}, this vitascope reads {VERSION}; update it"
+                    )
+                columns: dict[str, tuple[list[str], list[int], list[str]]] = {
+                    split: ([], [], []) for split in head["parts"]
+                }
+                for line in map(json.loads, file):
+                    names, labels, contents = columns[line["split"]]
+                    names.append(line["name"])
+                    labels.append(line["label"])
+                    contents.append(line["content"])
+            parts = {
+                split: RecordedPart(tuple(names), np.array(labels, dtype=np.int64), tuple(contents))
+                for split, (names, labels, contents) in columns.items()
+            }
+            record = cls(tuple(head["class_names"]), parts, head["data"])
+            if record.images() != head["images"] or not {"train", "val"} <= parts.keys():
+                raise ValueError(f"{record.images()} of {head['images']} images")
+        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(
+                f"{path} is damaged ({error}); restore it, or remove it to go without a check of the split"
+            ) from error
+        return record
+
+
+def record_of(splits: Splits, place: str = "") -> SplitRecord:
+    """The record of the splits that a run begins with."""
+    given = {"train": splits.train, "val": splits.val, "test": splits.test}
+    parts = {
+        split: RecordedPart(
+            tuple(image_name(source, splits.root) for source in images.sources),
+            images.labels,
+            tuple(contents_of(images.sources)),
+        )
+        for split, images in given.items()
+        if images is not None
+    }
+    return SplitRecord(splits.train.class_names, parts, place)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inventory:
+    """All images of a DATA argument now, whatever their part of a split.
+
+    Attributes:
+        sets: the images; classes that are not known to the run are among their names.
+        channels: as in `Splits`.
+        root: as in `Splits`.
+    """
+
+    sets: tuple[ImageSet, ...]
+    channels: int
+    root: Path | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A recorded split, found again in the data as they are now.
+
+    Attributes:
+        record: the split.
+        inventory: the data.
+        found: of each part, where its images are among those of `inventory.sets`, int64 (N,); -1 for one that
+            is missing or has changed.
+        changed: of each part, its images of which a file of the same name has another content now, bool (N,).
+        renamed: of each part, its images that were found by their content only, bool (N,).
+        new: images that the run has never had.
+    """
+
+    record: SplitRecord
+    inventory: Inventory
+    found: dict[str, npt.NDArray[np.int64]]
+    changed: dict[str, npt.NDArray[np.bool_]]
+    renamed: dict[str, npt.NDArray[np.bool_]]
+    new: int
+
+    def as_recorded(self) -> Splits:
+        """The split as it was: every image in its place, `Gone` where it is not to be had."""
+        parts = {split: self._part(split) for split in self.record.parts}
+        return Splits(
+            parts["train"], parts["val"], parts.get("test"), self.inventory.channels, self.inventory.root
+        )
+
+    def _part(self, split: str) -> ImageSet:
+        part, found = self.record.parts[split], self.found[split]
+        begin = 0
+        for images in self.inventory.sets:
+            if np.array_equal(found, np.arange(begin, begin + len(images))):  # a kind of its own stays that
+                return dataclasses.replace(
+                    images, name=split, labels=part.labels, class_names=self.record.class_names
+                )
+            begin += len(images)
+        now = self._sources()
+        sources = [
+            now[place] if place >= 0 else self._gone(split, index)
+            for index, place in enumerate(found.tolist())
+        ]
+        return ImageSet(split, sources, part.labels, self.record.class_names)
+
+    def _sources(self) -> list[ImageSource]:
+        return list(itertools.chain.from_iterable(images.sources for images in self.inventory.sets))
+
+    def _gone(self, split: str, index: int) -> Gone:
+        name = self.record.parts[split].names[index] or f"{split} image {index}"
+        reason = "another content than in training" if self.changed[split][index] else "no longer there"
+        return Gone(name, reason)
+
+    def present(self, split: str, class_names: tuple[str, ...]) -> ImageSet:
+        """The images of a part that are still there. A renamed one has the class of its new place.
+
+        Raises:
+            UserError: none is, or one has a class that is not among `class_names`.
+        """
+        places = self.found[split][self.found[split] >= 0]
+        if not len(places):
+            raise UserError(
+                f"none of the {len(self.found[split])} {split} images of the run is there unchanged: "
+                f"{self.note()}; restore them, or give other images to measure on"
+            )
+        now, classes = self._sources(), self._class_names_now()
+        rows = zip(
+            self.found[split].tolist(),
+            self.renamed[split].tolist(),
+            self.record.parts[split].labels.tolist(),
+            strict=True,
+        )
+        named = [
+            classes[place] if renamed else self.record.class_names[label]
+            for place, renamed, label in rows
+            if place >= 0
+        ]
+        check_known_classes(sorted(set(named)), class_names, f"{split} images")
+        numbers = {name: number for number, name in enumerate(class_names)}
+        return ImageSet(
+            split,
+            [now[place] for place in places.tolist()],
+            np.array([numbers[name] for name in named], dtype=np.int64),
+            class_names,
+        )
+
+    def _class_names_now(self) -> list[str]:
+        return [images.class_names[label] for images in self.inventory.sets for label in images.labels]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every image is there under its own name, unchanged as far as that was looked at."""
+        renamed = any(flags.any() for flags in self.renamed.values())
+        return not renamed and all((found >= 0).all() for found in self.found.values())
+
+    def counts(self) -> dict[str, int]:
+        """How many images are missing, changed, renamed and new."""
+        by_part = {what: sum(parts.values()) for what, parts in self._by_part().items()}
+        return {**by_part, "new": self.new}
+
+    def _by_part(self) -> dict[str, dict[str, int]]:
+        """How many images of each part are missing, changed and renamed."""
+        missing = {split: (found < 0) & ~self.changed[split] for split, found in self.found.items()}
+        flags = {"missing": missing, "changed": self.changed, "renamed": self.renamed}
+        return {
+            what: {split: int(some.sum()) for split, some in parts.items()} for what, parts in flags.items()
+        }
+
+    def note(self) -> str:
+        """What differs between the data and the record, in words; empty where nothing does."""
+        said = []
+        for what, parts in self._by_part().items():
+            if total := sum(parts.values()):
+                listed = ", ".join(f"{count:,} {split}" for split, count in parts.items() if count)
+                said.append(f"{total:,} {what} ({listed})")
+        if self.new:
+            said.append(f"{self.new:,} new")
+        gone, added = self._other_classes()
+        for what, classes in (("gone", gone), ("new", added)):
+            if classes:
+                more = ", ..." if len(classes) > _NAMED else ""
+                said.append(f"classes {what}: {', '.join(classes[:_NAMED])}{more}")
+        names = self._absent_names()
+        some = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        return ", ".join(said) + (f": {some}" if names else "")
+
+    def _other_classes(self) -> tuple[list[str], list[str]]:
+        """Names of classes that the data had and have not, and the reverse; none of data without labels."""
+        had = set(self.record.class_names)
+        has = {name for images in self.inventory.sets for name in images.class_names}
+        return ([], []) if had == {"image"} else (sorted(had - has), sorted(has - had))
+
+    def _absent_names(self) -> list[str]:
+        absent = [
+            self.record.parts[split].names[index]
+            for split, found in self.found.items()
+            for index in np.flatnonzero(found < 0)
+        ]
+        return [name for name in absent if name]
+
+
+def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -> Restored:
+    """Find the images of a recorded split in the data as they are now.
+
+    An image is found by its name; one of the parts in `check` only if its content is the same as well. What
+    is not found by its name is looked for by its content among the images that the record does not name.
+
+    Args:
+        record: the split.
+        inventory: the data.
+        check: parts whose contents are read; those of images without names always are.
+    """
+    sources = list(itertools.chain.from_iterable(images.sources for images in inventory.sets))
+    names = [image_name(source, inventory.root) for source in sources]
+    recorded = {
+        name: split for split, part in record.parts.items() for name in part.names if name
+    }  # which part has a name
+    read = [index for index, name in enumerate(names) if not name or recorded.get(name) in {None, *check}]
+    contents = dict(zip(read, contents_of([sources[index] for index in read]), strict=True))
+    by_name = {name: index for index, name in enumerate(names) if name}
+
+    found = {split: np.full(len(part.names), -1, dtype=np.int64) for split, part in record.parts.items()}
+    for split, part in record.parts.items():
+        for index, (name, content) in enumerate(zip(part.names, part.contents, strict=True)):
+            place = by_name.get(name)
+            if place is not None and contents.get(place, content) == content:
+                found[split][index] = place
+
+    pool = _unclaimed(found, contents)
+    renamed = {split: np.zeros(len(part.names), dtype=np.bool_) for split, part in record.parts.items()}
+    changed = {split: np.zeros(len(part.names), dtype=np.bool_) for split, part in record.parts.items()}
+    for split, part in record.parts.items():
+        for index in np.flatnonzero(found[split] < 0).tolist():
+            name, same = part.names[index], pool.get(part.contents[index])
+            if same and part.contents[index] != UNREADABLE:
+                found[split][index] = same.popleft()
+                renamed[split][index] = bool(name)
+            else:
+                changed[split][index] = name in by_name
+    claimed = Counter(place for places in found.values() for place in places.tolist() if place >= 0)
+    new = sum(1 for index, name in enumerate(names) if index not in claimed and name not in recorded)
+    return Restored(record, inventory, found, changed, renamed, new)
+
+
+def _unclaimed(found: dict[str, npt.NDArray[np.int64]], contents: dict[int, str]) -> dict[str, deque[int]]:
+    """By content, the images that nothing has been found in, in their order."""
+    claimed = {place for places in found.values() for place in places.tolist()}
+    pool: dict[str, deque[int]] = defaultdict(deque)
+    for index, content in contents.items():
+        if index not in claimed:
+            pool[content].append(index)
+    return pool

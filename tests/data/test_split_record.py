@@ -1,0 +1,212 @@
+"""The record of a split: images are found again by name and content, whatever has happened to the folder."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data import write_picture, write_tree
+from vitascope.data.datasets import list_images, open_data
+from vitascope.data.pack import pack
+from vitascope.data.preprocess import ImageError, read_image
+from vitascope.data.split_record import (
+    PIECE,
+    UNREADABLE,
+    WHOLE,
+    Gone,
+    Restored,
+    SplitRecord,
+    content_of,
+    record_of,
+    restore,
+)
+from vitascope.data.splits import ImageSet
+from vitascope.errors import UserError
+
+ALL = ("train", "val", "test")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "photos", {"cat": 12, "dog": 12})
+
+
+def recorded(data: Path | str) -> SplitRecord:
+    return record_of(open_data(str(data)))
+
+
+def again(record: SplitRecord, data: Path | str, check: tuple[str, ...] = ALL) -> Restored:
+    return restore(record, list_images(str(data)), check)
+
+
+def part_of(record: SplitRecord, split: str, root: Path) -> list[Path]:
+    return [root / name for name in record.parts[split].names]
+
+
+def same(one: ImageSet, other: ImageSet) -> bool:
+    pairs = zip(one.sources, other.sources, strict=True)
+    return (
+        type(one) is type(other)
+        and (one.labels == other.labels).all()
+        and one.class_names == other.class_names
+        and all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
+    )
+
+
+@pytest.mark.parametrize("kind", ["tree", "splits", "shards", "digits"])
+def test_data_that_are_as_they_were_give_the_splits_as_they_were(tmp_path: Path, kind: str) -> None:
+    data = str(tmp_path / "data")
+    if kind == "splits":
+        write_tree(tmp_path / "data" / "Train", {"cat": 12, "dog": 12})
+        write_tree(tmp_path / "data" / "Test", {"cat": 2, "dog": 2})
+    elif kind == "digits":
+        data = kind
+    else:
+        write_tree(tmp_path / "data", {"cat": 12, "dog": 12})
+    if kind == "shards":
+        pack(data, tmp_path / "shards")
+        data = str(tmp_path / "shards")
+    before = open_data(data)
+    record = record_of(before)
+    record.write(tmp_path / "split.jsonl.gz")
+    found = again(SplitRecord.read(tmp_path / "split.jsonl.gz"), data)
+    assert (found.complete, found.note()) == (True, "")
+    after = found.as_recorded()
+    assert after.channels == before.channels
+    for split in ALL:
+        assert same(getattr(after, split), getattr(before, split))
+
+
+def test_deleted_images_move_no_other_image_to_another_part(photos: Path) -> None:
+    record = recorded(photos)
+    deleted = [part_of(record, "test", photos)[0], *part_of(record, "train", photos)[:2]]
+    for path in deleted:
+        path.unlink()
+    found = again(record, photos, ("test",))
+    assert found.counts() == {"missing": 3, "changed": 0, "renamed": 0, "new": 0}
+    assert found.note().startswith("3 missing (2 train, 1 test): ")
+    present = found.present("test", ("cat", "dog"))
+    assert sorted(map(str, present.sources)) == sorted(map(str, part_of(record, "test", photos)[1:]))
+    whole = found.as_recorded().final
+    assert len(whole) == len(present) + 1
+    assert isinstance(whole.sources[0], Gone)
+    with pytest.raises(ImageError, match=r"cat/\d+\.png: cannot be read: no longer there"):
+        read_image(whole.sources[0])
+
+
+def test_new_images_are_in_no_part(photos: Path) -> None:
+    record = recorded(photos)
+    for number in range(30):
+        write_picture(photos / "cat" / f"a{number}.png", seed=1000 + number)
+    found = again(record, photos)
+    assert found.complete
+    assert found.note() == "30 new"
+    assert found.as_recorded().final.sources == part_of(record, "test", photos)
+
+
+def test_a_renamed_image_is_known_by_its_content_and_has_the_class_of_its_new_folder(photos: Path) -> None:
+    record = recorded(photos)
+    first, *others = part_of(record, "test", photos)
+    assert first.parent.name == "cat"
+    first.rename(photos / "dog" / "zz.png")
+    found = again(record, photos, ("test",))
+    assert found.note() == "1 renamed (1 test)"
+    assert not found.complete
+    present = found.present("test", ("cat", "dog"))
+    assert present.sources == [photos / "dog" / "zz.png", *others]
+    assert present.class_names[present.labels[0]] == "dog"
+    assert found.as_recorded().final.labels[0] == 0  # as it was
+
+
+def test_a_changed_image_is_left_out(photos: Path) -> None:
+    record = recorded(photos)
+    changed = part_of(record, "test", photos)[1]
+    write_picture(changed, seed=999)
+    found = again(record, photos, ("test",))
+    assert found.counts() == {"missing": 0, "changed": 1, "renamed": 0, "new": 0}
+    assert changed not in found.present("test", ("cat", "dog")).sources
+
+
+def test_a_training_image_under_the_name_of_a_test_image_is_not_measured(photos: Path) -> None:
+    record = recorded(photos)
+    train, test = part_of(record, "train", photos)[0], part_of(record, "test", photos)[0]
+    train.replace(test)
+    assert test not in again(record, photos, ("test",)).present("test", ("cat", "dog")).sources
+
+
+def test_training_images_that_move_into_the_test_folder_stay_training_images(tmp_path: Path) -> None:
+    for split, count in (("train", 8), ("test", 3)):
+        write_tree(tmp_path / split, {"cat": count, "dog": count}, size=(8 + count, 8))
+    record = recorded(tmp_path)
+    moved = part_of(record, "train", tmp_path)[0]
+    moved.rename(tmp_path / "test" / "cat" / "moved.png")
+    found = again(record, tmp_path, ("test",))
+    assert found.note() == "1 renamed (1 train)"
+    assert found.present("test", ("cat", "dog")).sources == part_of(record, "test", tmp_path)
+    shutil.rmtree(tmp_path / "train")  # to save room, say
+    assert len(again(record, tmp_path, ("test",)).present("test", ("cat", "dog"))) == 6
+
+
+def test_nothing_of_the_split_left_is_an_error(photos: Path) -> None:
+    record = recorded(photos)
+    for path in part_of(record, "test", photos):
+        path.unlink()
+    with pytest.raises(UserError, match=r"none of the 2 test images .* 2 missing \(2 test\)"):
+        again(record, photos).present("test", ("cat", "dog"))
+
+
+def test_training_images_are_known_by_content_in_any_form(photos: Path, tmp_path: Path) -> None:
+    record = recorded(photos)
+    copies = tmp_path / "copies"
+    for number, path in enumerate([*part_of(record, "train", photos)[:3], *part_of(record, "test", photos)]):
+        (copies / "cat").mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copies / "cat" / f"{number}.png")
+    write_picture(copies / "dog" / "x.png", seed=12345)
+    inventory = list_images(str(copies))
+    assert record.trained_on(inventory.sets[0]).tolist() == [True] * 3 + [False] * 3
+    pack(str(photos), tmp_path / "shards")
+    assert record.trained_on(open_data(str(tmp_path / "shards")).train).all()
+    assert not record.trained_on(open_data(str(tmp_path / "shards")).final).any()
+
+
+@pytest.mark.parametrize("size", [0, 1, WHOLE, WHOLE + 1, 10 * WHOLE])
+def test_size_and_bytes_make_the_content(tmp_path: Path, size: int) -> None:
+    content = bytearray(np.random.default_rng(0).bytes(size))
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    first = content_of(path)
+    assert content_of(bytes(content)) == first
+    path.write_bytes(content + b"\0")
+    assert content_of(path) != first
+    places = {0, size - 1, size // 2} if size <= WHOLE else {0, PIECE - 1, size - PIECE, size - 1}
+    for place in places if size else ():
+        other = content.copy()
+        other[place] ^= 1
+        path.write_bytes(other)
+        assert content_of(path) != first
+
+
+def test_what_cannot_be_opened_has_no_content(tmp_path: Path) -> None:
+    assert content_of(tmp_path / "missing.png") == UNREADABLE
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "fewer", "version"])
+def test_a_damaged_record_is_one_line(photos: Path, tmp_path: Path, damage: str) -> None:
+    record, path = recorded(photos), tmp_path / "split.jsonl.gz"
+    if damage == "fewer":
+        path.write_bytes(b"")
+        record = dataclasses.replace(record, parts={"train": record.parts["train"]})
+    record.write(path)
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-40])
+    elif damage == "garbage":
+        path.write_bytes(b"no gzip")
+    elif damage == "version":
+        import gzip
+
+        path.write_bytes(gzip.compress(b'{"version": 99}\n'))
+    with pytest.raises(UserError, match=r"split\.jsonl\.gz.* (damaged|version 99)") as refused:
+        SplitRecord.read(path)
+    assert "\n" not in str(refused.value)
