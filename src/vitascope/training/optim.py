@@ -110,10 +110,24 @@ def learning_rate(options: Optimization, batch_size: int, step: int, steps_per_e
     )
 
 
+def average_decay(decay: float, step: int) -> float:
+    """The running average's decay at a step, counted from 0: min(decay, (1 + step) / (10 + step)).
+
+    With the full decay from the first step on, a run much shorter than 1 / (1 - decay) steps would end with
+    an average that has hardly left its first weights. With this warm-up, the rule of TensorFlow's
+    `ExponentialMovingAverage` with `num_updates`, the average covers about the last tenth of the steps so far.
+    """
+    return min(decay, (1 + step) / (10 + step))
+
+
 def update_average(average: nn.Module, module: nn.Module, decay: float, step: int) -> None:
     """One step of the exponential moving average of the weights (Polyak and Juditsky 1992, for decay 0.9999).
 
-    The first, at `step` 0, copies them.
+    Args:
+        average: the averaged weights, updated in place.
+        module: the weights of this step.
+        decay: the largest decay, in [0, 1); see `average_decay`.
+        step: optimizer steps before this one. The first, at `step` 0, copies the weights.
     """
     theirs, ours = list(average.parameters()), list(module.parameters())
     with torch.no_grad():
@@ -121,4 +135,4 @@ def update_average(average: nn.Module, module: nn.Module, decay: float, step: in
             for mine, new in zip(theirs, ours, strict=True):
                 mine.copy_(new)
         else:
-            get_ema_multi_avg_fn(decay)(theirs, ours, step)
+            get_ema_multi_avg_fn(average_decay(decay, step))(theirs, ours, step)

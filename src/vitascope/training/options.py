@@ -126,6 +126,7 @@ class Optimization:
     """Probability that the target spreads over all classes."""
     ema: MaybeFloat = None
     """Decay of the running average of the weights, which is what is evaluated and saved; 0 keeps none.
+    Step n of the run uses (1 + n) / (10 + n) where that is smaller.
     Default: an average over about a fiftieth of the run."""
     keep: Literal["best", "last"] = "best"
     """Which weights become the model: those of the lowest validation loss, or the last."""
