@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -167,7 +168,7 @@ def _explaining_lost_processes(run: Path) -> Iterator[None]:
             )
         else:
             advice = f"start all processes again with `train --resume {named}`: no checkpoint was saved yet"
-        reason = str(error).partition("\n")[0][:200]
+        reason = re.sub(r"^\[.*?\] *", "", str(error)).partition(". ")[0].partition("\n")[0][:200]
         raise UserError(
             f"process {rank()} of {world_size()} has lost its connection to another process, which has ended "
             f"or hangs: its own message or signal is the cause; {advice} ({reason})"
