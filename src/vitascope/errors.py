@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 import signal
 import unicodedata
 from collections.abc import Iterable
@@ -48,12 +49,24 @@ def _shown(character: str) -> str:
 
 
 class Interrupted(Exception):  # noqa: N818 - a stop, not an error
-    """Training was stopped by a signal, after saving a checkpoint to continue from."""
+    """Training was stopped by a signal, after saving a checkpoint or the finished model.
 
-    def __init__(self, run: Path, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}; everything is saved")
+    Args:
+        run: the run folder.
+        signum: the signal.
+        finished: the model is saved, and only figures or the report are missing.
+
+    Attributes:
+        command: what continues the run.
+    """
+
+    def __init__(self, run: Path, signum: int, *, finished: bool = False) -> None:
+        saved = f"the model is saved in {run / 'model'}" if finished else "everything is saved"
+        super().__init__(f"stopped by {signal.Signals(signum).name}; {saved}")
         self.run = run
         self.signum = signum
+        folder = shlex.quote(str(run))
+        self.command = f"vitascope report {folder}" if finished else f"vitascope train --resume {folder}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

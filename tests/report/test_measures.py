@@ -10,6 +10,7 @@ from tests.model import law
 from vitascope.report.measures import (
     calibration,
     confusion_matrix,
+    score_of,
     surest_mistakes,
     wilson_interval,
     worst_pairs,
@@ -97,3 +98,43 @@ def test_surest_mistakes_are_wrong_and_in_the_order_of_confidence() -> None:
     right = np.array([False, False, True, False, True])
     assert surest_mistakes(confidences, right, 2).tolist() == [0, 3]
     assert surest_mistakes(confidences, right, 9).tolist() == [0, 3, 1]
+
+
+@law
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60))
+def test_a_score_has_the_mean_recall_and_the_share_of_the_commonest_class(
+    pairs: list[tuple[int, int]],
+) -> None:
+    labels, guesses = (np.array(values, dtype=np.int64) for values in zip(*pairs, strict=True))
+    score = score_of(labels, guesses)
+    assert (score.right, score.total) == (int((labels == guesses).sum()), len(labels))
+    recalls = [(guesses[labels == k] == k).mean() for k in set(labels.tolist())]
+    assert score.balanced == pytest.approx(np.mean(recalls))
+    assert score.majority == max((labels == k).mean() for k in range(5))
+
+
+@pytest.mark.parametrize(
+    ("right", "labels", "no_better"),
+    [
+        (5, [0] * 6 + [1] * 5, True),  # below the commonest class
+        (8, [0] * 6 + [1] * 5, True),  # above it, in an interval of 43% to 90%
+        (11, [0] * 6 + [1] * 5, False),
+        (300, [0, 1] * 250, False),  # 60%, and the interval begins at 56%
+        (3, [0] * 3, False),  # one class: nothing to compare with
+    ],
+)
+def test_a_score_that_may_be_the_commonest_class_s_is_no_better(right: int, labels, no_better: bool) -> None:
+    truth = np.array(labels)
+    guesses = np.where(np.arange(len(truth)) < right, truth, 1 - truth)
+    score = score_of(truth, guesses)
+    assert score.no_better == no_better
+    assert bool(score.warning()) == no_better
+    assert ("--weights" in score.warning()) == no_better
+    assert "--weights" not in score.warning(from_scratch=False)
+
+
+def test_a_score_says_its_interval_and_what_it_is_compared_with() -> None:
+    score = score_of(np.array([0] * 6 + [1] * 5), np.array([0] * 5 + [1] * 6))
+    assert score.compared() == (
+        "95% interval 62.3% to 98.4%; balanced accuracy 91.67%; always naming the commonest class: 54.55%"
+    )

@@ -1,9 +1,11 @@
 """The report of whole runs, of broken-off ones and of those whose data are gone."""
 
 import dataclasses
+import errno
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from tests.training import tiny_config, write_folder
 from vitascope.cli import main
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
-from vitascope.report import inside
+from vitascope.report import inside, write
 from vitascope.report.records import load_predictions, save_predictions
 from vitascope.report.write import write_report
 from vitascope.training import finish, train
@@ -44,7 +46,7 @@ def made(tmp_path_factory) -> Path:
     """A finished run that learns nothing, so that half of its answers are wrong, and its data."""
     root = tmp_path_factory.mktemp("a, place & more")
     data = write_folder(root / "photos", per_class=20, side=8, classes=(STRANGE, "light"))
-    train.train(tiny_config(data, run=str(root / "run"), epochs=2, lr=0.0, keep="last"))
+    train.train(tiny_config(data, run=str(root / "run"), epochs=2, lr=1e-30, keep="last"))
     return root
 
 
@@ -77,6 +79,32 @@ def test_training_writes_a_report_of_everything(made) -> None:
     said = read(page).text
     assert f"{test['accuracy']:.2%} of {test['images']} test images right" in said
     assert "32 train, 4 val, 4 test" in said
+    assert "Always naming the commonest class would be right in 50.00%." in said
+    assert f"{test['balanced_accuracy']:.2%}balanced accuracy: the mean over the classes" in said
+
+
+@pytest.mark.parametrize("weights", [None, "somewhere/model"])
+def test_a_model_no_better_than_the_commonest_class_comes_with_a_hint(run, quick, weights) -> None:
+    kept = load_predictions(run)
+    assert kept is not None
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(
+        re.sub("^weights: .*", f"weights: {weights or 'null'}", config, flags=re.M)
+    )
+    for right, expected in ((kept.labels, False), (1 - kept.labels, True)):
+        answers = np.eye(2, dtype=np.float32)[right]
+        save_predictions(run, dataclasses.replace(kept, probabilities=answers))
+        said = read(write_report(run)).text
+        assert ("This model is no better than always naming the commonest class" in said) == expected
+        assert ("--weights google/vit-base-patch16-224-in21k" in said) == (expected and weights is None)
+
+
+def test_one_epoch_is_singular(run, quick) -> None:
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("epochs: 2", "epochs: 1"))
+    said = read(write_report(run)).text
+    assert "1 epoch, batches of" in said
+    assert "1 epochs" not in said
 
 
 def test_it_needs_nothing_but_itself(made) -> None:
@@ -186,19 +214,78 @@ def test_an_unfinished_run_shows_how_far_it_is_and_how_it_goes_on(run, epochs: i
     expected = {"trained", "configuration", "environment"} | ({"curves"} if epochs else set())
     assert sections(page) == expected
     said = read(page).text
-    assert f"{epochs} of 2 epochs are done" in said
+    assert f"trained for {epochs} of 2 epochs." in said
     assert "This run has not finished" in said
     assert "vitascope train --resume" in said
 
 
-def test_data_that_are_gone_are_named_and_the_rest_is_there(made, run, capsys, quick) -> None:
+@pytest.fixture
+def away(made) -> Iterator[Path]:
+    """The run's data, moved away."""
+    (made / "photos").rename(made / "away")
+    yield made / "away"
+    (made / "away").rename(made / "photos")
+
+
+def test_without_its_data_a_report_that_is_there_is_kept(made, run, away, capsys) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert main(["report", str(run)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    for part in (f"{made / 'photos'}: no such folder", f"{run / 'report.html'} is kept", "--data"):
+        assert part in err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_data_in_another_place_are_shown_from_there(made, run, away, monkeypatch, capsys, quick) -> None:
+    monkeypatch.setattr(write, "draw_figures", lambda *_: {})
+    assert main(["report", str(run), "--data", str(away)]) == 0
+    assert capsys.readouterr() == (f"{run / 'report.html'}\n", "")
+    assert "<img" in (run / "report.html").read_text()
+
+
+def test_other_data_than_the_run_was_measured_on_are_refused(run, tmp_path, capsys) -> None:
+    others = write_folder(tmp_path / "others", per_class=30, side=8, classes=(STRANGE, "light"))
+    before = (run / "report.html").read_bytes()
+    assert main(["report", str(run), "--data", str(others)]) == 2
+    assert "the data are others by now" in capsys.readouterr().err
+    assert (run / "report.html").read_bytes() == before
+
+
+def test_a_report_draws_the_figures_again(made, run, quick) -> None:
+    figures = {path.name: path.read_bytes() for path in (run / "figures").iterdir()}
+    shutil.rmtree(run / "figures")
+    assert main(["report", str(run)]) == 0
+    assert {path.name: path.read_bytes() for path in (run / "figures").iterdir()} == figures
+
+
+@pytest.mark.parametrize("place", ["draw_figures", "page"])
+def test_a_full_disk_keeps_the_old_report_and_names_the_way_out(
+    run, monkeypatch, capsys, place: str, quick
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    monkeypatch.setattr(write, "draw_figures", full if place == "draw_figures" else lambda *_: {})
+    if place == "page":
+        monkeypatch.setattr(Path, "write_text", lambda path, *_, **__: path.touch() or full())
+    assert main(["report", str(run)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"vitascope: error: {run}: figures or report cannot be written: No space left")
+    assert err.count("\n") == 1
+    assert "make room" in err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_data_that_are_gone_are_named_and_the_rest_is_there(made, run, away, capsys, quick) -> None:
     data = made / "photos"
-    data.rename(made / "away")
-    try:
-        assert main(["report", str(run)]) == 0
-    finally:
-        (made / "away").rename(data)
-    assert capsys.readouterr().out == f"{run / 'report.html'}\n"
+    (run / "report.html").unlink()
+    assert main(["report", str(run)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{run / 'report.html'}\n"
+    assert err.startswith(f"vitascope: the report has no pictures: {data}: no such folder")
     page = read(run / "report.html")
     assert sections(run / "report.html") == ALL
     assert f"The pictures are not shown: {data}: no such folder" in page.text
@@ -283,7 +370,7 @@ def test_large_pictures_stay_small(tmp_path, quick, monkeypatch) -> None:
             part = "train" if number < 2 else "test"
             Image.fromarray(pixels).save(data / part / name / f"{number}.jpg", quality=95)
     run = tmp_path / "run"
-    options = {"image_size": 320, "patch_size": 160, "epochs": 1, "lr": 0.0}
+    options = {"image_size": 320, "patch_size": 160, "epochs": 1, "lr": 1e-30}
     train.train(tiny_config(data, run=str(run), **options))
     text = (run / "report.html").read_text()
     assert text.count("<img") > 60

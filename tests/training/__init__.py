@@ -47,9 +47,13 @@ def tiny_config(data: Path, **options: Any) -> TrainConfig:
 
 @contextlib.contextmanager
 def undrawn() -> Iterator[None]:
-    """Runs end without figures and a report, most of a tiny run's time; test_train looks at both."""
+    """Runs end without figures and a report, most of a tiny run's time; test_train looks at both.
+
+    They keep their checkpoints too, whose states tests compare; test_finish looks at their removal.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finish, "draw_figures", lambda *_: {})
         patch.setattr(finish, "draw_masked", lambda *_: {})
         patch.setattr(finish, "report_of", lambda trainer: trainer.run / "report.html")
+        patch.setattr(finish, "remove_checkpoints", lambda run: None)
         yield

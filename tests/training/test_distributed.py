@@ -1,6 +1,7 @@
 """Two processes over gloo beside one: the same batches, the same losses, one run that both can go on with."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.training import tiny_config, undrawn, write_folder
+from vitascope.errors import UserError
 from vitascope.report.records import read_metrics
 from vitascope.training import loop, train
-from vitascope.training.checkpoint import checkpoints
+from vitascope.training.checkpoint import checkpoints, save_checkpoint
 from vitascope.training.distributed import by_first, gather, largest, sum_over_processes
 from vitascope.training.recipes import TrainConfig
 from vitascope.weights.store import from_pretrained
@@ -114,6 +117,57 @@ def test_a_run_goes_on_with_another_number_of_processes(place, begun: str, layou
     assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in losses(whole)], rel=1e-6)
     for name, tensor in from_pretrained(whole).state_dict().items():
         torch.testing.assert_close(from_pretrained(run).state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+# A process that dies
+
+
+def begin(run: Path, number: int) -> None:
+    """What each of two processes does: a step together, after which the second is gone."""
+    store = dist.FileStore(str(run / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=number, world_size=2)
+    with train._locked(run):
+        assert gather(number) == [0, 1]
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sum_over_processes({"loss": torch.tensor(1.0)})
+
+
+@pytest.mark.parametrize("saved", ["nothing", "checkpoint", "model"])
+def test_the_others_of_a_dead_process_say_how_to_go_on(tmp_path, capfd, saved: str) -> None:
+    if saved == "checkpoint":
+        save_checkpoint(tmp_path, 12, {"weights": torch.zeros(1)})
+    elif saved == "model":
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "config.json").touch()
+    children = []
+    for number in range(2):
+        if (child := os.fork()) == 0:
+            try:
+                begin(tmp_path, number)
+            except UserError as error:
+                print(error, flush=True)
+                os._exit(3)
+            finally:
+                os._exit(1)
+        children.append(child)
+    endings = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert endings == [3, -signal.SIGKILL]
+    said = capfd.readouterr().out
+    assert said.startswith("process 0 of 2 has lost its connection to another process")
+    assert said.count("\n") == 1
+    resume = f"start all processes again with `train --resume {tmp_path}`: "
+    expected = {
+        "nothing": f"{resume}no checkpoint was saved yet",
+        "checkpoint": f"{resume}it continues from step-00000012",
+        "model": f"the model is saved; `vitascope report {tmp_path}` draws",
+    }
+    assert expected[saved] in said
+
+
+def test_other_errors_than_of_the_connection_keep_their_traceback(tmp_path) -> None:
+    with pytest.raises(RuntimeError, match="a fault of ours"), train._locked(tmp_path):
+        raise RuntimeError("a fault of ours")
 
 
 def test_one_process_is_left_as_it_is() -> None:

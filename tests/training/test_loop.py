@@ -427,9 +427,10 @@ def test_what_is_recorded_has_the_documented_names(data, tmp_path) -> None:
     run = train.train(tiny_config(data, run=str(tmp_path / "run"), mixup=0.8)).run
     names = {record["kind"]: list(record) for record in read_metrics(run)}
     assert names["step"] == ["kind", "step", "loss", "lr"]
-    means = ["train_loss", "train_accuracy", "val_loss", "val_accuracy"]
+    means = ["train_loss", "train_accuracy", "val_loss", "val_accuracy", "val_majority"]
     assert names["epoch"] == ["kind", "step", "epoch", *means, "images_per_second"]
-    test = ["split", "images", "unreadable", "correct", "accuracy", "loss", "seconds"]
+    test = ["split", "images", "unreadable", "correct", "accuracy", "accuracy_low", "accuracy_high"]
+    test += ["balanced_accuracy", "majority", "loss", "seconds"]
     assert names["test"] == ["kind", "step", *test]
     last = read_metrics(run)[-2]
     loader = Loader(open_data(str(data)).train, trainer_of(tiny_config(data)).preprocess, 4)

@@ -6,7 +6,14 @@ import torch
 
 from tests.model import small_model
 from vitascope.errors import UserError
-from vitascope.training.optim import freeze_body, learning_rate, optimizer_of, train_mode, update_average
+from vitascope.training.optim import (
+    average_decay,
+    freeze_body,
+    learning_rate,
+    optimizer_of,
+    train_mode,
+    update_average,
+)
 from vitascope.training.options import Optimization
 
 # What is added to tokens or scores, and what is a token itself.
@@ -61,14 +68,29 @@ def test_one_step_runs_at_the_peak() -> None:
     assert learning_rate(Optimization(epochs=1, lr=1.0), 128, 0, steps_per_epoch=1) == 1.0
 
 
-def test_the_running_average_is_exponential_from_the_first_weights_on() -> None:
+def test_the_running_average_is_exponential_with_a_decay_that_is_warmed_up() -> None:
     layer, average = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
     expected = None
-    for step, value in enumerate((1.0, 3.0, -2.0)):
+    for step, (value, decay) in enumerate([(1.0, None), (3.0, 2 / 11), (-2.0, 0.2), (5.0, 0.2)]):
         torch.nn.init.constant_(layer.weight, value)
-        update_average(average, layer, 0.75, step)
-        expected = value if expected is None else 0.75 * expected + 0.25 * value
+        update_average(average, layer, 0.2, step)
+        expected = value if decay is None else decay * expected + (1 - decay) * value
         assert average.weight.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("step", "decay"), [(0, 0.1), (8, 0.5), (89_989, 0.9999), (10**6, 0.9999)])
+def test_the_decay_of_the_average_reaches_its_value_after_many_steps_only(step: int, decay: float) -> None:
+    assert average_decay(0.9999, step) == pytest.approx(decay, abs=1e-6)
+
+
+@pytest.mark.parametrize("decay", [0.9999, 0.99996])
+def test_in_a_short_run_the_average_leaves_the_first_weights(decay: float) -> None:
+    """The weights go from 0 to 1 in 100 steps, and the average follows."""
+    layer, average = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
+    for step in range(100):
+        torch.nn.init.constant_(layer.weight, step / 99)
+        update_average(average, layer, decay, step)
+    assert 0.85 < average.weight.item() < 1
 
 
 def test_the_linear_schedule_falls_in_equal_steps_and_the_constant_one_stays() -> None:

@@ -1,31 +1,75 @@
 import re
 
+import pytest
+
 from vitascope.training import progress
 from vitascope.training.progress import Progress
 
 
-def test_without_a_terminal_first_and_last_epoch_are_lines(capsys) -> None:
-    bar = Progress(epochs=5, images_per_epoch=10)
-    for epoch in range(1, 6):
+def lines(epochs: int) -> None:
+    """A run of so many epochs."""
+    bar = Progress(epochs=epochs, images_per_epoch=10)
+    for epoch in range(1, epochs + 1):
         bar.advance(10)
-        bar.epoch(epoch, train_loss=1.25, val={"loss": 1.0, "accuracy": 0.5})
+        bar.epoch(epoch, train_loss=1.25, val={"loss": 1.0, "accuracy": 0.5, "majority": 0.625})
     bar.close()
+
+
+@pytest.fixture(params=[False, True], ids=["file", "terminal"])
+def terminal(request, monkeypatch) -> bool:
+    """Whether stderr is a terminal."""
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: request.param, raising=False)
+    return request.param
+
+
+def test_every_epoch_of_a_short_run_leaves_a_line_with_its_losses_accuracy_and_time(
+    terminal: bool, capsys
+) -> None:
+    lines(5)
     out = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in out] == ["1/5", "5/5"]
-    assert re.search(r"loss 1\.250  val 50\.0%  [\d,]+ images/s  0:00:00 left", out[-1])
+    assert [line.split()[1] for line in out] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
+    assert re.fullmatch(
+        r"epoch 5/5  loss 1\.250  val loss 1\.000, accuracy 50\.0% \(commonest class 62\.5%\)"
+        r"  [\d,]+ images/s  0:00:00, 0:00:00 left",
+        out[-1],
+    )
 
 
-def test_on_a_terminal_there_is_a_bar_with_speed_and_time_left(monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("epochs", [21, 39, 100, 300, 1000])
+def test_a_long_run_leaves_about_twenty_lines_the_last_among_them(terminal: bool, epochs, capsys) -> None:
+    lines(epochs)
+    out = capsys.readouterr().out.splitlines()
+    assert 10 <= len(out) <= 22
+    assert out[0].split()[1] == f"1/{epochs}"
+    assert out[-1].split()[1] == f"{epochs}/{epochs}"
+
+
+def test_the_bar_is_on_stderr_alone_and_no_control_characters_reach_stdout(monkeypatch, capsys) -> None:
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
-    bar = Progress(epochs=2, images_per_epoch=10, done=10)
-    bar.advance(5)
-    bar.epoch(1, train_loss=0.5, val={"loss": 1.0, "accuracy": 0.75})
-    bar.close()
+    lines(3)
     captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "epoch 1/2  loss 0.500  val 75.0%" in captured.err
     assert "images/s" in captured.err
     assert "left" in captured.err
+    assert "epoch 2/3" in captured.err
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", captured.out)
+
+
+def test_without_a_terminal_nothing_goes_to_stderr(capsys) -> None:
+    lines(3)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(1e4, "0.001 images/s"), (4.0, "2.5 images/s"), (0.001, "10,000 images/s")]
+)
+def test_a_slow_run_is_not_said_to_stand_still(monkeypatch, capsys, seconds: float, said: str) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    bar = Progress(epochs=1, images_per_epoch=10)
+    clock[0] = seconds
+    bar.done = 10
+    bar.epoch(1, train_loss=1.0, val={"loss": 1.0})
+    assert f"  {said}  " in capsys.readouterr().out
 
 
 def test_speed_counts_this_process_only() -> None:
@@ -34,10 +78,18 @@ def test_speed_counts_this_process_only() -> None:
 
 
 def test_a_long_epoch_without_a_terminal_is_not_silent(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    bar = Progress(epochs=2, images_per_epoch=1000)
-    bar.advance(128)
-    assert capsys.readouterr().out.startswith("128 of 2,000 images  ")
+    """A line every half minute, or twenty for the whole run where that is longer."""
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    for whole, count in ((300, 9), (100_000, 19)):  # seconds
+        clock[0] = 0.0
+        bar = Progress(epochs=1, images_per_epoch=1000)
+        for number in range(1, 1000):
+            clock[0] = whole * number / 1000
+            bar.advance(1)
+        out = capsys.readouterr().out.splitlines()
+        assert count - 1 <= len(out) <= count
+        assert re.match(r"\d+ of 1,000 images  ", out[0])
 
 
 def test_images_that_cannot_be_read_are_named_once(capsys) -> None:

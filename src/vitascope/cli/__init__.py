@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Interrupted as stop:
         if int(os.environ.get("RANK", "0")):
             return 128 + stop.signum  # under torchrun the first process says it
-        print(f"vitascope: {stop}; continue with: vitascope train --resume {stop.run}", file=sys.stderr)
+        print(f"vitascope: {stop}; continue with: {stop.command}", file=sys.stderr)
         return 128 + stop.signum
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+
+from vitascope.training.options import MaybeText
 
 RunFolder = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
 
@@ -17,16 +20,21 @@ class Report:
 
     One page that needs nothing else: open it, print it, send it.
 
-    Training writes it at its end; this makes it anew, also of an unfinished run.
+    Training writes it at its end; this writes it again, with the figures, also of an unfinished run.
     """
 
     run: RunFolder
     """A run folder."""
+    data: MaybeText = None
+    """Where the run's images are now. Default: where they were in training."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `mps`."""
 
     def call(self) -> None:
         """Write the report and say where it is."""
-        from vitascope.report.write import write_report
+        from vitascope.report.write import write_again
 
-        print(write_report(Path(self.run), device=self.device))
+        report, missing = write_again(Path(self.run), data=self.data, device=self.device)
+        if missing:
+            print(f"vitascope: {missing}", file=sys.stderr)
+        print(report)

@@ -101,17 +101,7 @@ def say_trained(result: TrainResult) -> None:
 
     if not is_first():
         return
-    evaluation, run = result.evaluation, result.run
-    right = round(evaluation.accuracy * len(evaluation.labels))
-    print(
-        f"{evaluation.split:<6} {evaluation.accuracy:.2%} right: {right} of {len(evaluation.labels)} "
-        f"images, after {result.seconds:.1f} s of training"
-    )
-    if evaluation.split == "test" and TrainConfig.from_yaml(run / "config.yaml").data == "digits":
-        from vitascope.data.datasets import digits_baseline
-
-        print(f"       {digits_baseline():.2%} scikit-learn's SVC() on the same split")
-    say_files(run, result.figures, result.report)
+    say_files(result.run, result.figures, result.report)
 
 
 def say_pretrained(result: PretrainResult) -> None:
@@ -120,10 +110,6 @@ def say_pretrained(result: PretrainResult) -> None:
 
     if not is_first():
         return
-    said = [f"loss {result.metrics['loss']:.3f} for hidden patches"]
-    if "accuracy" in result.metrics:
-        said.append(f"{result.metrics['accuracy']:.2%} of their colours right")
-    print(f"{result.split:<6} {', '.join(said)}, after {result.seconds:.1f} s of training")
     say_files(result.run, result.figures, result.report)
     print(f"next   vitascope train --weights {result.run} --data FOLDER")
 

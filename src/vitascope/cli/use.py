@@ -36,6 +36,7 @@ class Evaluate:
     def call(self) -> None:
         """Measure and print."""
         from vitascope.model.hardware import reuse_freed_memory
+        from vitascope.report.wording import counted
         from vitascope.training.evaluate import evaluate_pretrained
 
         reuse_freed_memory()
@@ -58,9 +59,12 @@ class Evaluate:
             print(f"left out: {reason}")
         print(
             f"{evaluation.split}: {evaluation.accuracy:.2%} right, {summary['correct']} of "
-            f"{summary['images']} images; loss {evaluation.loss:.3f}"
+            f"{counted(evaluation.score.total, 'image')}; loss {evaluation.loss:.3f}"
         )
         names = tuple(printable(name, 80) for name in names)
+        print(f"  {evaluation.score.compared()}")
+        if warning := evaluation.score.warning():
+            print(f"  {warning}")
         width = max(map(len, names))
         for row, name in enumerate(names):
             total = int(confusion[row].sum())

@@ -49,6 +49,10 @@ def draw_curve(
             y = of(epochs, f"{part}_{quantity}")
             label = f"{part}, last {y[-1]:.1%}" if quantity != "loss" else f"{part}, last {y[-1]:.3f}"
             axes.plot(x, y, color=colour, linewidth=1.6, label=label, marker="o" if len(x) == 1 else "")
+    if quantity == "accuracy" and epochs and "val_majority" in epochs[-1]:
+        share = epochs[-1]["val_majority"]
+        label = f"val, commonest class {share:.1%}"
+        axes.axhline(share, color=GREY, linestyle="--", linewidth=1, label=label)
     if kept is not None:
         axes.axvline(kept, color=GREY, linestyle=":", linewidth=1, label=f"kept, epoch {kept}")
     plain(axes, xlabel="epoch")

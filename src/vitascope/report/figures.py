@@ -18,7 +18,9 @@ from vitascope.explain.positions import position_similarity
 from vitascope.model.classifier import Classifier
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
+from vitascope.report.measures import score_of
 from vitascope.report.records import read_metrics
+from vitascope.weights.writing import replacing
 
 
 def draw_figures(
@@ -43,8 +45,11 @@ def draw_figures(
     K = len(images.class_names)
     guesses = probabilities.argmax(axis=1)
     confusion = np.bincount(images.labels * K + guesses, minlength=K * K).reshape(K, K)
-    accuracy = (guesses == images.labels).mean()
-    title = f"{images.name}: {accuracy:.2%} of {len(images)} right"
+    score = score_of(images.labels, guesses)
+    title = (
+        f"{images.name}: {score.right / score.total:.2%} of {len(images)} right "
+        f"(commonest class: {score.majority:.2%})"
+    )
     figures["confusion"] = plots.draw_confusion(confusion, images.class_names, title)
 
     shown = choose_shown(images.labels, probabilities)
@@ -64,9 +69,11 @@ def draw_figures(
         ]
         figures["attention"] = plots.draw_predictions(seen, title="the same under attention rollout", **said)
         figures |= draw_embedding(model)
-    return {
-        name: plots.save_figure(figure, run / "figures" / f"{name}.png") for name, figure in figures.items()
-    }
+    paths = {name: run / "figures" / f"{name}.png" for name in figures}
+    for name, figure in figures.items():
+        with replacing(paths[name]) as aside:
+            plots.save_figure(figure, aside)
+    return paths
 
 
 def draw_embedding(model: VisionTransformer) -> dict[str, Figure]:

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 BINS = 15
+TRAINED_WEIGHTS = "--weights google/vit-base-patch16-224-in21k"
+"""What few images want: the paper's weights, which `vitascope train` starts from."""
 
 
 def wilson_interval(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
@@ -27,6 +29,60 @@ def wilson_interval(right: int, total: int, z: float = 1.959964) -> tuple[float,
     half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
     # At both ends the formula gives 0 and 1 exactly, but for a rounding.
     return (0.0 if right == 0 else centre - half), (1.0 if right == total else centre + half)
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """A classifier's right answers, and what their share has to be compared with.
+
+    Attributes:
+        right: right answers.
+        total: answers, at least 1.
+        balanced: balanced accuracy, the mean recall of the classes that occur.
+        majority: the share of the commonest class, which is the accuracy of always naming it.
+    """
+
+    right: int
+    total: int
+    balanced: float
+    majority: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The accuracy's 95% interval (Wilson's)."""
+        return wilson_interval(self.right, self.total)
+
+    @property
+    def no_better(self) -> bool:
+        """Whether the interval contains, or lies below, what always naming the commonest class gives."""
+        return self.interval[0] <= self.majority < 1
+
+    def compared(self) -> str:
+        """The interval and both comparisons in one line."""
+        low, high = self.interval
+        return (
+            f"95% interval {low:.1%} to {high:.1%}; balanced accuracy {self.balanced:.2%}; "
+            f"always naming the commonest class: {self.majority:.2%}"
+        )
+
+    def warning(self, *, from_scratch: bool = True) -> str:
+        """That the model is no better than naming the commonest class, and what helps; empty if it is better.
+
+        Args:
+            from_scratch: whether training began with random weights, as far as is known.
+        """
+        if not self.no_better:
+            return ""
+        said = f"no better than always naming the commonest class, as far as {self.total:,} images can tell"
+        return f"{said}; few images need trained weights: {TRAINED_WEIGHTS}" if from_scratch else said
+
+
+def score_of(labels: npt.NDArray[np.int64], guesses: npt.NDArray[np.int64]) -> Score:
+    """Compare answers (N,) with the true classes (N,), N at least 1."""
+    classes, places, totals = np.unique(labels, return_inverse=True, return_counts=True)
+    right = labels == guesses
+    recalls = np.bincount(places, weights=right, minlength=len(classes)) / totals
+    return Score(int(right.sum()), len(labels), float(recalls.mean()), float(totals.max() / len(labels)))
 
 
 @dataclasses.dataclass(frozen=True)

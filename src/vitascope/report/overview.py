@@ -19,9 +19,10 @@ from vitascope.report.html import (
     paragraph,
     table,
 )
-from vitascope.report.measures import calibration, wilson_interval
+from vitascope.report.measures import Score, calibration, score_of, wilson_interval
 from vitascope.report.provenance import date
 from vitascope.report.records import Predictions, Run, without_home
+from vitascope.report.wording import counted
 
 
 def name_of(run: Run) -> str:
@@ -44,6 +45,10 @@ def header(run: Run, model: Classifier | None) -> Markup:
                 "weights, so that on new images it will be somewhat worse."
             )
         )
+    score = score_of_run(run) if run.finished else None
+    warning = score.warning(from_scratch=not run.config.get("weights")) if score is not None else ""
+    if warning:
+        parts.append(note(f"This model is {warning}."))
     shown = tiles(run, model)
     if shown:
         boxes = (
@@ -60,11 +65,28 @@ def result(run: Run) -> str:
     data = without_home(str(run.config["data"]))
     if not run.finished or not tests:
         done = epochs[-1]["epoch"] if epochs else 0
-        return f"{what} of {data}: {done} of {run.config.get('epochs', '?')} epochs are done."
+        return f"{what} of {data}: trained for {done} of {epochs_of(run)}."
     test = tests[-1]
     if not run.classifies:
         return f"{what} of {data}: loss {test['loss']:.3f} for hidden patches of {test['images']:,} images."
-    return f"{what} of {data}: {test['accuracy']:.2%} of {test['images']:,} {test['split']} images right."
+    split = f"{test['split']} image"
+    right = f"{what} of {data}: {test['accuracy']:.2%} of {counted(test['images'], split)} right."
+    score = score_of_run(run)
+    if score is None:
+        return right
+    return f"{right} Always naming the commonest class would be right in {score.majority:.2%}."
+
+
+def epochs_of(run: Run) -> str:
+    """How many epochs a run was to have."""
+    planned = run.config.get("epochs")
+    return counted(planned, "epoch") if isinstance(planned, int) else "? epochs"
+
+
+def score_of_run(run: Run) -> Score | None:
+    """A finished classifier's score; None where its answers are not recorded."""
+    found = run.predictions
+    return score_of(found.labels, found.guesses) if found is not None and len(found.labels) else None
 
 
 def tiles(run: Run, model: Classifier | None) -> list[tuple[str, str]]:
@@ -76,6 +98,10 @@ def tiles(run: Run, model: Classifier | None) -> list[tuple[str, str]]:
         low, high = wilson_interval(test["correct"], test["images"])
         share = f"{test['accuracy']:.2%}"
         found.append((share, f"{test['split']} accuracy; 95% interval {low:.1%} to {high:.1%}"))
+        score = score_of_run(run)
+        if score is not None:
+            found.append((f"{score.majority:.2%}", "by always naming the commonest class"))
+            found.append((f"{score.balanced:.2%}", "balanced accuracy: the mean over the classes"))
         found.append((f"{test['loss']:.3f}", f"{test['split']} loss (cross-entropy, nats)"))
     elif tests:
         found.append((f"{tests[-1]['loss']:.3f}", f"{tests[-1]['split']} loss of hidden patches"))
@@ -87,7 +113,8 @@ def tiles(run: Run, model: Classifier | None) -> list[tuple[str, str]]:
     if model is not None:
         found.append((in_short(sum(p.numel() for p in model.parameters())), "parameters"))
     if epochs:
-        found.append((f"{epochs[-1]['epoch']} of {run.config.get('epochs', '?')}", "epochs"))
+        planned, _, unit = epochs_of(run).partition(" ")
+        found.append((f"{epochs[-1]['epoch']} of {planned}", unit))
     if tests:
         found.append((duration(tests[-1]["seconds"]), "of training, validation included"))
     return found
@@ -137,7 +164,7 @@ def trained_section(
     rows.append(
         (
             "Training",
-            f"{get('epochs')} epochs, batches of {get('batch_size')}, {get('optimizer')}, learning rate "
+            f"{epochs_of(run)}, batches of {get('batch_size')}, {get('optimizer')}, learning rate "
             f"{get('lr')} ({get('schedule')}), weight decay {get('weight_decay')}",
         )
     )

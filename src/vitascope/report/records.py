@@ -192,13 +192,20 @@ class RunData:
 
 
 def open_run_data(
-    run: Path, data: str, *, seed: int, labelled: bool, check: Collection[str] | None = None
+    run: Path,
+    data: str,
+    *,
+    now: str | None = None,
+    seed: int,
+    labelled: bool,
+    check: Collection[str] | None = None,
 ) -> RunData:
     """Open the data of a run, split as the run recorded it.
 
     Args:
         run: the run folder.
         data: the DATA argument of the run.
+        now: where the data are now; None for `data`, or for as far from the run as they were.
         seed: of the run.
         labelled: whether the run learned classes.
         check: parts of the split whose images are compared by their content too, not by name alone; None is
@@ -209,14 +216,15 @@ def open_run_data(
     """
     path = run / SPLIT
     if not path.is_file():
-        splits = open_data(data, seed=seed, labelled=labelled)
+        where = data if now is None else now
+        splits = open_data(where, seed=seed, labelled=labelled)
         note = (
-            f"{run}: an older run, without a record of its split: whether the images of {data} are still "
+            f"{run}: an older run, without a record of its split: whether the images of {where} are still "
             "those that it was trained and tested on cannot be verified"
         )
         return RunData(splits, None, note)
     record = SplitRecord.read(path)
-    where = find_data(run, data, record)
+    where = find_data(run, data, record) if now is None else now
     restored = restore(record, list_images(where, seed=seed), [record.final] if check is None else check)
     if not any((found >= 0).any() for found in restored.found.values()):
         raise UserError(

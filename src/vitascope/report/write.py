@@ -7,11 +7,13 @@ from pathlib import Path
 
 from vitascope import __version__
 from vitascope.data.datasets import ImageSet, Splits
+from vitascope.data.preprocess import ImageError
 from vitascope.errors import UserError
 from vitascope.model.hardware import resolve_device
 from vitascope.report import answers, inside, overview
 from vitascope.report.answers import Shown
 from vitascope.report.confidence import calibration_section
+from vitascope.report.figures import draw_figures
 from vitascope.report.html import Section, element, note, page
 from vitascope.report.mistakes import mistakes_section
 from vitascope.report.pictures import attention_over, read_pixels
@@ -19,14 +21,14 @@ from vitascope.report.progress import curves_section
 from vitascope.report.provenance import configuration_section, environment_section
 from vitascope.report.records import Predictions, Run, open_run_data, read_run
 from vitascope.weights.store import Loaded, load_pretrained
-from vitascope.weights.writing import settle
+from vitascope.weights.writing import explaining_failure, replacing
 
 log = logging.getLogger(__name__)
 
 REPORT = "report.html"
 
 
-def write_report(run: Path, *, splits: Splits | None = None, device: str = "auto") -> Path:
+def write_report(run: Path, *, splits: Splits | None = None, differs: str = "", device: str = "auto") -> Path:
     """Write a run's `report.html` from what is in its folder; returns its path.
 
     What a run does not have is left out: a ResNet has no attention, pre-training no classes, an unfinished
@@ -35,27 +37,21 @@ def write_report(run: Path, *, splits: Splits | None = None, device: str = "auto
     Args:
         run: a run folder.
         splits: the data of the run where they are open already; None opens them.
+        differs: what differs in `splits` since training, in words.
         device: where the model looks at pictures: `auto`, or a torch device.
 
     Raises:
         UserError: not a run folder, or one whose files are broken.
+        OSError: the report cannot be written; the one before stays.
     """
     found = read_run(run)
     where = resolve_device(device)
     loaded = load_pretrained(run) if found.finished else None
     if loaded is not None:
         loaded.model.to(where)
-    gone = differs = ""
+    gone = ""
     if splits is None:
-        try:
-            opened = open_run_data(
-                run, str(found.config["data"]), seed=int(found.config["seed"]), labelled=found.classifies
-            )
-            splits, differs = opened.splits, opened.note
-            if differs:
-                log.warning("%s", differs)
-        except UserError as error:
-            gone = str(error)
+        splits, gone, differs = open_again(found)
     gone = gone or changed(found.predictions, splits)
     images = splits.final if splits is not None and not gone else None
     sections = [
@@ -73,10 +69,78 @@ def write_report(run: Path, *, splits: Splits | None = None, device: str = "auto
         [section for section in sections if section is not None],
         element("p", f"Made by vitascope {__version__} from the files of the run folder."),
     )
-    path = run / REPORT
-    aside = path.with_name(f".{REPORT}")
-    aside.write_text(text, encoding="utf-8")
-    return settle(aside, path)
+    with replacing(run / REPORT) as aside:
+        aside.write_text(text, encoding="utf-8")
+    return run / REPORT
+
+
+def write_again(run: Path, *, data: str | None = None, device: str = "auto") -> tuple[Path, str]:
+    """Draw a run's figures and write its report again; what `vitascope report` calls.
+
+    Without the images, the figures stay as they are, and a report of a finished run is not replaced by one
+    without pictures.
+
+    Args:
+        run: a run folder.
+        data: where the run's data are now; None for where they were.
+        device: as for `write_report`.
+
+    Returns:
+        The report's path, and what could not be drawn and why; empty where all was.
+
+    Raises:
+        UserError: as `write_report`; the images are not found, or have changed, and there is a report
+            already; a file cannot be written.
+    """
+    found = read_run(run)
+    splits, gone, differs = open_again(found, data)
+    gone = gone or changed(found.predictions, splits)
+    report = run / REPORT
+    if gone and data is not None:
+        raise UserError(f"--data {data}: {gone}; nothing was written")
+    if gone and found.finished and report.is_file():
+        raise UserError(
+            f"{gone}; without the images a new report has no pictures, so {report} is kept: say where the "
+            "images are with --data, or remove it to write one without pictures"
+        )
+    with explaining_failure(run, "figures or report", "make room, then run the same command again"):
+        missing = f"the report has no pictures: {gone}" if gone else ""
+        if not gone and found.finished and found.predictions is not None:
+            assert splits is not None
+            try:
+                draw_again(run, found.predictions, splits.final, device)
+            except ImageError as error:
+                missing = f"the figures were not drawn again: {error}"
+        return write_report(run, splits=splits, differs=differs, device=device), missing
+
+
+def open_again(run: Run, data: str | None = None) -> tuple[Splits | None, str, str]:
+    """The data of a run, split as they were in training.
+
+    Args:
+        run: the run.
+        data: where its data are now; None for where they were, or as far from the run as they were.
+
+    Returns:
+        The splits, why they cannot be opened, and what differs in them since; texts are empty where there is
+        nothing to say.
+    """
+    seed, place = int(run.config["seed"]), str(run.config["data"])
+    try:
+        opened = open_run_data(run.folder, place, now=data, seed=seed, labelled=run.classifies)
+    except UserError as error:
+        return None, str(error), ""
+    if opened.note:
+        log.warning("%s", opened.note)
+    return opened.splits, "", opened.note
+
+
+def draw_again(run: Path, predictions: Predictions, images: ImageSet, device: str) -> None:
+    """Draw the figures of a finished classifier from its recorded answers."""
+    loaded = load_pretrained(run)
+    model = loaded.model.to(resolve_device(device))
+    measured = images.subset(predictions.split, predictions.indices)
+    draw_figures(run, model, loaded.preprocess, measured, predictions.probabilities)
 
 
 def changed(predictions: Predictions | None, splits: Splits | None) -> str:

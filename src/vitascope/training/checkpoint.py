@@ -9,9 +9,11 @@ Every process of a run calls these functions together; without torchrun there is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,6 +27,7 @@ from vitascope.errors import UserError
 from vitascope.training.distributed import by_first, is_first
 from vitascope.training.sharded import FileRecord, fill, record, set_apart, unreadable, write_shards
 from vitascope.weights.files import read_json
+from vitascope.weights.writing import explaining_failure
 
 STATE, MANIFEST = "state.pt", "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -94,6 +97,28 @@ def set_aside_newer(folder: Path) -> None:
     for other in _numbered(folder.parent.parent):
         if _step(other) > _step(folder):
             os.replace(other, other.with_name(f".{other.name}.old"))
+
+
+def to_resume(run: Path) -> str:
+    """What to do when the disk is full and the run's model is not written yet."""
+    return f"make room, then run `vitascope train --resume {shlex.quote(str(run))}`"
+
+
+def remove_checkpoints(run: Path) -> None:
+    """Remove what a finished run no longer needs: its checkpoints, and the models beside them.
+
+    Other files and folders are not touched. What cannot be removed is no reason to stop.
+    """
+    folder = run / "checkpoints"
+    models = [folder / name for name in ("start", "last", "best") if (folder / name).is_dir()]
+    aside = [rest for rest in folder.glob(".step-*") if _ASIDE.fullmatch(rest.name) and rest.is_dir()]
+    for found in (*_numbered(run), *models, *aside):
+        try:
+            shutil.rmtree(found)
+        except OSError as error:
+            print(f"vitascope: {found} cannot be removed: {error.strerror}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # it holds something else
+        folder.rmdir()
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -239,16 +264,10 @@ def _prune(newest: Path, keep: int) -> None:
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
     """Turn what keeps a checkpoint from being written into one line: where, why, and the way out."""
-    try:
+    with explaining_failure(
+        folder, "the checkpoint", f"older ones are whole: {to_resume(folder.parent.parent)}"
+    ):
         yield
-    except OSError as error:
-        reason = error.strerror or str(error).splitlines()[0]
-        there = next(parent for parent in folder.parents if parent.exists())
-        free = shutil.disk_usage(there).free / 1e6
-        raise UserError(
-            f"{folder}: the checkpoint cannot be written: {reason} ({free:,.1f} MB are free there); "
-            "older ones are whole: make room, then resume the run"
-        ) from error
 
 
 def _sync_folder(folder: Path) -> None:

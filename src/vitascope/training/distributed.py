@@ -6,6 +6,7 @@ torch.distributed does the work; without torchrun every function here is the ide
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -105,6 +106,13 @@ def _of_all(error: UserError) -> UserError:
     """An error that is raised in all processes, and printed by the first."""
     error.said_elsewhere = not is_first()
     return error
+
+
+def lost_connection(error: RuntimeError) -> bool:
+    """Whether gloo or NCCL raised this because another process is gone, or does not answer any more."""
+    if world_size() == 1:
+        return False
+    return isinstance(error, dist.DistError) or re.search("gloo|nccl", str(error), re.IGNORECASE) is not None
 
 
 def gather(value: T) -> list[T]:

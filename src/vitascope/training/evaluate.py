@@ -20,6 +20,7 @@ from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.model.modes import evaluation_mode
+from vitascope.report.measures import Score, score_of
 from vitascope.report.records import SPLIT, RunData, open_run_data
 from vitascope.training.distributed import gather
 from vitascope.training.run import CONFIG, open_run
@@ -67,6 +68,11 @@ class Evaluation:
         return float((self.predictions == self.labels).mean())
 
     @property
+    def score(self) -> Score:
+        """The accuracy with its interval, the balanced accuracy and the share of the commonest class."""
+        return score_of(self.labels, self.predictions)
+
+    @property
     def confusion(self) -> npt.NDArray[np.int64]:
         """Counts (K, K): true class down, predicted class across."""
         K = len(self.class_names)
@@ -74,13 +80,18 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """Plain numbers, for `metrics.jsonl` and `--json`."""
-        correct = int((self.predictions == self.labels).sum())
+        score = self.score
+        low, high = score.interval
         return {
             "split": self.split,
             "images": len(self.labels),
             "unreadable": len(self.unreadable),
-            "correct": correct,
+            "correct": score.right,
             "accuracy": self.accuracy,
+            "accuracy_low": low,
+            "accuracy_high": high,
+            "balanced_accuracy": score.balanced,
+            "majority": score.majority,
             "loss": self.loss,
         }
 

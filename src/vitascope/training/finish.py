@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import shlex
 from pathlib import Path
 
+from vitascope.data.datasets import digits_baseline
 from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_figures
 from vitascope.report.records import Predictions, save_predictions
+from vitascope.report.wording import counted
 from vitascope.report.write import write_report
+from vitascope.training.checkpoint import remove_checkpoints, to_resume
 from vitascope.training.distributed import by_first, is_first
 from vitascope.training.evaluate import Evaluation, evaluate
 from vitascope.training.loop import Trainer
 from vitascope.training.masked import Masked, draw_masked
 from vitascope.training.run import Recorder
+from vitascope.training.signals import stopped_at_once
 from vitascope.weights.store import from_pretrained, save_pretrained
+from vitascope.weights.writing import explaining_failure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,47 +70,110 @@ class PretrainResult:
 
 
 def finish_training(trainer: Trainer) -> TrainResult:
-    """Measure, draw and save a classifier."""
+    """Measure, save and draw a classifier.
+
+    The model is saved as soon as it is measured, and the checkpoints are removed: figures and report can be
+    made again from the run folder.
+
+    Raises:
+        UserError: a file cannot be written; says how to continue.
+        Interrupted: by SIGINT or SIGTERM.
+    """
     run, config, final = trainer.run, trainer.config, trainer.splits.final
     kept = run / "checkpoints" / config.optimization.keep
-    if config.optimization.keep == "last":
-        trainer.save_model(kept)
-    by_first(lambda: None)  # until it is written
-    model = from_pretrained(kept).to(trainer.device)
-    evaluation = evaluate(model, trainer.loader(final), precision=trainer.precision)
+    with stopped_at_once(run):
+        if config.optimization.keep == "last":
+            trainer.save_model(kept)
+        by_first(lambda: None)  # until it is written
+        model = from_pretrained(kept).to(trainer.device)
+        print_first(f"measuring {counted(len(final), f'{final.name} image')}")
+        evaluation = evaluate(model, trainer.loader(final), precision=trainer.precision)
+        print_first(result_of(trainer, evaluation))
+        if evaluation.split == "test" and config.data == "digits" and is_first():
+            print(f"       {digits_baseline():.2%} scikit-learn's SVC() on the same split", flush=True)
 
-    def leave() -> tuple[dict[str, Path], Path]:
-        record(trainer, evaluation.summary())
-        save_predictions(run, predictions_of(evaluation))
-        measured = final.subset(evaluation.split, evaluation.indices)
-        figures = draw_figures(run, model, trainer.preprocess, measured, evaluation.probabilities)
-        save_pretrained(model, run / "model", preprocess=trainer.preprocess)
-        remove_models(run)
-        return figures, report_of(trainer)
+        def save() -> None:
+            with explaining_failure(run, "the finished model", to_resume(run)):
+                record(trainer, evaluation.summary())
+                save_predictions(run, predictions_of(evaluation))
+                save_pretrained(model, run / "model", preprocess=trainer.preprocess)
+            remove_checkpoints(run)
 
-    figures, report = by_first(leave)
+        def draw() -> tuple[dict[str, Path], Path]:
+            measured = final.subset(evaluation.split, evaluation.indices)
+            print_first("drawing the figures")
+            with explaining_failure(run, "the figures", to_report(run)):
+                figures = draw_figures(run, model, trainer.preprocess, measured, evaluation.probabilities)
+            return figures, report_of(trainer)
+
+        by_first(save)
+        figures, report = by_first(draw)
     return TrainResult(run, model.cpu(), evaluation, trainer.seconds, figures, report)
 
 
 def finish_pretraining(trainer: Trainer) -> PretrainResult:
-    """Measure, draw and save the body of a pre-trained model."""
+    """Measure, draw and save the body of a pre-trained model.
+
+    It is drawn before it is saved: what predicts hidden patches is not part of the saved model.
+
+    Raises:
+        UserError: a file cannot be written; says how to continue.
+        Interrupted: by SIGINT or SIGTERM.
+    """
     run, final, task = trainer.run, trainer.splits.final, trainer.task
     assert isinstance(task, Masked)
-    metrics = task.validate(trainer.trained, trainer.loader(final), trainer.precision)
-    figures = draw_masked(run, task, trainer.trained, final)
+    with stopped_at_once(run):
+        print_first(f"measuring {counted(len(final), f'{final.name} image')}")
+        metrics = task.validate(trainer.trained, trainer.loader(final), trainer.precision)
+        said = [f"loss {metrics['loss']:.3f} for hidden patches"]
+        if "accuracy" in metrics:
+            said.append(f"{metrics['accuracy']:.2%} of their colours right")
+        print_first(f"{final.name:<6} {', '.join(said)}, after {trainer.seconds:.1f} s of training")
+        print_first("drawing the figures")
+        figures = draw_masked(run, task, trainer.trained, final)
 
-    if is_first():
-        record(trainer, {"split": final.name, "images": len(final), **metrics})
-    trainer.save_model(run / "model")
+        def note() -> None:
+            with explaining_failure(run, "the finished model", to_resume(run)):
+                record(trainer, {"split": final.name, "images": len(final), **metrics})
 
-    def leave() -> Path:
-        remove_models(run)
-        return report_of(trainer)
+        by_first(note)
+        trainer.save_model(run / "model")
 
-    report = by_first(leave)
+        def leave() -> Path:
+            remove_checkpoints(run)
+            return report_of(trainer)
+
+        report = by_first(leave)
     model = from_pretrained(run)
     assert isinstance(model, VisionTransformer)
     return PretrainResult(run, model, metrics, final.name, trainer.seconds, figures, report)
+
+
+def print_first(text: str) -> None:
+    """Print at once, from the first of several processes."""
+    if is_first():
+        print(text, flush=True)
+
+
+def result_of(trainer: Trainer, evaluation: Evaluation) -> str:
+    """A classifier's test result in a few lines."""
+    score = evaluation.score
+    lines = [
+        f"{evaluation.split:<6} {evaluation.accuracy:.2%} right: {score.right} of "
+        f"{counted(score.total, 'image')}, after {trainer.seconds:.1f} s of training",
+        f"       {score.compared()}",
+    ]
+    warning = score.warning(from_scratch=trainer.config.weights is None)
+    lines += [f"       {warning}"] if warning else []
+    return "\n".join(lines)
+
+
+def to_report(run: Path) -> str:
+    """How to continue where only figures or the report are missing."""
+    return (
+        f"the model is saved in {run / 'model'}: make room, then run "
+        f"`vitascope report {shlex.quote(str(run))}`"
+    )
 
 
 def predictions_of(evaluation: Evaluation) -> Predictions:
@@ -122,13 +190,9 @@ def predictions_of(evaluation: Evaluation) -> Predictions:
 
 def report_of(trainer: Trainer) -> Path:
     """The report of a run whose model is written."""
-    return write_report(trainer.run, splits=trainer.splits, device=str(trainer.device))
-
-
-def remove_models(run: Path) -> None:
-    """Remove the models that nobody needs now: what the run began with, and the last, which is `model/`."""
-    for name in ("start", "last"):
-        shutil.rmtree(run / "checkpoints" / name, ignore_errors=True)
+    print_first("writing the report")
+    with explaining_failure(trainer.run, "the report", to_report(trainer.run)):
+        return write_report(trainer.run, splits=trainer.splits, device=str(trainer.device))
 
 
 def record(trainer: Trainer, values: dict[str, object]) -> None:

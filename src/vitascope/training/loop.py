@@ -22,7 +22,7 @@ from vitascope.errors import Interrupted, UserError
 from vitascope.model.classifier import build
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
 from vitascope.model.sizes import ModelConfig
-from vitascope.training.checkpoint import checkpoints, save_checkpoint
+from vitascope.training.checkpoint import checkpoints, save_checkpoint, to_resume
 from vitascope.training.distributed import (
     gather,
     is_first,
@@ -49,6 +49,7 @@ from vitascope.training.state import (
 )
 from vitascope.training.task import Examples, Sums
 from vitascope.weights.store import save_pretrained
+from vitascope.weights.writing import explaining_failure
 
 RECORD_EVERY = 10
 """Steps from one recorded loss to the next: reading it makes a GPU wait."""
@@ -83,7 +84,7 @@ class Trainer:
         self.threads = suitable_threads(model_config, device, share)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == torch.float16)
 
-        model, self.preprocess = start_model(config, model_config)
+        model, self.preprocess = start_model(config, model_config, splits.channels)
         self.task = make_task(config, model.config, self.preprocess, splits, device, self.precision)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -286,7 +287,7 @@ class Trainer:
                 **{f"train_{name}": value for name, value in means.items()},
                 **accuracy,
                 **{f"val_{name}": value for name, value in val.items()},
-                "images_per_second": round(progress.images_per_second, 1),
+                "images_per_second": float(f"{progress.images_per_second:.4g}"),
             }
             recorder.record("epoch", self.step, record)
         if val["loss"] < self.best_loss:
@@ -307,7 +308,8 @@ class Trainer:
         names = model.state_dict().keys()
         own = {name.removeprefix("body."): value for name, value in state.items()}
         model.load_state_dict({name: own[name] for name in names})
-        save_pretrained(model, folder, preprocess=self.preprocess)
+        with explaining_failure(folder, "the model", to_resume(self.run)):
+            save_pretrained(model, folder, preprocess=self.preprocess)
 
     def save(self) -> None:
         """Write a checkpoint of everything that the next step depends on.

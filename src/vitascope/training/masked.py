@@ -26,10 +26,12 @@ from vitascope.model.modes import evaluation_mode
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.masked import draw_masked_patches
+from vitascope.training.checkpoint import to_resume
 from vitascope.training.distributed import by_first, sum_over_processes
 from vitascope.training.options import Masking
 from vitascope.training.patch_targets import Target, target_of
 from vitascope.training.task import Examples, Sums
+from vitascope.weights.writing import explaining_failure
 
 MASKED, REPLACED = 0.8, 0.1
 """Of the corrupted patches, the shares that become [mask] and another patch; the rest stays as it is."""
@@ -302,7 +304,12 @@ def draw_masked(
     hidden, replaced, kept = (
         nothing.scatter(1, drawn.places, mark).unflatten(1, grid).cpu().numpy() for mark in marks
     )
-    return by_first(lambda: draw_masked_patches(run, rows, hidden, replaced, kept))
+
+    def draw() -> dict[str, Path]:
+        with explaining_failure(run, "the figures", to_resume(run)):
+            return draw_masked_patches(run, rows, hidden, replaced, kept)
+
+    return by_first(draw)
 
 
 def _some_pixels(images: ImageSet, preprocess: Preprocess, count: int) -> npt.NDArray[np.uint8]:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitascope.errors import UserError
+from vitascope.report.wording import counted
 from vitascope.training.options import Optimization
 
 # Parameters that are tokens or places, not matrices that multiply.
@@ -92,14 +93,15 @@ def learning_rate(options: Optimization, batch_size: int, step: int, steps_per_e
     peak = peak_rate(options, batch_size)
     total = options.epochs * steps_per_epoch
     if options.warmup_steps is not None and options.warmup_steps >= total:
+        epochs = counted(options.epochs, "epoch")
         raise UserError(
             f"the warm-up of {options.warmup_steps:,} steps would not end: the run has {total:,} "
-            f"({options.epochs} epochs of {steps_per_epoch}); give a smaller --warmup-steps or more --epochs"
+            f"({epochs} of {steps_per_epoch}); give a smaller --warmup-steps or more --epochs"
         )
     warmup = options.warmup_steps
     if warmup is None:
-        epochs = options.epochs / 20 if options.warmup_epochs is None else options.warmup_epochs
-        warmup = min(round(epochs * steps_per_epoch), total - 1)
+        length = options.epochs / 20 if options.warmup_epochs is None else options.warmup_epochs
+        warmup = min(round(length * steps_per_epoch), total - 1)
     if step < warmup:
         return peak * (step + 1) / warmup
     passed = (step - warmup) / (total - warmup)
@@ -110,10 +112,24 @@ def learning_rate(options: Optimization, batch_size: int, step: int, steps_per_e
     )
 
 
+def average_decay(decay: float, step: int) -> float:
+    """The running average's decay at a step, counted from 0: min(decay, (1 + step) / (10 + step)).
+
+    With the full decay from the first step on, a run much shorter than 1 / (1 - decay) steps would end with
+    an average that has hardly left its first weights. With this warm-up, that of TensorFlow's
+    `ExponentialMovingAverage` with `num_updates`, it covers about the last tenth of the steps so far.
+    """
+    return min(decay, (1 + step) / (10 + step))
+
+
 def update_average(average: nn.Module, module: nn.Module, decay: float, step: int) -> None:
     """One step of the exponential moving average of the weights (Polyak and Juditsky 1992, for decay 0.9999).
 
-    The first, at `step` 0, copies them.
+    Args:
+        average: the averaged weights, updated in place.
+        module: the weights of this step.
+        decay: the largest decay, in [0, 1); see `average_decay`.
+        step: optimizer steps before this one. The first, at `step` 0, copies the weights.
     """
     theirs, ours = list(average.parameters()), list(module.parameters())
     with torch.no_grad():
@@ -121,4 +137,4 @@ def update_average(average: nn.Module, module: nn.Module, decay: float, step: in
             for mine, new in zip(theirs, ours, strict=True):
                 mine.copy_(new)
         else:
-            get_ema_multi_avg_fn(decay)(theirs, ours, step)
+            get_ema_multi_avg_fn(average_decay(decay, step))(theirs, ours, step)

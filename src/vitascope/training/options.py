@@ -23,6 +23,9 @@ MaybePool = Annotated[
 ModelOptions = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", help_behavior_hint="")]
 Flag = tyro.conf.FlagCreatePairsOff[bool]
 
+LARGEST_RATE = 100.0
+"""Of all published recipes for vision the largest rates, LARS's for huge batches, are some tens."""
+
 DECIDED_HERE = ("num_classes", "class_names", "in_channels", "gradient_checkpointing")
 """Options of the model that follow from the data or from an option of training."""
 
@@ -126,6 +129,7 @@ class Optimization:
     """Probability that the target spreads over all classes."""
     ema: MaybeFloat = None
     """Decay of the running average of the weights, which is what is evaluated and saved; 0 keeps none.
+    Step n of the run uses (1 + n) / (10 + n) where that is smaller.
     Default: an average over about a fiftieth of the run."""
     keep: Literal["best", "last"] = "best"
     """Which weights become the model: those of the lowest validation loss, or the last."""
@@ -134,7 +138,17 @@ class Optimization:
         """Refuse numbers that make no sense."""
         check_fields(self)
         _check_positive(self, "epochs", "batch_size", "lr_batch")
-        _check_not_negative(self, "lr", "warmup_epochs", "warmup_steps", "weight_decay", "clip_grad")
+        _check_not_negative(self, "warmup_epochs", "warmup_steps", "weight_decay", "clip_grad")
+        if not 0 < self.lr <= LARGEST_RATE:
+            raise UserError(
+                f"lr lies in (0, {LARGEST_RATE:g}], not at {self.lr:g}: at 0 nothing is learned, and beyond "
+                f"{LARGEST_RATE:g} no optimizer here converges; AdamW wants about 1e-3, SGD about 0.03"
+            )
+        if self.lr * self.weight_decay >= 1:
+            raise UserError(
+                f"lr times weight_decay must be below 1, not {self.lr:g} * {self.weight_decay:g}: a step "
+                "would remove the weights, or reverse their sign; lower one of them"
+            )
         _check_share(self, "label_smoothing", "ema")
         if not 0 < self.layer_decay <= 1:
             raise UserError(f"layer_decay lies in (0, 1], not at {self.layer_decay}")
@@ -170,7 +184,7 @@ class AugmentationOptions:
     def __post_init__(self) -> None:
         """Refuse numbers that make no sense."""
         check_fields(self)
-        _check_not_negative(self, "color_jitter", "randaugment", "mixup", "cutmix")
+        _check_not_negative(self, "color_jitter", "randaugment", "mixup", "cutmix", "rotate")
         _check_share(self, "shift")
         if not 0 < self.crop_scale <= 1:
             raise UserError(f"crop_scale lies in (0, 1], not at {self.crop_scale}")

@@ -1,7 +1,8 @@
-"""How far a run is: a bar on a terminal, plain lines elsewhere."""
+"""How far a run is: a line per epoch, or every few, and on a terminal a bar."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -10,12 +11,18 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
-LINE_SECONDS = 10.0
-"""Without a terminal: an epoch is a line if the last line is this old, and within an epoch, three times."""
+from vitascope.report.wording import speed
+
+LINES = 20
+"""About how many epochs of a run are a line; of more epochs, every so manieth."""
+LINE_SECONDS = 30.0
+"""Without a terminal, shortest time between lines within an epoch; in a long run, a twentieth of it."""
 
 
 class Progress:
-    """Counts images and says how fast and how long still.
+    """Counts images and prints the epochs' results, the speed and the time left.
+
+    An epoch's line goes to stdout and stays there. On a terminal there is a bar too, on stderr.
 
     Args:
         epochs: of the whole run.
@@ -55,19 +62,26 @@ class Progress:
         self.done += images
         if self._bar is not None:
             self._bar.update(images)
-        elif time.monotonic() - self._last_line >= 3 * LINE_SECONDS:  # within a long epoch
+        elif time.monotonic() - self._last_line >= max(LINE_SECONDS, self._whole_time / LINES):
             self._print(f"{self.done:,} of {self.total:,} images")
 
     def epoch(self, epoch: int, train_loss: float, val: Mapping[str, float]) -> None:
-        """An epoch (counted from 1) has ended; `val` has the validation's `loss`, and may have `accuracy`."""
-        said = f"{val['accuracy']:.1%}" if "accuracy" in val else f"loss {val['loss']:.3f}"
-        text = f"epoch {epoch}/{self.epochs}  loss {train_loss:.3f}  val {said}"
+        """An epoch (counted from 1) has ended.
+
+        Args:
+            epoch: which.
+            train_loss: its mean.
+            val: the validation's `loss`, and of a classifier `accuracy` and `majority`.
+        """
+        measured = f"loss {train_loss:.3f}  val loss {val['loss']:.3f}"
+        if "accuracy" in val:
+            measured += f", accuracy {val['accuracy']:.1%}"
+        if "majority" in val:
+            measured += f" (commonest class {val['majority']:.1%})"
         if self._bar is not None:
-            self._bar.set_description(text)
-            return
-        late = time.monotonic() - self._last_line >= LINE_SECONDS
-        if epoch == 1 or epoch == self.epochs or late:
-            self._print(text)
+            self._bar.set_description(f"epoch {epoch}/{self.epochs}")
+        if epoch in (1, self.epochs) or epoch % math.ceil(self.epochs / LINES) == 0:
+            self._print(f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}  {measured}")
 
     def left_out(self, unreadable: Mapping[str, str]) -> None:
         """Name the images that cannot be read, each once; path and reason."""
@@ -76,12 +90,19 @@ class Progress:
                 tqdm.write(f"left out: {reason if path in reason else f'{path}: {reason}'}")
             self._named.add(path)
 
+    @property
+    def _whole_time(self) -> float:
+        """Seconds that all images of this process take, at its speed so far."""
+        return (self.total - self._done_before) / max(1e-9, self.images_per_second)
+
     def _print(self, text: str) -> None:
         if not self.shown:
             return
         self._last_line = time.monotonic()
+        passed = timedelta(seconds=round(self._last_line - self._started))
         left = timedelta(seconds=round((self.total - self.done) / max(1e-9, self.images_per_second)))
-        print(f"{text}  {self.images_per_second:,.0f} images/s  {left} left", flush=True)
+        tqdm.write(f"{text}  {speed(self.images_per_second)}  {passed}, {left} left")
+        sys.stdout.flush()
 
     def close(self) -> None:
         """Take the bar away."""

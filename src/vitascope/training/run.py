@@ -148,9 +148,11 @@ class Recorder:
     - `step`: `loss`, the mean over that step's images, and `lr`;
     - `epoch`: `epoch`, counted from 1; `train_loss` and `train_accuracy`, the means over the epoch's steps as
       they were taken, on augmented images and, where these are mixed, by their own classes; `val_loss` and
-      `val_accuracy`; `images_per_second`. Distillation adds `train_agree`, the share of images in which the
-      student says what its teacher says; of masked patches, accuracy is the share of right colours, if any;
-    - `test`: `split`, `images`, `loss`, `accuracy`, `seconds`, and of a classifier `correct`, `unreadable`.
+      `val_accuracy`; `val_majority`, the share of its commonest class; `images_per_second`. Distillation adds
+      `train_agree`, the share of images in which the student says what its teacher says; of masked patches,
+      accuracy is the share of right colours, if any;
+    - `test`: `split`, `images`, `loss`, `accuracy`, `seconds`, and of a classifier `correct`, `unreadable`,
+      `accuracy_low` and `accuracy_high` (the 95% interval), `balanced_accuracy` and `majority`.
 
     Args:
         run: the run folder.

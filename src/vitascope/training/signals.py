@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request to stop after the step."""
+"""SIGINT and SIGTERM: a request to stop after the step, or an end of what can be done again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+from vitascope.errors import Interrupted
 
 
 @dataclasses.dataclass
@@ -39,6 +42,43 @@ def stop_signals(*, patient: bool = False) -> Iterator[Stop]:
         signal.signal(signum, ask)
     try:
         yield stop
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+@contextmanager
+def stopped_at_once(run: Path) -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into `Interrupted`, for work that a later command repeats from its start.
+
+    Args:
+        run: the run folder; the error tells whether its model is written.
+
+    Raises:
+        Interrupted: at the first signal. A second one acts as before.
+    """
+    received = 0
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, frame: object) -> None:
+        nonlocal received
+        received = signum
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        raise KeyboardInterrupt  # which no `except Exception` on its way takes for an error
+
+    previous = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    for signum in previous:
+        signal.signal(signum, stop)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not received:
+            raise
+        finished = (run / "model" / "config.json").is_file()
+        raise Interrupted(run, received, finished=finished) from error
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)

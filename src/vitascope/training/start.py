@@ -34,8 +34,15 @@ _ENGINE = tuple(field.name for field in dataclasses.fields(Engine))
 _PLACES = ("data", "run", "weights", "teacher")
 
 
-def start_model(config: TrainConfig, model_config: ModelConfig) -> tuple[Classifier, Preprocess]:
+def start_model(
+    config: TrainConfig, model_config: ModelConfig, channels: int
+) -> tuple[Classifier, Preprocess]:
     """The model before the first step, and the preprocessing that belongs to it.
+
+    Args:
+        config: of the run.
+        model_config: of the model.
+        channels: of the training images; where the model of the weights has another number, that is printed.
 
     Raises:
         UserError: weights that cannot be read, or do not fit.
@@ -47,6 +54,11 @@ def start_model(config: TrainConfig, model_config: ModelConfig) -> tuple[Classif
         return model, default_preprocess(model_config)
     loaded = load_pretrained(config.weights)
     notes = transfer(loaded.model, model, config.weights)
+    if channels == 3 and model_config.in_channels == 1:
+        notes = [
+            *notes,
+            "this model is grey: the colour images are converted to grey, so colour is not learned",
+        ]
     if is_first():
         print(f"weights of {config.weights}: {'; '.join(notes)}")
     return model, loaded.preprocess.at_size(model_config.image_hw)

@@ -51,4 +51,7 @@ class Task(Protocol):
         """
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
-        """Means over a split, of all processes: `loss`, which chooses the best weights, and others."""
+        """Means over a split, of all processes: `loss`, which chooses the best weights, and others.
+
+        A classifier's have `accuracy` and `majority`, that of always naming the commonest class.
+        """

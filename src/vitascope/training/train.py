@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,9 +17,18 @@ from vitascope.errors import UserError
 from vitascope.model.hardware import explaining_memory
 from vitascope.model.sizes import ModelConfig
 from vitascope.report.records import open_run_data
-from vitascope.training.checkpoint import load_checkpoint, load_checkpoint_at, set_aside_newer
+from vitascope.report.wording import counted
+from vitascope.training.checkpoint import checkpoints, load_checkpoint, load_checkpoint_at, set_aside_newer
 from vitascope.training.defaults import resolve_config
-from vitascope.training.distributed import by_all, by_first, is_first, join_processes, world_size
+from vitascope.training.distributed import (
+    by_all,
+    by_first,
+    is_first,
+    join_processes,
+    lost_connection,
+    rank,
+    world_size,
+)
 from vitascope.training.finish import PretrainResult, TrainResult, finish_pretraining, finish_training
 from vitascope.training.lock import run_lock
 from vitascope.training.loop import Trainer
@@ -86,7 +97,11 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
     if config.weights is not None and (folder / START / "config.json").is_file():
         config = config.replace(weights=str(folder / START))
     if (folder / "model" / "config.json").is_file():
-        raise UserError(f"{folder}: this run has finished; `vitascope evaluate {folder}` measures it")
+        named = shlex.quote(str(folder))
+        raise UserError(
+            f"{folder}: this run has finished; `vitascope train --weights {named} --data DATA` trains its "
+            f"model further, in a new run; `vitascope evaluate {named}` measures it"
+        )
     device = join_processes(config.engine.device)
     with _locked(folder), explaining_memory():
         config, model_config, splits = by_all(lambda: _opened_again(folder, config))
@@ -154,7 +169,37 @@ def _locked(run: Path) -> Iterator[None]:
     """The run folder for these processes alone."""
     with run_lock(run) if is_first() else nullcontext():
         by_first(lambda: None)
+        with _explaining_lost_processes(run):
+            yield
+
+
+@contextmanager
+def _explaining_lost_processes(run: Path) -> Iterator[None]:
+    """Turn the backend's error about a process that is gone into one line with the way to continue.
+
+    Raises:
+        UserError: another process has ended, or does not answer.
+    """
+    try:
         yield
+    except RuntimeError as error:
+        if not lost_connection(error):
+            raise
+        named = shlex.quote(str(run))
+        saved = checkpoints(run)
+        if (run / "model" / "config.json").is_file():
+            advice = f"the model is saved; `vitascope report {named}` draws its figures and report"
+        elif saved:
+            advice = (
+                f"start all processes again with `train --resume {named}`: it continues from {saved[-1].name}"
+            )
+        else:
+            advice = f"start all processes again with `train --resume {named}`: no checkpoint was saved yet"
+        reason = re.sub(r"^\[.*?\] *", "", str(error)).partition(". ")[0].partition("\n")[0][:200]
+        raise UserError(
+            f"process {rank()} of {world_size()} has lost its connection to another process, which has ended "
+            f"or hangs: its own message or signal is the cause; {advice} ({reason})"
+        ) from error
 
 
 def _say(trainer: Trainer) -> None:
@@ -169,7 +214,8 @@ def _say(trainer: Trainer) -> None:
     print(
         f"data   {config.data}: {data}\n"
         f"model  {parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}\n"
-        f"run    {trainer.run}: {config.optimization.epochs} epochs of {trainer.steps_per_epoch} steps"
+        f"run    {trainer.run}: {counted(config.optimization.epochs, 'epoch')} of "
+        f"{counted(trainer.steps_per_epoch, 'step')}"
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}",
         flush=True,
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vitascope.errors import UserError
 from vitascope.weights.files import CheckpointError
 
 
@@ -60,3 +63,37 @@ def settle(aside: Path, path: Path) -> Path:
         os.fsync(file.fileno())
     os.replace(aside, path)
     return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to instead: the file is renamed to `path` when it is whole, and removed otherwise."""
+    aside = path.with_name(f".{path.name}")
+    try:
+        yield aside
+        settle(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def explaining_failure(path: Path, what: str, advice: str) -> Iterator[None]:
+    """Turn a failure to write, on a full disk say, into one line: what and where, why, and what to do.
+
+    Raises:
+        UserError: in the place of an `OSError` or a `CheckpointError`.
+    """
+    try:
+        yield
+    except BrokenPipeError:  # of what is printed
+        raise
+    except CheckpointError as error:
+        raise UserError(f"{error}; {advice}") from error
+    except OSError as error:
+        reason = error.strerror or str(error).partition("\n")[0]
+        there = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
+        free = shutil.disk_usage(there).free / 1e6
+        raise UserError(
+            f"{path}: {what} cannot be written: {reason} ({free:,.1f} MB are free there); {advice}"
+        ) from error
