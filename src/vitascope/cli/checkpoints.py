@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from vitascope.cli.use import Model
+from vitascope.cli.wording import counted
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
@@ -44,7 +45,7 @@ class Convert:
         for change in done.changes:
             print(f"note: {change}")
         parity = done.parity
-        pictures = "1 picture" if parity.images == 1 else f"{parity.images} pictures"
+        pictures = counted(parity.images, "picture")
         if parity.first is None:
             print(f"parity: bitwise the same in every layer, on {pictures}")
             return

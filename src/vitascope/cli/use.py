@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from vitascope.cli.wording import counted
 from vitascope.training.options import MaybeText
 
 Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
@@ -55,7 +56,7 @@ class Evaluate:
             print(f"left out: {reason}")
         print(
             f"{evaluation.split}: {evaluation.accuracy:.2%} right, {summary['correct']} of "
-            f"{summary['images']} images; loss {evaluation.loss:.3f}"
+            f"{counted(summary['images'], 'image')}; loss {evaluation.loss:.3f}"
         )
         width = max(map(len, names))
         for row, name in enumerate(names):
