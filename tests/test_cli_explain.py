@@ -192,8 +192,9 @@ def test_grid_of_test_images_has_32_of_them_with_what_was_predicted(
     subject = explaining.Subject.load("runs/tiny", None, "cpu")
     figure, said = explaining.draw_tests(subject, "attention", None, {"layer": 0})
     assert said == "attention, layer 0 over 32 test images"
-    titles = [axes.get_title() for axes in figure.axes if axes.images]
-    assert len(titles) == 32
+    (axes,) = figure.axes
+    titles = [text.get_text() for text in axes.texts]
+    assert len(titles) == len(axes.images) == 32
     for title, picture in zip(titles, subject.test_pictures()[0], strict=True):
         assert title.startswith(("red ", "blue "))
         assert (f"is {picture.truth}" in title) != title.startswith(f"{picture.truth} ")

@@ -190,7 +190,7 @@ class Explain:
         }
 
     def _checked_out(self) -> Path:
-        """Where the picture goes: never over the one that is explained, over others only if they are named."""
+        """Where the picture goes: never over the explained one, over another only if it is named."""
         subject = self.model if self.data is None else self.data
         out = self.out or unused(Path(f"{Path(subject).stem or 'model'}-{self._chosen()}.png"))
         if out.suffix.lower() != ".png":
