@@ -22,6 +22,7 @@ from vitascope import __version__
 from vitascope.cli import COMMANDS, main
 from vitascope.cli.parsing import fields_of
 from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
+from vitascope.training.recipes import RECIPES
 
 ROOT = Path(vitascope.__file__).parent
 SHAPE = ["--image-size", "16", "--patch-size", "8", "--embed-dim", "16", "--depth", "1", "--num-heads", "2"]
@@ -112,7 +113,7 @@ def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 # --- help
 
 
-@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"], ["help", "--help"]])
 def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 0
     out = capsys.readouterr().out
@@ -132,6 +133,24 @@ def test_help_of_a_command_lists_its_options(command: str, capsys: pytest.Captur
         hidden = field.name in (*POSITIONAL.get(command, ()), *SUPPRESSED.get(command, ()))
         listed = re.search(rf"--{field.name.replace('_', '-')}[ ,]", out) is not None
         assert listed != hidden, field.name
+
+
+def test_help_takes_the_name_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["help", "models"], ["models", "--help"]):
+        with pytest.raises(SystemExit) as stop:
+            main(argv)
+        assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert out[: len(out) // 2] == out[len(out) // 2 :]
+    assert out.startswith("usage: vitascope models")
+
+
+@pytest.mark.parametrize("command", ["train", "pretrain"])
+def test_help_names_every_recipe(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    (listed,) = re.findall(r"--recipe (.*?)--config", capsys.readouterr().out, re.DOTALL)
+    assert set(RECIPES) <= set(re.findall(r"[a-z][a-z-]*", listed))
 
 
 def told(source: Path) -> Iterator[tuple[str, str]]:
@@ -479,7 +498,11 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         (["--data", "x"], "unknown command '--data'"),
         (["train", "--epoch", "3"], "unknown option '--epoch'; nearest: --epochs"),
         (["train", "--embed_dims=3"], "nearest: --embed-dim"),
-        (["train", "stray"], "unknown option 'stray'"),
+        (["train", "stray"], "unexpected argument 'stray'; did you mean --data stray?"),
+        (["train", "runs/tiny"], "did you mean --resume runs/tiny?"),
+        (["evaluate", "runs/tiny", "data"], "unexpected argument 'data'; did you mean --data data?"),
+        (["explain", "runs/tiny", "data", "stray"], "unexpected argument 'stray'. See"),
+        (["help", "trian"], "unknown command 'trian'; nearest: train"),
         (["models", "--jsn"], "nearest: --json"),
         (["evaluate", "runs/tiny", "--batchsize", "3"], "nearest: --batch-size"),
         (["train", "--recipe", "digts"], "unknown recipe 'digts'; nearest: digits"),
@@ -510,7 +533,6 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         (["evaluate", "runs/tiny/model"], "--data"),
         (["evaluate", "runs/tiny", "--data", "other"], "green"),
         (["predict", "runs/tiny"], "no pictures given"),
-        (["predict", "runs/tiny", "data/red/0.png", "broken.jpg"], "broken.jpg: not a picture"),
         (["predict", "runs/tiny", "nowhere.jpg"], "nowhere.jpg: no such file"),
         (["predict", "runs/tiny", "data/red/0.png", "--top-k", "0"], "at least 1"),
         (["predict", "data", "data/red/0.png"], "data: not a model"),

@@ -144,6 +144,78 @@ def test_picture_is_named_after_the_image_and_the_method(
     }
 
 
+def test_default_name_never_replaces_a_file(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Pictures of one name in two folders, and one picture explained twice."""
+    monkeypatch.chdir(tmp_path)
+    pictures = [here.root / "data" / name / "0.png" for name in ("red", "blue", "blue")]
+    kept: dict[str, bytes] = {}
+    for picture, name in zip(pictures, ("0-rollout", "0-rollout-2", "0-rollout-3"), strict=True):
+        assert main(["explain", str(here.run), str(picture), "--method", "rollout"]) == 0
+        assert capsys.readouterr().out.endswith(f"\n{name}.png\n")
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name in kept} == kept
+        kept[f"{name}.png"] = (tmp_path / f"{name}.png").read_bytes()
+    assert kept["0-rollout.png"] != kept["0-rollout-2.png"]
+    explain(str(here.run), str(pictures[0]), "--method", "rollout", out=tmp_path / "0-rollout-2.png")
+    assert (tmp_path / "0-rollout-2.png").read_bytes() == kept["0-rollout.png"]  # named, so replaced
+
+
+@pytest.mark.parametrize("method", [*METHODS, "features"])
+def test_without_a_picture_the_run_s_test_images_are_shown(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    method: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    capsys.readouterr()
+    pixels = explain("runs/tiny", "--method", method, out=tmp_path / "seen.png")
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+    assert "2 test images\n" in capsys.readouterr().out  # a tenth of each class of ten
+    if method != "features":
+        assert pixels.shape[1] > 1.2 * pixels.shape[0]  # two pictures, each beside its map
+
+
+def test_grid_of_test_images_has_32_of_them_with_what_was_predicted(
+    here: SimpleNamespace,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vitascope.cli import explaining
+    from vitascope.data.datasets import open_for_evaluation
+
+    everything = open_for_evaluation("data", ("blue", "red"))
+    forty = everything.subset("test", np.arange(40) % 20)
+    monkeypatch.setattr(explaining, "own_images", lambda run: forty)
+    subject = explaining.Subject.load("runs/tiny", None, "cpu")
+    figure, said = explaining.draw_tests(subject, "attention", None, {"layer": 0})
+    assert said == "attention, layer 0 over 32 test images"
+    (axes,) = figure.axes
+    titles = [text.get_text() for text in axes.texts]
+    assert len(titles) == len(axes.images) == 32
+    for title, picture in zip(titles, subject.test_pictures()[0], strict=True):
+        assert title.startswith(("red ", "blue "))
+        assert (f"is {picture.truth}" in title) != title.startswith(f"{picture.truth} ")
+
+
+def test_unreadable_test_image_is_named_and_left_out(
+    here: SimpleNamespace,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from vitascope.cli import explaining
+    from vitascope.data.splits import ImageSet
+
+    sources = ["broken.jpg", "data/red/0.png"]
+    tests = ImageSet("test", sources, np.array([1, 1]), ("blue", "red"))
+    monkeypatch.setattr(explaining, "own_images", lambda run: tests)
+    pictures, called = explaining.Subject.load("runs/tiny", None, "cpu").test_pictures()
+    assert ([picture.name for picture in pictures], called) == (["0.png"], "1 test image")
+    assert capsys.readouterr().err.startswith("left out: broken.jpg: not a picture")
+
+
 def test_comparison_prints_a_row_for_every_method_and_the_floor(
     here: SimpleNamespace,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -212,7 +284,9 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
     [
         (["runs/tiny", "broken.jpg"], "broken.jpg: not a picture"),
         (["runs/tiny", "nowhere.png"], "nowhere.png: no such file"),
-        (["runs/tiny"], "explains a picture: vitascope explain MODEL PICTURE"),
+        (["runs/tiny", "--method", "heads"], "explains a picture: vitascope explain MODEL PICTURE"),
+        (["runs/tiny/model"], "runs/tiny/model is not a run folder, so has no test images: give a PICTURE"),
+        (["runs/body"], "has no head, so no class for integrated-gradients to explain"),
         (["runs/tiny", "data"], "data is a folder: name a picture in it, or add --compare"),
         (["runs/tiny", PICTURE, "--layer", "99", "--method", "attention"], "no layer 99: the model has 1"),
         (["runs/tiny", PICTURE, "--head", "2", "--method", "attention"], "no head 2: each layer has 2"),

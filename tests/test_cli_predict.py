@@ -85,12 +85,52 @@ def test_unreadable_picture_is_a_line_is_named_and_makes_the_status_1(
     for argv in (["broken.jpg", "data/red"], ["broken.jpg", "data/red", "--out", str(out)]):
         assert status(*argv) == 1
         printed, err = capsys.readouterr()
-        assert "1 of them could not be read:\n  broken.jpg: not a picture" in err
+        assert "1 of 11 pictures could not be read:\n  broken.jpg: not a picture" in err
         assert "Traceback" not in err
     assert printed == ""
     first, *others = lines(out)
     assert first.keys() == {"image", "error"}
     assert len(others) == 10
+
+
+def test_unreadable_file_among_files_costs_no_answers(
+    here: SimpleNamespace,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = [EVERY[0], "broken.jpg", EVERY[12]]
+    assert status(*files) == 1
+    out, err = capsys.readouterr()
+    assert [line for line in out.splitlines() if not line.startswith(" ")] == files
+    assert err == f"1 of 3 pictures could not be read:\n{err.splitlines()[1]}\n"
+    assert "  broken.jpg: not a picture" in err
+    assert status(EVERY[0], EVERY[12], "--json") == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert status(*files, "--json") == 1
+    out, err = capsys.readouterr()
+    first, broken, last = json.loads(out)
+    assert [first, last] == [
+        {
+            **row,
+            "predictions": [
+                {**guess, "score": pytest.approx(guess["score"])} for guess in row["predictions"]
+            ],
+        }
+        for row in alone
+    ]
+    assert broken.keys() == {"image", "error"}
+    assert "broken.jpg: not a picture" in err
+
+
+def test_one_picture_is_counted_as_one(
+    here: SimpleNamespace,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (here.root / "alone").mkdir(exist_ok=True)
+    (here.root / "alone" / "0.png").write_bytes((here.root / EVERY[0]).read_bytes())
+    assert status("alone") == 0
+    assert capsys.readouterr().err.startswith("1 picture, ")
+    assert status("broken.jpg") == 1
+    assert capsys.readouterr().err.startswith("1 of 1 picture could not be read:")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

@@ -16,14 +16,19 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+import vitascope as vs
 from tests.deploy.server.served import listening
 from tests.test_walkthrough import stated_shapes, take_photos, without_docstrings
 from vitascope.cli import main
+from vitascope.cli.export import Export
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
 from vitascope.data import datasets, download, folders, hub_datasets, loading, pack, reading, shards, unpack
 from vitascope.deploy.engine import open_engine
+from vitascope.model.sizes import named_config
 from vitascope.training import defaults
 from vitascope.training.options import AugmentationOptions
 from vitascope.training.recipes import RECIPES
@@ -33,6 +38,7 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 READMES = (ROOT / "README.md", ROOT / "README.zh.md")
 PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS]
 DATA_PAGE = ROOT / "docs" / "data.md"
+DEPLOY_PAGE = ROOT / "docs" / "deploy.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+−±]?\d+(?:[.,]\d+)*%?")
 NOT_RUN = {"tensorboard", "pip"}
@@ -230,6 +236,9 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
     assert all(tracker.mock_calls for tracker in trackers.values())
     if page == DATA_PAGE:
         assert_broken_files_are_counted(said)
+    if page == DEPLOY_PAGE:
+        files = {path.name for path in Path("runs/small/export").iterdir()}
+        assert set(re.findall(r"`(model\.\w+)`", text)) == files == {"model.xml", "model.bin"}
 
 
 def assert_broken_files_are_counted(said: dict[str, str]) -> None:
@@ -303,6 +312,60 @@ def test_numbers_and_names_of_the_data_page_are_those_of_the_code(monkeypatch) -
     assert download.cache_folder() == Path("/general/vitascope")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert download.cache_folder() == Path("~/.cache/vitascope").expanduser()
+
+
+def words_of(page: Path) -> str:
+    return " ".join(page.read_text(encoding="utf-8").split())
+
+
+def test_share_of_the_work_that_the_last_block_saves_is_as_stated() -> None:
+    assert "saves a sixteenth of ViT-B/16's operations" in words_of(ROOT / "docs" / "architecture.md")
+    with torch.device("meta"):
+        model, image = vs.VisionTransformer(named_config("vit_b16")).eval(), torch.empty(1, 3, 224, 224)
+    operations = []
+    for tokens_read in (model, model.forward_features):  # the class token alone, every token
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            tokens_read(image)
+        operations.append(counter.get_total_flops())
+    assert round(1 / (1 - operations[0] / operations[1])) == 16
+
+
+def test_outputs_of_the_last_block_change_by_rounding_as_stated() -> None:
+    assert "outputs change by rounding, here by less than 1e-6" in words_of(ROOT / "docs" / "architecture.md")
+    torch.manual_seed(0)
+    model = vs.VisionTransformer(
+        vs.ViTConfig(image_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=2)
+    )
+    images = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        alone, among_all = model.eval().embed(images), model.forward_features(images)[:, 0]
+    assert (alone - among_all).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("page", READMES, ids=lambda page: page.name)
+def test_memory_of_explanations_is_that_of_the_results(page: Path) -> None:
+    measured = (ROOT / "benchmarks" / "results" / "2026-11-22-explanations.md").read_text(encoding="utf-8")
+    at_batch_8 = measured.split("## 224 pixels, batch 8")[1].split("## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in at_batch_8.splitlines()]
+    found = {(row[0], row[1]): row for row in rows if len(row) == 8}
+    for method, peer in (("rollout", "vit-explain's algorithm"), ("grad_cam", "pytorch-grad-cam")):
+        ours, theirs = found[method, "vitascope"], found[method, peer]
+        in_total, theirs_in_total = (float(row[7].replace(",", "")) for row in (ours, theirs))
+        for share in (f"{in_total / theirs_in_total:.2f}", ours[6]):
+            assert share in numbers_of_sections(page)[-2], (method, share)
+
+
+def test_drop_of_accuracy_that_int8_allows_is_as_stated() -> None:
+    assert Export(model="m").max_drop == 0.01
+    assert "at most 1% of the test images (`--max-drop`)" in words_of(ROOT / "README.md")
+
+
+def test_families_of_timm_in_the_readme_are_those_of_the_page_of_checkpoints() -> None:
+    (families,) = (row[1] for row in table(ROOT / "docs" / "checkpoints.md", "name") if row[0] == "`timm`")
+    stated = re.findall(r"`(\w+_\*)`", families)
+    assert stated
+    for page in READMES:
+        assert re.findall(r"`(\w+_\*)`", words_of(page)) == stated
 
 
 def augmentation_table() -> str:

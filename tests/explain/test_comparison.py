@@ -108,6 +108,35 @@ def test_best_is_never_random() -> None:
     assert "No method can be told to be better than random" in found.text()
 
 
+def test_table_and_sentence_agree_where_the_largest_gain_is_uncertain() -> None:
+    """A method of a larger mean and a wide interval does not hide one that is surely better than random."""
+    floor = FOUR["random"]
+    wild = dataclasses.replace(
+        floor, insertion=tuple(8 * (n % 6 == 0) + i for n, i in enumerate(floor.insertion))
+    )
+    slight = dataclasses.replace(floor, insertion=tuple(value + 0.04 for value in floor.insertion))
+    found = comparison(wild=wild, slight=slight, random=floor)
+    gains = {row.method: row.gain.mean for row in found.table()}
+    assert gains["wild"] > gains["slight"] > 0
+    assert [(row.method, row.verdict) for row in found.table()][:2] == [
+        ("slight", "better"),
+        ("wild", "not told apart"),
+    ]
+    assert found.best == found.to_dict()["best"] == "slight"
+    assert found.text().endswith("Best: slight; not told apart from it: wild.")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sentence_says_none_is_better_only_where_no_row_does(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    methods = {name: scores(int(rng.integers(99)), 8, better_by=rng.normal(0, 0.03)) for name in "abcd"}
+    found = comparison(**methods, random=scores(100, 8))
+    verdicts = {row.method: row.verdict for row in found.table()}
+    said_none = "No method can be told to be better than random" in found.text()
+    assert said_none == ("better" not in verdicts.values())
+    assert said_none or verdicts[found.best] == "better"
+
+
 def test_one_image_has_no_intervals() -> None:
     found = comparison(method=scores(1, 1, better_by=0.1), random=scores(0, 1))
     row = found.table()[0]

@@ -222,12 +222,41 @@ def test_figures_leave_matplotlib_global_state_alone() -> None:
 
 
 def test_long_names_are_cut_and_short_ones_not() -> None:
-    assert plots.short("Appenzeller mountain dog", 10) == "Appenzell…"
+    assert plots.short("Appenzeller mountain dog", 10) == "Appenz…dog"
     assert plots.short("dog", 10) == "dog"
+    assert plots.short("two\nlines\x1b[1m") == "two\ufffdlines\ufffd[1m"
 
 
-def test_a_method_that_found_nothing_says_so() -> None:
-    heatmaps = {"some": np.eye(4), "none": np.zeros((4, 4))}
-    figure = plots.draw_explanations(noise(16, 16), heatmaps, "a title")
-    titles = [axes.get_title() for axes in figure.axes if axes.images]
-    assert titles == ["picture", "some", "none: no evidence"]
+def test_long_names_that_begin_alike_stay_different_in_the_confusion_matrix(tmp_path: Path) -> None:
+    names = [f"a_very_long_name_of_a_folder_with_pictures_of_kind_{number}" * 3 for number in range(3)]
+    figure = plots.draw_confusion(np.eye(3, dtype=np.int64), names, "test")
+    plots.save_figure(figure, tmp_path / "confusion.png")
+    (axes,) = figure.axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(set(labels)) == 3
+    assert all(len(label) <= 20 for label in labels)
+    assert axes.get_position().width > 0.4  # the names leave the matrix its room
+
+
+def test_title_wider_than_the_figure_takes_several_lines(tmp_path: Path) -> None:
+    title = "Samoyed, a white and rather fluffy dog (87%): integrated gradients of Samoyed, not of Husky"
+    figure = plots.draw_explanation(noise(16, 16), np.eye(4), title)
+    plots.save_figure(figure, tmp_path / "seen.png")
+    (shown,) = [text for text in figure.texts if "Samoyed" in text.get_text()]
+    assert shown.get_text().replace("\n", " ") == title
+    box = shown.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+
+
+@pytest.mark.parametrize("count", [1, 5, 32])
+def test_picture_beside_its_heatmap_under_its_caption(count: int, tmp_path: Path) -> None:
+    pairs = [plots.beside_itself(noise(16, 16, 1), np.eye(4)) for _ in range(count)]
+    assert pairs[0].shape == (96, 96 + 4 + 96, 3)
+    np.testing.assert_array_equal(pairs[0][:, :96, 0], plots.enlarged(noise(16, 16, 1), 96))
+    figure = plots.draw_grid(pairs, [plots.caption("cat", 0.5, "dog")] * count, "attention")
+    assert_shows_something(drawn(figure, tmp_path))
+    (axes,) = figure.axes
+    assert len(axes.images) == count
+    assert [text.get_text() for text in axes.texts] == ["cat 50%\nis dog"] * count
+    columns = {round(image.get_extent()[0], 3) for image in axes.images}
+    assert len(columns) == min(4, count)

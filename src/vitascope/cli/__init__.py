@@ -44,12 +44,14 @@ COMMANDS: dict[str, type[Any]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """The `vitascope` program; returns its exit status.
 
-    0 is success; 1, pictures that could not be read among others that were answered; 2, a request that cannot
+    0 is success; 1, pictures that could not be read, the others being answered; 2, a request that cannot
     be met, with one line on standard error that says why; 130 and 143, stopped by Ctrl-C or SIGTERM, with
     everything saved.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
+        if args[:1] == ["help"]:
+            args = [*args[1:2], "--help"]
         if not args or args[0] in ("-h", "--help"):
             print(overview())
             return 0

@@ -15,6 +15,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
+from vitascope.report.wording import counted
 from vitascope.training.options import MaybeInt
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Convert:
         for change in done.changes:
             print(f"note: {change}")
         kind = "picture" if done.on_pictures else "random tensor"
-        inputs = f"{done.parity.images} {kind}{'s' if done.parity.images > 1 else ''}"
+        inputs = counted(done.parity.images, kind)
         print(f"parity: {_in_words(done.parity, inputs)}")
         if done.prepared is not None:
             print(f"each with its own preprocessing: {_in_words(done.prepared, inputs)}")

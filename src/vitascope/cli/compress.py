@@ -11,6 +11,7 @@ import tyro
 
 from vitascope.cli.use import Model
 from vitascope.errors import UserError
+from vitascope.report.wording import counted
 from vitascope.training.options import MaybeFloat, MaybeInt, MaybeText
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class Compress:
         ]
         if images is not None:
             right = [self._accuracy(engine, images) for engine in engines.values()]
-            rows.append((f"right, {len(images):,} images", *(f"{share:.2%}" for share in right)))
+            rows.append((f"right, {counted(len(images), 'image')}", *(f"{share:.2%}" for share in right)))
         width = max(len(row[0]) for row in rows)
         for title, *values in rows:
             print(f"{title:<{width}}" + "".join(f"{value:>14}" for value in values))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -62,6 +63,8 @@ MATTERS_WITH: dict[str, tuple[str, ...]] = {
     "seed": ("distance",),
 }
 """Options that belong to some methods, and to which."""
+OF_TEST_IMAGES = (*get_args(Heatmap), "features")
+"""Methods that draw a grid of the run's test images when no picture is given."""
 OF_COMPARE = ("images", "seed")
 """Those of them that --compare reads too."""
 
@@ -72,6 +75,8 @@ class Explain:
 
     Of a picture: a heatmap, or `all` of them; `heads`, one `patch`, `features`.
 
+    Without a picture: a heatmap, or `features`, of 32 test images of the run.
+
     Of the model: the `distance` its heads look, `positions`, patch `filters`.
     """
 
@@ -80,7 +85,7 @@ class Explain:
     data: tyro.conf.Positional[
         Annotated[str | None, tyro.conf.arg(metavar="[PICTURE or DATA]", help_behavior_hint="")]
     ] = None
-    """A picture; for `distance` and --compare a folder or any other DATA, by default a run's test images."""
+    """A picture; for `distance` and --compare a folder or any other DATA. Default: a run's test images."""
     method: MaybeMethod = None
     """What to show. Default: integrated-gradients, the most faithful where --compare measured."""
     target: MaybeText = None
@@ -115,7 +120,8 @@ class Explain:
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `mps`."""
     out: MaybePath = None
-    """The PNG to write. Default: <picture or model>-<method>.png in this folder."""
+    """The PNG to write; one that exists is replaced.
+    Default: a new <picture or model>-<method>.png in this folder, numbered where there is one."""
 
     def call(self) -> None:
         """Explain, write the picture, say what was predicted; or compare and print."""
@@ -165,7 +171,7 @@ class Explain:
                 belongs = f"--method {', '.join(MATTERS_WITH[name])}"
                 belongs = f"--compare and {belongs}" if name in OF_COMPARE else belongs
                 raise UserError(f"--{name} says nothing to {method}; it belongs to {belongs}")
-        if self.data is None and method not in OF_MODEL:
+        if self.data is None and method not in (*OF_MODEL, *OF_TEST_IMAGES):
             raise UserError(f"{method} explains a picture: vitascope explain MODEL PICTURE")
         if method in ("positions", "filters"):
             for idle in (self.data, "--image-size" if self.image_size is not None else None):
@@ -184,9 +190,9 @@ class Explain:
         }
 
     def _checked_out(self) -> Path:
-        """Where the picture goes; never over the one that is explained."""
+        """Where the picture goes: never over the explained one, over another only if it is named."""
         subject = self.model if self.data is None else self.data
-        out = self.out or Path(f"{Path(subject).stem or 'model'}-{self._chosen()}.png")
+        out = self.out or unused(Path(f"{Path(subject).stem or 'model'}-{self._chosen()}.png"))
         if out.suffix.lower() != ".png":
             raise UserError(f"--out {out}: the picture is a PNG, so give a name that ends in .png")
         if self.data is not None and out.exists() and Path(self.data).exists() and out.samefile(self.data):
@@ -204,7 +210,8 @@ class Explain:
             return explaining.draw_filters(subject)
         if method == "distance":
             return explaining.draw_distance(subject, self.data, **self._drawn())
-        assert self.data is not None
+        if self.data is None:
+            return self._draw_test_images(subject)
         picture = subject.picture(self.data)
         if method == "patch":
             return explaining.draw_patch(subject, picture, self.patch, self.layer, self.head)
@@ -215,6 +222,25 @@ class Explain:
         target = explaining.as_asked(subject, self.target, self.versus, self.like)
         if method == "all":
             return explaining.draw_all(subject, picture, target)
+        return explaining.draw_one(subject, picture, method, target, self._settings())
+
+    def _draw_test_images(self, subject: Subject) -> tuple[Figure, str]:
+        """The figure of the run's test images, and what to say of it."""
+        from vitascope.cli import explaining
+
+        method = self._chosen()
+        if method == "features":
+            return explaining.draw_features_of_tests(subject, self.layer)
+        target = explaining.as_asked(subject, self.target, self.versus, self.like)
+        return explaining.draw_tests(subject, method, target, self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        """The method's own options, as far as they are given."""
         settings = {name: getattr(self, name) for name in ("layer", "head", "fusion", "discard")}
-        given = {name: value for name, value in settings.items() if value is not None}
-        return explaining.draw_one(subject, picture, method, target, given)
+        return {name: value for name, value in settings.items() if value is not None}
+
+
+def unused(path: Path) -> Path:
+    """The path, or the first of `<name>-2.png`, `<name>-3.png`, ... that does not exist."""
+    numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([path], numbered) if not each.exists())

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from vitascope import explain
 from vitascope.data.datasets import open_pictures
-from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
+from vitascope.data.preprocess import ImageError, ImageSource, Pixels, Preprocess
 from vitascope.errors import UserError, printable
 from vitascope.explain import model_plots, plots
 from vitascope.explain.attention import attending
@@ -26,6 +26,7 @@ from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike
 from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device
 from vitascope.report.figures import to_picture
+from vitascope.report.wording import counted
 from vitascope.training.evaluate import own_images
 from vitascope.training.run import CONFIG
 from vitascope.weights.store import load_pretrained
@@ -39,6 +40,8 @@ class Picture:
     pixels: Pixels
     images: Tensor
     """Normalized floats (1, C, H, W)."""
+    truth: str | None = None
+    """The name of its class, where that is known."""
 
     @property
     def shown(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -90,6 +93,30 @@ class Subject:
             raise UserError(f"{self.ref} is not a run folder, so say on which pictures: give DATA")
         return own_images(Path(self.ref)).sources
 
+    def test_pictures(self) -> tuple[list[Picture], str]:
+        """Up to 32 of the run's test images, drawn at random, and what they are called: "32 test images".
+
+        Images that cannot be read are named on standard error.
+        """
+        if not (Path(self.ref) / CONFIG).is_file():
+            raise UserError(f"{self.ref} is not a run folder, so has no test images: give a PICTURE")
+        tests = own_images(Path(self.ref))
+        order = np.random.default_rng(0).permutation(len(tests))
+        pictures: list[Picture] = []
+        for index in order:
+            try:
+                picture = self.picture(tests.sources[index])
+            except ImageError as error:
+                print(f"left out: {error}", file=sys.stderr)
+                continue
+            truth = tests.class_names[tests.labels[index]] if tests.class_names else None
+            pictures.append(dataclasses.replace(picture, truth=truth))
+            if len(pictures) == plots.MAX_GRID:
+                break
+        if not pictures:
+            raise UserError(f"none of the test images of {self.ref} can be read")
+        return pictures, counted(len(pictures), f"{tests.name} image")
+
     def class_name(self, index: int) -> str:
         """A class's name, or its number where it has none."""
         names = self.model.config.class_names
@@ -115,19 +142,47 @@ def draw_one(
     subject: Subject, picture: Picture, method: str, target: TargetLike, settings: Mapping[str, Any]
 ) -> tuple[Figure, str]:
     """A picture beside itself under one method's heatmap, and what to say of it."""
+    heat = heatmap(subject, picture, method, target, settings)
+    title = _title(subject, picture, _named(subject, method, target, settings))
+    return plots.draw_explanation(picture.shown, heat, title), title
+
+
+def heatmap(
+    subject: Subject, picture: Picture, method: str, target: TargetLike, settings: Mapping[str, Any]
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """One method's heatmap of a picture, (gh, gw)."""
     model, chosen = subject.model, METHODS[method]
-    if chosen.has_target and target is None and not model.config.gives_classes:
+    if not chosen.has_target:
+        return chosen.compute(model, picture.images, **settings)[0].cpu().numpy()
+    if target is None and not model.config.gives_classes:
         raise UserError(
             f"{subject.ref} has no head, so no class for {method} to explain: explain a likeness, --like "
             "PICTURE, or show attention, --method rollout"
         )
-    if not chosen.has_target:
-        heat = chosen.compute(model, picture.images, **settings)
-    else:
-        heat = chosen.compute(model, picture.images, target, **settings)
-    what = "".join([chosen.title, *(f", {name} {value}" for name, value in settings.items())])
-    title = _title(subject, picture, what + (_about(subject, target) if chosen.has_target else ""))
-    return plots.draw_explanation(picture.shown, heat[0].cpu().numpy(), title), title
+    return chosen.compute(model, picture.images, target, **settings)[0].cpu().numpy()
+
+
+def draw_tests(
+    subject: Subject, method: str, target: TargetLike, settings: Mapping[str, Any]
+) -> tuple[Figure, str]:
+    """Test images of the run, each beside itself under one method's heatmap, and what to say of them."""
+    tests, called = subject.test_pictures()
+    shown = [
+        plots.beside_itself(picture.shown, heatmap(subject, picture, method, target, settings))
+        for picture in tqdm(tests, unit=" images", leave=False, disable=not sys.stderr.isatty())
+    ]
+    title = f"{_named(subject, method, target, settings)} over {called}"
+    return plots.draw_grid(shown, [_caption(subject, picture) for picture in tests], title), title
+
+
+def draw_features_of_tests(subject: Subject, layer: int | None) -> tuple[Figure, str]:
+    """Test images of the run, and their patches in the colours of their features."""
+    tests, called = subject.test_pictures()
+    images = torch.cat([picture.images for picture in tests])
+    colours = explain.feature_colours(subject.model, images, -1 if layer is None else layer)
+    pictures = [picture.shown for picture in tests]
+    title = f"the first three principal components of the patches' features in {called}"
+    return model_plots.draw_feature_colours(pictures, colours.cpu().numpy()), title
 
 
 def draw_all(subject: Subject, picture: Picture, target: TargetLike) -> tuple[Figure, str]:
@@ -176,7 +231,7 @@ def draw_distance(subject: Subject, data: str | None, *, images: int, seed: int)
     distances = explain.attention_distance(subject.model, tensor).cpu().numpy()
     title = f"mean attention distance of {distances.shape[1]} heads in {distances.shape[0]} layers"
     figure = model_plots.draw_attention_distance(distances, uniform_distance(subject.model, tensor))
-    return figure, f"{title}, over {len(tensor)} pictures"
+    return figure, f"{title}, over {counted(len(tensor), 'picture')}"
 
 
 def draw_positions(subject: Subject) -> tuple[Figure, str]:
@@ -205,12 +260,34 @@ def compare(subject: Subject, data: str | None, *, images: int, seed: int) -> ex
         return explain.compare(subject.model, tensor, methods, seed=seed, progress=advance)
 
 
+def _named(subject: Subject, method: str, target: TargetLike, settings: Mapping[str, Any]) -> str:
+    """A method with its settings and what it explains."""
+    chosen = METHODS[method]
+    what = "".join([chosen.title, *(f", {name} {value}" for name, value in settings.items())])
+    return what + (_about(subject, target) if chosen.has_target else "")
+
+
+def _caption(subject: Subject, picture: Picture) -> tuple[str, str]:
+    """What was predicted, with the truth where that is another class; and the colour of this text."""
+    if not subject.model.config.gives_classes:
+        return "", plots.INK
+    score, index = _predicted(subject, picture)
+    guess = subject.class_name(index)
+    return plots.caption(guess, score, picture.truth)
+
+
+def _predicted(subject: Subject, picture: Picture) -> tuple[float, int]:
+    """The largest probability, and whose."""
+    score, index = answers(subject.model, picture.images)[1][0].softmax(dim=0).max(dim=0)
+    return float(score), int(index)
+
+
 def _title(subject: Subject, picture: Picture, what: str) -> str:
     """What was predicted, and what is shown of it."""
     if not subject.model.config.gives_classes:
         return f"{what} over {picture.name}"
-    score, index = answers(subject.model, picture.images)[1][0].softmax(dim=0).max(dim=0)
-    return f"{subject.class_name(int(index))} ({score:.0%}): {what}"
+    score, index = _predicted(subject, picture)
+    return f"{subject.class_name(index)} ({score:.0%}): {what}"
 
 
 def _about(subject: Subject, target: TargetLike) -> str:

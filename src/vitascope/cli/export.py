@@ -23,7 +23,7 @@ COMPARED = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write a model as one file for another runtime, and compare them.
+    """Write a model for another runtime, and compare their answers.
 
     It takes raw pixels and gives probabilities; class names are in it.
     """

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from vitascope.report.wording import counted
 from vitascope.training.options import MaybeInt
 
 
@@ -36,7 +37,7 @@ class Pack:
         for split, shards in packed.index.splits.items():
             megabytes = sum(shard.bytes for shard in shards) / 1e6
             print(
-                f"{split:<6} {packed.index.images(split):,} images in {len(shards)} shard"
-                f"{'s' * (len(shards) != 1)}, {megabytes:,.1f} MB"
+                f"{split:<6} {counted(packed.index.images(split), 'image')} in "
+                f"{counted(len(shards), 'shard')}, {megabytes:,.1f} MB"
             )
         print(f"train on them: vitascope train --data {shlex.quote(str(self.out))}")

@@ -7,7 +7,7 @@ import dataclasses
 import io
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -51,11 +51,23 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
             raise  # the help was asked for, and is printed
         raise UserError(f"{unboxed(complaint.getvalue())}; see `vitascope {name} --help`") from None
     if unknown:
-        word = next((word for word in unknown if word.startswith("-")), unknown[0])
+        word = next((word for word in unknown if word.startswith("-")), None)
+        if word is None:
+            raise UserError(f"{unexpected(unknown[0], fields)} See `vitascope {name} --help`")
         raise UserError(
             f"unknown option {word!r}{nearest(word.split('=')[0], fields)}; see `vitascope {name} --help`"
         )
     return parsed
+
+
+def unexpected(word: str, options: Mapping[str, dataclasses.Field[Any]]) -> str:
+    """The complaint about an argument that no option takes, with the option that was probably meant."""
+    complaint = f"unexpected argument {word!r}"
+    if "--resume" in options and (Path(word) / "config.yaml").is_file():
+        return f"{complaint}; did you mean --resume {word}?"
+    if "--data" in options and "Positional" not in str(options["--data"].type):
+        return f"{complaint}; did you mean --data {word}?"
+    return f"{complaint}."
 
 
 def fields_of(command: type[DataclassInstance]) -> Iterator[dataclasses.Field[Any]]:

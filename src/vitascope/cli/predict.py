@@ -16,6 +16,7 @@ import tyro
 from vitascope.cli.parsing import MaybePath
 from vitascope.cli.use import Model
 from vitascope.errors import UserError, printable
+from vitascope.report.wording import counted
 from vitascope.training.options import MaybeInt
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Predict:
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `mps`."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print JSON: a list; of folders, a line a picture; with --out, the counts."""
+    """Print JSON: a list for files; one line per image for folders; the counts with --out."""
 
     def call(self) -> None:
         """Predict, and print or write."""
@@ -66,8 +67,7 @@ class Predict:
         check_top_k(self.top_k)
         check_workers(self.workers)
         streamed = self.out is not None or any(map(os.path.isdir, self.images))
-        if streamed:
-            self._check_stream()
+        self._check_places()
         reuse_freed_memory()
         predictor = Predictor.from_pretrained(
             self.model, precision=self.precision, device=self.device, batch_size=self.batch_size
@@ -82,8 +82,8 @@ class Predict:
             with AnswerFile(self.out, predictor.engine, self.top_k, resume=self.resume) as file:
                 self._stream(predictor, file)
 
-    def _check_stream(self) -> None:
-        """Refuse what would fail later, before the model is loaded."""
+    def _check_places(self) -> None:
+        """Reject what would fail later, before the model is loaded."""
         from vitascope.deploy.bulk import check_out
         from vitascope.deploy.streaming import find_pictures
 
@@ -96,23 +96,22 @@ class Predict:
             check_out(self.out, resume=self.resume)
 
     def _print_all(self, predictor: Predictor) -> None:
-        """Answer pictures, and print when all are answered: a picture that cannot be read is refused."""
-        from vitascope.data.preprocess import ImageError
+        """Answer picture files, and print when all are answered."""
+        from vitascope.deploy.bulk import Tally, as_line
 
         workers = 0 if self.workers is None and len(self.images) <= self.batch_size else self.workers
-        answers = []
-        for answer in predictor.stream(self.images, self.top_k, workers=workers):
-            if answer.error is not None:
-                raise ImageError(answer.error)
-            answers.append(answer)
+        answers = list(predictor.stream(self.images, self.top_k, workers=workers))
         if self.json:
-            from vitascope.deploy.bulk import as_row
-
-            print(json.dumps([as_row(answer) for answer in answers], ensure_ascii=False))
-            return
-        width = max(len(shown(guess.label)) for answer in answers for guess in answer.predictions)
+            print(f"[{', '.join(as_line(answer).rstrip() for answer in answers)}]")
+        else:
+            labels = [shown(guess.label) for answer in answers for guess in answer.predictions]
+            width = max(map(len, labels), default=0)
+            for answer in answers:
+                print(in_words(answer, width))
+        tally = Tally()
         for answer in answers:
-            print(in_words(answer, width))
+            tally.add(answer.error)
+        exit_if_unreadable(tally)
 
     def _stream(self, predictor: Predictor, file: AnswerFile | None) -> None:
         """Answer pictures one after the other, into the file or on standard output."""
@@ -171,11 +170,11 @@ class Predict:
     def _stopped(self, signum: int, tally: Tally) -> NoReturn:
         kept = "" if self.out is None else f" are in {self.out}: go on with the same command and --resume"
         name = signal.Signals(signum).name
-        print(f"vitascope: stopped by {name}; {tally.pictures:,} pictures{kept}", file=sys.stderr)
+        print(f"vitascope: stopped by {name}; {counted(tally.pictures, 'picture')}{kept}", file=sys.stderr)
         sys.exit(128 + signum)
 
     def _summarize(self, tally: Tally, done: int, seconds: float) -> None:
-        """Say what was done, and name what could not be read; then the exit status is 1."""
+        """Print the counts; where pictures could not be read, name them and exit with status 1."""
         counts = {"pictures": tally.pictures, "unreadable": tally.unreadable}
         if self.out is not None and self.json:
             print(json.dumps({"out": str(self.out), **counts}))
@@ -183,14 +182,20 @@ class Predict:
             now = "" if done == tally.pictures else f", {done:,} of them now"
             place = "" if self.out is None else f" in {self.out}"
             speed = f", {done / max(seconds, 1e-9):,.0f} a second" if done else ""
-            print(f"{tally.pictures:,} pictures{place}{now}{speed}", file=sys.stderr)
-        if tally.unreadable:
-            print(f"{tally.unreadable:,} of them could not be read:", file=sys.stderr)
-            for reason in tally.reasons:
-                print(f"  {reason}", file=sys.stderr)
-            if tally.unreadable > len(tally.reasons):
-                print(f"  and {tally.unreadable - len(tally.reasons):,} more", file=sys.stderr)
-            sys.exit(1)
+            print(f"{counted(tally.pictures, 'picture')}{place}{now}{speed}", file=sys.stderr)
+        exit_if_unreadable(tally)
+
+
+def exit_if_unreadable(tally: Tally) -> None:
+    """Name pictures that could not be read, on standard error, and exit with status 1; return without any."""
+    if not tally.unreadable:
+        return
+    print(f"{tally.unreadable:,} of {counted(tally.pictures, 'picture')} could not be read:", file=sys.stderr)
+    for reason in tally.reasons:
+        print(f"  {reason}", file=sys.stderr)
+    if tally.unreadable > len(tally.reasons):
+        print(f"  and {tally.unreadable - len(tally.reasons):,} more", file=sys.stderr)
+    sys.exit(1)
 
 
 def in_words(answer: Answer, width: int) -> str:

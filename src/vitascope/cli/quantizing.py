@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitascope.errors import UserError
+from vitascope.report.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,10 +118,10 @@ def report(done: Quantization, test: str) -> str:
     in_float = len(done.float_layers)
     for attempt, share in zip(done.attempts[:-1], ("every layer", "7/8 of the layers"), strict=False):
         lines.append(f"{share} in int8: {attempt.drop:.2%} of the accuracy lost, too much; tried again")
-    which = f"{done.layers} layers in int8"
+    which = f"{counted(done.layers, 'layer')} in int8"
     if in_float:
         which += f", {in_float} that rounding hurts most left in float"
-    lines.append(f"{which}; ranges from {done.calibration_images} pictures")
+    lines.append(f"{which}; ranges from {counted(done.calibration_images, 'picture')}")
     for reason in found.unreadable.values():
         lines.append(f"left out: {reason}")
     rows = [
@@ -132,7 +133,8 @@ def report(done: Quantization, test: str) -> str:
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in rows]
     faster = found.before.seconds / found.after.seconds
     lines.append(
-        f"agreement: the same answer on {found.same} of {found.images} {test} images, {found.agreement:.2%}; "
+        f"agreement: the same answer on {found.same} of {counted(found.images, f'{test} image')}, "
+        f"{found.agreement:.2%}; "
         f"{found.before.size / found.after.size:.1f} times smaller, {faster:.1f} times as fast"
     )
     return "\n".join(lines)

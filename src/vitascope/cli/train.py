@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
 from vitascope.cli.parsing import MaybePath, parse
 from vitascope.errors import UserError
 from vitascope.training.options import Distillation, Engine, Masking, MaybeText
-from vitascope.training.recipes import GROUP_OF, TrainConfig, default_recipe, merged_options
+from vitascope.training.recipes import GROUP_OF, RECIPES, TrainConfig, default_recipe, merged_options
 
 if TYPE_CHECKING:
     from vitascope.training.finish import PretrainResult, TrainResult
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 class _Run(TrainConfig):
     """What both commands share: where the options under the given ones come from."""
 
-    recipe: MaybeText = None
+    recipe: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="NAME", help_behavior_hint=f"(one of {', '.join(sorted(RECIPES))})"),
+    ] = None
     """Named starting point, which the options change; see docs/training.md."""
     config: MaybePath = None
     """A run's config.yaml to start from instead of a recipe: runs the same again."""

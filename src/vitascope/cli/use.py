@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from vitascope.errors import printable
+from vitascope.report.wording import counted
 from vitascope.training.options import MaybeText
 
 Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
@@ -36,7 +37,6 @@ class Evaluate:
     def call(self) -> None:
         """Measure and print."""
         from vitascope.model.hardware import reuse_freed_memory
-        from vitascope.report.wording import counted
         from vitascope.training.evaluate import evaluate_pretrained
 
         reuse_freed_memory()

@@ -112,9 +112,10 @@ class Row:
 class Comparison:
     """Every method on the same images, with the random floor.
 
-    The best method has the largest gain over random: the mean, over the four curves (deletion, insertion, and
-    ROAD's two, least and most relevant removed), of how far the mean probability is moved the right way. All
-    four are probabilities, so that their mean needs no scale; unlike a mean rank it does not change when
+    The best method has the largest gain over random of those whose interval lies above 0; without any, the
+    largest gain of all. The gain is the mean, over the four curves (deletion, insertion, and ROAD's two,
+    least and most relevant removed), of how far the mean probability is moved the right way. All four are
+    probabilities, so that their mean needs no scale; unlike a mean rank it does not change when
     another method joins, a near tie weighs little, and it has an interval. ROAD weighs as much as the other
     two together, as only its removals leave the image plausible.
 
@@ -140,13 +141,14 @@ class Comparison:
         return len(self.classes)
 
     def table(self) -> tuple[Row, ...]:
-        """A row for each method, the best first, random last."""
+        """A row for each method: those better than random, the others, each by its gain; random last."""
         rows = (self._row(method) for method in self.scores if method != RANDOM)
-        return (*sorted(rows, key=lambda row: -row.gain.mean), self._row(RANDOM))
+        ranked = sorted(rows, key=lambda row: (row.verdict != "better", -row.gain.mean))
+        return (*ranked, self._row(RANDOM))
 
     @property
     def best(self) -> str:
-        """The method of the largest gain; whether it is better than random, its row says."""
+        """The method of the first row; whether it is better than random is that row's verdict."""
         return self.table()[0].method
 
     @property

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from vitascope.explain.plots import GREY, INK, SERIES, new_figure, overlay, plain
+from vitascope.explain.plots import GREY, INK, SERIES, new_figure, overlay, place_tile, plain
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -35,18 +35,18 @@ def draw_position_similarity(similarity: Floats) -> Figure:
         max(2.4, 0.75 * len(shown[0]) + 1.2),
         "Similarity of position embeddings",
     )
-    axes = figure.subplots(len(shown[0]), len(shown[1]), squeeze=False)
+    axes = figure.subplots()
     for i, row in enumerate(shown[0]):
         for j, column in enumerate(shown[1]):
-            drawn = axes[i, j].imshow(similarity[row, column], cmap="viridis", vmin=-1, vmax=1)
-            axes[i, j].set(xticks=[], yticks=[])
-            axes[i, j].spines[:].set_visible(False)
-            if j == 0:
-                axes[i, j].set_ylabel(str(row), fontsize=9, color=GREY, rotation=0, ha="right", va="center")
-            if i == len(shown[0]) - 1:
-                axes[i, j].set_xlabel(str(column), fontsize=9, color=GREY)
-    figure.supxlabel("column of the patch", fontsize=10, color=INK)
-    figure.supylabel("row of the patch", fontsize=10, color=INK)
+            tile = similarity[row, column]
+            drawn = place_tile(axes, tile, (j, i, 0.94, 0.94), cmap="viridis", vmin=-1, vmax=1)
+    axes.set(xlim=(0, len(shown[1])), ylim=(len(shown[0]), 0))
+    axes.set_xticks(np.arange(len(shown[1])) + 0.47, [str(column) for column in shown[1]])
+    axes.set_yticks(np.arange(len(shown[0])) + 0.47, [str(row) for row in shown[0]])
+    axes.tick_params(length=0, labelsize=9, labelcolor=GREY)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("column of the patch", fontsize=10, color=INK)
+    axes.set_ylabel("row of the patch", fontsize=10, color=INK)
     figure.colorbar(drawn, ax=axes, label="cosine similarity to each patch", fraction=0.05)
     return figure
 
@@ -68,12 +68,15 @@ def draw_patch_filters(components: Floats, shares: Floats) -> Figure:
         fontsize=11,
         color=INK,
     )
-    for index, axes in enumerate(figure.subplots(rows, columns, squeeze=False).ravel()):
-        axes.axis("off")
-        if index < count:
-            tile = components[index].transpose(1, 2, 0)  # (ph, pw, C)
-            tile = 0.5 + 0.5 * tile / np.abs(tile).max()
-            axes.imshow(tile if tile.shape[2] == 3 else tile[..., 0], cmap="gray", vmin=0, vmax=1)
+    axes = figure.subplots()
+    for index, component in enumerate(components):
+        row, column = divmod(index, columns)
+        tile = component.transpose(1, 2, 0)  # (ph, pw, C)
+        tile = 0.5 + 0.5 * tile / np.abs(tile).max()
+        tile = tile if tile.shape[2] == 3 else tile[..., 0]
+        place_tile(axes, tile, (column, row, 0.94, 0.94), cmap="gray", vmin=0, vmax=1)
+    axes.set_axis_off()
+    axes.set(xlim=(0, columns), ylim=(rows, 0))
     return figure
 
 

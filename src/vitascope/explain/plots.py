@@ -6,6 +6,7 @@ What the network has learned is drawn by `model_plots`.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,28 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
+
+from vitascope.explain.lettering import LiteralFigure
 
 RIGHT, WRONG, INK, GREY = "#1a7f4b", "#c2352b", "#222222", "#8a8a8a"
 SERIES = ("#3457a6", "#d9772b")
 HIDDEN = "#d4d4d4"
 MAX_GRID = 32
 """Images in a grid."""
+TITLE_LETTER = 0.105
+"""About the width of a letter of a title, in inches."""
 
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:
-    """A figure of a size in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    """A figure of a size in inches; a title that is wider than the figure takes several lines."""
+    figure = LiteralFigure(figsize=(width, height), layout="constrained")
     if title:
-        figure.suptitle(title, fontsize=12, color=INK, fontweight="bold")
+        lines = textwrap.wrap(title, max(20, int(width / TITLE_LETTER)))
+        figure.suptitle("\n".join(lines), fontsize=12, color=INK, fontweight="bold")
     return figure
 
 
@@ -90,6 +97,7 @@ def draw_confusion(confusion: npt.NDArray[np.int64], class_names: Sequence[str],
     figure = new_figure(side, side, title)
     axes = figure.subplots()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    names = [short(name, 20) for name in class_names]
     if K <= 30:
         for row, column in zip(*np.nonzero(confusion), strict=True):
             colour = "white" if shares[row, column] > 0.5 else WRONG if row != column else INK
@@ -97,10 +105,11 @@ def draw_confusion(confusion: npt.NDArray[np.int64], class_names: Sequence[str],
                 column, row, str(confusion[row, column]), ha="center", va="center", color=colour, fontsize=9
             )
     if K <= 60:
-        axes.set_xticks(
-            range(K), class_names, rotation=45 if max(map(len, class_names)) > 2 else 0, ha="center"
-        )
-        axes.set_yticks(range(K), class_names)
+        if max(map(len, names)) > 2:
+            axes.set_xticks(range(K), names, rotation=45, ha="right", rotation_mode="anchor")
+        else:
+            axes.set_xticks(range(K), names)
+        axes.set_yticks(range(K), names)
     axes.set(xlabel="predicted", ylabel="true")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
@@ -115,20 +124,75 @@ def draw_predictions(
     title: str,
 ) -> Figure:
     """A grid of pictures under what the model said: right in green, wrong in red with the truth."""
-    columns = min(8, len(pictures))
+    captions = [
+        caption(guess, confidence, truth)
+        for truth, guess, confidence in zip(truths, guesses, confidences, strict=True)
+    ]
+    return draw_grid(pictures, captions, title)
+
+
+def caption(guess: str, confidence: float, truth: str | None) -> tuple[str, str]:
+    """What the model said of a picture, with the truth if that is another class; and the colour of it."""
+    text = f"{short(guess)} {confidence:.0%}"
+    if truth is None:
+        return text, INK
+    return (text, RIGHT) if truth == guess else (f"{text}\nis {short(truth)}", WRONG)
+
+
+def draw_grid(
+    pictures: Sequence[npt.NDArray[np.uint8]], captions: Sequence[tuple[str, str]], title: str
+) -> Figure:
+    """A grid of pictures of one size, each under a text in a colour."""
+    ratio = pictures[0].shape[1] / pictures[0].shape[0]
+    columns = min(8 if ratio < 1.5 else 4, len(pictures))
     rows = math.ceil(len(pictures) / columns)
-    figure = new_figure(1.45 * columns, 1.8 * rows + 0.4, title)
-    for index, axes in enumerate(np.atleast_1d(figure.subplots(rows, columns, squeeze=False).ravel())):
-        axes.axis("off")
-        if index >= len(pictures):
-            continue
-        right = truths[index] == guesses[index]
-        text = f"{short(guesses[index])} {confidences[index]:.0%}"
-        if not right:
-            text += f"\nis {short(truths[index])}"
-        axes.imshow(pictures[index], cmap="gray", vmin=0, vmax=255)
-        axes.set_title(text, color=RIGHT if right else WRONG, fontsize=9)
+    width, height, text_height = 1.45 * max(1.0, ratio), 1.45, 0.35  # inches
+    figure = new_figure(width * columns, (height + text_height) * rows + 0.4, title)
+    axes = figure.subplots()
+    for index, (picture, (text, colour)) in enumerate(zip(pictures, captions, strict=True)):
+        row, column = divmod(index, columns)
+        left, top = column * width, row * (height + text_height) + text_height
+        place_tile(axes, picture, (left, top, width - 0.06, height - 0.06), cmap="gray", vmin=0, vmax=255)
+        axes.text(left + width / 2, top - 0.04, text, color=colour, fontsize=9, ha="center", va="bottom")
+    axes.set_axis_off()
+    axes.set(xlim=(0, width * columns), ylim=((height + text_height) * rows, 0))
     return figure
+
+
+def place_tile(
+    axes: Axes, tile: npt.NDArray[Any], box: tuple[float, float, float, float], **scale: Any
+) -> AxesImage:
+    """Draw one of many pictures in the same axes, whose y grows downwards.
+
+    One axes for all is drawn many times faster than one axes for each.
+
+    Args:
+        axes: set its limits after the last tile.
+        tile: (h, w) or (h, w, 3).
+        box: left, top, width and height; the picture keeps its shape and stands in the middle.
+        scale: `cmap`, `vmin` and `vmax`.
+    """
+    left, top, width, height = box
+    size = min(width / tile.shape[1], height / tile.shape[0])
+    across, down = left + width / 2, top + height / 2
+    w, h = tile.shape[1] * size / 2, tile.shape[0] * size / 2
+    return axes.imshow(tile, extent=(across - w, across + w, down + h, down - h), **scale)
+
+
+def beside_itself(
+    picture: npt.NDArray[np.uint8], heatmap: npt.NDArray[np.floating[Any]], side: int = 96
+) -> npt.NDArray[np.uint8]:
+    """A picture and, to the right of a white gap, the same picture under its heatmap, in one RGB picture.
+
+    Args:
+        picture: uint8 (H, W) or (H, W, 3); enlarged to at least `side` pixels.
+        heatmap: (gh, gw).
+        side: pixels.
+    """
+    large = enlarged(picture, side)
+    rgb = large if large.ndim == 3 else np.repeat(large[..., None], 3, axis=-1)
+    gap = np.full((len(rgb), max(2, rgb.shape[1] // 24), 3), 255, dtype=np.uint8)
+    return np.concatenate([rgb, gap, overlay(large, heatmap)], axis=1)
 
 
 def draw_masked(
@@ -237,5 +301,12 @@ def plain(axes: Axes, **labels: str) -> None:
 
 
 def short(name: str, length: int = 14) -> str:
-    """A class name that fits over a small picture."""
-    return name if len(name) <= length else name[: length - 1] + "…"
+    """A class name in one line that fits over a small picture.
+
+    The middle is left out, since long names of one data set often begin alike and end in a number.
+    """
+    name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    if len(name) <= length:
+        return name
+    tail = (length - 1) // 3
+    return f"{name[: length - 1 - tail]}…{name[len(name) - tail :]}"

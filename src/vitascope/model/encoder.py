@@ -192,8 +192,8 @@ class Encoder(nn.Module):
         """z_0 -> z_L: (B, T, D) -> (B, Q, D).
 
         `read` says which tokens of z_L will be read. The last block computes only those: with a class
-        token, one instead of T, which saves most of that block and changes no number. `blocks` are those to
-        run, all by default: from z_i to z_j.
+        token, one instead of T, which saves most of that block and changes outputs by rounding. `blocks` are
+        those to run, all by default: from z_i to z_j.
         """
         last = len(self.blocks) - 1
         recompute = self.gradient_checkpointing and self.training and trace is None
