@@ -4,10 +4,11 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
-from vitascope.deploy.server.batching import Batcher, Expired, Outcome, Overloaded, Work
+from vitascope.deploy.server.batching import Batcher, Expired, LongWork, Outcome, Overloaded, Work
 
 FAR = float("inf")
 
@@ -38,7 +39,7 @@ class Scene:
     def __init__(self, batcher: Batcher, model: Held, work: Work) -> None:
         self.batcher, self.model, self.work = batcher, model, work
 
-    def ask(self, item: int, deadline: float = FAR, work: Work | None = None) -> asyncio.Task[Outcome]:
+    def ask(self, item: Any, deadline: float = FAR, work: Work | None = None) -> asyncio.Task[Outcome]:
         return asyncio.ensure_future(self.batcher.submit(work or self.work, item, deadline=deadline))
 
     async def queued(self, *items: int) -> list[asyncio.Task[Outcome]]:
@@ -273,3 +274,116 @@ def test_stop_cancels_what_waits_and_leaves_the_thread_alone() -> None:
         assert scene.batcher.computing == 1
 
     play(story)
+
+
+class Long:
+    """Long work of so many parts; each waits until it is let go on."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+        self.begun = 0
+        self.was_ended = False
+        self.go = threading.Semaphore(0)
+
+    def __call__(self, pause: Callable[[], None]) -> str:
+        for _ in range(self.parts):
+            try:
+                pause()
+            except BaseException:
+                self.was_ended = True
+                raise
+            self.begun += 1
+            assert self.go.acquire(timeout=30)
+        return "done"
+
+    async def part(self, number: int) -> None:
+        """The part has begun."""
+        while self.begun < number:
+            await asyncio.sleep(0.001)
+
+
+def test_batches_go_between_the_parts_of_long_work() -> None:
+    async def story(scene: Scene) -> None:
+        long = Long(3)
+        explaining = scene.ask(long, work=LongWork("explain"))
+        for number in (1, 2, 3):
+            await long.part(number)
+            waiting = await scene.queued(number, 10 * number)
+            assert not explaining.done()
+            long.go.release()
+            assert [outcome.value for outcome in await asyncio.gather(*waiting)] == [2 * number, 20 * number]
+        outcome = await explaining
+        assert (outcome.value, outcome.batch_size) == ("done", 1)
+
+    model = play(story, held=False)
+    assert model.batches == [[1, 10], [2, 20], [3, 30]]
+
+
+@pytest.mark.parametrize("end", ["cancelled", "late"])
+def test_long_work_that_nobody_waits_for_ends_at_the_end_of_its_part(end: str) -> None:
+    async def story(scene: Scene) -> None:
+        long = Long(100)
+        deadline = await soon(500) if end == "late" else FAR
+        explaining = scene.ask(long, deadline, work=LongWork("explain"))
+        await long.part(1)
+        if end == "cancelled":
+            explaining.cancel()
+        with pytest.raises((asyncio.CancelledError, Expired)):
+            await explaining
+        long.go.release()
+        while not long.was_ended:
+            await asyncio.sleep(0.001)
+        assert long.begun == 1
+        assert (await scene.ask(4)).value == 8
+
+    play(story, held=False)
+
+
+def test_long_works_are_computed_one_after_the_other_and_fail_alone() -> None:
+    async def story(scene: Scene) -> None:
+        def broken(pause: Callable[[], None]) -> None:
+            pause()
+            raise ArithmeticError("no explanation")
+
+        work, long = LongWork("explain"), Long(2)
+        first, second = scene.ask(long, work=work), scene.ask(broken, work=work)
+        await long.part(1)
+        assert not second.done()
+        long.go.release(2)
+        assert (await first).value == "done"
+        with pytest.raises(ArithmeticError, match="no explanation"):
+            await second
+
+    play(story, held=False)
+
+
+def test_prediction_waits_for_a_part_of_long_work_and_long_work_for_all_of_it() -> None:
+    async def story(scene: Scene) -> None:
+        work, long = LongWork("explain"), Long(1)
+        work.learn(seconds=60.0, items=1)
+        work.part.learn(seconds=0.001, items=1)
+        explaining = scene.ask(long, work=work)
+        await long.part(1)
+        waiting = scene.ask(1, deadline=await soon(20_000))
+        with pytest.raises(Overloaded, match="s of work are ahead"):
+            await scene.ask(Long(1), deadline=await soon(20_000), work=work)
+        long.go.release()
+        assert (await waiting).value == 2
+        await explaining
+
+    play(story, held=False)
+
+
+def test_stop_ends_long_work_that_pauses() -> None:
+    async def story(scene: Scene) -> None:
+        long = Long(2)
+        explaining = scene.ask(long, work=LongWork("explain"))
+        await long.part(1)
+        await scene.batcher.stop()
+        long.go.release()
+        while not long.was_ended:
+            await asyncio.sleep(0.001)
+        with suppress(asyncio.CancelledError):
+            await explaining
+
+    play(story, held=False)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitascope.deploy.server.batching import Batcher, Expired, Outcome, Overloaded, Work
-from vitascope.deploy.server.decoding import Decoders, Displaced, Late, Orders, Refused
+from vitascope.deploy.server.batching import Batcher, Expired, LongWork, Outcome, Overloaded, Work
+from vitascope.deploy.server.decoder import Orders, Refused
+from vitascope.deploy.server.decoding import Decoders, Displaced, Late
 from vitascope.deploy.server.metrics import Metrics
 from vitascope.deploy.server.requests import Refusal, Upload, deadline_seconds, read_uploads
 from vitascope.deploy.server.settings import Settings
@@ -244,10 +245,10 @@ class Service:
         return await self._submit(self._embed, pixels, deadline)
 
     async def run(self, function: Callable[..., R], *args: Any, deadline: float, kind: str = "other") -> R:
-        """A function's result, computed alone in the model's thread.
+        """A function's result, computed alone; predictions go between its parts, cancelling ends it there.
 
         Args:
-            function: called with `args`.
+            function: called with `args`; `vitascope.explain.pauses` tells its parts.
             *args: its arguments.
             deadline: as `deadline` gives it.
             kind: what metrics call it; things of one kind take about the same time.
@@ -256,8 +257,15 @@ class Service:
             Refusal: as `predict`.
             Exception: what the function raises.
         """
-        work = self._alone.get(kind) or Work(kind, lambda calls: [call() for call in calls], 1)
-        outcome = await self._submit(work, lambda: function(*args), deadline)
+
+        def in_parts(pause: Callable[[], None]) -> R:
+            from vitascope.explain.pauses import pausing
+
+            with pausing(pause):
+                return function(*args)
+
+        work = self._alone.get(kind) or LongWork(kind)
+        outcome = await self._submit(work, in_parts, deadline)
         self._alone[kind] = work  # kept only now: what fails may be of a kind that a client made up
         return outcome.value
 
@@ -333,6 +341,9 @@ class Service:
 
     def _opened(self) -> Engine:
         import torch
+
+        # Handlers import these: later, the event loop would stand still for the seconds that takes.
+        from vitascope.deploy.server import attention_pack, explaining  # noqa: F401
 
         engine = self._open_engine()
         shape = (engine.preprocess.channels, *engine.preprocess.image_size)
