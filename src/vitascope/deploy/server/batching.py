@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 MARGIN = 0.5
 """The share of the time until its deadline that a request may be expected to take: it is an estimate."""
+LAST_MARGIN = 0.9
+"""The same once the request is read and decoded: refused now, that was done for nothing."""
 
 
 class Overloaded(Exception):  # noqa: N818 - a refusal
@@ -25,6 +27,8 @@ class Overloaded(Exception):  # noqa: N818 - a refusal
 
     def __init__(self, reason: str, retry_after: float) -> None:
         super().__init__(reason)
+        self.ahead = retry_after
+        """Seconds of work that are ahead."""
         self.retry_after = max(1, math.ceil(retry_after))
         """Whole seconds after which there may be room."""
 
@@ -232,22 +236,24 @@ class Batcher:
         batches = 1 + (len(self._jobs) - len(long)) // work.max_batch
         return ahead + part * batches
 
-    def check_room(self, work: Work, deadline: float, items: int = 1) -> None:
-        """Refuse what would not fit, or would not be done in time.
+    def check_room(self, work: Work, deadline: float, *, coming: int = 0, margin: float = MARGIN) -> None:
+        """Refuse an item that would not fit, or would not be done in time.
 
         Args:
             work: of what kind.
             deadline: on the event loop's clock.
-            items: how many.
+            coming: items of its kind that were let in and are not in the queue yet: they come before it.
+            margin: the share of the time until the deadline that it may take.
 
         Raises:
             Overloaded: saying which of the two, and when to try again.
         """
         ahead = self.seconds_ahead(work)
-        if len(self._jobs) + items > self.capacity:
+        if len(self._jobs) >= self.capacity:
             raise Overloaded(f"the queue is full: {len(self._jobs)} of {self.capacity} wait", ahead)
         left = deadline - self._now()
-        if ahead > 0 and ahead + items * work.seconds_each > MARGIN * left:
+        ahead += coming * work.seconds_each
+        if ahead > 0 and ahead + work.seconds_each > margin * left:
             raise Overloaded(f"{ahead:.2f} s of work are ahead, and {left:.2f} s are left", ahead)
 
     async def submit(self, work: Work, item: Any, *, deadline: float) -> Outcome:
@@ -258,7 +264,7 @@ class Batcher:
             Expired: the deadline passed.
             Exception: whatever `work.compute` raised for this item.
         """
-        self.check_room(work, deadline)
+        self.check_room(work, deadline, margin=LAST_MARGIN)
         job = _Job(work, item, deadline, asyncio.get_running_loop().create_future(), self._now())
         self._jobs.append(job)
         self._waiting.set()

@@ -10,6 +10,8 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Collection
+from email.utils import formatdate
+from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -123,6 +125,15 @@ class Gate:
 def _computes(scope: Scope) -> bool:
     """Whether a request needs the model."""
     return bool(scope["method"] == "POST" and scope["path"].startswith("/v1/"))
+
+
+def refusal_bytes(refusal: Refusal) -> bytes:
+    """The answer that says why, as it goes over a connection of HTTP/1.1 that stays open."""
+    answer = refused(refusal)
+    fields = [*answer.raw_headers, *IN_EVERY_ANSWER, (b"date", formatdate(usegmt=True).encode())]
+    line = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n".encode()
+    head = b"".join(b"%s: %s\r\n" % field for field in fields)
+    return line + head + b"\r\n" + bytes(answer.body)
 
 
 def host_name(header: str) -> str:

@@ -31,6 +31,10 @@ SPARE = 5.0
 """Seconds beyond the deadline after which a decoding process ends itself."""
 LOOK = 0.05
 """Seconds between two looks at how late the event loop is."""
+SHED_LEAST, SHED_MOST = 0.005, 0.02
+"""Seconds for which predictions are refused without another look once there was no room for one ..."""
+SHED_SHARE = 0.25
+"""... which is this share of the time that the work ahead takes: the model does not run out of it."""
 RECENT = 1.0
 """Seconds for which a refusal says that the server is saturated."""
 
@@ -57,6 +61,8 @@ class Service:
         self._open_engine = open_engine
         self._engine: Engine | None = None
         self._last_refusal = float("-inf")
+        self._shed_until = float("-inf")
+        self._shed_answer: bytes | None = None
         self._batcher = Batcher(
             capacity=settings.queue, max_wait=settings.max_wait_ms / 1000, observer=self.metrics
         )
@@ -155,9 +161,34 @@ class Service:
                 deadline = self.deadline(None)
                 if deadline <= self._now():
                     raise Overloaded(f"requests wait for {self.lag:.1f} s before they are seen", self.lag)
-                self._batcher.check_room(self._predict, deadline)
+                coming = max(0, self.in_flight - self._batcher.waiting - self._batcher.computing)
+                self._batcher.check_room(self._predict, deadline, coming=coming)
         except Overloaded as overload:
-            raise self._refusal(overload) from overload
+            refusal = self._refusal(overload)
+            if at_once:
+                seconds = min(max(SHED_SHARE * overload.ahead, SHED_LEAST), SHED_MOST)
+                self._shed_until = self._now() + seconds
+                self._shed_answer = None
+                self._shed_refusal = refusal
+            raise refusal from overload
+
+    @property
+    def is_shedding(self) -> bool:
+        """Whether there was no room for a prediction a moment ago."""
+        return self._now() < self._shed_until and not self.draining
+
+    def shed(self, client: str) -> bytes:
+        """The whole answer, 429, to a prediction while `is_shedding`; counted and logged as any other."""
+        from vitascope.deploy.server.gate import access_log, refusal_bytes
+
+        if self._shed_answer is None:
+            self._shed_answer = refusal_bytes(self._shed_refusal)
+        self._last_refusal = self._now()
+        self.metrics.refused.inc()
+        self.metrics.answered("/v1/predict", 429, 0.0)
+        if self.settings.access_log:
+            access_log.info("%s POST /v1/predict 429 0.0 ms", client)
+        return self._shed_answer
 
     def enter(self, counted: bool) -> None:
         """A request has been let in; `counted` among those that need the model."""

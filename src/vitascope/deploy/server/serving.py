@@ -16,10 +16,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import Settings
+from vitascope.deploy.server.shedding import SheddingProtocol
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ they spin, on the core that the event loop, another worker or another program ne
 OpenEngine = Callable[[], "Engine"]
 
 
-class Connection(HttpToolsProtocol):
+class Connection(SheddingProtocol):
     """uvicorn's fast HTTP, with a bound on what it has none for: a client that never ends its headers."""
 
     _in_head = False
