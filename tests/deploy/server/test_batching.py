@@ -158,6 +158,31 @@ def test_what_cannot_be_done_in_time_is_refused_at_once_and_told_when_to_come_ag
     assert play(story).computed() == [0, 1, 2, 3, 5]
 
 
+def test_what_was_read_and_decoded_is_refused_only_where_it_would_be_late() -> None:
+    async def story(scene: Scene) -> None:
+        scene.work.learn(seconds=20.0, items=4)  # 5 s each
+        tasks = await scene.queued(1)  # up to 10 s are ahead
+        deadline = await soon(20_000)
+        with pytest.raises(Overloaded):  # before it is read, half of the time is kept
+            scene.batcher.check_room(scene.work, deadline)
+        tasks.append(scene.ask(2, deadline=deadline))
+        scene.model.go.set()
+        assert [outcome.value for outcome in await asyncio.gather(*tasks)] == [2, 4]
+
+    play(story)
+
+
+def test_requests_that_are_being_decoded_come_before_the_next() -> None:
+    async def story(scene: Scene) -> None:
+        scene.work.learn(seconds=4.0, items=4)  # 1 s each
+        deadline = await soon(10_000)
+        scene.batcher.check_room(scene.work, deadline, coming=2)
+        with pytest.raises(Overloaded):
+            scene.batcher.check_room(scene.work, deadline, coming=5)
+
+    play(story)
+
+
 def test_idle_model_refuses_nobody_for_what_it_has_taken_before() -> None:
     async def story(scene: Scene) -> None:
         scene.work.learn(seconds=60.0, items=1)

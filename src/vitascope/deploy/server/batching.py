@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import math
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -178,6 +178,7 @@ class Batcher:
         self.max_wait = max_wait
         self._observer = observer
         self._jobs: deque[_Job] = deque()
+        self._queued: Counter[Work] = Counter()
         self._running: list[_Job] = []
         self._running_since = 0.0
         self._long: _Job | None = None
@@ -200,6 +201,7 @@ class Batcher:
         if self._steps is not None:
             self._steps.abandon()
         self._jobs.clear()
+        self._queued.clear()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -223,18 +225,20 @@ class Batcher:
             work: what is to come after it; of long work, only the parts that come before that count, unless
                 it is long itself. None counts everything.
         """
-        queued = sum(job.work.seconds_each for job in self._jobs if not isinstance(job.work, LongWork))
+        short = [(one, jobs) for one, jobs in self._queued.items() if not isinstance(one, LongWork)]
+        queued = sum(jobs * one.seconds_each for one, jobs in short)
         running = [job.work.part if isinstance(job.work, LongWork) else job.work for job in self._running]
         ahead = queued + max(0.0, sum(one.seconds_each for one in running) - self.seconds_computing())
-        long = [job for job in self._jobs if isinstance(job.work, LongWork)]
+        long = [(one, jobs) for one, jobs in self._queued.items() if isinstance(one, LongWork) and jobs]
         if work is None or isinstance(work, LongWork):
             begun = self._long
             left = max(0.0, begun.work.seconds_each - begun.seconds) if begun else 0.0
-            return ahead + left + sum(job.work.seconds_each for job in long)
-        begun_or_next = [job.work for job in (self._long, *long) if job is not None]
-        part = max((one.part.seconds_each for one in begun_or_next if isinstance(one, LongWork)), default=0.0)
-        batches = 1 + (len(self._jobs) - len(long)) // work.max_batch
-        return ahead + part * batches
+            return ahead + left + sum(jobs * one.seconds_each for one, jobs in long)
+        parts = [one.part.seconds_each for one, _ in long]
+        if self._long is not None and isinstance(self._long.work, LongWork):
+            parts.append(self._long.work.part.seconds_each)
+        batches = 1 + sum(jobs for _, jobs in short) // work.max_batch
+        return ahead + max(parts, default=0.0) * batches
 
     def check_room(self, work: Work, deadline: float, *, coming: int = 0, margin: float = MARGIN) -> None:
         """Refuse an item that would not fit, or would not be done in time.
@@ -267,6 +271,7 @@ class Batcher:
         self.check_room(work, deadline, margin=LAST_MARGIN)
         job = _Job(work, item, deadline, asyncio.get_running_loop().create_future(), self._now())
         self._jobs.append(job)
+        self._queued[work] += 1
         self._waiting.set()
         try:
             async with asyncio.timeout_at(deadline):
@@ -278,6 +283,7 @@ class Batcher:
         finally:
             if job.begun is None and job in self._jobs:
                 self._jobs.remove(job)
+                self._queued[work] -= 1
 
     async def _work_through(self) -> None:
         """Batch after batch, for ever."""
@@ -313,6 +319,7 @@ class Batcher:
         for job in batch:
             job.begun = now
         self._jobs = deque(job for job in alive if job.begun is None)
+        self._queued = Counter(job.work for job in self._jobs)
         return batch
 
     async def _go_on(self, job: _Job) -> None:
