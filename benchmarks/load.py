@@ -258,14 +258,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     given = parser.parse_args(argv)
     client = Client(given.url, given.picture.read_bytes())
+    before = time.process_time()
     if given.rate is None:
         load = asyncio.run(client.closed_loop(given.concurrency, given.seconds))
     else:
         times = arrivals(given.rate, given.seconds, poisson=given.poisson)
         load = asyncio.run(client.open_loop(times))
+    spent = time.process_time() - before
     if load.lateness() > LATE:
         print("this process was late with its requests: it was the bottleneck", file=sys.stderr)
-    print(json.dumps(report(load)))
+    print(json.dumps({**report(load), "own_cpu": round(spent / load.seconds, 3)}))
 
 
 if __name__ == "__main__":

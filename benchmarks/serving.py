@@ -5,9 +5,9 @@
 
 Capacity is measured in a closed loop, pictures one at a time beside batches, in interleaved rounds against
 two servers that both live throughout. The overload is an open loop (`load.py`) on a third server with its
-default limits: the requests of the capacity, and of three times it, evenly spaced. Client and server share
-the machine: the client is bound to the last core, and the servers may use all, so that what the client takes
-is missing to them.
+default limits: the requests of the capacity, and of three times it, evenly spaced. Goodput is the answers of
+200 a second beside those at 1x. Client and server share the machine: the client is bound to the last core, the
+servers may use all, and what the client takes is missing to them. The table says which share of a core that is.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ DEADLINE_MS = 2000
 OVERLOAD = 3
 CAPACITY_HEADER = ("model", "one at a time", "batches", "slowest to fastest round", "gain", "client late by")
 OVERLOAD_HEADER = (
-    *("model", "load", "asked/s", "answered/s", "200", "429", "504", "other"),
-    *("p50 ms", "p99 ms", "429's p99 ms", "RSS before, peak MiB", "recovered s", "client late by"),
+    *("model", "load", "asked/s", "200s/s", "goodput", "200", "429", "504", "other"),
+    *("p50 ms", "p99 ms", "429's p99 ms", "RSS before, peak MiB", "recovered s"),
+    *("client late by", "client's CPU"),
 )
 
 
@@ -150,7 +151,8 @@ def measure_capacity(served: Served, given: argparse.Namespace) -> Capacity:
 
 def measure_overload(served: Served, rate: float, given: argparse.Namespace) -> list[tuple[str, ...]]:
     """Rows of the table: the capacity, and three times it, as an open loop."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    at_capacity = 0.0
     limits = ("--deadline-ms", str(DEADLINE_MS), "--max-batch", str(given.max_batch))
     with serving(served.ref, *limits) as server:
         load(server, served.picture, "--concurrency", "8", "--seconds", "2")  # its memory, warm
@@ -162,14 +164,20 @@ def measure_overload(served: Served, rate: float, given: argparse.Namespace) -> 
             )
             recovered = seconds_until_ready(server)
             note(f"{served.name}, {times} times its capacity: {numbers}")
-            rows.append(
-                (served.name, f"{times}x", *overload_cells(numbers, asked, before, server, recovered))
-            )
+            good = numbers["accepted_per_second"]
+            at_capacity = at_capacity or good
+            cells = overload_cells(numbers, asked, good / at_capacity, before, server, recovered)
+            rows.append((served.name, f"{times}x", *cells))
     return rows
 
 
 def overload_cells(
-    numbers: dict[str, Any], asked: float, before: float, server: Server, recovered: float
+    numbers: dict[str, Any],
+    asked: float,
+    goodput: float,
+    before: float,
+    server: Server,
+    recovered: float,
 ) -> tuple[str, ...]:
     """What a row says after the model and the load."""
     counts = {name: numbers.get(f"status_{name}", 0) for name in (200, 429, 504)}
@@ -177,12 +185,14 @@ def overload_cells(
     return (
         f"{asked:.0f}",
         f"{numbers['accepted_per_second']:.0f}",
+        f"{goodput:.2f}",
         *(str(count) for count in counts.values()),
         str(others),
         *(f"{numbers[name]:.0f}" for name in ("p50_ms", "p99_ms", "refused_p99_ms")),
         f"{before:.0f}, {server.rss('VmHWM'):.0f}",
         f"{recovered:.1f}",
         f"{numbers['own_lateness_p99_ms']:.0f} ms",
+        f"{numbers['own_cpu']:.2f}",
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
+from vitascope.explain.pauses import pause
 from vitascope.explain.targets import Target, TargetLike, answers, as_target
 from vitascope.model.classifier import Classifier
 from vitascope.model.modes import evaluation_mode
@@ -102,6 +103,7 @@ def score_of_contrast(
     """The score of an image (C, H, W) as a function of each pixel's contrast t: (n, C, H, W) -> (n,)."""
 
     def score(contrast: Tensor) -> Tensor:
+        pause()
         pooled = model.embed((contrast**4 * image).to(dtype))  # (n, D)
         return target.score(pooled, model.head(pooled))
 

@@ -32,10 +32,25 @@ class Method:
     """Whether it explains a class or another target; attention is the same for all."""
     attends: bool = False
     """Whether it reads attention, which a ResNet has not."""
+    many_passes: bool = False
+    """Whether it runs the model many times, on as many images at once as it is told."""
 
-    def __call__(self, model: Classifier, images: Tensor, target: TargetLike = None) -> Tensor:
-        """Heatmaps (B, gh, gw) of images (B, C, H, W); a method without a target gives the same for all."""
-        return self.compute(model, images, target) if self.has_target else self.compute(model, images)
+    def __call__(
+        self, model: Classifier, images: Tensor, target: TargetLike = None, *, batch_size: int | None = None
+    ) -> Tensor:
+        """Heatmaps (B, gh, gw) of images (B, C, H, W); a method without a target gives the same for all.
+
+        Args:
+            model: what is explained.
+            images: normalized floats (B, C, H, W).
+            target: what to explain.
+            batch_size: images at once, for methods of many passes; None takes the method's own number.
+        """
+        if not self.has_target:
+            return self.compute(model, images)
+        if self.many_passes and batch_size is not None:
+            return self.compute(model, images, target, batch_size=batch_size)
+        return self.compute(model, images, target)
 
 
 METHODS: dict[str, Method] = {
@@ -46,8 +61,8 @@ METHODS: dict[str, Method] = {
     "grad-cam++": Method(partial(grad_cam, variant="grad-cam++"), "Grad-CAM++"),
     "hires-cam": Method(partial(grad_cam, variant="hires-cam"), "HiResCAM"),
     "layer-cam": Method(partial(grad_cam, variant="layer-cam"), "Layer-CAM"),
-    "integrated-gradients": Method(integrated_gradients, "integrated gradients"),
-    "occlusion": Method(occlusion, "occlusion"),
+    "integrated-gradients": Method(integrated_gradients, "integrated gradients", many_passes=True),
+    "occlusion": Method(occlusion, "occlusion", many_passes=True),
 }
 """By name; of those that cost the same, the older first."""
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitascope.errors import UserError, nearest
+from vitascope.explain.pauses import pause
 from vitascope.model.classifier import Classifier
 from vitascope.model.modes import evaluation_mode
 from vitascope.model.sizes import ModelConfig
@@ -215,6 +216,7 @@ def _only(values: Tensor, image: int) -> Tensor:
 @torch.no_grad()
 def answers(model: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
     """The pooled representation (B, D) and the logits (B, K) of images (B, C, H, W), as in evaluation."""
+    pause()
     with evaluation_mode(model):
         pooled = model.embed(images)
         return pooled, model.head(pooled)

@@ -4,10 +4,11 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
-from vitascope.deploy.server.batching import Batcher, Expired, Outcome, Overloaded, Work
+from vitascope.deploy.server.batching import Batcher, Expired, LongWork, Outcome, Overloaded, Work
 
 FAR = float("inf")
 
@@ -38,7 +39,7 @@ class Scene:
     def __init__(self, batcher: Batcher, model: Held, work: Work) -> None:
         self.batcher, self.model, self.work = batcher, model, work
 
-    def ask(self, item: int, deadline: float = FAR, work: Work | None = None) -> asyncio.Task[Outcome]:
+    def ask(self, item: Any, deadline: float = FAR, work: Work | None = None) -> asyncio.Task[Outcome]:
         return asyncio.ensure_future(self.batcher.submit(work or self.work, item, deadline=deadline))
 
     async def queued(self, *items: int) -> list[asyncio.Task[Outcome]]:
@@ -157,6 +158,31 @@ def test_what_cannot_be_done_in_time_is_refused_at_once_and_told_when_to_come_ag
     assert play(story).computed() == [0, 1, 2, 3, 5]
 
 
+def test_what_was_read_and_decoded_is_refused_only_where_it_would_be_late() -> None:
+    async def story(scene: Scene) -> None:
+        scene.work.learn(seconds=20.0, items=4)  # 5 s each
+        tasks = await scene.queued(1)  # up to 10 s are ahead
+        deadline = await soon(20_000)
+        with pytest.raises(Overloaded):  # before it is read, half of the time is kept
+            scene.batcher.check_room(scene.work, deadline)
+        tasks.append(scene.ask(2, deadline=deadline))
+        scene.model.go.set()
+        assert [outcome.value for outcome in await asyncio.gather(*tasks)] == [2, 4]
+
+    play(story)
+
+
+def test_requests_that_are_being_decoded_come_before_the_next() -> None:
+    async def story(scene: Scene) -> None:
+        scene.work.learn(seconds=4.0, items=4)  # 1 s each
+        deadline = await soon(10_000)
+        scene.batcher.check_room(scene.work, deadline, coming=2)
+        with pytest.raises(Overloaded):
+            scene.batcher.check_room(scene.work, deadline, coming=5)
+
+    play(story)
+
+
 def test_idle_model_refuses_nobody_for_what_it_has_taken_before() -> None:
     async def story(scene: Scene) -> None:
         scene.work.learn(seconds=60.0, items=1)
@@ -273,3 +299,116 @@ def test_stop_cancels_what_waits_and_leaves_the_thread_alone() -> None:
         assert scene.batcher.computing == 1
 
     play(story)
+
+
+class Long:
+    """Long work of so many parts; each waits until it is let go on."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+        self.begun = 0
+        self.was_ended = False
+        self.go = threading.Semaphore(0)
+
+    def __call__(self, pause: Callable[[], None]) -> str:
+        for _ in range(self.parts):
+            try:
+                pause()
+            except BaseException:
+                self.was_ended = True
+                raise
+            self.begun += 1
+            assert self.go.acquire(timeout=30)
+        return "done"
+
+    async def part(self, number: int) -> None:
+        """The part has begun."""
+        while self.begun < number:
+            await asyncio.sleep(0.001)
+
+
+def test_batches_go_between_the_parts_of_long_work() -> None:
+    async def story(scene: Scene) -> None:
+        long = Long(3)
+        explaining = scene.ask(long, work=LongWork("explain"))
+        for number in (1, 2, 3):
+            await long.part(number)
+            waiting = await scene.queued(number, 10 * number)
+            assert not explaining.done()
+            long.go.release()
+            assert [outcome.value for outcome in await asyncio.gather(*waiting)] == [2 * number, 20 * number]
+        outcome = await explaining
+        assert (outcome.value, outcome.batch_size) == ("done", 1)
+
+    model = play(story, held=False)
+    assert model.batches == [[1, 10], [2, 20], [3, 30]]
+
+
+@pytest.mark.parametrize("end", ["cancelled", "late"])
+def test_long_work_that_nobody_waits_for_ends_at_the_end_of_its_part(end: str) -> None:
+    async def story(scene: Scene) -> None:
+        long = Long(100)
+        deadline = await soon(500) if end == "late" else FAR
+        explaining = scene.ask(long, deadline, work=LongWork("explain"))
+        await long.part(1)
+        if end == "cancelled":
+            explaining.cancel()
+        with pytest.raises((asyncio.CancelledError, Expired)):
+            await explaining
+        long.go.release()
+        while not long.was_ended:
+            await asyncio.sleep(0.001)
+        assert long.begun == 1
+        assert (await scene.ask(4)).value == 8
+
+    play(story, held=False)
+
+
+def test_long_works_are_computed_one_after_the_other_and_fail_alone() -> None:
+    async def story(scene: Scene) -> None:
+        def broken(pause: Callable[[], None]) -> None:
+            pause()
+            raise ArithmeticError("no explanation")
+
+        work, long = LongWork("explain"), Long(2)
+        first, second = scene.ask(long, work=work), scene.ask(broken, work=work)
+        await long.part(1)
+        assert not second.done()
+        long.go.release(2)
+        assert (await first).value == "done"
+        with pytest.raises(ArithmeticError, match="no explanation"):
+            await second
+
+    play(story, held=False)
+
+
+def test_prediction_waits_for_a_part_of_long_work_and_long_work_for_all_of_it() -> None:
+    async def story(scene: Scene) -> None:
+        work, long = LongWork("explain"), Long(1)
+        work.learn(seconds=60.0, items=1)
+        work.part.learn(seconds=0.001, items=1)
+        explaining = scene.ask(long, work=work)
+        await long.part(1)
+        waiting = scene.ask(1, deadline=await soon(20_000))
+        with pytest.raises(Overloaded, match="s of work are ahead"):
+            await scene.ask(Long(1), deadline=await soon(20_000), work=work)
+        long.go.release()
+        assert (await waiting).value == 2
+        await explaining
+
+    play(story, held=False)
+
+
+def test_stop_ends_long_work_that_pauses() -> None:
+    async def story(scene: Scene) -> None:
+        long = Long(2)
+        explaining = scene.ask(long, work=LongWork("explain"))
+        await long.part(1)
+        await scene.batcher.stop()
+        long.go.release()
+        while not long.was_ended:
+            await asyncio.sleep(0.001)
+        with suppress(asyncio.CancelledError):
+            await explaining
+
+    play(story, held=False)

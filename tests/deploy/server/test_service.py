@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from tests.deploy.server.served import (
     POISON,
@@ -12,11 +13,13 @@ from tests.deploy.server.served import (
     Sender,
     chunks_of,
     grey,
+    picture,
     play,
     refusal,
     serving,
     until,
 )
+from vitascope.deploy.engine import TorchEngine
 from vitascope.errors import UserError
 
 
@@ -208,5 +211,72 @@ def test_stopping_server_refuses_what_is_new_and_finishes_what_it_has() -> None:
             assert "stopping" in refusal(await client.get("/readyz"), 503)
             engine.go.set()
             assert (await accepted).status_code == 200
+
+    play(story())
+
+
+class Passes:
+    """Notes the forward passes of explanations, and predictions; holds the third pass until it is let go."""
+
+    def __init__(self, engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[str] = []
+        self.third = threading.Event()
+        self.go = threading.Event()
+        embed, probabilities = engine.model.embed, engine.probabilities
+
+        def explaining(images: torch.Tensor) -> torch.Tensor:
+            if threading.current_thread().name != "long work":
+                return embed(images)
+            self.seen.append("pass")
+            if self.seen.count("pass") == 3:
+                self.third.set()
+                assert self.go.wait(30)
+            return embed(images)
+
+        def predicting(pixels: torch.Tensor) -> torch.Tensor:
+            self.seen.append("prediction")
+            return probabilities(pixels)
+
+        monkeypatch.setattr(engine.model, "embed", explaining)
+        monkeypatch.setattr(engine, "probabilities", predicting)
+
+
+EXPLAINED = ("/v1/explain?method=occlusion", "/v1/heatmap?method=integrated-gradients&target=1")
+
+
+@pytest.mark.parametrize("path", EXPLAINED)
+def test_prediction_goes_between_the_passes_of_an_explanation(
+    engine: TorchEngine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with serving(engine) as client:
+            passes = Passes(engine, monkeypatch)
+            explaining = asyncio.ensure_future(client.post(path, content=picture()))
+            await asyncio.to_thread(passes.third.wait, 30)
+            predicting = client.predict(picture())
+            await until(lambda: client.app.state.service._batcher.waiting == 1)
+            passes.go.set()
+            assert (await predicting).status_code == (await explaining).status_code == 200
+            assert passes.seen[3] == "prediction"
+            assert passes.seen[4:] == ["pass"] * len(passes.seen[4:]) != []
+
+    play(story())
+
+
+def test_explanation_ends_when_its_client_has_gone(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with serving(engine) as client:
+            passes = Passes(engine, monkeypatch)
+            leaver = Sender(client.app)
+            leaver.scope |= {"path": "/v1/explain", "query_string": b"method=occlusion"}
+            leaving = asyncio.ensure_future(leaver.send(chunks_of(picture(), 1)))
+            await asyncio.to_thread(passes.third.wait, 30)
+            leaver.gone.set()
+            assert await leaving == 499
+            passes.go.set()
+            assert (await client.predict(picture())).status_code == 200
+            assert passes.seen == ["pass"] * 3 + ["prediction"]
 
     play(story())

@@ -17,6 +17,11 @@ from vitascope.explain.methods import METHODS, methods_for
 from vitascope.explain.plots import enlarged, overlay
 from vitascope.explain.targets import answers, class_index
 
+AT_ONCE = 16
+"""Images in a forward pass of a method that needs many passes ..."""
+AT_ONCE_ON_CPU = 2
+"""... and on a CPU, where more take as much longer: half a second and more with ViT-B/16 and gradients."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
@@ -35,6 +40,11 @@ class Explanation:
         file = io.BytesIO()
         Image.fromarray(overlay(enlarged(self.picture), self.heatmap)).save(file, "PNG")
         return file.getvalue()
+
+
+def images_at_once(engine: TorchEngine) -> int:
+    """Images in a forward pass of an explanation: predictions wait for the end of each pass."""
+    return AT_ONCE_ON_CPU if engine.device.type == "cpu" else AT_ONCE
 
 
 def explain(engine: TorchEngine, pixels: Pixels, method: str, target: str | None) -> Explanation:
@@ -66,6 +76,6 @@ def explain(engine: TorchEngine, pixels: Pixels, method: str, target: str | None
             answers(model, images)[1].argmax(dim=1) if target is None else [class_index(target, model.config)]
         )
         index = int(asked[0])
-    heat = chosen(model, images, index)[0].cpu().numpy()
+    heat = chosen(model, images, index, batch_size=images_at_once(engine))[0].cpu().numpy()
     picture = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
     return Explanation(method, index, heat, picture)

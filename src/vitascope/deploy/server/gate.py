@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import itertools
 import json
 import logging
-import re
-import secrets
 from collections.abc import Collection, Mapping
+from email.utils import formatdate
+from http import HTTPStatus
 from urllib.parse import parse_qsl
 
 from starlette.datastructures import MutableHeaders
@@ -31,8 +30,6 @@ OPEN_FOLDER = "/web/"
 SAFE_METHODS = ("GET", "HEAD")
 READ_HERE = frozenset((b"host", b"origin", b"sec-fetch-site", b"authorization", b"x-request-id"))
 """The headers that are read for every request."""
-REQUEST_ID = re.compile(rb"[0-9A-Za-z._~:/+=@-]{1,128}")
-"""What a client may call its request: nothing that would break a line of a log."""
 REQUEST_ID_KEY = "vitascope.request_id"
 """Where a request's scope has its X-Request-ID."""
 DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
@@ -78,8 +75,6 @@ class Gate:
         self._root = service.settings.root_path
         self._routes = routes
         self._parameters = parameters
-        self._id_prefix = secrets.token_hex(4).encode()
-        self._id_numbers = itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -89,7 +84,7 @@ class Gate:
         service, clock = self._service, asyncio.get_running_loop().time
         begun, status = clock(), 500
         headers = {name: value for name, value in reversed(scope["headers"]) if name in READ_HERE}
-        request_id = self._request_id(headers)
+        request_id = service.request_ids.of(headers.get(b"x-request-id"))
         scope[REQUEST_ID_KEY] = request_id
         asked, method = scope, scope["method"]
         is_head = method == "HEAD"
@@ -179,20 +174,16 @@ class Gate:
         inside = path.removeprefix(self._root)
         return (inside or "/") if path.startswith(self._root) and inside[:1] in ("", "/") else path
 
-    def _request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """The request's name: the client's, or else one of ours."""
-        given = headers.get(b"x-request-id")
-        if given is not None and REQUEST_ID.fullmatch(given):
-            return given
-        return b"%s-%x" % (self._id_prefix, next(self._id_numbers))
-
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
-        """A line, without what follows the path: it may hold what is nobody's business."""
         client = scope.get("client") or ("-",)
         path = scope.get("raw_path", b"").decode("ascii", "backslashreplace").partition("?")[0][:200]
-        named = scope[REQUEST_ID_KEY].decode("ascii")
-        spent = 1000 * seconds
-        access_log.info("%s %s %s %d %.1f ms %s", client[0], scope["method"], path, status, spent, named)
+        log_access(client[0], scope["method"], path, status, seconds, scope[REQUEST_ID_KEY])
+
+
+def log_access(client: str, method: str, path: str, status: int, seconds: float, request_id: bytes) -> None:
+    """Log a request in one line, without its query: that may hold what is nobody's business."""
+    spent, named = 1000 * seconds, request_id.decode("ascii")
+    access_log.info("%s %s %s %d %.1f ms %s", client, method, path, status, spent, named)
 
 
 def _computes(scope: Scope) -> bool:
@@ -206,6 +197,17 @@ def encodings(token: str) -> tuple[bytes, ...]:
     if all(ord(character) < 256 for character in token):
         encoded.add(token.encode("latin-1"))
     return tuple(encoded)
+
+
+def refusal_parts(refusal: Refusal) -> tuple[bytes, bytes]:
+    """The answer that says why, as it goes over a connection of HTTP/1.1 that stays open: head and body.
+
+    The head lacks only the request's name and the empty line.
+    """
+    answer = refused(refusal)
+    fields = [*answer.raw_headers, *IN_EVERY_ANSWER, (b"date", formatdate(usegmt=True).encode())]
+    line = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n".encode()
+    return line + b"".join(b"%s: %s\r\n" % field for field in fields), bytes(answer.body)
 
 
 def host_name(header: bytes) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import re
+import secrets
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -29,6 +31,8 @@ SIGNATURE = re.compile(
     re.DOTALL,
 )
 """The first bytes of a picture: JPEG, PNG, GIF, WebP, BMP, TIFF and AVIF."""
+REQUEST_ID = re.compile(rb"[0-9A-Za-z._~:/+=@-]{1,128}")
+"""What a client may call its request: nothing that would break a line of a log."""
 MAX_DIGITS = 18
 """Digits of a number in a header or query: int() and float() fail on numbers that are long enough."""
 BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,\-./:=? ]{1,70}")
@@ -88,6 +92,20 @@ class Arriving:
 
     requests: int = 0
     bytes: int = 0
+
+
+class RequestIds:
+    """The X-Request-ID of every answer."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(4).encode()
+        self._numbers = itertools.count(1)
+
+    def of(self, given: bytes | None) -> bytes:
+        """The request's name: the client's, or else one of ours."""
+        if given is not None and REQUEST_ID.fullmatch(given):
+            return given
+        return b"%s-%x" % (self._prefix, next(self._numbers))
 
 
 @dataclasses.dataclass(frozen=True)

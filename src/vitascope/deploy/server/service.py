@@ -12,10 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitascope.deploy.server.batching import Batcher, Expired, Outcome, Overloaded, Work
-from vitascope.deploy.server.decoding import Decoders, Displaced, Late, Orders, Refused
+from vitascope.deploy.server.batching import Batcher, Expired, LongWork, Outcome, Overloaded, Work
+from vitascope.deploy.server.decoder import Orders, Refused
+from vitascope.deploy.server.decoding import Decoders, Displaced, Late
 from vitascope.deploy.server.metrics import Metrics
-from vitascope.deploy.server.requests import Arriving, Refusal, Upload, deadline_seconds, read_uploads
+from vitascope.deploy.server.requests import (
+    Arriving,
+    Refusal,
+    RequestIds,
+    Upload,
+    deadline_seconds,
+    read_uploads,
+)
 from vitascope.deploy.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,6 +38,10 @@ SPARE = 5.0
 """Seconds beyond the deadline after which a decoding process ends itself."""
 LOOK = 0.05
 """Seconds between two looks at how late the event loop is."""
+SHED_LEAST, SHED_MOST = 0.005, 0.02
+"""Seconds for which predictions are refused without another look once there was no room for one ..."""
+SHED_SHARE = 0.25
+"""... which is this share of the time that the work ahead takes: the model does not run out of it."""
 RECENT = 1.0
 """Seconds for which a refusal says that the server is saturated."""
 
@@ -51,6 +63,7 @@ class Service:
         """Requests that have been let in and not been answered."""
         self.unanswered = 0
         """Requests that were in flight when the time to finish them was over."""
+        self.request_ids = RequestIds()
         self.arriving = Arriving()
         """Those of them whose bodies are being read."""
         self.lag = 0.0
@@ -58,6 +71,8 @@ class Service:
         self._open_engine = open_engine
         self._engine: Engine | None = None
         self._last_refusal = float("-inf")
+        self._shed_until = float("-inf")
+        self._shed_answer: tuple[bytes, bytes] | None = None
         self._batcher = Batcher(
             capacity=settings.queue, max_wait=settings.max_wait_ms / 1000, observer=self.metrics
         )
@@ -153,9 +168,41 @@ class Service:
                 deadline = self.deadline(None)
                 if deadline <= self._now():
                     raise Overloaded(f"requests wait for {self.lag:.1f} s before they are seen", self.lag)
-                self._batcher.check_room(self._predict, deadline)
+                coming = max(0, self.in_flight - self._batcher.waiting - self._batcher.computing)
+                self._batcher.check_room(self._predict, deadline, coming=coming)
         except Overloaded as overload:
-            raise self._refusal(overload) from overload
+            refusal = self._refusal(overload)
+            if at_once:
+                seconds = min(max(SHED_SHARE * overload.ahead, SHED_LEAST), SHED_MOST)
+                self._shed_until = self._now() + seconds
+                self._shed_answer = None
+                self._shed_refusal = refusal
+            raise refusal from overload
+
+    @property
+    def is_shedding(self) -> bool:
+        """Whether there was no room for a prediction a moment ago."""
+        return self._now() < self._shed_until and not self.draining
+
+    def shed(self, client: str, given_id: bytes | None) -> bytes:
+        """The whole answer, 429, to a prediction while `is_shedding`; counted and logged as any other.
+
+        Args:
+            client: its address.
+            given_id: its X-Request-ID.
+        """
+        from vitascope.deploy.server.gate import log_access, refusal_parts
+
+        if self._shed_answer is None:
+            self._shed_answer = refusal_parts(self._shed_refusal)
+        self._last_refusal = self._now()
+        self.metrics.refused.inc()
+        self.metrics.answered("/v1/predict", 429, 0.0)
+        request_id = self.request_ids.of(given_id)
+        if self.settings.access_log:
+            log_access(client, "POST", "/v1/predict", 429, 0.0, request_id)
+        head, body = self._shed_answer
+        return b"%sx-request-id: %s\r\n\r\n%s" % (head, request_id, body)
 
     def _check_places(self, more: int) -> None:
         """Refuse `more` requests beyond the queue's places; those whose bodies are still read take none."""
@@ -257,10 +304,10 @@ class Service:
         return await self._submit(self._embed, pixels, deadline)
 
     async def run(self, function: Callable[..., R], *args: Any, deadline: float, kind: str = "other") -> R:
-        """A function's result, computed alone in the model's thread.
+        """A function's result, computed alone; predictions go between its parts, cancelling ends it there.
 
         Args:
-            function: called with `args`.
+            function: called with `args`; `vitascope.explain.pauses` tells its parts.
             *args: its arguments.
             deadline: as `deadline` gives it.
             kind: what metrics call it; things of one kind take about the same time.
@@ -269,8 +316,15 @@ class Service:
             Refusal: as `predict`.
             Exception: what the function raises.
         """
-        work = self._alone.get(kind) or Work(kind, lambda calls: [call() for call in calls], 1)
-        outcome = await self._submit(work, lambda: function(*args), deadline)
+
+        def in_parts(pause: Callable[[], None]) -> R:
+            from vitascope.explain.pauses import pausing
+
+            with pausing(pause):
+                return function(*args)
+
+        work = self._alone.get(kind) or LongWork(kind)
+        outcome = await self._submit(work, in_parts, deadline)
         self._alone[kind] = work  # kept only now: what fails may be of a kind that a client made up
         return outcome.value
 
@@ -355,6 +409,9 @@ class Service:
 
     def _opened(self) -> Engine:
         import torch
+
+        # Handlers import these: later, the event loop would stand still for the seconds that takes.
+        from vitascope.deploy.server import attention_pack, explaining  # noqa: F401
 
         engine = self._open_engine()
         shape = (engine.preprocess.channels, *engine.preprocess.image_size)

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import TOKEN, Settings
+from vitascope.deploy.server.shedding import SheddingProtocol
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ they spin, on the core that the event loop, another worker or another program ne
 
 OpenEngine = Callable[[], "Engine"]
 
-
 log = logging.getLogger("vitascope.server")
 
 
@@ -80,7 +79,7 @@ class RareWarnings:
         log.warning("%s%s", text, f" ({times} times more before this line)" if times else "")
 
 
-class Connection(HttpToolsProtocol):
+class Connection(SheddingProtocol):
     """uvicorn's fast HTTP with bounds on headers, idleness and unread answers, for which it has none.
 
     Args:

@@ -1,0 +1,105 @@
+"""Predictions that are refused by the protocol itself, and what is not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.server import ServerState
+
+from tests.deploy.server.served import Client, HeldEngine, grey, play, refusal, serving, until
+from vitascope.deploy.server import service
+from vitascope.deploy.server.gate import SECURITY
+from vitascope.deploy.server.shedding import SheddingProtocol
+
+
+@asynccontextmanager
+async def over_http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application over a connection, one at a time."""
+    config = uvicorn.Config(app, log_config=None, access_log=False, ws="none")
+    config.load()
+    state = ServerState()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: SheddingProtocol(config, state, {}), "127.0.0.1", 0
+    )
+    port = server.sockets[0].getsockname()[1]
+    limits = httpx.Limits(max_connections=1)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=30) as client:
+        yield client
+    server.close()
+
+
+@asynccontextmanager
+async def full(engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Client, FastAPI]]:
+    """A server that has refused a prediction, for want of room, and sheds the next until told otherwise."""
+    monkeypatch.setattr(service, "SHED_LEAST", 600.0)
+    monkeypatch.setattr(service, "SHED_MOST", 600.0)
+    async with serving(engine, queue=1) as client:
+        accepted = await client.holding(engine)
+        assert (await client.predict(grey(2))).status_code == 429
+        yield client, client.app
+        engine.go.set()
+        await accepted
+
+
+def test_prediction_without_room_gets_the_same_429_without_the_routes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = HeldEngine()
+
+    async def story() -> None:
+        async with full(engine, monkeypatch) as (inside, app), over_http(app) as client:
+            as_routed = await inside.predict(grey(2))
+            monkeypatch.setattr(app, "middleware_stack", None)
+            monkeypatch.setattr(FastAPI, "__call__", None)  # whatever is routed now breaks
+            for _ in range(3):  # on one connection
+                answer = await client.post("/v1/predict?top_k=1", content=grey(2))
+                assert refusal(answer, 429) == refusal(as_routed, 429)
+                assert int(answer.headers["retry-after"]) >= 1
+                assert {name: answer.headers.get(name) for name in SECURITY} == SECURITY
+            monkeypatch.undo()
+            assert await inside.counted("vitascope_refused_total") == 5
+            assert "saturated" in refusal(await inside.get("/readyz"), 503)
+
+    play(story())
+
+
+def test_everything_else_is_answered_meanwhile_on_the_same_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = HeldEngine()
+
+    async def story() -> None:
+        async with full(engine, monkeypatch) as (_, app), over_http(app) as client:
+            large = await client.post("/v1/predict", content=bytes(300_000))  # whose body is thrown away
+            assert large.status_code == 429
+            assert (await client.get("/livez")).status_code == 200
+            assert (await client.get("/v1/predict")).status_code == 405
+            closing = await client.post("/v1/predict", content=grey(2), headers={"Connection": "close"})
+            assert closing.status_code == 429
+            engine.go.set()
+            app.state.service._shed_until = 0.0
+            await until(lambda: app.state.service.in_flight == 0)
+            assert (await client.post("/v1/predict", content=grey(2))).status_code == 200
+
+    play(story())
+
+
+def test_shedding_ends_by_itself_and_is_never_begun_by_other_requests() -> None:
+    engine = HeldEngine()
+
+    async def story() -> None:
+        async with serving(engine, queue=1) as client:
+            accepted = await client.holding(engine)
+            state = client.app.state.service
+            assert (await client.post("/v1/embed", content=grey(2))).status_code == 429
+            assert not state.is_shedding
+            assert (await client.predict(grey(2))).status_code == 429
+            await until(lambda: not state.is_shedding)
+            engine.go.set()
+            assert (await accepted).status_code == 200
+
+    play(story())

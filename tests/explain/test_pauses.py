@@ -1,0 +1,45 @@
+"""What happens between the forward passes of an explanation."""
+
+import pytest
+import torch
+
+from tests.model import small_model
+from vitascope.explain.methods import METHODS
+from vitascope.explain.pauses import pause, pausing
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.many_passes])
+def test_methods_of_many_passes_pause_before_each_and_end_there(name: str) -> None:
+    model = small_model()
+    images = torch.randn(1, 3, *model.config.image_hw)
+    passes: list[int] = []
+    pauses: list[int] = []
+    embed = model.embed
+
+    def counting(images: torch.Tensor) -> torch.Tensor:
+        passes.append(len(images))
+        return embed(images)
+
+    def end_at_the_fourth() -> None:
+        pauses.append(len(passes))
+        if len(pauses) == 4:
+            raise InterruptedError
+
+    model.embed = counting  # type: ignore[method-assign]
+    with pausing(end_at_the_fourth), pytest.raises(InterruptedError):
+        METHODS[name](model, images, 1, batch_size=2)
+    assert max(passes) <= 2
+    assert len(passes) == 3
+    assert pauses == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.many_passes])
+def test_images_at_once_change_no_heatmap(name: str) -> None:
+    model = small_model()
+    images = torch.randn(1, 3, *model.config.image_hw)
+    expected = METHODS[name](model, images, 1)
+    torch.testing.assert_close(METHODS[name](model, images, 1, batch_size=2), expected, atol=1e-4, rtol=0)
+
+
+def test_without_a_caller_there_is_nothing_to_do() -> None:
+    pause()
