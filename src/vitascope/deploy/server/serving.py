@@ -112,7 +112,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """uvicorn's: a request is answered."""
-        self.due = self.loop.time() + self._keep_alive
+        self.due, self._unsent = self.loop.time() + self._keep_alive, math.inf
         super().on_response_complete()
 
     @property
