@@ -80,7 +80,7 @@ async def keep_asking(url: str, answers: list[int], broken: list[str], stop: asy
         try:
             async with httpx.AsyncClient(timeout=30) as client:
                 answers.append(
-                    (await client.post(f"{url}/v1/predict?key=secret", content=content)).status_code
+                    (await client.post(f"{url}/v1/predict?top_k=31337", content=content)).status_code
                 )
         except httpx.ConnectError:
             return
@@ -92,7 +92,7 @@ async def keep_asking(url: str, answers: list[int], broken: list[str], stop: asy
 def test_sigterm_under_load_loses_no_request(model: Path) -> None:
     """All get an answer, 200 or, once it stops, 503; then the port is closed and it ends with 0.
 
-    Its log has a line for each, and no secrets.
+    Its log has a line for each, without its query.
     """
 
     async def load(server: Server) -> tuple[list[int], list[str]]:
@@ -116,7 +116,7 @@ def test_sigterm_under_load_loses_no_request(model: Path) -> None:
     assert answers.count(200) >= 8
     lines = [line for line in err.splitlines() if " 127.0.0.1 POST /v1/predict " in line]
     assert len(lines) == len(answers)
-    assert "secret" not in err
+    assert "31337" not in err
 
 
 def test_workers_share_a_port_add_up_their_numbers_and_stop_together(model: Path) -> None:
@@ -155,18 +155,22 @@ def is_worker(pid: str) -> bool:
         return False
 
 
-def test_headers_without_end_are_refused_and_take_no_memory(model: Path) -> None:
-    with served(model, "--no-access-log") as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as client:
-            client.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+def test_headers_without_end_are_refused_and_take_no_memory() -> None:
+    async def story() -> None:
+        async with listening(HeldEngine()) as (_, address):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
             with contextlib.suppress(ConnectionError):  # it may close while this still sends
                 for _ in range(100):
-                    client.sendall(b"a" * 65536)
-                    time.sleep(0.001)
+                    writer.write(b"a" * 65536)
+                    await writer.drain()
             with contextlib.suppress(ConnectionError):
-                assert client.recv(1000).startswith(b"HTTP/1.1 400 ")
-        assert httpx.get(f"{server.url}/livez").status_code == 200
+                assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+            writer.close()
+            async with connected(address, ASK) as again:
+                assert (await again.readline()) == b"HTTP/1.1 200 OK\r\n"
+
+    play(story())
 
 
 ASK = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
