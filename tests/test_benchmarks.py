@@ -24,6 +24,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitascope as vs
 from tests.model import random_images, small_config, small_model
+from vitascope.cli.parsing import parse
+from vitascope.cli.serve import Serve
 from vitascope.data.datasets import open_data
 from vitascope.data.mixing import Mixing
 from vitascope.data.splits import ImageSet
@@ -720,6 +722,29 @@ def test_grown_model_answers_as_the_small_one_on_boxes_of_pixels(monkeypatch: py
 def test_what_cannot_grow_is_refused(options: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         grow.grown_config(small_config(**options), "vit_b16")
+
+
+@pytest.mark.parametrize("name", ["plain", "token", "prefix"])
+def test_fuzzing_starts_from_the_document_of_the_server(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fuzzing = load("fuzzing")
+    monkeypatch.setattr(fuzzing, "schemathesis", lambda: "st")
+    variant = fuzzing.VARIANTS[name]
+    words = fuzzing.command("http://127.0.0.1:1", variant, 90)
+    prefix = "/vitascope" if name == "prefix" else ""
+    assert words[:3] == ["st", "run", f"http://127.0.0.1:1{prefix}/openapi.json"]
+    assert ("--header" in words) == (name == "token")
+    assert words[words.index("--max-time") + 1] == "90"
+    options = ["a" if option == "TOKEN_FILE" else option for option in variant.options]
+    parse(Serve, "serve", ["model", *options])
+
+
+def test_fuzzing_without_schemathesis_names_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="pip install schemathesis"):
+        load("fuzzing").main([])
 
 
 def test_inference_claims_compare_auto_and_int8_with_the_peers() -> None:

@@ -112,7 +112,7 @@ class Connection(SheddingProtocol):
 
     def on_response_complete(self) -> None:
         """uvicorn's: a request is answered."""
-        self.due = self.loop.time() + self._keep_alive
+        self.due, self._unsent = self.loop.time() + self._keep_alive, math.inf
         super().on_response_complete()
 
     @property
@@ -396,7 +396,7 @@ def run(
     if service.fault is not None:
         raise service.fault
     if service.unanswered:
-        print(f"vitascope: stopped with {service.unanswered} requests unanswered", file=sys.stderr)
+        print(f"vitascope: stopped; requests unanswered: {service.unanswered}", file=sys.stderr)
     if service.is_computing:  # a thread in the middle of its work cannot be ended in any other way
         sys.stdout.flush()
         os._exit(1 if service.unanswered else 0)

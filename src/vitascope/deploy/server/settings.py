@@ -28,7 +28,7 @@ class Settings:
     """
 
     host: str = "127.0.0.1"
-    """The address to listen on; 0.0.0.0 is every one of this machine, so set a token first."""
+    """The address to listen on. 0.0.0.0 is every IPv4 address of this machine, :: all; set a token then."""
     port: int = 8000
     """The port; 0 takes a free one."""
     workers: int = 1

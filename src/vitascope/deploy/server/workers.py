@@ -14,6 +14,7 @@ import tempfile
 import time
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Lock
 from types import FrameType
 
 from prometheus_client import multiprocess
@@ -33,7 +34,7 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
     """Run `settings.workers` processes until a signal, which they are passed on.
 
     Raises:
-        UserError: the model cannot be loaded; the first worker has said so.
+        UserError: the model cannot be loaded; a worker has said so.
     """
     with tempfile.TemporaryDirectory(prefix="vitascope-metrics-") as shared:
         os.environ[SHARED_FOLDER] = shared  # before a worker imports prometheus_client
@@ -55,6 +56,8 @@ class Workers:
         self._kill_after = settings.grace_s + 5
         self._stopping: float | None = None
         self._refused = False
+        self._spawn = multiprocessing.get_context("spawn")  # a fork would inherit threads' locks
+        self._may_complain = self._spawn.Lock()
         self._processes: dict[int, BaseProcess] = {}
 
     def stop(self, signum: int, frame: FrameType | None) -> None:
@@ -98,15 +101,14 @@ class Workers:
             self._start(number, listen_at_once=False)
 
     def _start(self, number: int, *, listen_at_once: bool) -> None:
-        spawn = multiprocessing.get_context("spawn")  # a fork would inherit threads' locks
-        given = (number, os.getpid(), listen_at_once, *self._given, self._port)
-        process = spawn.Process(target=work, args=given)
+        given = (self._may_complain, os.getpid(), listen_at_once, *self._given, self._port)
+        process = self._spawn.Process(target=work, args=given)
         process.start()
         self._processes[number] = process
 
 
 def work(
-    number: int,
+    may_complain: Lock,
     parent: int,
     listen_at_once: bool,
     open_engine: OpenEngine,
@@ -118,6 +120,6 @@ def work(
     try:
         run(open_engine, settings, token, port, parent=parent, listen_at_once=listen_at_once)
     except UserError as error:
-        if number == 0:
+        if may_complain.acquire(block=False):  # never released: the first to fail says why, for all
             print(f"vitascope: error: {error}", file=sys.stderr)
         sys.exit(REFUSED)
