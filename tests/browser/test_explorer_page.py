@@ -380,6 +380,20 @@ def test_try_again_sends_the_picture_though_its_file_has_gone(address: str, tmp_
         assert not visit.page.locator(".fault").is_visible()
 
 
+def test_a_picture_that_came_before_the_model_waits_to_be_sent_again(address: str, tmp_path: Path) -> None:
+    loading = {"status": 503, "json": {"error": "the model is still loading"}}
+    with visiting(address) as visit:
+        visit.page.route("**/v1/**", lambda route: route.fulfill(**loading))
+        visit.page.reload()
+        visit.page.set_input_files("input[type=file]", str(write_picture(tmp_path / "early.png")))
+        visit.page.locator(".fault span", has_text="early.png: the model is still loading").wait_for()
+        visit.page.unroute("**/v1/**")
+        visit.page.locator(".samples button").first.wait_for(state="attached")
+        visit.page.click(".fault button")
+        visit.wait_for_answer(visit.page.locator(".panel").first)
+        assert visit.text(".name") == "early.png"
+
+
 def test_a_link_carries_the_token_and_the_tab_keeps_it() -> None:
     token = "a+b/c d&e"
     with (

@@ -162,13 +162,13 @@ async function load() {
       }),
     );
   } catch (error) {
-    panels[0].say(error.message, load);
+    if ([null, load].includes(panels[0].again)) panels[0].say(error.message, load); // else a picture waits there
     events.refused(error, load);
     if (error.status === 503) setTimeout(load, LOADING);
     return;
   }
   for (const panel of panels) {
-    panel.say("");
+    if (panel.again === load) panel.say("");
     panel.offer(samples, openSample);
   }
 }

@@ -16,6 +16,7 @@ export class Panel {
     this.events = events;
     this.answer = null;
     this.failed = null; // the part that could not be fetched, as JSON
+    this.again = null; // what "Try again" does
     this.name = "";
     this.element = document.getElementById("panel").content.firstElementChild.cloneNode(true);
     this.canvas = this.find(".picture");
@@ -133,6 +134,7 @@ export class Panel {
     text.textContent = fault;
     button.hidden = !again;
     button.onclick = again;
+    this.again = again;
     this.find(".fault").hidden = !fault;
   }
 
