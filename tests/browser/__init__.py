@@ -30,13 +30,17 @@ class Visit:
         self.faults: list[str] = []
         page.on("console", self._heard)
         page.on("pageerror", lambda error: self.faults.append(f"uncaught: {error}"))
-        page.on("requestfailed", lambda request: self.faults.append(f"failed: {request.url}"))
+        page.on("requestfailed", self._failed)
         page.on("response", self._answered)
         page.on("dialog", lambda dialog: (self.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
 
     def _heard(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.faults.append(f"{message.type}: {message.text}")
+
+    def _failed(self, request: Any) -> None:
+        if request.failure != "net::ERR_ABORTED":  # the page aborts what is not wanted any more
+            self.faults.append(f"failed: {request.url}")
 
     def _answered(self, response: Any) -> None:
         if response.status >= 400:

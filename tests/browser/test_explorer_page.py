@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -67,12 +68,12 @@ def weight_of_china(layer: int, query: int, key: int) -> float:
 
 
 @contextmanager
-def serving(engine: Engine) -> Iterator[str]:
+def serving(engine: Engine, token: str | None = None) -> Iterator[str]:
     """A server of an engine, in a thread; its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    app = create_app(engine, Settings(max_batch=1, explain_deadline_ms=120_000, access_log=False))
+    app = create_app(engine, Settings(max_batch=1, explain_deadline_ms=120_000, access_log=False), token)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -318,6 +319,143 @@ def test_a_phone_is_wide_enough_and_a_finger_moves_the_patch(address: str) -> No
         visit.settle()
         assert "patch in row 0, column 3" in visit.text(".title")
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert visit.faults == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_long_class_names_stay_in_their_column(width: int) -> None:
+    names = (
+        "African hunting dog, hyena dog, Cape hunting dog, Lycaon pictus",
+        "hippopotomonstrosesquippedaliophobia_without_a_place_where_a_line_could_break",
+        *NAMES[2:],
+    )
+    size = {"viewport": {"width": width, "height": 844}}
+    with serving(engine_of(small_model(class_names=names))) as address, visiting(address, **size) as visit:
+        visit.open_sample(0)
+        visit.page.click("#compare")
+        visit.open_sample(1)
+        visit.press("g")
+        visit.page.fill("#search", "hunting")
+        visit.press("Enter")
+        visit.page.fill("#search", "o")
+        assert visit.page.evaluate("document.documentElement.scrollWidth") == width
+        outside = visit.page.evaluate(
+            """() => [...document.querySelectorAll(".predictions button, .title, #found")].filter(one => {
+                const [box, within] = [one, one.closest(".panel, main")].map(e => e.getBoundingClientRect());
+                return box.left < within.left - 1 || box.right > within.right + 1 || box.width < 140;
+            }).length"""
+        )
+        assert outside == 0
+        visit.page.locator(".predictions button").first.click()  # which no other panel covers
+
+
+def test_waiting_for_a_class_map_is_said_and_another_method_ends_it(visit: Visit) -> None:
+    visit.open_sample()
+    visit.page.route("**/v1/heatmap?method=occlusion**", lambda route: None)  # never answered
+    visit.press("g")
+    with visit.page.expect_request("**/v1/heatmap?method=occlusion**"):
+        visit.page.select_option("#method", "occlusion")
+    visit.settle()
+    assert visit.page.locator(".wait").is_visible()
+    assert visit.text(".wait") == "Computing occlusion …"
+    with visit.page.expect_event("requestfailed") as ended:
+        visit.page.select_option("#method", "hires-cam")
+    assert "method=occlusion" in ended.value.url
+    visit.page.locator(".high:text-is('most')").wait_for()
+    assert not visit.page.locator(".wait").is_visible()
+    assert not visit.page.locator(".fault").is_visible()
+
+
+def test_a_class_map_that_fails_is_asked_for_again_only_when_told(address: str) -> None:
+    asked: list[str] = []
+    with visiting(address) as visit:
+        visit.open_sample()
+        visit.page.route(
+            "**/v1/heatmap?method=occlusion**",
+            lambda route: (asked.append(route.request.url), route.abort("connectionrefused"))[0],
+        )
+        visit.press("g")
+        visit.page.select_option("#method", "occlusion")
+        visit.page.wait_for_selector(".fault:not([hidden])")
+        assert "Is it still running?" in visit.text(".fault span")
+        visit.hover(0.2, 0.2)
+        visit.hover(0.8, 0.8)
+        assert len(asked) == 1
+        visit.page.unroute("**/v1/heatmap?method=occlusion**")
+        visit.page.click(".fault button")
+        visit.page.locator(".wait").wait_for(state="hidden")
+        assert not visit.page.locator(".fault").is_visible()
+
+
+def test_try_again_sends_the_picture_though_its_file_has_gone(address: str, tmp_path: Path) -> None:
+    path = write_picture(tmp_path / "mine.png", size=(50, 40))
+    with visiting(address) as visit:
+        visit.page.route("**/v1/attention", lambda route: route.abort("connectionrefused"))
+        visit.page.set_input_files("input[type=file]", str(path))
+        visit.page.wait_for_selector(".fault:not([hidden])")
+        assert visit.text(".fault span").startswith("mine.png: The server does not answer")
+        path.unlink()
+        visit.page.unroute("**/v1/attention")
+        visit.page.click(".fault button")
+        visit.wait_for_answer(visit.page.locator(".panel").first)
+        assert visit.text(".name") == "mine.png"
+        assert not visit.page.locator(".fault").is_visible()
+
+
+def test_a_picture_that_came_before_the_model_waits_to_be_sent_again(address: str, tmp_path: Path) -> None:
+    loading = {"status": 503, "json": {"error": "the model is still loading"}}
+    with visiting(address) as visit:
+        visit.page.route("**/v1/**", lambda route: route.fulfill(**loading))
+        visit.page.reload()
+        visit.page.set_input_files("input[type=file]", str(write_picture(tmp_path / "early.png")))
+        visit.page.locator(".fault span", has_text="early.png: the model is still loading").wait_for()
+        visit.page.unroute("**/v1/**")
+        visit.page.locator(".samples button").first.wait_for(state="attached")
+        visit.page.click(".fault button")
+        visit.wait_for_answer(visit.page.locator(".panel").first)
+        assert visit.text(".name") == "early.png"
+
+
+def test_a_link_carries_the_token_and_the_tab_keeps_it() -> None:
+    token = "a+b/c d&e"
+    with (
+        serving(engine_of(small_model()), token) as address,
+        visiting(f"{address}#token={quote(token, safe='')}") as visit,
+    ):
+        visit.open_sample()
+        assert visit.page.url == address
+        visit.page.reload()
+        visit.open_sample()
+        assert not visit.page.locator("#token-dialog").is_visible()
+        assert visit.faults == []
+
+
+def test_the_title_names_the_model() -> None:
+    engine = engine_of(small_model())
+    engine.name = "<b>photos</b>"
+    with serving(engine) as address, visiting(address) as visit:
+        visit.page.locator(".samples button").first.wait_for()
+        title = f"<b>photos</b> · {engine.architecture} · {engine.digest[:8]} – vitascope"
+        assert visit.page.title() == title
+        assert visit.text("#model") == f"<b>photos</b> · {engine.architecture}"
+
+
+def test_a_model_without_a_head_shows_attention_alone() -> None:
+    with serving(engine_of(small_model(head="none"))) as address, visiting(address) as visit:
+        visit.page.locator(".samples button").first.click()
+        visit.page.locator(".panel.full").wait_for()
+        visit.settle()
+        rest = visit.drawing()
+        visit.hover(0.9, 0.1)
+        assert "patch in row 0, column 3" in visit.text(".title")
+        assert visit.drawing() != rest
+        assert "no head" in visit.text("#missing")
+        assert not visit.page.locator("[data-mode=class]").is_visible()
+        assert not visit.page.locator(".predictions").is_visible()
+        visit.press("g", "r")
+        assert visit.text(".title").startswith("Rollout: ")
+        with visit.page.expect_download():
+            visit.press("s")
         assert visit.faults == []
 
 

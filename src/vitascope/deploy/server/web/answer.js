@@ -19,7 +19,7 @@ export class Answer {
     this.tensors = tensors;
     this.parts = new Map(); // "layer" or "layer/head" -> {levels, scales}
     this.maps = new Map(); // "method class" -> Float32Array of the patches
-    this.pending = new Map();
+    this.coming = null; // the part that is on its way: {name, controller, done}
     const size = this.cells;
     about.explained?.classes.forEach((target, place) => {
       const map = tensors.heatmaps.data.subarray(place * size, (place + 1) * size);
@@ -99,20 +99,6 @@ export class Answer {
     );
   }
 
-  /** Fetch what `weights` needs of a layer and is not here; true where something came. */
-  async bring(layer, head) {
-    const { carried } = this.inside;
-    if (carried === "all" || carried === "none") return false;
-    const key = carried === "layer" ? String(layer) : `${layer}/${head}`;
-    if (this.parts.has(key)) return false;
-    return this.once(`attention ${key}`, async () => {
-      const part = carried === "layer" ? { layer } : { layer, head };
-      const { tensors } = await fetchAttention(this.picture, part);
-      this.parts.set(key, { levels: tensors.attention.data, scales: tensors.attention_scale.data });
-      if (this.parts.size > KEPT_PARTS) this.parts.delete(this.parts.keys().next().value);
-    });
-  }
-
   // Classes
 
   /** The map (patches) of a class; null where it has not been fetched. */
@@ -120,19 +106,52 @@ export class Answer {
     return this.maps.get(`${method} ${target}`) ?? null;
   }
 
-  /** Fetch the map of a class; true where it came. */
-  async bringClassMap(method, target) {
-    if (!this.about.methods || this.classMap(method, target)) return false;
-    return this.once(`${method} ${target}`, async () => {
-      const { tensors } = await fetchHeatmap(this.picture, method, target);
-      this.maps.set(`${method} ${target}`, tensors.heatmaps.data);
-    });
+  // What comes later
+
+  /**
+   * What has to be fetched before a view can be drawn: the part of a request; null where all is here.
+   *
+   * @param view {mode, layer, head, method}, and `target`, the class of its map.
+   */
+  missing({ mode, layer, head, method }, target) {
+    if (mode === "class" || !this.inside) {
+      return this.about.methods && !this.classMap(method, target) ? { method, target } : null;
+    }
+    const { carried } = this.inside;
+    if (carried === "all" || carried === "none") return null;
+    const part = carried === "layer" ? { layer } : { layer, head };
+    return this.parts.has(Object.values(part).join("/")) ? null : part;
   }
 
-  /** Do one thing at a time once: who asks again meanwhile waits for the same. */
-  async once(name, work) {
-    if (!this.pending.has(name)) this.pending.set(name, work().finally(() => this.pending.delete(name)));
-    await this.pending.get(name);
-    return true;
+  /** Fetch a part, or wait for it if it is on its way; whatever else is on its way is aborted. Null aborts only. */
+  async bring(part) {
+    const name = JSON.stringify(part);
+    if (this.coming?.name !== name) {
+      this.coming?.controller.abort();
+      this.coming = part && this.begin(name, part);
+    }
+    await this.coming?.done;
+  }
+
+  begin(name, part) {
+    const controller = new AbortController();
+    const done = this.fetch(part, controller.signal).finally(() => {
+      if (this.coming?.controller === controller) this.coming = null;
+    });
+    return { name, controller, done };
+  }
+
+  async fetch(part, signal) {
+    if ("method" in part) {
+      const { tensors } = await fetchHeatmap(this.picture, part, signal);
+      this.maps.set(`${part.method} ${part.target}`, tensors.heatmaps.data);
+      return;
+    }
+    const { tensors } = await fetchAttention(this.picture, part, signal);
+    this.parts.set(Object.values(part).join("/"), {
+      levels: tensors.attention.data,
+      scales: tensors.attention_scale.data,
+    });
+    if (this.parts.size > KEPT_PARTS) this.parts.delete(this.parts.keys().next().value);
   }
 }

@@ -17,7 +17,7 @@ const LOADING = 1000; // milliseconds after which a server is asked again whose 
 const panels = [];
 let active = null;
 let samples = [];
-let model = ""; // its name and architecture
+let model = ""; // its name
 let settled = 0;
 
 const controls = new Controls();
@@ -59,6 +59,7 @@ function addPanel() {
 
 function removePanel(panel) {
   panels.splice(panels.indexOf(panel), 1);
+  panel.leave();
   panel.element.remove();
   if (active === panel) active = panels[0];
   arrange();
@@ -73,6 +74,7 @@ function arrange() {
 
 function draw() {
   for (const panel of panels) panel.draw();
+  fetchMissing((part) => !part || "method" in part); // layers wait until the slider rests
   controls.draw();
   const command = active?.answer?.grid ? commandOf(active.answer) : "";
   at("command").hidden = !command;
@@ -86,10 +88,19 @@ function draw() {
   settled = setTimeout(settle, QUIET);
 }
 
-/** Once nothing has changed for a while: say what is shown, and fetch what is missing. */
+/** Once nothing has changed for a while: say what is shown, and fetch all that is missing. */
 function settle() {
   if (view.pointed === null) say();
-  for (const panel of panels) if (panel.answer?.grid) bring(panel);
+  fetchMissing(() => true);
+}
+
+/** Fetch what the panels lack, where the part that one lacks is wanted now. */
+function fetchMissing(isWanted) {
+  for (const panel of panels) {
+    if (!panel.answer?.grid) continue;
+    const part = panel.answer.missing(view, targetOf(panel.answer));
+    if (isWanted(part)) bring(panel, part);
+  }
 }
 
 function say() {
@@ -100,19 +111,27 @@ function say() {
   at("spoken").textContent = `${titleOf(active.answer)}${most}`;
 }
 
-async function bring(panel) {
+/** Fetch what is shown of a picture and is not here; what was on its way and is not shown any more is aborted. */
+async function bring(panel, part) {
   const { answer } = panel;
-  const needsClass = view.mode === "class" || !answer.inside;
+  const name = JSON.stringify(part);
+  if (name === panel.failed) return; // until it is tried again
+  if (panel.failed) panel.say("");
+  panel.failed = null;
   try {
-    const came = needsClass
-      ? await answer.bringClassMap(view.method, targetOf(answer))
-      : await answer.bring(view.layer, view.head);
-    if (!came) return;
-    panel.say("");
-    redraw();
+    await answer.bring(part);
+    if (part) redraw();
   } catch (error) {
-    panel.say(error.message, redraw);
-    events.refused(error, redraw);
+    if (error.name === "AbortError" || answer !== panel.answer) return;
+    const again = () => {
+      panel.failed = null;
+      panel.say("");
+      redraw();
+    };
+    panel.failed = name;
+    panel.say(error.message, again);
+    redraw();
+    events.refused(error, again);
   }
 }
 
@@ -143,23 +162,24 @@ async function load() {
       }),
     );
   } catch (error) {
-    panels[0].say(error.message, load);
+    if ([null, load].includes(panels[0].again)) panels[0].say(error.message, load); // else a picture waits there
     events.refused(error, load);
     if (error.status === 503) setTimeout(load, LOADING);
     return;
   }
   for (const panel of panels) {
-    panel.say("");
+    if (panel.again === load) panel.say("");
     panel.offer(samples, openSample);
   }
 }
 
 /** Name the model in the title and on the page. */
 function introduce({ name, architecture, digest }) {
-  model = [name, architecture].filter(Boolean).join(" · ");
-  document.title = name ? `${name} – vitascope` : "vitascope: attention explorer";
-  at("model").textContent = model;
-  at("model").title = digest ? `SHA-256 of the weights: ${digest}` : "";
+  model = name;
+  const known = [name, architecture, digest.slice(0, 8)].filter(Boolean).join(" · ");
+  document.title = `${known} – vitascope`;
+  at("model").textContent = [name, architecture].filter(Boolean).join(" · ");
+  at("model").title = `${architecture}\nSHA-256 of the weights: ${digest}`;
 }
 
 function openSample(panel, name, title) {

@@ -15,6 +15,8 @@ export class Panel {
   constructor(events) {
     this.events = events;
     this.answer = null;
+    this.failed = null; // the part that could not be fetched, as JSON
+    this.again = null; // what "Try again" does
     this.name = "";
     this.element = document.getElementById("panel").content.firstElementChild.cloneNode(true);
     this.canvas = this.find(".picture");
@@ -64,22 +66,32 @@ export class Panel {
     const coming = (this.coming = new AbortController());
     this.setBusy(true);
     this.say("");
+    this.failed = null;
+    let kept = picture;
     try {
-      const answer = new Answer(await fetchAttention(picture, {}, coming.signal), picture);
+      kept = await inMemory(picture);
+      const answer = new Answer(await fetchAttention(kept, {}, coming.signal), kept);
       const seen = asCanvas(answer.pixels);
-      const sharp = await sharpCrop(picture, answer.pixels, answer.about.framing);
+      const sharp = await sharpCrop(kept, answer.pixels, answer.about.framing);
       if (coming.signal.aborted) return;
+      this.answer?.bring(null);
       Object.assign(this, { answer, name, seen, sharp: sharp ?? seen });
       this.show();
       this.events.opened(this);
     } catch (error) {
       if (error.name === "AbortError") return;
-      const again = () => this.open(picture, name);
-      this.say(error.message, again);
+      const again = () => this.open(kept, name);
+      this.say(`${name}: ${error.message}`, again);
       this.events.refused(error, again);
     } finally {
       if (coming === this.coming) this.setBusy(false);
     }
+  }
+
+  /** The panel is removed: nothing more is waited for. */
+  leave() {
+    this.coming?.abort();
+    this.answer?.bring(null);
   }
 
   /** Offer samples where there is no picture yet. */
@@ -122,6 +134,7 @@ export class Panel {
     text.textContent = fault;
     button.hidden = !again;
     button.onclick = again;
+    this.again = again;
     this.find(".fault").hidden = !fault;
   }
 
@@ -167,8 +180,18 @@ export class Panel {
     const map = this.answer.grid && mapOf(this.answer);
     if (map) drawHeat(context, map, this.answer.grid, box, view);
     if (this.answer.grid) this.drawPatches(context, box, zoom);
+    this.showWait();
     this.canvas.setAttribute("aria-label", `${this.name}. ${titleOf(this.answer)}`);
     this.tell(map);
+  }
+
+  /** Say what is being fetched, while it is. */
+  showWait() {
+    const part = this.answer.grid && !this.failed && this.answer.missing(view, targetOf(this.answer));
+    this.find(".wait").hidden = !part;
+    if (!part) return;
+    const text = "method" in part ? `Computing ${this.answer.about.methods[part.method]} …` : `Fetching layer ${part.layer} …`;
+    if (this.find(".wait").lastChild.textContent !== text) this.find(".wait").lastChild.textContent = text;
   }
 
   /** The picture at the canvas's size, scaled when either changes: moving must not wait for it. */
@@ -247,7 +270,7 @@ export class Panel {
       button.type = "button";
       button.dataset.index = index;
       button.disabled = !this.answer.grid;
-      button.title = this.answer.grid ? "Show what speaks for this class" : "";
+      button.title = this.answer.label(index);
       bar.style.width = `${100 * this.answer.probabilities[index]}%`;
       label.textContent = this.answer.label(index);
       number.textContent = percent(this.answer.probabilities[index]);
@@ -275,6 +298,15 @@ export class Panel {
   /** Whose attention is shown, for the wall. */
   get query() {
     return queryOf(this.answer);
+  }
+}
+
+/** A copy of a picture that stays when its file goes, so that it can be sent again. */
+async function inMemory(picture) {
+  try {
+    return new Blob([await picture.arrayBuffer()], { type: picture.type });
+  } catch {
+    throw new Error("The picture's file cannot be read. Choose it again.");
   }
 }
 

@@ -44,9 +44,9 @@ export async function fetchAttention(picture, part = {}, signal) {
   return unpack(await (await post("v1/attention", picture, part, signal)).arrayBuffer());
 }
 
-/** The map of a class by a method. */
-export async function fetchHeatmap(picture, method, target) {
-  return unpack(await (await post("v1/heatmap", picture, { method, target })).arrayBuffer());
+/** The map of a class: `part` is {method, target}. */
+export async function fetchHeatmap(picture, part, signal) {
+  return unpack(await (await post("v1/heatmap", picture, part, signal)).arrayBuffer());
 }
 
 /** The model: its name, architecture and digest, its classes, the server's limits. */
