@@ -17,12 +17,14 @@ import pytest
 from PIL import Image
 
 import vitascope
+from tests.model import small_model
 from tests.training import undrawn
 from vitascope import __version__
 from vitascope.cli import COMMANDS, main
 from vitascope.cli.parsing import fields_of
 from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
 from vitascope.training.recipes import RECIPES
+from vitascope.weights.store import save_pretrained
 
 ROOT = Path(vitascope.__file__).parent
 SHAPE = ["--image-size", "16", "--patch-size", "8", "--embed-dim", "16", "--depth", "1", "--num-heads", "2"]
@@ -391,6 +393,17 @@ def test_predict_gives_every_class_with_its_share(
 def test_predict_top_k_limits_the_answer(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "runs/tiny/model", "data/red/0.png", "--top-k", "1", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)[0]["predictions"]) == 1
+
+
+def test_convert_says_what_another_preprocessing_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, channels in (("colours", 3), ("satellite", 4)):
+        save_pretrained(small_model(in_channels=channels), tmp_path / name)
+        assert main(["convert", str(tmp_path / name), str(tmp_path / f"{name}-timm"), "--to", "timm"]) == 0
+    colours, satellite = capsys.readouterr().out.split("parity: bitwise the same in every layer, on ")[1:]
+    assert colours.startswith("2 pictures\neach with its own preprocessing: outputs differ by at most")
+    assert satellite == "2 random tensors\n"
 
 
 @pytest.mark.parametrize("to", ["vitascope", "timm"])

@@ -147,7 +147,7 @@ def prove_another_size(engine: ExportedEngine, module: WholeModel, sources: Sequ
         UserError: its answers differ there.
     """
     (height, width), (down, across) = engine.preprocess.image_size, module.patch
-    other = dataclasses.replace(engine.preprocess, image_size=(height + 2 * down, width + across))
+    other = engine.preprocess.at_size((height + 2 * down, width + across))
     found = prove(engine, module.model, other, [read_picture(image, other) for image in sources])
     refuse_other_answers(found, f"{engine.path.name}, at {height + 2 * down}x{width + across} pixels,")
 

@@ -200,8 +200,8 @@ class Timm(Family):
             raise CheckpointError(
                 f"{source.name}: crop_mode {told['crop_mode']!r} is none of {', '.join(CROP_MODES)}"
             )
-        if not (isinstance(told["crop_pct"], int | float) and told["crop_pct"] > 0):
-            raise CheckpointError(f"{source.name}: crop_pct {told['crop_pct']!r} is no positive number")
+        if not (isinstance(told["crop_pct"], int | float) and 0.01 <= told["crop_pct"] <= 100):
+            raise CheckpointError(f"{source.name}: crop_pct {told['crop_pct']!r} is no share of a picture")
         is_resizable = _section(source, "model_args").get("dynamic_img_size")
         image_size = (_input_hw(source) if is_resizable else None) or config.image_hw
         if not all(isinstance(side, int) for side in image_size):
