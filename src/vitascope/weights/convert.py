@@ -15,7 +15,15 @@ from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.weights.mapping import changes
-from vitascope.weights.store import FAMILIES, Loaded, load_pretrained, write_model
+from vitascope.weights.store import (
+    FAMILIES,
+    Loaded,
+    identify,
+    load_pretrained,
+    load_source,
+    read_config,
+    write_model,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +84,8 @@ def convert(
     pixels = load_pixels(loaded.preprocess, images)  # a picture that cannot be read leaves no folder behind
     family = FAMILIES[to]
     files = write_model(loaded.model, folder, loaded.preprocess, family)
-    again = load_pretrained(folder, family=to)
+    written = identify(folder, family=to)
+    again = load_source(*written, read_config(*written))
     config = loaded.model.config
     return Conversion(
         source_family=loaded.family,
