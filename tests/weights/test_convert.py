@@ -17,6 +17,14 @@ from vitascope.weights.store import CheckpointError, from_pretrained, load_pretr
 BODY = {"embed_dim": 128, "num_heads": 2}
 
 
+def test_what_it_wrote_itself_is_read_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_pretrained(small_model(embed_dim=128, num_heads=2), tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", to="torchvision")
+    assert caplog.messages == []
+
+
 def test_a_conversion_is_bitwise_where_nothing_changes(tmp_path: Path) -> None:
     fit = Preprocess(image_size=(32, 32), resize="squash")
     save_pretrained(small_model(**BODY), tmp_path / "ours", preprocess=fit)

@@ -28,9 +28,9 @@ def artefact_at(ref: str | os.PathLike[str]) -> Path | None:
         ArtefactError: a folder with several.
     """
     path = Path(os.path.expanduser(ref))
-    if path.is_file():
+    if os.path.isfile(path):  # False, not an error, for a path that is too long
         return path if path.suffix in SUFFIXES else None
-    if not path.is_dir() or (path / CONFIG).exists():  # a model folder, whatever else lies in it
+    if not os.path.isdir(path) or (path / CONFIG).exists():  # a model folder, whatever else lies in it
         return None
     found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
     if len(found) > 1:

@@ -16,7 +16,15 @@ from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.weights.mapping import changes
-from vitascope.weights.store import FAMILIES, Loaded, load_pretrained, write_model
+from vitascope.weights.store import (
+    FAMILIES,
+    Loaded,
+    identify,
+    load_pretrained,
+    load_source,
+    read_config,
+    write_model,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +94,8 @@ def convert(
     inputs = normalized(loaded.preprocess, pictures) if on_pictures else random_inputs(loaded.preprocess)
     family = FAMILIES[to]
     files = write_model(loaded.model, folder, loaded.preprocess, family)
-    again = load_pretrained(folder, family=to)
+    written = identify(folder, family=to)
+    again = load_source(*written, read_config(*written))
     config = loaded.model.config
     prepared = None
     if on_pictures and again.preprocess != loaded.preprocess:

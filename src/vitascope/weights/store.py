@@ -108,6 +108,15 @@ def load_pretrained(
             "%s: nothing in the file tells %s, which is assumed; if that is wrong, name it with the file "
             "(%s:num_heads=N:FILE) or give config=ViTConfig(...)", source.name, assumed, kind.name,
         )  # fmt: skip
+    return load_source(source, kind, found)
+
+
+def load_source(source: Source, kind: Family, found: ModelConfig) -> Loaded:
+    """The model of a checkpoint that was identified, of the architecture that was read or given.
+
+    Raises:
+        CheckpointError: missing, extra and misshapen keys (listed).
+    """
     if isinstance(found, ResNetConfig):
         resnet = read_resnet(source, found)
         return ready(resnet, read_preprocess(source), source.name, kind)

@@ -80,7 +80,8 @@ async def keep_asking(url: str, answers: list[int], broken: list[str], stop: asy
     while not stop.is_set():
         try:
             async with httpx.AsyncClient(timeout=30) as client:
-                answers.append((await client.post(f"{url}/v1/predict?top_k=31337", content=content)).status_code)
+                answer = await client.post(f"{url}/v1/predict?top_k=31337", content=content)
+                answers.append(answer.status_code)
         except httpx.ConnectError:
             return
         except httpx.TransportError as error:
