@@ -242,10 +242,10 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
 
 
 def assert_broken_files_are_counted(said: dict[str, str]) -> None:
-    """The page has put one beside the 24 photos, and then measured and packed them."""
+    """The page has put one beside the 24 photos, 20 of them trained on, and then measured and packed them."""
     measured = json.loads(said["vitascope evaluate runs/photos --data photos/ --json"])
-    assert (measured["images"], measured["unreadable"]) == (24, 1)
-    assert "of 24 images" in said["vitascope evaluate runs/photos --data photos.zip"]
+    assert (measured["images"], measured["unreadable"], measured["trained_on"]) == (4, 1, 20)
+    assert "of 4 images" in said["vitascope evaluate runs/photos --data photos.zip"]
     assert "left out" not in said["vitascope pack photos/ shards"]
     assert "left out: photos/dog/broken.jpg" in said["vitascope pack photos/ small --image-size 16"]
 

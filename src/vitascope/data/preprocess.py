@@ -201,7 +201,8 @@ def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
         from pillow_heif import HeifImageFile
     except ModuleNotFoundError as error:
         raise RuntimeError('HEIC pictures need an extra: pip install "vitascope[heif]"') from error
-    image: Image.Image = HeifImageFile(io.BytesIO(source) if isinstance(source, bytes) else source)
+    encoded = io.BytesIO(source) if isinstance(source, bytes) else source
+    image: Image.Image = HeifImageFile(encoded)  # type: ignore[no-untyped-call,unused-ignore]
     limit = 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
     if image.width * image.height > limit:
         raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels, more than {limit:,.0f}")
