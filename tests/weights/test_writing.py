@@ -24,9 +24,14 @@ def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
 def test_what_interrupts_writing_leaves_the_old_file_alone(tmp_path: Path, fault: BaseException) -> None:
     path = tmp_path / "page.html"
     path.write_text("old")
-    with pytest.raises(type(fault)), replacing(path) as aside:
-        aside.write_text("ne")
-        raise fault
+
+    def write() -> None:
+        with replacing(path) as aside:
+            aside.write_text("ne")
+            raise fault
+
+    with pytest.raises(type(fault)):
+        write()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -42,9 +47,9 @@ def test_a_failure_to_write_names_the_place_the_reason_the_room_and_the_way_out(
 
 
 def test_weights_that_cannot_be_written_get_the_way_out_too(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="model: cannot be written; make room"):
-        with explaining_failure(tmp_path, "the model", "make room"):
-            raise CheckpointError("model: cannot be written")
+    expected = pytest.raises(UserError, match="model: cannot be written; make room")
+    with expected, explaining_failure(tmp_path, "the model", "make room"):
+        raise CheckpointError("model: cannot be written")
 
 
 def test_a_closed_pipe_is_no_failure_to_write_a_file(tmp_path: Path) -> None:
