@@ -248,7 +248,7 @@ def test_a_run_folder_that_takes_no_files_is_an_error_with_the_way_out(
     save_checkpoint(tmp_path, 1, state(1))
     monkeypatch.setattr(checkpoint.Path, "mkdir", refuse)
     with pytest.raises(
-        UserError, match=r"Read-only file system \([\d,.]+ MB are free there\).* resume the run"
+        UserError, match=r"Read-only file system \([\d,.]+ MB are free there\).*train --resume "
     ):
         save_checkpoint(tmp_path, 2, state(2))
     assert load_checkpoint(tmp_path)[0] == 1

@@ -2,20 +2,21 @@
 
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.training import tiny_config, write_folder
+from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Batch, Loader
 from vitascope.errors import UserError
 from vitascope.report.records import read_metrics
-from vitascope.training import finish, loop, train
+from vitascope.training import loop, train
 from vitascope.training.checkpoint import checkpoints, load_checkpoint, load_checkpoint_at
 from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import Trainer
@@ -32,9 +33,9 @@ def data(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch) -> None:
-    """They take longer than the runs here."""
-    monkeypatch.setattr(finish, "draw_figures", lambda *_: {})
+def _undrawn() -> Iterator[None]:
+    with undrawn():
+        yield
 
 
 @pytest.fixture

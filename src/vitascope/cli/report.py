@@ -20,7 +20,9 @@ class Report:
 
     One page that needs nothing else: open it, print it, send it.
 
-    Training writes it at its end; this writes it again, with the figures, also of an unfinished run.
+    Training writes it at its end; this writes it and the figures again.
+
+    Of an unfinished run it shows how far it is.
     """
 
     run: RunFolder
