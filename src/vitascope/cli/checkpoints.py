@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from vitascope.cli.use import Model
-from vitascope.cli.wording import counted
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
+from vitascope.report.wording import counted
 from vitascope.training.options import MaybeInt
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from vitascope.cli.use import Model
-from vitascope.cli.wording import counted
 from vitascope.errors import UserError
+from vitascope.report.wording import counted
 from vitascope.training.options import MaybeFloat, MaybeInt, MaybeText
 
 if TYPE_CHECKING:

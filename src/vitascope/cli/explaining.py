@@ -15,7 +15,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vitascope import explain
-from vitascope.cli.wording import counted
 from vitascope.data.datasets import open_pictures
 from vitascope.data.preprocess import ImageError, ImageSource, Pixels, Preprocess
 from vitascope.errors import UserError
@@ -27,6 +26,7 @@ from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike
 from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device
 from vitascope.report.figures import to_picture
+from vitascope.report.wording import counted
 from vitascope.training.evaluate import own_images
 from vitascope.training.run import CONFIG
 from vitascope.weights.store import load_pretrained

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from vitascope.cli.wording import counted
+from vitascope.report.wording import counted
 from vitascope.training.options import MaybeInt
 
 

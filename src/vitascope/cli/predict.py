@@ -15,8 +15,8 @@ import tyro
 
 from vitascope.cli.parsing import MaybePath
 from vitascope.cli.use import Model
-from vitascope.cli.wording import counted
 from vitascope.errors import UserError
+from vitascope.report.wording import counted
 from vitascope.training.options import MaybeInt
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitascope.cli.wording import counted
 from vitascope.errors import UserError
+from vitascope.report.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitascope.cli.wording import counted
+from vitascope.report.wording import counted
 from vitascope.training.options import MaybeText
 
 Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]

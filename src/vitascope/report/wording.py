@@ -1,0 +1,14 @@
+"""Numbers in words, for the console and the report."""
+
+from __future__ import annotations
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: `1 epoch`, `1,000 epochs`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def speed(images_per_second: float) -> str:
+    """A speed to two digits at least: `1,234 images/s`, `0.042 images/s`."""
+    digits = ",.0f" if images_per_second >= 10 else ".2g"
+    return f"{images_per_second:{digits}} images/s"
