@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitascope as vs
 from tests.test_walkthrough import stated_shapes, take_photos, without_docstrings
+from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.cli.export import Export
 from vitascope.cli.parsing import parse
@@ -195,19 +196,20 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
         monkeypatch.setitem(sys.modules, name, tracker)
     names: dict[str, object] = {}
     said = {}
-    for program, step in steps(page):
-        capsys.readouterr()
-        if program == "python":
-            exec(compile(step, page.name, "exec"), names)  # noqa: S102 - our own page
-        elif step.startswith("vitascope serve"):  # it never ends: tests/deploy/test_serving.py runs it
-            parse(Serve, "serve", shlex.split(step)[2:])
-        elif program == "vitascope":
-            assert main(shlex.split(step, comments=True)[1:]) == 0, f"{step}\n{capsys.readouterr().err}"
-            said[step] = capsys.readouterr().out
-        elif program == "torchrun":
-            torchrun(step)
-        else:
-            assert program in NOT_RUN, f"no way to run {step!r}"
+    with undrawn():  # the README's runs are drawn
+        for program, step in steps(page):
+            capsys.readouterr()
+            if program == "python":
+                exec(compile(step, page.name, "exec"), names)  # noqa: S102 - our own page
+            elif step.startswith("vitascope serve"):  # it never ends: tests/deploy/test_serving.py runs it
+                parse(Serve, "serve", shlex.split(step)[2:])
+            elif program == "vitascope":
+                assert main(shlex.split(step, comments=True)[1:]) == 0, f"{step}\n{capsys.readouterr().err}"
+                said[step] = capsys.readouterr().out
+            elif program == "torchrun":
+                torchrun(step)
+            else:
+                assert program in NOT_RUN, f"no way to run {step!r}"
     assert all(tracker.mock_calls for tracker in trackers.values())
     if page == DATA_PAGE:
         assert_broken_files_are_counted(said)
