@@ -58,6 +58,7 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.timeout(600)  # it trains the recipe of the digits to its stated accuracy
 def test_readme_runs_from_top_to_bottom(readers_folder, capsys) -> None:
     ran = []
     for kind, text in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")):
