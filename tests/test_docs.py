@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import vitascope as vs
 from tests.deploy.server.served import listening
 from tests.test_walkthrough import stated_shapes, take_photos, without_docstrings
+from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.cli.export import Export
 from vitascope.cli.parsing import parse
@@ -61,6 +62,7 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.timeout(600)  # it trains the recipe of the digits to its stated accuracy
 def test_readme_runs_from_top_to_bottom(readers_folder, capsys) -> None:
     ran = []
     for kind, text in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")):
@@ -217,22 +219,23 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
     names: dict[str, object] = {}
     said = {}
     served = None
-    for program, step in steps(page):
-        capsys.readouterr()
-        if program == "python":
-            exec(compile(step, page.name, "exec"), names)  # noqa: S102 - our own page
-        elif step.startswith("vitascope serve"):  # it never ends: tests/deploy/test_serving.py runs it
-            served = parse(Serve, "serve", shlex.split(step)[2:])
-        elif program == "curl":
-            assert served is not None, f"{step!r} stands before the server is started"
-            curl(step, served)
-        elif program == "vitascope":
-            assert main(shlex.split(step, comments=True)[1:]) == 0, f"{step}\n{capsys.readouterr().err}"
-            said[step] = capsys.readouterr().out
-        elif program == "torchrun":
-            torchrun(step)
-        else:
-            assert program in NOT_RUN, f"no way to run {step!r}"
+    with undrawn():  # the README's runs are drawn
+        for program, step in steps(page):
+            capsys.readouterr()
+            if program == "python":
+                exec(compile(step, page.name, "exec"), names)  # noqa: S102 - our own page
+            elif step.startswith("vitascope serve"):  # it never ends: tests/deploy/test_serving.py runs it
+                served = parse(Serve, "serve", shlex.split(step)[2:])
+            elif program == "curl":
+                assert served is not None, f"{step!r} stands before the server is started"
+                curl(step, served)
+            elif program == "vitascope":
+                assert main(shlex.split(step, comments=True)[1:]) == 0, f"{step}\n{capsys.readouterr().err}"
+                said[step] = capsys.readouterr().out
+            elif program == "torchrun":
+                torchrun(step)
+            else:
+                assert program in NOT_RUN, f"no way to run {step!r}"
     assert all(tracker.mock_calls for tracker in trackers.values())
     if page == DATA_PAGE:
         assert_broken_files_are_counted(said)

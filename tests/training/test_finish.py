@@ -324,7 +324,7 @@ def test_pre_training_takes_grey_images_and_its_weights_start_either_command(
 ) -> None:
     """The digits have one channel."""
     body = tmp_path / "body"
-    sizes = [*TINY, "--image-size", "8", "--patch-size", "4"]
+    sizes = [*TINY, "--image-size", "8", "--patch-size", "4", "--batch-size", "128"]
     small = ["--data", "digits", "--epochs", "1", "--device", "cpu"]
     assert main(["pretrain", "--run", str(body), *small, *sizes]) == 0
     assert from_pretrained(body).config.in_channels == 1
