@@ -127,9 +127,9 @@ class Limits(Answer):
 class ModelDescription(BaseModel):
     """The served model."""
 
-    name: str | None = None
-    architecture: str | None = None
-    digest: str | None = None
+    name: str
+    architecture: str
+    digest: str
     engine: str
     num_classes: int
     class_names: list[str]

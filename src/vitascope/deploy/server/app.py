@@ -25,7 +25,7 @@ from vitascope.deploy.server.api_page import STYLE, api_page
 from vitascope.deploy.server.batching import Outcome
 from vitascope.deploy.server.gate import REQUEST_ID_KEY, SECURITY, Gate, problem, refused
 from vitascope.deploy.server.openapi import describe_api
-from vitascope.deploy.server.requests import LOOKING_INSIDE, NOT_LOADED, PICTURES, REFUSALS, Refusal, Upload
+from vitascope.deploy.server.requests import LOOKING_INSIDE, NEEDS_HEAD, NOT_LOADED, PICTURES, Refusal, Upload
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
@@ -151,7 +151,7 @@ def models(service: Service) -> APIRouter:
     @routes.post(
         "/v1/predict",
         openapi_extra=PICTURES,
-        responses={200: {"model": answers.Predictions | answers.FormPredictions}, **REFUSALS},
+        responses={200: {"model": answers.Predictions | answers.FormPredictions}, **NEEDS_HEAD},
     )
     async def predict(request: Request, top_k: TopK = 5) -> Response:
         """The most probable classes of a picture; of a form, those of each of its files."""

@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import FastAPI
 
 from vitascope.deploy.server.answers import Problem
-from vitascope.deploy.server.gate import ALWAYS_OPEN, REQUEST_ID
+from vitascope.deploy.server.gate import ALWAYS_OPEN
+from vitascope.deploy.server.requests import REQUEST_ID
 from vitascope.deploy.server.settings import Settings
 
 TEXT = {"type": "string"}

@@ -63,6 +63,10 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     504: {"description": "The deadline passed: the server's, or the header X-Deadline-Ms, in milliseconds."},
     **NOT_LOADED,
 }
+NEEDS_HEAD: dict[int | str, dict[str, Any]] = {
+    **REFUSALS,
+    501: {"description": "The model has no head, so it names no classes."},
+}
 LOOKING_INSIDE: dict[int | str, dict[str, Any]] = {
     **REFUSALS,
     501: {"description": "An exported file is served, which only predicts."},
