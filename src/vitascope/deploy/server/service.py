@@ -168,7 +168,8 @@ class Service:
                 deadline = self.deadline(None)
                 if deadline <= self._now():
                     raise Overloaded(f"requests wait for {self.lag:.1f} s before they are seen", self.lag)
-                coming = max(0, self.in_flight - self._batcher.waiting - self._batcher.computing)
+                arrived = self.in_flight - self.arriving.requests
+                coming = max(0, arrived - self._batcher.waiting - self._batcher.computing)
                 self._batcher.check_room(self._predict, deadline, coming=coming)
         except Overloaded as overload:
             refusal = self._refusal(overload)
