@@ -51,7 +51,7 @@ def test_the_run_folder_holds_all_that_is_promised(finished) -> None:
     run = finished.run
     names = {path.name.split(".")[0] for path in run.iterdir() if not path.name.startswith(".")}
     assert names == {
-        *("config", "environment", "metrics", "events"),
+        *("config", "environment", "split", "metrics", "events"),
         *("checkpoints", "model", "predictions", "figures", "report"),
     }
     assert {path.name for path in (run / "model").iterdir()} == {
