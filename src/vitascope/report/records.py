@@ -232,7 +232,7 @@ def open_run_data(
             "these are other data"
         )
     changes = restored.note()
-    note = f"{where} has changed since {run} was trained: {changes}" if changes else ""
+    note = f"{where} has changed since {run} began: {changes}" if changes else ""
     return RunData(restored.as_recorded(), restored, note)
 
 
