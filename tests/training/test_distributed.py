@@ -35,7 +35,12 @@ SHARED: dict[str, Any] = {
 KINDS: dict[str, dict[str, Any]] = {
     # No bias of the keys: its gradient is zero but for rounding, which Adam makes steps of the full rate of.
     "plain": {"ema": 0.0, "lr": 1e-4, "options": ["qkv_bias=no_key"]},
-    "mixed": {"accumulate": 2, "mixup": 0.8, "cutmix": 1.0, "randaugment": 2, "erase": 0.5, "ema": 0.9},
+    "mixed": {
+        "accumulate": 2,
+        **{"mixup": 0.8, "cutmix": 1.0, "randaugment": 2, "erase": 0.5},
+        "ema": 0.9,
+        "options": ["qkv_bias=no_key"],
+    },
     "sgd": {"optimizer": "sgd", "ema": 0.5, "clip_grad": 0.1, "gradient_checkpointing": True},
 }
 LAYOUTS = ("ddp", "fsdp")
