@@ -35,7 +35,12 @@ SHARED: dict[str, Any] = {
 KINDS: dict[str, dict[str, Any]] = {
     # No bias of the keys: its gradient is zero but for rounding, which Adam makes steps of the full rate of.
     "plain": {"ema": 0.0, "lr": 1e-4, "options": ["qkv_bias=no_key"]},
-    "mixed": {"accumulate": 2, "mixup": 0.8, "cutmix": 1.0, "randaugment": 2, "erase": 0.5, "ema": 0.9},
+    "mixed": {
+        "accumulate": 2,
+        **{"mixup": 0.8, "cutmix": 1.0, "randaugment": 2, "erase": 0.5},
+        "ema": 0.9,
+        "options": ["qkv_bias=no_key"],
+    },
     "sgd": {"optimizer": "sgd", "ema": 0.5, "clip_grad": 0.1, "gradient_checkpointing": True},
 }
 LAYOUTS = ("ddp", "fsdp")
@@ -87,7 +92,7 @@ def stop_one(config: TrainConfig) -> None:
 def run_two(folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "tests.training.two_processes", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-4000:]
 
