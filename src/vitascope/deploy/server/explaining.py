@@ -19,8 +19,8 @@ from vitascope.explain.targets import answers, class_index
 
 AT_ONCE = 16
 """Images in a forward pass of a method that needs many passes ..."""
-AT_ONCE_ON_CPU = 2
-"""... and on a CPU, where more take as much longer: half a second and more with ViT-B/16 and gradients."""
+AT_ONCE_ON_CPU = 1
+"""... and on a CPU, where two take twice as long: half a second with ViT-B/16 and gradients."""
 
 
 @dataclasses.dataclass(frozen=True)
