@@ -6,8 +6,8 @@
 Capacity is measured in a closed loop, pictures one at a time beside batches, in interleaved rounds against
 two servers that both live throughout. The overload is an open loop (`load.py`) on a third server with its
 default limits: the requests of the capacity, and of three times it, evenly spaced. Goodput is the answers of
-status 200 per second beside those at 1x. Client and server share the machine: the client is bound to the last core,
-and the table says which share of that core it takes. The servers may use all cores.
+status 200 per second beside those at 1x. Client and server share the machine: the client is bound to the last
+core, and the table says which share of that core it takes. The servers may use all cores.
 """
 
 from __future__ import annotations
