@@ -166,14 +166,15 @@ def _over(command: type[R], base: TrainConfig, **others: Any) -> R:
 
 def _parse_resume(command: type[R], name: str, args: Sequence[str], first: R) -> R:
     """`--resume` with engine options over those of the run; what else is given must be as in the run."""
-    from vitascope.training.run import find_run, open_run
+    from vitascope.training.run import find_run, lasting_paths, open_run
 
     assert first.resume is not None
     run, _ = find_run(first.resume)
     _, base = open_run(run)
     parsed = parse(command, name, args, _over(command, base, resume=first.resume))
+    given, stored = (config.replace(**lasting_paths(config)) for config in (parsed, base))
     changed = [option for option, group in GROUP_OF.items() if group != "engine"]
-    changed = [option for option in changed if parsed.option(option) != base.option(option)]
+    changed = [option for option in changed if given.option(option) != stored.option(option)]
     changed += [option for option in ("recipe", "config") if getattr(first, option) is not None]
     if changed:
         raise UserError(

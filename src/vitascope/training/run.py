@@ -36,6 +36,7 @@ __all__ = [
     "create_run",
     "find_run",
     "lasting_path",
+    "lasting_paths",
     "open_run",
     "record_split",
 ]
@@ -73,10 +74,14 @@ def create_run(config: TrainConfig) -> Path:
             except FileExistsError:
                 number += 1
                 folder = base.with_name(f"{base.name}-{number}")
-    lasting = {name: lasting_path(value) for name in PLACES if (value := config.option(name)) is not None}
-    (folder / CONFIG).write_text(config.replace(**lasting).to_yaml(), encoding="utf-8")
+    (folder / CONFIG).write_text(config.replace(**lasting_paths(config)).to_yaml(), encoding="utf-8")
     write_json(folder / ENVIRONMENT, environment)
     return folder
+
+
+def lasting_paths(config: TrainConfig) -> dict[str, str]:
+    """The options of `PLACES` that are given, as `lasting_path` gives them."""
+    return {name: lasting_path(value) for name in PLACES if (value := config.option(name)) is not None}
 
 
 def lasting_path(ref: str) -> str:
