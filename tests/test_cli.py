@@ -542,7 +542,7 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         (["train", "--resume", "data"], "data: not a run folder"),
         (["train", "--resume", "nowhere"], "nowhere: not a run folder"),
         (["train", "--resume", "runs/tiny"], "has finished"),
-        (["train", "--resume", "runs/tiny", "--data", "data"], "has finished"),  # the same data, as typed here
+        (["train", "--resume", "runs/tiny", "--data", "data"], "has finished"),  # as typed, not as stored
         (["evaluate", "runs/tinny"], "nearest: runs/tiny"),
         (["evaluate", "runs/tiny/model"], "--data"),
         (["evaluate", "runs/tiny", "--data", "other"], "green"),
