@@ -82,6 +82,7 @@ class Metrics:
             multiprocess_mode="livemax",
             registry=registry,
         )
+        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         if SHARED_FOLDER not in os.environ:
             ProcessCollector(registry=self._registry)
 
@@ -100,8 +101,12 @@ class Metrics:
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """A request was answered."""
-        self.requests.labels(route, str(status)).inc()
-        self.request_seconds.labels(route).observe(seconds)
+        counts = self._answers.get((route, status))
+        if counts is None:  # finding a metric by its labels takes longer than counting
+            counts = self.requests.labels(route, str(status)), self.request_seconds.labels(route)
+            self._answers[route, status] = counts
+        counts[0].inc()
+        counts[1].observe(seconds)
 
     def text(self) -> bytes:
         """All numbers in Prometheus' text format, of all workers together."""

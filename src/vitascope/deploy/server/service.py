@@ -72,7 +72,7 @@ class Service:
         self._engine: Engine | None = None
         self._last_refusal = float("-inf")
         self._shed_until = float("-inf")
-        self._shed_answer: tuple[bytes, bytes] | None = None
+        self._shed_answer = (b"", b"")
         self._batcher = Batcher(
             capacity=settings.queue, max_wait=settings.max_wait_ms / 1000, observer=self.metrics
         )
@@ -165,28 +165,14 @@ class Service:
         try:
             self._check_places(1)
             if at_once:
-                deadline = self.deadline(None)
-                if deadline <= self._now():
-                    raise Overloaded(f"requests wait for {self.lag:.1f} s before they are seen", self.lag)
-                arrived = self.in_flight - self.arriving.requests
-                coming = max(0, arrived - self._batcher.waiting - self._batcher.computing)
-                self._batcher.check_room(self._predict, deadline, coming=coming)
+                self._check_time()
         except Overloaded as overload:
-            refusal = self._refusal(overload)
-            if at_once:
-                seconds = min(max(SHED_SHARE * overload.ahead, SHED_LEAST), SHED_MOST)
-                self._shed_until = self._now() + seconds
-                self._shed_answer = None
-                self._shed_refusal = refusal
-            raise refusal from overload
+            raise self._refusal(overload) from overload
 
-    @property
-    def is_shedding(self) -> bool:
-        """Whether there was no room for a prediction a moment ago."""
-        return self._now() < self._shed_until and not self.draining
+    def shed(self, client: str, given_id: bytes | None) -> bytes | None:
+        """The whole answer, 429, to a prediction for which there is no room; None where there may be.
 
-    def shed(self, client: str, given_id: bytes | None) -> bytes:
-        """The whole answer, 429, to a prediction while `is_shedding`; counted and logged as any other.
+        It is counted and logged as any other. The reason that it gives may be `SHED_MOST` old.
 
         Args:
             client: its address.
@@ -194,9 +180,19 @@ class Service:
         """
         from vitascope.deploy.server.gate import log_access, refusal_parts
 
-        if self._shed_answer is None:
-            self._shed_answer = refusal_parts(self._shed_refusal)
-        self._last_refusal = self._now()
+        if self.draining or self._engine is None:
+            return None
+        now = self._now()
+        if now >= self._shed_until:
+            try:
+                self._check_places(1)
+                self._check_time()
+            except Overloaded as overload:
+                self._shed_answer = refusal_parts(_no_room(overload))
+                self._shed_until = now + min(max(SHED_SHARE * overload.ahead, SHED_LEAST), SHED_MOST)
+            else:
+                return None
+        self._last_refusal = now
         self.metrics.refused.inc()
         self.metrics.answered("/v1/predict", 429, 0.0)
         request_id = self.request_ids.of(given_id)
@@ -204,6 +200,15 @@ class Service:
             log_access(client, "POST", "/v1/predict", 429, 0.0, request_id)
         head, body = self._shed_answer
         return b"%sx-request-id: %s\r\n\r\n%s" % (head, request_id, body)
+
+    def _check_time(self) -> None:
+        """Refuse a prediction that could not be computed before its deadline."""
+        deadline = self.deadline(None)
+        if deadline <= self._now():
+            raise Overloaded(f"requests wait for {self.lag:.1f} s before they are seen", self.lag)
+        arrived = self.in_flight - self.arriving.requests
+        coming = max(0, arrived - self._batcher.waiting - self._batcher.computing)
+        self._batcher.check_room(self._predict, deadline, coming=coming)
 
     def _check_places(self, more: int) -> None:
         """Refuse `more` requests beyond the queue's places; those whose bodies are still read take none."""
@@ -384,7 +389,7 @@ class Service:
     def _refusal(self, overload: Overloaded) -> Refusal:
         self._last_refusal = self._now()
         self.metrics.refused.inc()
-        return Refusal(429, str(overload), retry_after=overload.retry_after)
+        return _no_room(overload)
 
     async def _load(self) -> None:
         """Open the model in the model's thread, and let it compute, so that no request meets a first time."""
@@ -437,6 +442,10 @@ class Service:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _no_room(overload: Overloaded) -> Refusal:
+    return Refusal(429, str(overload), retry_after=overload.retry_after)
 
 
 @contextmanager

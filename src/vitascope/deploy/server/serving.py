@@ -115,6 +115,11 @@ class Connection(SheddingProtocol):
         self.due, self._unsent = self.loop.time() + self._keep_alive, math.inf
         super().on_response_complete()
 
+    def on_shed(self) -> None:
+        """A request is refused before it becomes one of uvicorn's."""
+        self.due, self._unsent = self.loop.time() + self._keep_alive, math.inf
+        super().on_shed()
+
     @property
     def is_idle(self) -> bool:
         """Whether the server waits for the client, which has to send a request or to read an answer."""

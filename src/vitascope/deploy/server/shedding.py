@@ -40,12 +40,16 @@ class SheddingProtocol(HttpToolsProtocol):
         if self.cycle is None:
             self.cycle = cast("Any", _Answered())
         self.transport.write(answer)
-        self.on_response_complete()
+        self.on_shed()
+
+    def on_shed(self) -> None:
+        """A request is refused here: what uvicorn does after an answer, without its timer."""
+        self.server_state.total_requests += 1
 
     def _shed(self) -> bytes | None:
         """The refusal of a request, if it is a prediction, alone on a connection that stays open."""
         service: Service = cast("Any", self.config.app).state.service
-        if not service.is_shedding or self.url.partition(b"?")[0] != PREDICT:
+        if self.url.partition(b"?")[0] != PREDICT:
             return None
         answers_before = self.cycle is None or self.cycle.response_complete
         if not answers_before or self.pipeline or self.expect_100_continue:
