@@ -102,8 +102,9 @@ def test_table_of_a_load_has_a_cell_for_every_column() -> None:
         def rss(self, field: str) -> float:
             return 300.0
 
-    cells = serving.overload_cells(load.report(made), 3.0, 290.0, Resting(), 0.5)
+    cells = serving.overload_cells({**load.report(made), "own_cpu": 0.1}, 3.0, 0.9, 290.0, Resting(), 0.5)
     row = dict(zip(serving.OVERLOAD_HEADER[2:], cells, strict=True))
+    assert row["goodput"] == "0.90"
     assert (row["200"], row["429"], row["504"], row["other"]) == ("1", "1", "0", "1")
     assert (row["p99 ms"], row["RSS before, peak MiB"]) == ("100", "290, 300")
 

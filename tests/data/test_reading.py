@@ -211,6 +211,7 @@ SCRIPT = """
         if sys.argv[2] == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if sys.argv[2] == "stopped":
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
             os.killpg(0, signal.SIGINT)
 """
 

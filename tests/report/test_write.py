@@ -246,10 +246,10 @@ def test_data_in_another_place_are_shown_from_there(made, run, away, monkeypatch
 
 
 def test_other_data_than_the_run_was_measured_on_are_refused(run, tmp_path, capsys) -> None:
-    others = write_folder(tmp_path / "others", per_class=30, side=8, classes=(STRANGE, "light"))
+    others = write_folder(tmp_path / "others", per_class=30, side=9, classes=(STRANGE, "light"))
     before = (run / "report.html").read_bytes()
     assert main(["report", str(run), "--data", str(others)]) == 2
-    assert "the data are others by now" in capsys.readouterr().err
+    assert "none of the 4 images that the model was measured on is there" in capsys.readouterr().err
     assert (run / "report.html").read_bytes() == before
 
 

@@ -49,11 +49,11 @@ def test_a_killed_process_holds_nothing_even_where_a_worker_outlives_it(tmp_path
         assert f"process {os.getpid()} on " in (tmp_path / LOCK).read_text()
 
 
-@pytest.mark.parametrize("ending", [None, KeyboardInterrupt, UserError])
+@pytest.mark.parametrize("ending", [None, KeyboardInterrupt(), UserError("an end")])
 def test_it_is_free_again_however_the_run_ends(tmp_path: Path, ending) -> None:
     with run_lock(tmp_path), pytest.raises(UserError), run_lock(tmp_path):
         pass
-    with nullcontext() if ending is None else pytest.raises(ending), run_lock(tmp_path):
+    with nullcontext() if ending is None else pytest.raises(type(ending)), run_lock(tmp_path):
         if ending is not None:
             raise ending
     with run_lock(tmp_path):

@@ -130,6 +130,13 @@ def open_again(run: Run, data: str | None = None) -> tuple[Splits | None, str, s
         opened = open_run_data(run.folder, place, now=data, seed=seed, labelled=run.classifies)
     except UserError as error:
         return None, str(error), ""
+    found = opened.restored.found[opened.restored.record.final] if opened.restored is not None else None
+    if found is not None and not (found >= 0).any():
+        return (
+            None,
+            f"none of the {len(found):,} images that the model was measured on is there: {opened.note}",
+            "",
+        )
     if opened.note:
         log.warning("%s", opened.note)
     return opened.splits, "", opened.note

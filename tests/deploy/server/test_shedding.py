@@ -88,18 +88,19 @@ def test_everything_else_is_answered_meanwhile_on_the_same_connection(
     play(story())
 
 
-def test_shedding_ends_by_itself_and_is_never_begun_by_other_requests() -> None:
+def test_first_prediction_without_room_is_refused_below_the_routes_and_the_first_with_room_is_not() -> None:
     engine = HeldEngine()
 
     async def story() -> None:
-        async with serving(engine, queue=1) as client:
-            accepted = await client.holding(engine)
-            state = client.app.state.service
-            assert (await client.post("/v1/embed", content=grey(2))).status_code == 429
-            assert not state.is_shedding
-            assert (await client.predict(grey(2))).status_code == 429
-            await until(lambda: not state.is_shedding)
+        async with serving(engine, queue=1) as inside, over_http(inside.app) as client:
+            accepted = await inside.holding(engine)
+            state = inside.app.state.service
+            answer = await client.post("/v1/predict", content=grey(2), headers={"X-Request-ID": "mine"})
+            assert (answer.status_code, answer.headers["x-request-id"]) == (429, "mine")
+            assert "saturated" in refusal(await inside.get("/readyz"), 503)
             engine.go.set()
             assert (await accepted).status_code == 200
+            await until(lambda: state.in_flight == 0 and state._now() >= state._shed_until)
+            assert (await client.post("/v1/predict", content=grey(2))).status_code == 200
 
     play(story())
