@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitascope.report import write
 from vitascope.training import finish
 from vitascope.training.recipes import TrainConfig
 
@@ -49,11 +50,14 @@ def tiny_config(data: Path, **options: Any) -> TrainConfig:
 def undrawn() -> Iterator[None]:
     """Runs end without figures and a report, most of a tiny run's time; test_train looks at both.
 
+    A report that is written again has no new figures; test_write looks at those.
+
     They keep their checkpoints too, whose states tests compare; test_finish looks at their removal.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finish, "draw_figures", lambda *_: {})
         patch.setattr(finish, "draw_masked", lambda *_: {})
+        patch.setattr(write, "draw_again", lambda *_: None)
         patch.setattr(finish, "report_of", lambda trainer: trainer.run / "report.html")
         patch.setattr(finish, "remove_checkpoints", lambda run: None)
         yield
