@@ -1,6 +1,7 @@
 """Folders and digits: what becomes training, validation and test, and what is refused."""
 
 import itertools
+import os
 import shlex
 from pathlib import Path
 
@@ -205,6 +206,12 @@ def test_files_that_are_not_used_are_counted_by_their_kind(tmp_path: Path) -> No
         "cat: 7, dog: 6",
         "passed over: 2 .mov, 2 .txt, 1 .cr2, 1 .png, the folder Train/fox, which holds no image (1 .cr2)",
     ]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such names")
+def test_names_of_folders_do_not_write_on_the_terminal(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"cat\x1b[2J": 3, "dog": 3})
+    assert described(open_data(str(tmp_path)))[1] == "cat\\x1b[2J: 3, dog: 3"
 
 
 def test_many_classes_are_described_by_the_smallest_and_the_largest(tmp_path: Path) -> None:

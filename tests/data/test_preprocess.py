@@ -489,6 +489,7 @@ def test_a_strip_that_a_resize_would_make_huge_is_refused_by_name(tmp_path: Path
         ({"resize": "border"}, "needs resize_to"),
         ({"resize_to": 9}, "a height and a width in whole pixels, not 9"),
         ({"resize_to": (9, 0)}, "not \\(9, 0\\)"),
+        ({"resize_to": (True, 9)}, "not \\(True, 9\\)"),
         ({"resize_to": (9, 9), "crop_pct": 0.9}, "exclude each other"),
         ({"crop_rounding": "down"}, "need resize_to"),
         ({"resize_to": (9, 9), "side_rounding": "up"}, "unknown side_rounding 'up'"),

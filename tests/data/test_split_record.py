@@ -1,6 +1,7 @@
 """The record of a split: images are found again by name and content, whatever has happened to the folder."""
 
 import dataclasses
+import gzip
 import shutil
 from pathlib import Path
 
@@ -192,7 +193,7 @@ def test_what_cannot_be_opened_has_no_content(tmp_path: Path) -> None:
     assert content_of(tmp_path / "missing.png") == UNREADABLE
 
 
-@pytest.mark.parametrize("damage", ["cut", "garbage", "fewer", "version"])
+@pytest.mark.parametrize("damage", ["cut", "garbage", "fewer", "version", "nested"])
 def test_a_damaged_record_is_one_line(photos: Path, tmp_path: Path, damage: str) -> None:
     record, path = recorded(photos), tmp_path / "split.jsonl.gz"
     if damage == "fewer":
@@ -204,9 +205,9 @@ def test_a_damaged_record_is_one_line(photos: Path, tmp_path: Path, damage: str)
     elif damage == "garbage":
         path.write_bytes(b"no gzip")
     elif damage == "version":
-        import gzip
-
         path.write_bytes(gzip.compress(b'{"version": 99}\n'))
+    elif damage == "nested":
+        path.write_bytes(gzip.compress(b"[" * 100_000))
     with pytest.raises(UserError, match=r"split\.jsonl\.gz.* (damaged|version 99)") as refused:
         SplitRecord.read(path)
     assert "\n" not in str(refused.value)

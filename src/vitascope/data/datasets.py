@@ -31,7 +31,7 @@ from vitascope.data.preprocess import ImageError, ImageSource, header_size
 from vitascope.data.split_record import Inventory
 from vitascope.data.splits import TEST_SHARE, VAL_SHARE, ImageSet, Splits, stratified_split
 from vitascope.data.unpack import is_archive, unpack
-from vitascope.errors import UserError, nearest, nearest_path
+from vitascope.errors import UserError, nearest, nearest_path, printable
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -241,7 +241,7 @@ def described(splits: Splits) -> list[str]:
         lines.append(_per_class(counts))
     if splits.passed_over:
         lines.append(f"passed over: {', '.join(splits.passed_over)}")
-    return lines
+    return [printable(line) for line in lines]  # names of folders and files may be anything
 
 
 def _per_class(counts: Mapping[str, int]) -> str:

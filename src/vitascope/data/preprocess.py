@@ -326,7 +326,7 @@ class Preprocess:
             return
         sides = self.resize_to
         is_pair = isinstance(sides, list | tuple) and len(sides) == 2
-        if not (is_pair and all(isinstance(side, int) and side > 0 for side in sides)):
+        if not (is_pair and all(type(side) is int and side > 0 for side in sides)):
             raise UserError(f"resize_to is a height and a width in whole pixels, not {sides!r}")
         if self.crop_pct != 1:
             raise UserError(f"crop_pct {self.crop_pct} and resize_to {list(sides)} exclude each other")

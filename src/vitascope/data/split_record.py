@@ -38,6 +38,8 @@ PIECE = 4096
 """Bytes of each of the pieces of a larger file that are hashed, `WHOLE` in all."""
 UNREADABLE = "unreadable"
 """The content of a file that cannot be opened."""
+_FAULTS = (OSError, EOFError, zlib.error, RecursionError)
+"""What reading gzip and JSON raises, beside ValueError, for files that hold something else."""
 _THREADS = 16
 _NAMED = 3  # images that a message names
 
@@ -211,7 +213,7 @@ class SplitRecord:
             record = cls(tuple(head["class_names"]), parts, head["data"])
             if record.images() != head["images"] or not {"train", "val"} <= parts.keys():
                 raise ValueError(f"{record.images()} of {head['images']} images")
-        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (*_FAULTS, ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(
