@@ -1,6 +1,7 @@
 """Files that are whole or the old ones, and failures to write them."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,15 @@ def test_weights_that_cannot_be_written_get_the_way_out_too(tmp_path: Path) -> N
 def test_a_closed_pipe_is_no_failure_to_write_a_file(tmp_path: Path) -> None:
     with pytest.raises(BrokenPipeError), explaining_failure(tmp_path, "the page", "make room"):
         raise BrokenPipeError
+
+
+def test_two_processes_may_replace_a_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.html"
+    with replacing(path) as first:
+        first.write_text("first")
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with replacing(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]

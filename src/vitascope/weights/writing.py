@@ -67,8 +67,11 @@ def settle(aside: Path, path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to instead: the file is renamed to `path` when it is whole, and removed otherwise."""
-    aside = path.with_name(f".{path.name}")
+    """A path to write to instead: the file is renamed to `path` when it is whole, and removed otherwise.
+
+    Each process has a path of its own, since two may write the same report; the last one to end stays.
+    """
+    aside = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         yield aside
         settle(aside, path)
