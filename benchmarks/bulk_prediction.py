@@ -35,10 +35,10 @@ import vitascope as vs
 from contest import describe_machine, describe_versions, positive, rate
 from reports import markdown_table, note, publish
 from vitascope.data.reading import StreamingPool
-from vitascope.deploy.bulk import AnswerFile
-from vitascope.deploy.engine import Engine, TorchEngine, open_engine
-from vitascope.deploy.predictor import Predictor
-from vitascope.deploy.streaming import find_pictures
+from vitascope.deploy.predict.bulk import AnswerFile
+from vitascope.deploy.predict.engine import Engine, TorchEngine, open_engine
+from vitascope.deploy.predict.predictor import Predictor
+from vitascope.deploy.predict.streaming import find_pictures
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.weights.store import default_preprocess
 

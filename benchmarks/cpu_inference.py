@@ -44,7 +44,7 @@ from exported import RUNTIMES, exported_engine, exported_entrant, int8_matmul_en
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.preprocess import ImageSource
-from vitascope.deploy.engine import Engine, open_engine
+from vitascope.deploy.predict.engine import Engine, open_engine
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import bf16_units
 from vitascope.model.sizes import named_config

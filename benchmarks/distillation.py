@@ -24,7 +24,7 @@ from reports import markdown_table, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.model.hardware import resolve_device, resolve_precision
-from vitascope.training.distill import both_heads
+from vitascope.training.tasks.distill import both_heads
 from vitascope.weights.store import load_pretrained
 
 HYBRID = "hybrid"

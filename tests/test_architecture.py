@@ -98,7 +98,7 @@ def test_model_needs_nothing_but_torch(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_nothing_imports_the_libraries_we_are_compared_with(path: Path) -> None:
-    allowed = {"timm", "transformers"} if module_of(path) == "vitascope.training.teachers" else set()
+    allowed = {"timm", "transformers"} if module_of(path) == "vitascope.training.tasks.teachers" else set()
     peers = {"timm", "transformers", "torchvision"} - allowed
     assert not {name.split(".")[0] for name in imports(path)} & peers
 

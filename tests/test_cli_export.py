@@ -85,7 +85,7 @@ def test_export_of_a_run_goes_into_its_folder(tmp_path: Path) -> None:
 
 def test_program_for_pixels_and_classes_without_names_is_a_program(tmp_path: Path) -> None:
     from vitascope.cli.export import usage
-    from vitascope.deploy.artefact import Metadata
+    from vitascope.deploy.predict.exported_model import Metadata
 
     fit = Preprocess(image_size=(32, 24), channels=1, mean=(0.5,), std=(0.5,), exif_orientation=False)
     about = Metadata(preprocess=fit, class_names=(), num_classes=5, input="pixels", model={})

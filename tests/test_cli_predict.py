@@ -12,8 +12,8 @@ import pytest
 from tests.model import small_model
 from tests.test_cli import here, place, refusal  # noqa: F401 - fixtures
 from vitascope.cli import main
-from vitascope.deploy.bulk import AnswerFile
-from vitascope.deploy.predictor import Answer
+from vitascope.deploy.predict.bulk import AnswerFile
+from vitascope.deploy.predict.predictor import Answer
 from vitascope.weights.store import save_pretrained
 
 RUN = ["predict", "runs/tiny"]

@@ -12,8 +12,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from vitascope import explain
-    from vitascope.deploy.export import export
-    from vitascope.deploy.predictor import Prediction, Predictor
+    from vitascope.deploy.export.export import export
+    from vitascope.deploy.predict.predictor import Prediction, Predictor
     from vitascope.errors import UserError
     from vitascope.model.config import ViTConfig
     from vitascope.model.resnet import ResNet
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from vitascope.weights.store import create_model, from_pretrained, save_pretrained
 
 _HOMES = {
-    "Prediction": "deploy.predictor",
-    "Predictor": "deploy.predictor",
+    "Prediction": "deploy.predict.predictor",
+    "Predictor": "deploy.predict.predictor",
     "ResNet": "model.resnet",
     "ResNetConfig": "model.resnet_config",
     "Trace": "model.trace",
@@ -36,7 +36,7 @@ _HOMES = {
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
     "create_model": "weights.store",
-    "export": "deploy.export",
+    "export": "deploy.export.export",
     "from_pretrained": "weights.store",
     "list_models": "model.sizes",
     "pretrain": "training.train",

@@ -22,7 +22,7 @@ from tests.data import noise, write_picture
 from tests.explain import MODELS
 from tests.model import small_model, small_resnet
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.engine import Engine, TorchEngine
+from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.attention_pack import normalized
 from vitascope.deploy.server.samples import samples_for

@@ -12,7 +12,7 @@ from torch import nn
 from tests.model import randomize
 from tests.peers.comparison import relative_error
 from vitascope.errors import UserError
-from vitascope.training.teachers import open_teacher
+from vitascope.training.tasks.teachers import open_teacher
 
 NAMES = ("ant", "bee", "cat")
 

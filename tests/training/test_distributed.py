@@ -15,7 +15,7 @@ from tests.training import tiny_config, undrawn, write_folder
 from vitascope.errors import UserError
 from vitascope.report.records import read_metrics
 from vitascope.training import loop, train
-from vitascope.training.checkpoint import checkpoints, save_checkpoint
+from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint
 from vitascope.training.distributed import by_first, gather, largest, sum_over_processes
 from vitascope.training.recipes import TrainConfig
 from vitascope.weights.store import from_pretrained

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 
 from vitascope.errors import UserError
-from vitascope.training.checkpoint import (
+from vitascope.training.checkpoint.folders import (
     checkpoints,
     load_checkpoint,
     load_checkpoint_at,

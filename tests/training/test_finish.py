@@ -15,7 +15,7 @@ from vitascope.errors import UserError
 from vitascope.model.classifier import build
 from vitascope.report.records import load_predictions, read_metrics
 from vitascope.training import finish, train
-from vitascope.training.checkpoint import load_checkpoint
+from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.defaults import resolve_config
 from vitascope.training.evaluate import evaluate_pretrained
 from vitascope.training.loop import Trainer

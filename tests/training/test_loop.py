@@ -17,7 +17,7 @@ from vitascope.data.loading import Batch, Loader
 from vitascope.errors import UserError
 from vitascope.report.records import read_metrics
 from vitascope.training import loop, train
-from vitascope.training.checkpoint import checkpoints, load_checkpoint, load_checkpoint_at
+from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint, load_checkpoint_at
 from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import layer_of, learning_rate

@@ -16,7 +16,7 @@ from vitascope.data.loading import Loader
 from vitascope.errors import UserError
 from vitascope.report.records import read_metrics
 from vitascope.training import loop, train
-from vitascope.training.checkpoint import STATE, checkpoints, load_checkpoint_at
+from vitascope.training.checkpoint.folders import STATE, checkpoints, load_checkpoint_at
 from vitascope.training.recipes import TrainConfig
 from vitascope.weights.store import from_pretrained
 

@@ -8,10 +8,10 @@ from tests.training import tiny_config, write_folder
 from vitascope.errors import Interrupted
 from vitascope.report.records import read_metrics
 from vitascope.training import finish, train
-from vitascope.training.checkpoint import checkpoints
-from vitascope.training.classify import Classify
+from vitascope.training.checkpoint.folders import checkpoints
 from vitascope.training.loop import Trainer
 from vitascope.training.signals import stop_signals
+from vitascope.training.tasks.classify import Classify
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -20,12 +20,12 @@ from vitascope.data.datasets import Splits, open_data
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.training import train
-from vitascope.training.classify import Classify
 from vitascope.training.defaults import resolve_config
 from vitascope.training.optim import MOMENTUM, learning_rate, peak_rate
 from vitascope.training.options import Engine
 from vitascope.training.recipes import RECIPES, TrainConfig
 from vitascope.training.start import augmentation_of, identity, make_task, refuse_other, start_model
+from vitascope.training.tasks.classify import Classify
 from vitascope.weights.store import load_pretrained, save_pretrained
 
 

@@ -14,7 +14,7 @@ from tests.training import tiny_config, undrawn, write_folder
 from vitascope.errors import Interrupted, UserError
 from vitascope.report.records import read_metrics
 from vitascope.training import loop, train
-from vitascope.training.checkpoint import checkpoints
+from vitascope.training.checkpoint.folders import checkpoints
 from vitascope.training.recipes import TrainConfig
 from vitascope.weights.store import from_pretrained, load_pretrained
 

@@ -13,7 +13,7 @@ import tyro
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
-    from vitascope.deploy.throughput import Throughput
+    from vitascope.deploy.predict.throughput import Throughput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Bench:
             raise UserError("nothing to measure: --batch-sizes and --precisions need a value each, at least")
         if not self.seconds > 0:
             raise UserError(f"--seconds must be above 0, not {self.seconds:g}")
-        from vitascope.deploy.throughput import subject
+        from vitascope.deploy.predict.throughput import subject
         from vitascope.model.hardware import reuse_freed_memory
 
         reuse_freed_memory()

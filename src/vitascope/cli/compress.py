@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from vitascope.data.datasets import ImageSet
     from vitascope.data.preprocess import Preprocess
-    from vitascope.deploy.engine import TorchEngine
+    from vitascope.deploy.predict.engine import TorchEngine
     from vitascope.model.classifier import Classifier
     from vitascope.weights.store import Loaded
 
@@ -83,7 +83,7 @@ class Compress:
             print(f"train on: vitascope train --data {self._data() or 'DATA'} --weights {self.out}")
 
     def _compressed(self, loaded: Loaded) -> Classifier:
-        from vitascope.deploy.compress import merge_tokens, prune
+        from vitascope.deploy.export.compress import merge_tokens, prune
         from vitascope.model.hardware import resolve_device
 
         model = loaded.model
@@ -138,8 +138,8 @@ class Compress:
 
     def _compare(self, models: dict[str, Loaded], images: ImageSet | None) -> None:
         """Print parameters, operations, speed and accuracy side by side."""
-        from vitascope.deploy.compress import measure_speed
-        from vitascope.deploy.engine import TorchEngine
+        from vitascope.deploy.export.compress import measure_speed
+        from vitascope.deploy.predict.engine import TorchEngine
 
         engines = {
             name: TorchEngine(each.model, each.preprocess, precision=self.precision, device=self.device)

@@ -22,8 +22,8 @@ from vitascope.training.options import MaybeInt
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from vitascope.deploy.bulk import AnswerFile, Tally
-    from vitascope.deploy.predictor import Answer, Predictor
+    from vitascope.deploy.predict.bulk import AnswerFile, Tally
+    from vitascope.deploy.predict.predictor import Answer, Predictor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Predict:
             raise UserError("no pictures given: vitascope predict MODEL PICTURE [PICTURE ...]")
         if self.resume and self.out is None:
             raise UserError("--resume goes on with a file: name it with --out")
-        from vitascope.deploy.predictor import Predictor, check_top_k, check_workers
+        from vitascope.deploy.predict.predictor import Predictor, check_top_k, check_workers
         from vitascope.model.hardware import reuse_freed_memory
 
         check_top_k(self.top_k)
@@ -77,15 +77,15 @@ class Predict:
         elif self.out is None:
             self._stream(predictor, None)
         else:
-            from vitascope.deploy.bulk import AnswerFile
+            from vitascope.deploy.predict.bulk import AnswerFile
 
             with AnswerFile(self.out, predictor.engine, self.top_k, resume=self.resume) as file:
                 self._stream(predictor, file)
 
     def _check_places(self) -> None:
         """Reject what would fail later, before the model is loaded."""
-        from vitascope.deploy.bulk import check_out
-        from vitascope.deploy.streaming import find_pictures
+        from vitascope.deploy.predict.bulk import check_out
+        from vitascope.deploy.predict.streaming import find_pictures
 
         for place in self.images:
             if not os.path.exists(place):
@@ -97,7 +97,7 @@ class Predict:
 
     def _print_all(self, predictor: Predictor) -> None:
         """Answer picture files, and print when all are answered."""
-        from vitascope.deploy.bulk import Tally, as_line
+        from vitascope.deploy.predict.bulk import Tally, as_line
 
         workers = 0 if self.workers is None and len(self.images) <= self.batch_size else self.workers
         answers = list(predictor.stream(self.images, self.top_k, workers=workers))
@@ -115,8 +115,8 @@ class Predict:
 
     def _stream(self, predictor: Predictor, file: AnswerFile | None) -> None:
         """Answer pictures one after the other, into the file or on standard output."""
-        from vitascope.deploy.bulk import Tally
-        from vitascope.deploy.streaming import find_pictures
+        from vitascope.deploy.predict.bulk import Tally
+        from vitascope.deploy.predict.streaming import find_pictures
         from vitascope.training.signals import stop_signals
 
         paths = find_pictures(self.images)
@@ -145,7 +145,7 @@ class Predict:
         """A bar on a terminal, unless answers are printed there; the pictures are counted for it first."""
         from tqdm import tqdm
 
-        from vitascope.deploy.streaming import find_pictures
+        from vitascope.deploy.predict.streaming import find_pictures
 
         shown = sys.stderr.isatty() and (file is not None or not sys.stdout.isatty())
         return tqdm(
@@ -159,7 +159,7 @@ class Predict:
         )
 
     def _print(self, answer: Answer) -> None:
-        from vitascope.deploy.bulk import as_line
+        from vitascope.deploy.predict.bulk import as_line
 
         if self.json:
             sys.stdout.write(as_line(answer))

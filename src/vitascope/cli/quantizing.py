@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from vitascope.data.preprocess import ImageSource
     from vitascope.data.splits import ImageSet
-    from vitascope.deploy.graph import InputMode
-    from vitascope.deploy.measure import Comparison, Measured
-    from vitascope.deploy.quantize import Quantization
+    from vitascope.deploy.export.graph import InputMode
+    from vitascope.deploy.export.measure import Comparison, Measured
+    from vitascope.deploy.export.quantize import Quantization
     from vitascope.weights.store import Loaded
 
 
@@ -46,9 +46,9 @@ def export_int8(
     Raises:
         UserError: as `deploy.export.export` and `deploy.quantize.quantize`.
     """
-    from vitascope.deploy.export import export
-    from vitascope.deploy.quantize import quantize
-    from vitascope.deploy.writers import FORMATS, check_path
+    from vitascope.deploy.export.export import export
+    from vitascope.deploy.export.quantize import quantize
+    from vitascope.deploy.export.writers import FORMATS, check_path
 
     check_path(out, FORMATS[format])
     calibration, test = pictures

@@ -12,9 +12,9 @@ from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import MATTERS_WITH
 from vitascope.model.resnet_shapes import total_stride
 from vitascope.model.sizes import ModelConfig, named_config
-from vitascope.training.masked import body_config
 from vitascope.training.options import Architecture
 from vitascope.training.recipes import TrainConfig
+from vitascope.training.tasks.masked import body_config
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.store import adapted, pretrained_config
 

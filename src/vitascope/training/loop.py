@@ -22,7 +22,14 @@ from vitascope.errors import Interrupted, UserError
 from vitascope.model.classifier import build
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
 from vitascope.model.sizes import ModelConfig
-from vitascope.training.checkpoint import checkpoints, save_checkpoint, to_resume
+from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint, to_resume
+from vitascope.training.checkpoint.state import (
+    all_finite,
+    model_state,
+    optimizer_state,
+    restore_model,
+    restore_optimizer,
+)
 from vitascope.training.distributed import (
     gather,
     is_first,
@@ -40,14 +47,7 @@ from vitascope.training.recipes import TrainConfig
 from vitascope.training.run import Recorder
 from vitascope.training.signals import Stop, stop_signals
 from vitascope.training.start import augmentation_of, identity, make_task, refuse_other, start_model
-from vitascope.training.state import (
-    all_finite,
-    model_state,
-    optimizer_state,
-    restore_model,
-    restore_optimizer,
-)
-from vitascope.training.task import Examples, Sums
+from vitascope.training.tasks.task import Examples, Sums
 from vitascope.weights.store import save_pretrained
 from vitascope.weights.writing import explaining_failure
 

@@ -18,14 +18,14 @@ from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import ModelConfig
-from vitascope.training.classify import Classify
-from vitascope.training.distill import Distill
 from vitascope.training.distributed import is_first
-from vitascope.training.masked import Masked
 from vitascope.training.options import Engine
 from vitascope.training.recipes import GROUP_OF, TrainConfig
-from vitascope.training.task import Task
-from vitascope.training.teachers import open_teacher
+from vitascope.training.tasks.classify import Classify
+from vitascope.training.tasks.distill import Distill
+from vitascope.training.tasks.masked import Masked
+from vitascope.training.tasks.task import Task
+from vitascope.training.tasks.teachers import open_teacher
 from vitascope.weights.own import default_preprocess
 from vitascope.weights.store import load_pretrained, transfer
 

@@ -18,7 +18,12 @@ from vitascope.model.hardware import explaining_memory
 from vitascope.model.sizes import ModelConfig
 from vitascope.report.records import open_run_data
 from vitascope.report.wording import counted
-from vitascope.training.checkpoint import checkpoints, load_checkpoint, load_checkpoint_at, set_aside_newer
+from vitascope.training.checkpoint.folders import (
+    checkpoints,
+    load_checkpoint,
+    load_checkpoint_at,
+    set_aside_newer,
+)
 from vitascope.training.defaults import resolve_config
 from vitascope.training.distributed import (
     by_all,

@@ -19,7 +19,7 @@ from PIL import Image
 from tests.data import noise
 from tests.model import small_model
 from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
-from vitascope.deploy.engine import Engine, TorchEngine
+from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.server import decoder
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.serving import GracefulServer, listen, server_of

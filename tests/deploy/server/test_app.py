@@ -23,8 +23,8 @@ from tests.deploy.server.served import (
     torch_engine,
 )
 from tests.model import small_resnet
-from vitascope.deploy.engine import TorchEngine
-from vitascope.deploy.predictor import Predictor
+from vitascope.deploy.predict.engine import TorchEngine
+from vitascope.deploy.predict.predictor import Predictor
 from vitascope.explain.methods import METHODS
 from vitascope.explain.rollout import rollout
 from vitascope.weights.store import default_preprocess

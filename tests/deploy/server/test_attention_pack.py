@@ -14,7 +14,7 @@ from tests.explain import MODELS
 from tests.model import small_model, small_resnet
 from vitascope import explain
 from vitascope.data.preprocess import Pixels, Preprocess
-from vitascope.deploy.engine import Engine, TorchEngine
+from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.server.attention_pack import (
     pack_attention,
     pack_heatmap,

@@ -16,7 +16,7 @@ from safetensors.torch import load
 from tests.data import noise
 from tests.model import small_model
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.engine import TorchEngine
+from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
 from vitascope.deploy.server.explorer import KINDS, web_files

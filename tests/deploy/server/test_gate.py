@@ -17,7 +17,7 @@ from tests.deploy.server.served import (
     serving,
     until,
 )
-from vitascope.deploy.engine import TorchEngine
+from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.server.settings import Settings
 
 

@@ -10,7 +10,7 @@ from fastapi.openapi.models import OpenAPI
 from pydantic import TypeAdapter
 
 from tests.deploy.server.served import HeldEngine, grey, picture, play, refusal, serving
-from vitascope.deploy.engine import TorchEngine
+from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.server import answers
 
 

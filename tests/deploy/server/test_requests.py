@@ -22,7 +22,7 @@ from tests.deploy.server.served import (
     serving,
     until,
 )
-from vitascope.deploy.engine import TorchEngine
+from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.server.requests import Arriving
 
 RAW = {"content-type": "application/octet-stream"}

@@ -19,7 +19,7 @@ from tests.deploy.server.served import (
     serving,
     until,
 )
-from vitascope.deploy.engine import TorchEngine
+from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.errors import UserError
 
 

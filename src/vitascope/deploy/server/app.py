@@ -31,7 +31,7 @@ from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
-    from vitascope.deploy.engine import Engine
+    from vitascope.deploy.predict.engine import Engine
 
 PNG = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
 OF_A_FILE = (413, 422)

@@ -30,7 +30,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vitascope.data.preprocess import Pixels
-from vitascope.deploy.engine import Engine, TorchEngine
+from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.server.explaining import images_at_once
 from vitascope.errors import UserError
 from vitascope.explain.attention import check_head, check_layer, layer_attention, read_rows

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from vitascope.data.preprocess import Pixels
-from vitascope.deploy.engine import TorchEngine
+from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.errors import UserError, check_choice
 from vitascope.explain.methods import METHODS, methods_for
 from vitascope.explain.plots import enlarged, overlay

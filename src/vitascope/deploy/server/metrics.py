@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.multiprocess import MultiProcessCollector
 
 if TYPE_CHECKING:
-    from vitascope.deploy.engine import Engine
+    from vitascope.deploy.predict.engine import Engine
 
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable that tells prometheus_client where workers keep their numbers for each other."""

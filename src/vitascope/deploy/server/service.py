@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from vitascope.data.preprocess import Pixels
-    from vitascope.deploy.engine import Engine
+    from vitascope.deploy.predict.engine import Engine
 
 R = TypeVar("R")
 SPARE = 5.0
@@ -349,7 +349,7 @@ class Service:
         Raises:
             Refusal: 501, it is an exported file; 503, it is not loaded.
         """
-        from vitascope.deploy.engine import TorchEngine
+        from vitascope.deploy.predict.engine import TorchEngine
 
         if not isinstance(self.engine, TorchEngine):
             raise Refusal(501, f"this needs the model itself; what is served is {self.engine.description}")
@@ -451,7 +451,7 @@ def _no_room(overload: Overloaded) -> Refusal:
 @contextmanager
 def _few_threads(engine: Engine, pictures: int) -> Iterator[None]:
     """One thread for a batch so small that threads would wait for each other, and for those that serve."""
-    from vitascope.deploy.engine import TorchEngine
+    from vitascope.deploy.predict.engine import TorchEngine
     from vitascope.model.hardware import suitable_threads
 
     if not isinstance(engine, TorchEngine):

@@ -32,7 +32,7 @@ from vitascope.errors import UserError
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from vitascope.deploy.engine import Engine
+    from vitascope.deploy.predict.engine import Engine
 
 FAREWELL = 1.0
 """Seconds that open connections have, once the port is closed, to send a last request and get its 503."""
@@ -411,7 +411,7 @@ def open_for_serving(ref: str, precision: str, device: str, threads: int) -> Eng
     """The engine of a MODEL argument or an exported file, with a number of threads to compute with."""
     import torch
 
-    from vitascope.deploy.engine import open_engine
+    from vitascope.deploy.predict.engine import open_engine
     from vitascope.model.hardware import reuse_freed_memory
 
     reuse_freed_memory()

@@ -1,0 +1,1 @@
+"""Exported files, int8 and compression."""

@@ -1,0 +1,1 @@
+"""Prediction: engines, the predictor, folders of any size."""

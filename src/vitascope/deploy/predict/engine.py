@@ -1,0 +1,217 @@
+"""`Engine`: what answers pixels with probabilities, a model in torch or an exported file in its own runtime.
+
+`Predictor`, the server and every measurement work with an engine, and so with either.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
+from vitascope.errors import UserError
+from vitascope.model.classifier import Classifier
+from vitascope.model.hardware import resolve_device, resolve_precision
+from vitascope.model.packed import predicting_copy
+from vitascope.model.sizes import architecture_of
+from vitascope.weights.store import load_pretrained
+
+
+class Engine(ABC):
+    """Answers pixels with probabilities."""
+
+    name = ""
+    """The model's name: that of its file or folder, or its hub id; empty if it was not opened by a name."""
+    architecture = ""
+    """Its named size, or a phrase; empty where it is not known."""
+    preprocess: Preprocess
+    """From any picture to its pixels."""
+    class_names: tuple[str, ...]
+    """Of the K classes; empty where they have no names."""
+    num_classes: int
+    """K; 0 of a model without a head."""
+    own_pixels = False
+    """Whether `pixels` does other than `preprocess.pixels`, which other processes can do as well."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What answers, and where, for people: `torch, auto precision, on cpu`."""
+
+    @property
+    def reader(self) -> Callable[[ImageSource], Pixels]:
+        """The function behind `pixels`. It can be pickled and needs no model: other processes can call it."""
+        return self.preprocess.pixels
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the weights in hexadecimal, computed when it is first read; empty without weights."""
+        return ""
+
+    def pixels(self, image: ImageSource) -> Pixels:
+        """A picture as `probabilities` takes it, uint8 (C, H, W).
+
+        Raises:
+            ImageError: it cannot be read.
+        """
+        return self.reader(image)
+
+    @abstractmethod
+    def probabilities(self, pixels: Tensor) -> Tensor:
+        """uint8 (B, C, H, W), on the CPU, to probabilities (B, K), float32, on the CPU.
+
+        Raises:
+            UserError: a model without a head.
+        """
+
+    def outputs(self, pixels: Tensor) -> Tensor:
+        """Probabilities (B, K), or of a model without a head its features (B, D): what it costs to answer."""
+        return self.probabilities(pixels)
+
+    def check_classes(self) -> None:
+        """Reject a model without a head.
+
+        Raises:
+            UserError: it has none.
+        """
+        if not self.num_classes:
+            raise UserError("this model has no head: it gives features (`model.embed`), not classes")
+
+    def label(self, index: int) -> str:
+        """A class's name, or its index as text."""
+        return self.class_names[index] if self.class_names else str(index)
+
+    def answer(self, pictures: Sequence[Pixels]) -> Tensor:
+        """Probabilities (B, K) of pictures that may differ in size; those of one size go together."""
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for place, picture in enumerate(pictures):
+            by_shape.setdefault(picture.shape, []).append(place)
+        found = torch.empty(len(pictures), self.num_classes)
+        for places in by_shape.values():
+            stack = torch.stack([torch.from_numpy(pictures[place]) for place in places])  # (b, C, H, W)
+            found[places] = self.probabilities(stack)
+        return found
+
+
+class TorchEngine(Engine):
+    """A model in torch, in the precision that suits the hardware, the shape and the batch.
+
+    Args:
+        model: of any kind; one without a head gives features, and no probabilities.
+        preprocess: the preprocessing that it was trained with.
+        precision: `auto`, `fp32` or `bf16`.
+        device: `auto`, or a torch device.
+
+    Raises:
+        UserError: a device that is not there.
+    """
+
+    def __init__(
+        self, model: Classifier, preprocess: Preprocess, *, precision: str = "auto", device: str = "auto"
+    ) -> None:
+        gives_classes = model.config.gives_classes
+        self.preprocess = preprocess
+        self.config = model.config
+        self.architecture = architecture_of(model.config)
+        self.class_names = model.config.class_names if gives_classes else ()
+        self.num_classes = model.config.num_classes if gives_classes else 0
+        self.precision = precision
+        self.device = resolve_device(device)
+        self.model = model.eval().to(self.device, torch.float32)
+        self._in_dtype: dict[torch.dtype, Classifier] = {torch.float32: self.model}
+
+    @property
+    def description(self) -> str:
+        """`torch, auto precision, on cpu`."""
+        return f"torch, {self.precision} precision, on {self.device}"
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 over the name, shape and float32 bytes of every tensor in the order of the names.
+
+        The same weights have the same digest, whatever kind of file they came from.
+        """
+        found = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            found.update(f"{name} {tuple(tensor.shape)}\n".encode())
+            found.update(tensor.cpu().contiguous().numpy().data)
+        return found.hexdigest()
+
+    @torch.inference_mode()
+    def probabilities(self, pixels: Tensor) -> Tensor:
+        """uint8 (B, C, H, W) to probabilities (B, K), float32, on the CPU.
+
+        Raises:
+            UserError: a model without a head.
+        """
+        self.check_classes()
+        model, images = self._prepared(pixels)
+        return model(images).float().softmax(dim=1).cpu()
+
+    def outputs(self, pixels: Tensor) -> Tensor:
+        """Probabilities (B, K), or of a model without a head its features (B, D)."""
+        return self.probabilities(pixels) if self.num_classes else self.embed(pixels)
+
+    @torch.inference_mode()
+    def embed(self, pixels: Tensor) -> Tensor:
+        """uint8 (B, C, H, W) to the pooled representation (B, D), float32, on the CPU."""
+        model, images = self._prepared(pixels)
+        return model.embed(images).float().cpu()
+
+    def _prepared(self, pixels: Tensor) -> tuple[Classifier, Tensor]:
+        """The model in the precision for a batch, and the batch normalized in it."""
+        dtype = resolve_precision(self.precision, self.config, self.device, len(pixels), training=False)
+        if dtype not in self._in_dtype:  # a copy in another precision is made once and kept
+            self._in_dtype[dtype] = predicting_copy(self.model, dtype)
+        return self._in_dtype[dtype], self.preprocess.normalize(pixels.to(self.device)).to(dtype)
+
+
+def open_engine(
+    ref: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    precision: str = "auto",
+    device: str = "auto",
+) -> Engine:
+    """The engine of a MODEL argument, or of an exported file.
+
+    Args:
+        ref: a MODEL argument, an exported file (`.onnx`, `.xml`), or a folder with one.
+        revision: of a hub id.
+        precision: `auto`, `fp32` or `bf16`.
+        device: `auto`, or a torch device; exported files run on the CPU.
+
+    Raises:
+        CheckpointError: as `from_pretrained`.
+        UserError: as `TorchEngine`, or as `open_artefact`.
+    """
+    from vitascope.deploy.predict.runtimes import (  # which are engines, and import this
+        artefact_at,
+        open_artefact,
+    )
+
+    file = artefact_at(ref)
+    engine: Engine
+    if file is not None:
+        engine = open_artefact(file, precision=precision, device=device)
+    else:
+        loaded = load_pretrained(ref, revision)
+        engine = TorchEngine(loaded.model, loaded.preprocess, precision=precision, device=device)
+    engine.name = name_of(ref)
+    return engine
+
+
+def name_of(ref: str | os.PathLike[str]) -> str:
+    """The name of a MODEL argument: of a file or folder its own, without those above it; else a hub id."""
+    text = os.fspath(ref)
+    for path in (Path(os.path.expanduser(part)) for part in (text, text.partition(":")[2]) if part):
+        if path.exists():
+            return path.resolve().name
+    return text

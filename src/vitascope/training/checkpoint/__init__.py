@@ -1,0 +1,1 @@
+"""The state of an unfinished run on the disk."""

@@ -1,0 +1,379 @@
+"""Exported files: the answers of the model, in every runtime, from the file alone."""
+
+import dataclasses
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.data import noise, write_picture
+from tests.deploy.server.served import encoded, play, serving
+from tests.model import small_model, small_resnet
+from vitascope.data.preprocess import Preprocess
+from vitascope.deploy.export import export as exporting
+from vitascope.deploy.export.export import export
+from vitascope.deploy.export.writers import FORMATS, Format
+from vitascope.deploy.predict.engine import TorchEngine, open_engine
+from vitascope.deploy.predict.exported_model import ArtefactError, ExportedEngine, Metadata
+from vitascope.deploy.predict.predictor import Predictor
+from vitascope.deploy.predict.runtimes import ProgramEngine
+from vitascope.errors import UserError
+from vitascope.model.vit import VisionTransformer
+
+NAMES = ("ant\n\x00", "béè <&>", 'cat "x"', "\ud800", "eel")
+SIZES = [(64, 40), (50, 90), (24, 24), (50, 90)]
+
+MODELS = {
+    # One model a format, of options whose graphs were hard to get right.
+    "onnx": lambda: telling(
+        small_model(
+            depth=1,
+            stem="resnet",
+            resnet_layers=(1,),
+            resnet_width=4,
+            positions="relative",
+            class_names=NAMES,
+        )
+    ),
+    "openvino": lambda: telling(
+        small_model(depth=1, positions="rotary", num_registers=2, distillation_token=True, class_names=NAMES)
+    ),
+    "torch": lambda: small_resnet(layers=(1,), in_channels=1, class_names=NAMES),
+}
+
+
+@torch.no_grad()
+def telling(model: VisionTransformer) -> VisionTransformer:
+    """With answers that depend on the picture: the same without what every picture has in common."""
+    fit = fit_for(3)
+    ready = torch.stack([torch.from_numpy(fit.pixels(picture)) for picture in pictures()])
+    common = model(fit.normalize(ready)).mean(dim=0)  # (K,)
+    for head in (module for module in model.head.modules() if isinstance(module, torch.nn.Linear)):
+        head.bias -= common
+    return model
+
+
+# And of each rule of resizing and cropping; by default our own.
+RULES: dict[str, dict[str, Any]] = {
+    "onnx": {"crop_pct": 1.0, "resize_to": (37, 37), "crop_rounding": "down"},
+    "openvino": {"crop_pct": 1.0, "resize": "border", "resize_to": (35, 35), "side_rounding": "nearest"},
+    "torch": {},
+}
+
+NEEDED = {"onnx": ("onnxscript", "onnxruntime"), "openvino": ("openvino",), "torch": ()}
+
+
+def fit_for(channels: int) -> Preprocess:
+    half = (0.4,) * channels
+    return Preprocess(image_size=(32, 32), channels=channels, crop_pct=0.9, mean=half, std=(0.3,) * channels)
+
+
+def pictures() -> list[np.ndarray]:
+    """Smooth pictures, as photographs are: coarse noise, enlarged."""
+    coarse = (Image.fromarray(noise(6, 8, seed=seed)) for seed in range(len(SIZES)))
+    return [
+        np.asarray(small.resize(size[::-1], Image.Resampling.BICUBIC))
+        for small, size in zip(coarse, SIZES, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A file of a format, and the model that it was made of."""
+    kind = request.param
+    for library in NEEDED[kind]:
+        pytest.importorskip(library, reason=f"{library} is not installed (vitascope[{kind}])")
+    model = MODELS[kind]()
+    fit = dataclasses.replace(fit_for(model.config.in_channels), **RULES[kind])
+    path = tmp_path_factory.mktemp("export") / f"model{FORMATS[kind].suffix}"
+    done = export(model, fit, path, format=kind, images=pictures())
+    engine = ProgramEngine(path) if kind == "torch" else open_engine(path, precision="fp32")
+    return SimpleNamespace(kind=kind, model=model, fit=fit, done=done, path=path, engine=engine)
+
+
+def test_file_answers_as_the_model_one_at_a_time_and_together(made: SimpleNamespace) -> None:
+    own = TorchEngine(made.model, made.fit, precision="fp32", device="cpu")
+    wanted = own.answer([own.pixels(picture) for picture in pictures()])
+    given = [made.engine.pixels(picture) for picture in pictures()]
+    together = made.engine.answer(given)
+    alone = torch.cat([made.engine.answer([picture]) for picture in given])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(together, wanted, atol=2e-3, rtol=0)
+    assert torch.equal(together.argmax(dim=1), wanted.argmax(dim=1))
+    assert np.ptp(together.numpy(), axis=0).max() > 1e-2  # the pictures do differ
+
+
+def test_file_tells_all_that_its_engine_needs(made: SimpleNamespace) -> None:
+    assert made.engine.preprocess == made.fit
+    assert made.engine.class_names == NAMES
+    assert made.engine.num_classes == 5
+    assert made.engine.about == made.done.about
+    assert made.engine.about.model == json.loads(json.dumps(made.model.config.to_dict()))
+
+
+def test_served_file_answers_as_predict(made: SimpleNamespace) -> None:
+    sent = pictures()
+    wanted = [answer[0] for answer in Predictor(made.engine)(sent, top_k=1)]
+
+    async def story() -> None:
+        async with serving(made.engine) as client:
+            for picture, best in zip(sent, wanted, strict=True):
+                response = await client.predict(encoded(picture))
+                assert response.status_code == 200, response.text
+                answer = response.json()["predictions"][0]
+                assert (answer["label"], answer["index"]) == (best.label, best.index)
+                assert answer["score"] == pytest.approx(best.score, abs=1e-5)
+            assert (await client.post("/v1/explain", content=encoded(sent[0]))).status_code == 501
+
+    play(story())
+
+
+def test_export_says_what_it_wrote_and_compared(made: SimpleNamespace) -> None:
+    assert made.done.path == made.path
+    assert {file.name for file in made.path.parent.iterdir()} == {file.name for file in made.done.files}
+    assert (made.done.agreement.pictures, made.done.agreement.same) == (4, 4)
+    assert made.done.size == sum(file.stat().st_size for file in made.path.parent.iterdir())
+
+
+def test_files_name_no_folder_of_the_machine_that_made_them(made: SimpleNamespace) -> None:
+    folders = [Path(exporting.__file__).parents[2], Path(torch.__file__).parents[1], made.path.parent]
+    for file in made.done.files:
+        content = file.read_bytes()
+        assert not [folder for folder in folders if str(folder).encode() in content]
+
+
+SCRIPT = """
+import json, sys
+import numpy
+from PIL import Image, ImageOps
+
+file, *pictures = sys.argv[1:]
+if file.endswith(".onnx"):
+    import onnxruntime
+    session = onnxruntime.InferenceSession(file)
+    class_names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
+    run = lambda pixels: session.run(["probabilities"], {"pixels": pixels})[0]
+else:
+    import openvino
+    model = openvino.Core().read_model(file)
+    class_names = json.loads(model.get_rt_info(["vitascope", "class_names"]).value)
+    compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    run = lambda pixels: compiled(pixels)["probabilities"]
+upright = [ImageOps.exif_transpose(Image.open(picture)).convert("RGB") for picture in pictures]
+labels = [class_names[run(numpy.asarray(picture)[None])[0].argmax()] for picture in upright]
+assert not {"vitascope", "torch"} & set(sys.modules)
+print(json.dumps(labels))
+"""
+
+
+@pytest.mark.parametrize("made", ["onnx", "openvino"], indirect=True)
+def test_script_without_vitascope_gives_the_labels_of_predict(made: SimpleNamespace, tmp_path: Path) -> None:
+    files = []
+    for number, picture in enumerate(pictures()):
+        image = Image.fromarray(picture)
+        exif = image.getexif()
+        exif[0x0112] = 1 + number  # of every kind of turning some
+        files.append(tmp_path / f"{number}.jpg")
+        image.save(files[-1], exif=exif)
+    own = Predictor(TorchEngine(made.model, made.fit, precision="fp32", device="cpu"))
+    by_file = Predictor(made.engine)
+    labels = [answer[0].label for answer in own(files, top_k=1)]
+    assert [answer[0].label for answer in by_file(files, top_k=1)] == labels
+    command = [sys.executable, "-c", SCRIPT, str(made.path), *map(str, files)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(ended.stdout) == labels
+    assert len(set(labels)) > 1
+
+
+@pytest.mark.parametrize("made", ["openvino"], indirect=True)
+def test_signal_is_survived_after_engines_have_come_and_gone(made: SimpleNamespace) -> None:
+    """OpenVINO's plugin gives the thread a stack for signals, and takes it away when it is unloaded."""
+    code = f"""
+import gc, pathlib, signal
+from vitascope.deploy.predict.runtimes import OpenVinoEngine
+path = pathlib.Path({str(made.path)!r})
+engines = [OpenVinoEngine(path), OpenVinoEngine(path)]
+while engines:
+    engines.pop(0)
+    gc.collect()
+signal.signal(signal.SIGINT, lambda *_: print("heard"))
+signal.raise_signal(signal.SIGINT)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "heard\n", "")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.95])
+def test_truncated_file_is_refused_in_one_line(made: SimpleNamespace, tmp_path: Path, share: float) -> None:
+    for file in made.done.files:
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    broken = tmp_path / made.path.name
+    broken.write_bytes(made.path.read_bytes()[: int(share * made.path.stat().st_size)])
+    with pytest.raises(ArtefactError, match=broken.name) as refused:
+        ProgramEngine(broken) if made.kind == "torch" else open_engine(broken)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_full_disk_is_told_before_anything_is_written(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10_000))
+    path = tmp_path / f"model{FORMATS[format].suffix}"
+    with pytest.raises(UserError, match=r"takes about 0\.\d MB, and the disk has 0\.0 MB free"):
+        export(small_model(), fit_for(3), path, format=format, images=pictures())
+    assert not list(tmp_path.iterdir())
+
+
+def test_disk_that_fills_up_meanwhile_is_not_blamed_on_the_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(FORMATS, "torch", dataclasses.replace(FORMATS["torch"], write=full))
+    with pytest.raises(OSError, match="No space left"):
+        export(small_model(), fit_for(3), tmp_path / "model.pt2", format="torch", images=pictures())
+    assert not list(tmp_path.iterdir())
+
+
+def test_existing_file_is_not_overwritten(made: SimpleNamespace) -> None:
+    before = made.path.read_bytes()
+    with pytest.raises(UserError, match="there already"):
+        export(made.model, made.fit, made.path, format=made.kind)
+    assert made.path.read_bytes() == before
+
+
+@dataclasses.dataclass
+class Answering:
+    """A format whose files answer as they are told to."""
+
+    change: float
+
+    def write(self, program: object, path: Path, about: Metadata) -> None:
+        path.write_bytes(b"")
+        self.about = about
+
+    def open(self, path: Path) -> ExportedEngine:
+        change, model, fit = self.change, self.model, self.fit
+
+        class Other(ExportedEngine):
+            description = "another"
+
+            def run(self, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+                with torch.no_grad():
+                    ready = np.stack([fit.pixels(picture) for picture in pixels])
+                    logits = model(fit.normalize(torch.from_numpy(ready)))
+                logits[:, int(logits[0].argmin())] += change
+                return logits.softmax(dim=1).numpy(), logits.numpy()
+
+        return Other(path, self.about)
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Answering:
+    fake = Answering(0.0)
+    fake.model, fake.fit = small_model(depth=1), fit_for(3)
+    monkeypatch.setitem(FORMATS, "torch", Format(suffix=".pt2", write=fake.write, open=fake.open))
+    monkeypatch.setattr(exporting, "traced", lambda *_: None)
+    return fake
+
+
+@pytest.mark.parametrize("change", [100.0, 0.1, float("nan")])
+def test_file_that_answers_otherwise_is_refused_and_not_left(
+    answering: Answering, tmp_path: Path, change: float
+) -> None:
+    answering.change = change
+    with pytest.raises(UserError, match=r"model\.pt2 does not answer as the model does|otherwise than one"):
+        export(answering.model, answering.fit, tmp_path / "model.pt2", format="torch", images=pictures())
+    assert not list(tmp_path.iterdir())
+
+
+def test_file_that_answers_the_same_gets_its_name(answering: Answering, tmp_path: Path) -> None:
+    done = export(answering.model, answering.fit, tmp_path / "a" / "model.pt2", format="torch")
+    assert done.agreement.pictures == 16  # of scikit-learn's photographs
+    assert [file.name for file in (tmp_path / "a").iterdir()] == ["model.pt2"]
+
+
+@pytest.mark.parametrize("one", ["path", "array"])
+def test_one_picture_to_compare_on_is_one(answering: Answering, tmp_path: Path, one: str) -> None:
+    images = str(write_picture(tmp_path / "one.png", size=(40, 30))) if one == "path" else noise(40, 30)
+    path = tmp_path / "model.pt2"
+    done = export(answering.model, answering.fit, path, format="torch", images=images)
+    assert done.agreement.pictures == 1
+
+
+DYNAMIC = {"takes": "pixels", "dynamic_resolution": True}
+
+
+def test_file_for_every_resolution_answers_as_the_model_at_others(tmp_path: Path) -> None:
+    for library in NEEDED["onnx"]:
+        pytest.importorskip(library, reason=f"{library} is not installed (vitascope[onnx])")
+    model = small_model(depth=1, positions="sincos_2d")
+    path = tmp_path / "model.onnx"
+    done = export(model, fit_for(3), path, images=pictures(), **DYNAMIC)
+    assert done.takes == "pixels, uint8 (batch, height, width, 3)"
+    engine = open_engine(path)
+    for height, width in [(32, 32), (48, 32), (8, 72)]:
+        fit = dataclasses.replace(fit_for(3), image_size=(height, width))
+        pixels = torch.from_numpy(np.stack([fit.pixels(picture) for picture in pictures()]))
+        with torch.no_grad():
+            wanted = model(fit.normalize(pixels))
+        torch.testing.assert_close(engine.logits(pixels), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_what_a_format_has_no_graph_for_is_refused_in_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("openvino", reason="OpenVINO is not installed (vitascope[openvino])")
+    model = small_model(depth=1)  # its learned positions are resampled against aliasing
+    root = logging.getLogger()
+    before = (root.level, [*root.filters], [*root.handlers])
+    with pytest.raises(UserError, match=r"upsample_bicubic.*--format onnx") as refused:
+        export(model, fit_for(3), tmp_path / "model.xml", format="openvino", images=pictures(), **DYNAMIC)
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+    assert (
+        root.level,
+        root.filters,
+        root.handlers,
+    ) == before  # OpenVINO changes them, and on errors for good
+
+
+@pytest.mark.parametrize("made", ["openvino"], indirect=True)
+def test_bf16_is_never_too_coarse_for_the_resize(made: SimpleNamespace) -> None:
+    engine = open_engine(made.path)  # in bf16 on some machines, were it not for the crop in the file
+    for picture in pictures():
+        given = [engine.pixels(picture)]
+        torch.testing.assert_close(engine.answer(given), made.engine.answer(given), atol=1e-5, rtol=1e-4)
+    with pytest.raises(UserError, match="crops and resizes in fp32"):
+        open_engine(made.path, precision="bf16")
+
+
+def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    model, fit = small_model(depth=1), fit_for(3)
+    for reason, other, options in [
+        ("no head", small_model(depth=1, head="none"), {}),
+        ("end in .onnx", model, {"path": tmp_path / "model.xml"}),
+        ("unknown format 'onx'; nearest: onnx", model, {"format": "onx"}),
+        ("unknown input 'picture'; nearest: pictures", model, {"takes": "picture"}),
+        ("cannot be read|no such file", model, {"images": [tmp_path / "none.jpg"]}),
+        ("--input pixels", model, {"dynamic_resolution": True}),
+        ("of one resolution", model, {**DYNAMIC, "format": "torch", "path": tmp_path / "model.pt2"}),
+        ("ResNet pads", small_resnet(layers=(1,)), DYNAMIC),
+        ("window attention", small_model(attention="window", window=2), DYNAMIC),
+        ("relative positions", small_model(positions="relative"), DYNAMIC),
+    ]:
+        arguments = {"path": tmp_path / "model.onnx", "images": pictures(), **options}
+        with pytest.raises(UserError, match=reason):
+            export(other, fit, **arguments)
+    five = Preprocess(image_size=(32, 32), channels=5, mean=(0.5,) * 5, std=(0.5,) * 5)
+    with pytest.raises(UserError, match="the model has 5"):
+        export(small_model(depth=1, in_channels=5), five, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,275 @@
+"""int8 files answer nearly as their sources do, compute in int8 what should, and are refused else."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.data import noise, write_picture
+from tests.model import small_model
+from vitascope.data.preprocess import Preprocess
+from vitascope.data.splits import ImageSet
+from vitascope.deploy.export import quantize as module
+from vitascope.deploy.export.calibration import Calibration, Rounding
+from vitascope.deploy.export.measure import compare
+from vitascope.deploy.export.quantize import check, quantize, worst
+from vitascope.deploy.export.quantize_onnx import layers_of
+from vitascope.deploy.predict.exported_model import Metadata
+from vitascope.deploy.predict.runtimes import OnnxEngine, OpenVinoEngine
+from vitascope.errors import UserError
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed (vitascope[onnx])")
+openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed (vitascope[openvino])")
+
+from vitascope.deploy.export.export import export  # noqa: E402 - after what it needs
+
+NAMES = ("ant", "bee", "cat", "dog", "emu")
+OPEN = {".onnx": OnnxEngine, ".xml": OpenVinoEngine}
+PICTURES = [noise(40, 36, seed=seed) for seed in range(40)]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Exported files of a small model, by suffix; one takes pixels, one pictures."""
+    folder = tmp_path_factory.mktemp("fp32")
+    model = small_model(class_names=NAMES, depth=2)
+    preprocess = Preprocess(image_size=(32, 32), crop_pct=0.9)
+    return {
+        suffix: export(model, preprocess, folder / f"model{suffix}", format=format, takes=takes).path
+        for suffix, format, takes in ((".onnx", "onnx", "pixels"), (".xml", "openvino", "pictures"))
+    }
+
+
+@pytest.fixture(scope="module")
+def labelled(plain: dict[str, Path]) -> ImageSet:
+    """Pictures labelled as the model answers: its accuracy is 100%."""
+    engine = OnnxEngine(plain[".onnx"])
+    labels = engine.answer([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
+    return ImageSet("test", PICTURES, labels, NAMES)
+
+
+@pytest.fixture(scope="module", params=[".onnx", ".xml"])
+def done(request: pytest.FixtureRequest, plain, labelled, tmp_path_factory) -> tuple[Path, object]:
+    """A source, and what was made of it."""
+    source = plain[request.param]
+    target = tmp_path_factory.mktemp("int8") / f"small{request.param}"
+    found = quantize(source, target, calibration=PICTURES, test=labelled, calibration_images=8, max_drop=1.0)
+    return source, found
+
+
+def test_int8_file_is_opened_as_its_source_and_tells_what_it_is(done) -> None:
+    source, found = done
+    engine, before = (OPEN[source.suffix](path) for path in (found.files[0], source))
+    assert engine.about.precision == "int8"
+    assert (engine.class_names, engine.preprocess) == (NAMES, before.preprocess)
+    assert engine.about.input == before.about.input
+    assert not [path for path in found.files[0].parent.iterdir() if path not in found.files]
+
+
+def test_answers_stay_near_those_of_the_source(done) -> None:
+    source, found = done
+    after, before = (OPEN[source.suffix](path) for path in (found.files[0], source))
+    pixels = torch.from_numpy(np.stack([before.pixels(noise(40, 36, seed=seed)) for seed in (90, 91, 92)]))
+    exact, rounded = before.logits(pixels), after.logits(pixels)
+    assert 0 < float((exact - rounded).abs().max()) < 0.1 * float(exact.abs().max())
+    torch.testing.assert_close(after.probabilities(pixels), rounded.softmax(dim=1))
+
+
+def test_weights_of_all_layers_but_the_patch_embedding_are_int8(done) -> None:
+    _, found = done
+    layers = 2 * 4 + 1  # two blocks of four, and the head
+    assert (found.layers, found.float_layers) == (layers, ())
+    path = found.files[0]
+    if path.suffix == ".onnx":
+        graph = onnx.load(path).graph
+        rounded = {node.input[0]: node for node in graph.node if node.op_type == "QuantizeLinear"}
+        eight = [
+            t.name for t in graph.initializer if t.data_type == onnx.TensorProto.INT8 and len(t.dims) == 2
+        ]
+        assert (len(eight), len(rounded)) == (layers, layers)
+        assert len(layers_of(graph)) == 1  # the one whose weights are no int8
+    else:
+        types = [op.get_element_type() for op in openvino.Core().read_model(path).get_ops() if is_matrix(op)]
+        assert types.count(openvino.Type.i8) == layers
+
+
+def is_matrix(op: object) -> bool:
+    return op.get_type_name() == "Constant" and len(op.get_output_shape(0)) == 2 and op.get_byte_size() > 32
+
+
+def test_comparison_counts_answers_and_bytes(done, labelled) -> None:
+    source, found = done
+    comparison = found.comparison
+    engine = OPEN[source.suffix](found.files[0])
+    answers = engine.answer([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
+    assert (comparison.images, comparison.before.correct) == (40, 40)
+    assert comparison.after.correct == comparison.same == int((answers == labelled.labels).sum())
+    assert comparison.after.size == sum(path.stat().st_size for path in found.files)
+    assert comparison.drop == pytest.approx(1 - comparison.agreement)
+
+
+def test_too_great_a_drop_leaves_layers_in_float_and_then_refuses(
+    plain, labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def spoiled(source, target, inputs, in_float, texts):
+        asked.append(in_float)
+        target.write_bytes(b"")
+        return dict(zip("abcdefgh", (1, 9, 2, 8, 3, 4, 5, 6), strict=True))
+
+    drops = iter([0.5, 0.4, 0.3])
+    form = module.Format(spoiled, lambda path, **_: OnnxEngine(plain[".onnx"]))
+    monkeypatch.setitem(module.FORMATS, ".onnx", form)
+    real = compare
+    monkeypatch.setattr(module, "compare", lambda *given: Dropped(real(*given), next(drops)))
+    with pytest.raises(UserError, match=r"model8\.onnx is not kept.* 50\.00%, 40\.00%, 30\.00% .*--max-drop"):
+        quantize(plain[".onnx"], tmp_path / "model8.onnx", calibration=PICTURES, test=labelled)
+    assert asked == [(), ("b",), ("b", "d")]
+    assert not list(tmp_path.iterdir())
+
+
+class Dropped:
+    """A comparison with another drop."""
+
+    def __init__(self, found: object, drop: float) -> None:
+        self.images, self.drop = found.images, drop
+
+
+def test_layers_in_float_stay_as_they_are(plain, labelled, tmp_path: Path) -> None:
+    source = plain[".onnx"]
+    *_, head = layers_of(onnx.load(source).graph)
+    pictures = Calibration(OnnxEngine(source).about, PICTURES, 4, seed=0)
+    losses = module.FORMATS[".onnx"].write(source, tmp_path / "a.onnx", pictures, (head,), {})
+    assert head not in losses
+    assert len(losses) == 8
+    assert head in layers_of(onnx.load(tmp_path / "a.onnx").graph)
+
+
+def test_layer_with_an_outlier_among_its_inputs_loses_most(tmp_path: Path) -> None:
+    model = small_model(class_names=NAMES, depth=1)
+    block = model.encoder.blocks[0]
+    with torch.no_grad():  # the same function, with one channel 300 times the others
+        block.norm2.weight[0] *= 300
+        block.norm2.bias[0] *= 300
+        block.mlp.fc1.weight[:, 0] /= 300
+    preprocess = Preprocess(image_size=(32, 32))
+    source = export(model, preprocess, tmp_path / "a.onnx", format="onnx", takes="pixels").path
+    pictures = Calibration(OnnxEngine(source).about, PICTURES, 4, seed=0)
+    losses = module.FORMATS[".onnx"].write(source, tmp_path / "b.onnx", pictures, (), {})
+    _patches, _qkv, _proj, fc1, _fc2, _head = layers_of(onnx.load(source).graph)
+    assert worst(losses, 1 / 8) == (fc1,)
+    assert losses[fc1] > 10 * max(loss for name, loss in losses.items() if name != fc1)
+
+
+def test_rounding_is_the_share_of_a_channels_energy_that_is_lost() -> None:
+    rounding = Rounding({"layer": ("x", "rounded"), "zero": ("z", "z")})
+    for _ in range(2):
+        rounding.add({"x": np.array([3.0, 4.0]), "rounded": np.array([3.0, 3.0]), "z": np.zeros(2)})
+    assert rounding.shares() == {"layer": (0 + 1 / 16) / 2, "zero": 0.0}
+
+
+def test_worst_layers_come_in_the_order_of_the_graph() -> None:
+    losses = {"a": 0.1, "b": 0.4, "c": 0.2, "d": 0.3}
+    assert [worst(losses, share) for share in (0, 1 / 8, 1 / 2)] == [(), ("b",), ("b", "d")]
+
+
+def test_calibration_is_drawn_by_seed_and_leaves_out_what_cannot_be_read(plain, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    about = OnnxEngine(plain[".onnx"]).about
+    first, again, other = (Calibration(about, [broken, *PICTURES], 5, seed) for seed in (1, 1, 2))
+    assert [len(drawn) for drawn in (first, again, other)] == [5, 5, 5]
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+    assert len(Calibration(about, [broken, *PICTURES], 1000, 0)) == len(PICTURES)
+    with pytest.raises(UserError, match=r"broken\.png"):
+        Calibration(about, [broken], 5, 0)
+    with pytest.raises(UserError, match="at least 1"):
+        Calibration(about, PICTURES, 0, 0)
+
+
+def test_calibration_may_be_a_single_picture(plain, labelled, tmp_path: Path) -> None:
+    one = str(write_picture(tmp_path / "one.png", size=(40, 36)))
+    found = quantize(plain[".onnx"], tmp_path / "int8.onnx", calibration=one, test=labelled, max_drop=1.0)
+    assert found.calibration_images == 1
+
+
+def test_graph_sees_of_a_calibration_picture_what_it_sees_of_the_original(plain) -> None:
+    engine = OpenVinoEngine(plain[".xml"], precision="fp32")
+    wide = np.tile(np.linspace(0, 255, 360).astype(np.uint8)[None, :, None], (300, 1, 3))
+    (small,) = Calibration(engine.about, [wide], 1, 0)
+    assert small.shape == (1, 36, 36, 3)  # 32 / 0.9
+    own = engine.logits(torch.from_numpy(engine.pixels(wide)[None]))
+    seen = torch.from_numpy(engine.run(small)[1])
+    assert float((own - seen).abs().max()) < 0.05 * float(own.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "complaint"),
+    [
+        ("model.pt2", "a.pt2", r"\.onnx or \.xml"),
+        ("model.onnx", "a.xml", r"ends in \.onnx"),
+        ("model.onnx", "taken.onnx", "nothing is overwritten"),
+    ],
+)
+def test_wrong_names_are_refused(name, target, complaint, plain, labelled, tmp_path: Path) -> None:
+    (tmp_path / "taken.onnx").write_text("mine")
+    source = plain[".onnx"].with_name(name)
+    with pytest.raises(UserError, match=complaint):
+        quantize(source, tmp_path / target, calibration=PICTURES, test=labelled)
+    assert (tmp_path / "taken.onnx").read_text() == "mine"
+
+
+def test_only_files_that_the_format_writes_are_in_the_way(plain, tmp_path: Path) -> None:
+    for name in ("both.xml", "both.bin", "lone.onnx", "lone.onnx.data"):
+        (tmp_path / name).write_bytes(b"there")
+    check(plain[".onnx"], tmp_path / "both.onnx", 0.01)
+    check(plain[".xml"], tmp_path / "lone.xml", 0.01)
+    (tmp_path / "both.xml").unlink()
+    (tmp_path / "lone.onnx").unlink()
+    for source, target, file in ((".xml", "both.xml", "both.bin"), (".onnx", "lone.onnx", "lone.onnx.data")):
+        with pytest.raises(UserError, match=rf"/{file}: there already"):
+            check(plain[source], tmp_path / target, 0.01)
+
+
+def test_int8_file_is_not_quantized_again(done, labelled, tmp_path: Path) -> None:
+    _, found = done
+    path = found.files[0]
+    with pytest.raises(UserError, match="int8"):
+        quantize(path, tmp_path / path.name, calibration=PICTURES, test=labelled)
+
+
+def test_unreadable_test_pictures_are_named_and_many_are_refused(plain, labelled, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    engine = OnnxEngine(plain[".onnx"])
+    labels = np.append(labelled.labels, 0)
+    found = compare(engine, engine, ImageSet("test", [*PICTURES, broken], labels, NAMES))
+    assert (found.images, found.same, list(found.unreadable)) == (40, 40, [str(broken)])
+    with pytest.raises(UserError, match=r"1 of 3 test images cannot be read.*broken\.png"):
+        compare(engine, engine, ImageSet("test", [*PICTURES[:2], broken], labels[:3], NAMES))
+
+
+def test_calibration_count_is_in_the_file(done) -> None:
+    source, found = done
+    path = found.files[0]
+    if path.suffix == ".onnx":
+        texts = {prop.key: prop.value for prop in onnx.load(path).metadata_props}
+    else:
+        model = openvino.Core().read_model(path)
+        texts = {"calibration_images": str(model.get_rt_info(["vitascope", "calibration_images"]).value)}
+    assert json.loads(texts["calibration_images"]) == found.calibration_images == 8
+    assert isinstance(OPEN[source.suffix](path).about, Metadata)
+
+
+def test_full_disk_is_told_before_anything_is_written(
+    plain, labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10_000))
+    with pytest.raises(UserError, match=r"takes about 0\.\d MB, and the disk has 0\.0 MB free"):
+        quantize(plain[".xml"], tmp_path / "int8.xml", calibration=PICTURES, test=labelled)
+    assert not list(tmp_path.iterdir())

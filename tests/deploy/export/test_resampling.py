@@ -1,0 +1,126 @@
+"""The resize in the graph: what Pillow does, as matrix products."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.data import noise
+from tests.model import law
+from vitascope.data.preprocess import Preprocess
+from vitascope.deploy.export.resampling import Resize, WholePixels, weights
+
+sides = st.integers(1, 90)
+
+
+def resized(picture: np.ndarray, preprocess: Preprocess) -> np.ndarray:
+    pictures = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
+    return Resize(preprocess)(pictures)[0].numpy()
+
+
+def distance(picture: np.ndarray, preprocess: Preprocess) -> np.ndarray:
+    """Levels between Pillow's resize and ours, of each pixel."""
+    found, wanted = resized(picture, preprocess), preprocess.pixels(picture).astype(np.float32)
+    assert found.shape == wanted.shape
+    return np.abs(found - wanted)
+
+
+@law
+@given(
+    size=st.tuples(sides, sides),
+    wanted=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    resize=st.sampled_from(["crop", "squash"]),
+    crop_pct=st.sampled_from([1.0, 0.95, 0.875, 0.9, 0.5]),
+    interpolation=st.sampled_from(["bilinear", "bicubic", "lanczos"]),
+    seed=st.integers(0, 9),
+)
+def test_any_size_becomes_what_pillow_makes_of_it(
+    size: tuple[int, int],
+    wanted: tuple[int, int],
+    resize: str,
+    crop_pct: float,
+    interpolation: str,
+    seed: int,
+) -> None:
+    fit = Preprocess(image_size=wanted, resize=resize, crop_pct=crop_pct, interpolation=interpolation)
+    # Both axes are rounded. Where weights are simple fractions, many sums lie just between two levels.
+    assert distance(noise(*size, seed=seed), fit).max() <= 2
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(600, 400), (400, 600), (701, 33), (35, 1300), (224, 224), (7, 5)])
+def test_photographs_sizes_come_out_as_pillow_makes_them(size: tuple[int, int], interpolation: str) -> None:
+    fit = Preprocess(image_size=(96, 64), crop_pct=0.9, interpolation=interpolation)
+    apart = distance(noise(*size), fit)
+    assert apart.max() <= 1
+    assert (apart > 0).mean() <= 0.05  # from 99 to 110 pixels, every tenth sum of "bilinear" is a tie
+
+
+@pytest.mark.parametrize("size", [(40, 30), (25, 25), (11, 60), (99, 97)])
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+def test_nearest_takes_the_pixel_that_pillow_takes(size: tuple[int, int], resize: str) -> None:
+    fit = Preprocess(image_size=(16, 12), resize=resize, interpolation="nearest")
+    picture = noise(*size)
+    assert (resized(picture, fit) == fit.pixels(picture)).mean() > 0.9  # centres between two
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+def test_the_model_own_size_stays_as_it_is(interpolation: str) -> None:
+    picture = noise(32, 24)
+    found = resized(picture, Preprocess(image_size=(32, 24), interpolation=interpolation))
+    np.testing.assert_array_equal(found, picture.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize(("size", "out"), [(50, 7), (7, 50), (9, 9), (1, 3), (3, 1)])
+def test_rows_of_weights_sum_to_one(interpolation: str, size: int, out: int) -> None:
+    rows = weights(size, torch.tensor(0.0), torch.tensor(float(size)), out, interpolation)
+    assert rows.shape == (out, size)
+    torch.testing.assert_close(rows.sum(dim=1), torch.ones(out))
+
+
+@law
+@given(
+    size=st.tuples(sides, sides),
+    wanted=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    resize_to=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    resize=st.sampled_from(["crop", "squash", "border"]),
+    side_rounding=st.sampled_from(["down", "nearest"]),
+    crop_rounding=st.sampled_from(["down", "even"]),
+    interpolation=st.sampled_from(["bilinear", "bicubic", "lanczos"]),
+)
+def test_a_resize_to_whole_pixels_and_a_crop_are_pillows_too(
+    size: tuple[int, int], wanted: tuple[int, int], resize_to: tuple[int, int], **rule: str
+) -> None:
+    fit = Preprocess(image_size=wanted, resize_to=resize_to, mean=(0.2, 0.4, 0.6), **rule)
+    assume(fit.resized_hw(*size) == in_integers(fit, *size))
+    assert distance(noise(*size), fit).max() <= 2
+
+
+def in_integers(fit: Preprocess, height: int, width: int) -> tuple[int, ...]:
+    """Without the ties that timm's floats decide the other way."""
+    found = WholePixels(fit).resized_hw(torch.tensor(height), torch.tensor(width))
+    return tuple(int(side) for side in found)
+
+
+def test_the_graph_resizes_photographs_to_the_sizes_that_timm_and_torchvision_do() -> None:
+    generator = np.random.default_rng(0)
+    for resize, side_rounding in (("crop", "down"), ("crop", "nearest"), ("border", "nearest")):
+        sides = (256, 256) if side_rounding == "down" else (256, 192)
+        fit = Preprocess(image_size=(224, 168), resize=resize, resize_to=sides, side_rounding=side_rounding)
+        sizes = generator.integers(1, 5000, (500, 2)).tolist()
+        assert sum(in_integers(fit, *size) != fit.resized_hw(*size) for size in sizes) <= 1
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(333, 500), (500, 333), (37, 41), (99, 131), (35, 1300), (1300, 35)])
+@pytest.mark.parametrize("resize", ["crop", "border"])
+def test_photographs_come_out_of_a_whole_resize_as_pillow_makes_them(
+    size: tuple[int, int], resize: str, interpolation: str
+) -> None:
+    rule = {"resize": resize, "resize_to": (110, 110), "crop_rounding": "down"}
+    fit = Preprocess(image_size=(96, 96), interpolation=interpolation, **rule)
+    apart = distance(noise(*size), fit)
+    assert apart.max() <= 1
+    assert (apart > 0).mean() <= 0.05  # from 99 to 110 pixels, every tenth sum of "bilinear" is a tie

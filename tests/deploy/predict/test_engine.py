@@ -1,0 +1,124 @@
+"""The engine of whatever a MODEL argument names, and answers to pictures of several sizes."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import vitascope as vs
+from tests.data import noise
+from tests.model import small_model
+from vitascope.data.preprocess import Preprocess
+from vitascope.deploy.predict import runtimes
+from vitascope.deploy.predict.engine import Engine, TorchEngine, name_of, open_engine
+from vitascope.deploy.predict.exported_model import ArtefactError
+from vitascope.errors import UserError
+
+
+class Sums(Engine):
+    """Answers with the sum and the number of pixels, and remembers what it was given."""
+
+    description = "sums"
+    num_classes = 2
+
+    def __init__(self) -> None:
+        self.given: list[tuple[int, ...]] = []
+
+    def probabilities(self, pixels: Tensor) -> Tensor:
+        self.given.append(tuple(pixels.shape))
+        flat = pixels.float().flatten(1)
+        return torch.stack([flat.sum(dim=1), torch.full((len(flat),), float(flat.shape[1]))], dim=1)
+
+
+def test_pictures_of_one_size_go_together_and_come_back_in_order() -> None:
+    sizes = [(4, 5), (2, 3), (4, 5), (5, 4), (2, 3)]
+    pictures = [noise(*size, seed=seed).transpose(2, 0, 1) for seed, size in enumerate(sizes)]
+    engine = Sums()
+    found = engine.answer(pictures)
+    assert found.tolist() == [[float(picture.sum()), float(picture.size)] for picture in pictures]
+    assert sorted(engine.given) == [(1, 3, 5, 4), (2, 3, 2, 3), (2, 3, 4, 5)]
+    assert Sums().answer([]).shape == (0, 2)
+
+
+def test_model_folder_is_opened_in_torch(tmp_path: Path) -> None:
+    fit = Preprocess(image_size=(32, 32))
+    vs.save_pretrained(small_model(depth=1), tmp_path / "model", preprocess=fit)
+    (tmp_path / "model" / "other.onnx").write_bytes(b"")  # it is the model's folder all the same
+    engine = open_engine(tmp_path / "model", device="cpu")
+    assert isinstance(engine, TorchEngine)
+    assert engine.preprocess == fit
+    assert engine.description == "torch, auto precision, on cpu"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("model.onnx", "OnnxEngine"), ("model.xml", "OpenVinoEngine")])
+def test_exported_file_or_its_folder_is_opened_in_its_runtime(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_bytes(b"")
+    (tmp_path / "model.bin").write_bytes(b"")  # OpenVINO's weights; no file to open
+    monkeypatch.setattr(
+        runtimes, kind, lambda path, precision: SimpleNamespace(opened=(kind, path, precision))
+    )
+    for ref in (tmp_path / name, tmp_path, str(tmp_path)):
+        engine = open_engine(ref, precision="fp32")
+        assert (engine.opened, engine.name) == ((kind, tmp_path / name, "fp32"), Path(ref).name)
+    with pytest.raises(UserError, match="run on the CPU, not on 'cuda'"):
+        open_engine(tmp_path, device="cuda")
+
+
+def test_folder_with_several_files_is_refused_with_their_names(tmp_path: Path) -> None:
+    for name in ("b.onnx", "a.xml"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ArtefactError, match=r"2 exported files, a\.xml, b\.onnx; name one"):
+        open_engine(tmp_path)
+
+
+def test_program_of_torch_is_not_opened_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "model.pt2").write_bytes(b"")
+    with pytest.raises(ArtefactError, match="runs code"):
+        open_engine(tmp_path / "model.pt2")
+
+
+def test_model_without_head_gives_features_and_no_probabilities() -> None:
+    model, fit = small_model(depth=1, head="none"), Preprocess(image_size=(32, 32))
+    engine = TorchEngine(model, fit, precision="fp32", device="cpu")
+    assert (engine.num_classes, engine.class_names) == (0, ())
+    pixels = torch.from_numpy(engine.pixels(noise(40, 50)))[None]
+    with torch.no_grad():
+        expected = model.embed(fit.normalize(pixels))
+    torch.testing.assert_close(engine.embed(pixels), expected)
+    torch.testing.assert_close(engine.outputs(pixels), expected)
+    with pytest.raises(UserError, match="no head"):
+        engine.probabilities(pixels)
+
+
+def test_digest_is_of_the_weights_whatever_holds_them(tmp_path: Path) -> None:
+    model, fit = small_model(depth=1, class_names=("a", "b", "c", "d", "e")), Preprocess(image_size=(32, 32))
+    first = TorchEngine(model, fit, precision="fp32", device="cpu")
+    vs.save_pretrained(model, tmp_path / "saved", preprocess=fit)
+    again = open_engine(tmp_path / "saved", precision="bf16", device="cpu")
+    assert again.digest == first.digest
+    assert len(first.digest) == 64
+    with torch.no_grad():
+        model.head.bias[0] += 1
+    assert TorchEngine(model, fit, precision="fp32", device="cpu").digest != first.digest
+
+
+def test_engine_has_the_name_that_it_was_opened_by(tmp_path: Path) -> None:
+    vs.save_pretrained(small_model(depth=1), tmp_path / "saved", preprocess=Preprocess(image_size=(32, 32)))
+    assert open_engine(tmp_path / "saved").name == "saved"
+    assert name_of(f"timm:{tmp_path}/saved") == "saved"  # no folder above it is told to clients
+    assert name_of("owner/model") == "owner/model"
+
+
+def test_torch_engine_answers_with_probabilities_of_the_model() -> None:
+    model, fit = small_model(depth=1), Preprocess(image_size=(32, 32))
+    engine = TorchEngine(model, fit, precision="fp32", device="cpu")
+    pixels = torch.from_numpy(np.stack([engine.pixels(noise(40, 50, seed=seed)) for seed in range(3)]))
+    with torch.no_grad():
+        wanted = model(fit.normalize(pixels)).softmax(dim=1)
+    torch.testing.assert_close(engine.probabilities(pixels), wanted)
+    assert engine.label(2) == "2"

@@ -1,0 +1,135 @@
+"""What an exported file tells about itself."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.data import noise
+from tests.model import law, small_config
+from vitascope.data.preprocess import ImageError, Preprocess
+from vitascope.deploy.predict.exported_model import Answers, ArtefactError, Batch, ExportedEngine, Metadata
+from vitascope.errors import UserError
+from vitascope.model.resnet_config import ResNetConfig
+
+FILE = Path("model.onnx")
+
+
+class Told(ExportedEngine):
+    """An engine of a file that is never run."""
+
+    description = "told"
+
+    def run(self, pixels: Batch) -> tuple[Answers, Answers]:
+        raise NotImplementedError
+
+
+def metadata(**changes: object) -> Metadata:
+    config = small_config()
+    about = Metadata(
+        preprocess=Preprocess(image_size=(32, 32), crop_pct=0.9, mean=(0.1, 0.2, 0.3)),
+        class_names=("ant", "bee", "cat", "dog", "eel"),
+        num_classes=5,
+        input="pictures",
+        model=config.to_dict(),
+    )
+    return dataclasses.replace(about, **changes)
+
+
+@law
+@given(st.lists(st.text(st.characters(exclude_categories=())), min_size=5, max_size=5))
+def test_any_class_names_survive_as_ascii(names: list[str]) -> None:
+    about = metadata(class_names=tuple(names))
+    texts = about.to_texts()
+    assert all(text.isascii() and text.isprintable() for text in texts.values())
+    again = Metadata.from_texts(texts, FILE)
+    assert again.class_names == tuple(names)
+    assert again.preprocess == about.preprocess
+
+
+def test_file_and_its_weights_beside_it_make_the_digest(tmp_path: Path) -> None:
+    def digest(name: str) -> str:
+        return Told(tmp_path / name, metadata()).digest
+
+    for name in ("a.onnx", "a.xml", "a.bin"):
+        (tmp_path / name).write_bytes(b"1")
+    first = digest("a.onnx"), digest("a.xml")
+    assert first[0] == hashlib.sha256(b"1").hexdigest()
+    (tmp_path / "a.bin").write_bytes(b"2")
+    assert (digest("a.onnx") == first[0], digest("a.xml") == first[1]) == (True, False)
+
+
+def test_architecture_is_read_where_this_version_knows_its_options() -> None:
+    for config in (small_config(), ResNetConfig(layers=(1,), image_size=32)):
+        assert (
+            Told(FILE, metadata(model=json.loads(json.dumps(config.to_dict())))).architecture
+            == config.summary
+        )
+    assert Told(FILE, metadata(model={"of_the_future": 1})).architecture == ""
+    assert Told(FILE, metadata(model={})).architecture == ""
+
+
+def test_keys_are_plain_json_that_anybody_reads() -> None:
+    texts = metadata().to_texts()
+    assert json.loads(texts["class_names"]) == ["ant", "bee", "cat", "dog", "eel"]
+    assert json.loads(texts["preprocess"])["crop_pct"] == 0.9
+    assert json.loads(texts["input"]) == "pictures"
+
+
+def test_unknown_keys_are_let_alone() -> None:
+    about = metadata()
+    assert Metadata.from_texts(about.to_texts() | {"author": "me"}, FILE) == about
+
+
+def test_foreign_file_is_refused_with_what_is_missing() -> None:
+    with pytest.raises(ArtefactError, match=r"model\.onnx: not written by .*class_names"):
+        Metadata.from_texts({"author": "me"}, FILE)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "reason"),
+    [
+        ("format", "2", "its format 2 is another than 1"),
+        ("class_names", "[", "broken"),
+        ("class_names", '["one"]', "1 class_names for num_classes 5"),
+        ("class_names", "null", "broken"),
+        ("num_classes", "0", "num_classes must be at least 1"),
+        ("input", '"tensors"', "input 'tensors'"),
+        ("preprocess", "[]", "broken"),
+        ("preprocess", '{"image_siz": [2, 2]}', "image_size"),
+        ("preprocess", '{"image_size": [2, 2], "crop_pct": 7}', "crop_pct"),
+    ],
+)
+def test_broken_metadata_is_refused_and_the_file_named(key: str, text: str, reason: str) -> None:
+    with pytest.raises(ArtefactError, match=r"model\.onnx") as refused:
+        Metadata.from_texts(metadata().to_texts() | {key: text}, FILE)
+    assert reason in str(refused.value)
+
+
+def test_whole_picture_is_upright_and_in_the_model_colours() -> None:
+    grey = Preprocess(image_size=(8, 8), channels=1, mean=(0.5,), std=(0.5,))
+    picture = noise(6, 9)
+    np.testing.assert_array_equal(
+        Preprocess(image_size=(8, 8)).whole_pixels(picture), picture.transpose(2, 0, 1)
+    )
+    np.testing.assert_array_equal(
+        grey.whole_pixels(picture)[0], np.asarray(Image.fromarray(picture).convert("L"))
+    )
+    turned = Image.fromarray(picture)
+    turned.getexif()[0x0112] = 6  # lies on its right side
+    assert grey.whole_pixels(turned).shape == (1, 9, 6)
+    assert dataclasses.replace(grey, exif_orientation=False).whole_pixels(turned).shape == (1, 6, 9)
+
+
+def test_what_is_no_picture_is_refused() -> None:
+    with pytest.raises(ImageError):
+        Preprocess(image_size=(8, 8)).whole_pixels(b"no picture")
+    five = Preprocess(image_size=(8, 8), channels=5, mean=(0.5,) * 5, std=(0.5,) * 5)
+    with pytest.raises(UserError, match="the model has 5"):
+        five.whole_pixels(noise(6, 9))

@@ -1,0 +1,324 @@
+"""The predictor: the same answer however a picture comes."""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.data import noise, write_picture, write_tree
+from tests.model import small_model, small_resnet
+from vitascope.data.preprocess import ImageError, ImageSource, Pixels, Preprocess
+from vitascope.data.reading import READ_AHEAD
+from vitascope.deploy.predict.engine import TorchEngine
+from vitascope.deploy.predict.predictor import Prediction, Predictor
+from vitascope.deploy.predict.streaming import find_pictures
+from vitascope.errors import UserError
+from vitascope.weights.store import CheckpointError, default_preprocess, save_pretrained
+
+NAMES = ("ant", "bee", "cat", "dog", "eel")
+
+
+def predictor(precision: str = "fp32", batch_size: int = 32, **options: object) -> Predictor:
+    model = small_model(**{"class_names": NAMES, **options})
+    fit = default_preprocess(model.config)
+    return Predictor(TorchEngine(model, fit, precision=precision, device="cpu"), batch_size=batch_size)
+
+
+def pictures(count: int) -> list[np.ndarray]:
+    return [noise(20 + 3 * number, 40 - 2 * number, seed=number) for number in range(count)]
+
+
+def pixels_of(path: Path) -> np.ndarray:
+    return np.asarray(Image.open(path))
+
+
+def scores(answer: list[Prediction], K: int = 5) -> np.ndarray:
+    """Probabilities by class."""
+    found = np.zeros(K)
+    for guess in answer:
+        found[guess.index] = guess.score
+    return found
+
+
+def test_path_text_bytes_image_and_array_get_the_same_answer(tmp_path: Path) -> None:
+    path = write_picture(tmp_path / "a.png", size=(40, 30))
+    sources = [path, str(path), path.read_bytes(), Image.open(path), pixels_of(path)]
+    predict = predictor()
+    answers = [predict([source])[0] for source in sources]
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_one_picture_gets_one_list_of_predictions_however_it_comes(tmp_path: Path) -> None:
+    path = write_picture(tmp_path / "a.png", size=(40, 30))
+    predict = predictor()
+    (expected,) = predict([path], top_k=3)
+    with open(path, "rb") as opened:
+        for source in (path, str(path), path.read_bytes(), Image.open(path), pixels_of(path), opened):
+            assert predict(source, top_k=3) == expected
+    (answer,) = predict.stream(str(path), 3, workers=0)
+    assert (answer.image, answer.predictions) == (str(path), expected)
+    assert list(find_pictures(str(path))) == list(find_pictures(path)) == [str(path)]
+
+
+def test_several_pictures_may_come_in_any_iterable() -> None:
+    predict, images = predictor(batch_size=2), pictures(3)
+    assert predict(iter(images)) == predict(tuple(images)) == predict(images)
+
+
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [
+        (np.zeros((5, 32, 32, 3), np.uint8), r"not uint8 \(5, 32, 32, 3\); for several images, give a list"),
+        (torch.zeros(3, 32, 32, dtype=torch.uint8), "not a value of type Tensor"),
+        ([torch.zeros(3, 32, 32, dtype=torch.uint8)], "not a value of type Tensor"),
+        (7, "not a value of type int"),
+        ([None], "not a value of type NoneType"),
+    ],
+)
+def test_what_is_no_picture_is_rejected_by_its_type(images: Any, reason: str) -> None:
+    with pytest.raises(ImageError, match=reason):
+        predictor()(images)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+def test_batch_is_answered_as_each_picture_alone_and_in_order(batch_size: int) -> None:
+    images = pictures(7)
+    one_by_one = predictor()
+    alone = [scores(one_by_one([image])[0]) for image in images]
+    together = [scores(answer) for answer in predictor(batch_size=batch_size)(images)]
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    assert np.ptp(alone, axis=0).max() > 1e-3  # the pictures do differ
+
+
+def test_answer_is_the_model_own(tmp_path: Path) -> None:
+    model = small_model(class_names=NAMES)
+    fit = Preprocess(image_size=(32, 32), crop_pct=0.8, mean=(0.2, 0.3, 0.4))
+    image = noise(50, 40)
+    with torch.no_grad():
+        expected = model(fit.normalize(torch.from_numpy(fit.pixels(image))[None]))[0].softmax(dim=0)
+    answer = Predictor(TorchEngine(model, fit, precision="fp32", device="cpu"))([image])[0]
+    np.testing.assert_allclose(scores(answer), expected.numpy(), atol=1e-6)
+    assert [guess.label for guess in answer] == [NAMES[guess.index] for guess in answer]
+
+
+def test_all_classes_are_sorted_and_sum_to_one() -> None:
+    for answer in predictor()(pictures(3), top_k=5):
+        assert sorted(guess.index for guess in answer) == list(range(5))
+        values = [guess.score for guess in answer]
+        assert values == sorted(values, reverse=True)
+        assert sum(values) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(("top_k", "given"), [(1, 1), (3, 3), (5, 5), (99, 5)])
+def test_top_k_limits_the_answer_to_the_most_probable(top_k: int, given: int) -> None:
+    predict = predictor()
+    for some, everything in zip(
+        predict(pictures(2), top_k=top_k), predict(pictures(2), top_k=5), strict=True
+    ):
+        assert some == everything[:given]
+
+
+def test_without_class_names_the_index_is_the_label() -> None:
+    for guess in predictor(class_names=())([noise(32, 32)])[0]:
+        assert guess.label == str(guess.index)
+
+
+def test_no_pictures_get_no_answers() -> None:
+    assert predictor()([]) == []
+
+
+def test_model_folder_gives_the_predictor_with_its_preprocessing(tmp_path: Path) -> None:
+    model = small_model(class_names=NAMES)
+    fit = Preprocess(image_size=(32, 32), resize="squash", std=(0.3, 0.3, 0.3))
+    save_pretrained(model, tmp_path / "model", preprocess=fit)
+    loaded = Predictor.from_pretrained(tmp_path / "model", precision="fp32", device="cpu")
+    assert loaded.preprocess == fit
+    direct = Predictor(TorchEngine(model, fit, precision="fp32", device="cpu"))
+    assert loaded(pictures(2)) == direct(pictures(2))
+    with pytest.raises(CheckpointError, match="revision"):
+        Predictor.from_pretrained(tmp_path / "model", revision="main")
+
+
+@pytest.mark.parametrize("position", [0, 2])
+def test_unreadable_picture_is_named(tmp_path: Path, position: int) -> None:
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"not a picture")
+    images: list[object] = list(pictures(2))
+    images.insert(position, broken)
+    with pytest.raises(ImageError, match=r"broken\.jpg"):
+        predictor()(images)
+
+
+def test_model_without_a_head_is_refused() -> None:
+    with pytest.raises(UserError, match="no head"):
+        predictor(head="none")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "auto"])
+def test_a_resnet_answers_as_it_does_by_itself(tmp_path: Path, precision: str) -> None:
+    model = small_resnet(class_names=NAMES)
+    fit = default_preprocess(model.config)
+    image = noise(50, 40)
+    with torch.no_grad():
+        expected = model(fit.normalize(torch.from_numpy(fit.pixels(image))[None]))[0].softmax(dim=0)
+    save_pretrained(model, tmp_path)
+    loaded = Predictor.from_pretrained(tmp_path, precision=precision, device="cpu")
+    answer = loaded([image])[0]
+    np.testing.assert_allclose(scores(answer), expected.numpy(), atol=1e-6 if precision == "fp32" else 3e-2)
+    assert [guess.label for guess in answer] == [NAMES[guess.index] for guess in answer]
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_top_k_below_one_is_refused(top_k: int) -> None:
+    with pytest.raises(UserError, match=f"at least 1, not {top_k}"):
+        predictor()(pictures(1), top_k=top_k)
+
+
+@pytest.mark.parametrize("options", [{"precision": "fp8"}, {"device": "nonsense"}])
+def test_precision_and_device_that_are_not_there_are_refused(options: dict[str, str]) -> None:
+    model = small_model()
+    with pytest.raises(UserError, match=next(iter(options))):
+        Predictor(TorchEngine(model, default_preprocess(model.config), **options))([noise(32, 32)])
+
+
+def test_bf16_answers_like_fp32() -> None:
+    images = pictures(12)
+    exact = np.stack([scores(answer) for answer in predictor("fp32")(images)])
+    rounded = np.stack([scores(answer) for answer in predictor("bf16")(images)])
+    np.testing.assert_allclose(rounded, exact, atol=2e-2)
+    assert (rounded != exact).any()  # it was bf16
+    ordered = np.sort(exact, axis=1)
+    clear = ordered[:, -1] - ordered[:, -2] > 0.04
+    assert clear.any()
+    np.testing.assert_array_equal(rounded.argmax(axis=1)[clear], exact.argmax(axis=1)[clear])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "auto"])
+def test_model_stored_in_bf16_answers_in_any_precision(tmp_path: Path, precision: str) -> None:
+    model = small_model(class_names=NAMES)
+    expected = scores(
+        Predictor(TorchEngine(model, default_preprocess(model.config), device="cpu"))(pictures(1))[0]
+    )
+    save_pretrained(model.to(torch.bfloat16), tmp_path)
+    loaded = Predictor.from_pretrained(tmp_path, precision=precision, device="cpu")
+    np.testing.assert_allclose(scores(loaded(pictures(1))[0]), expected, atol=3e-2)
+
+
+def test_answers_need_no_gradient_and_leave_dropout_off() -> None:
+    model = small_model(dropout=0.5, class_names=NAMES).train()
+    predict = Predictor(TorchEngine(model, default_preprocess(model.config), precision="fp32", device="cpu"))
+    assert predict(pictures(2)) == predict(pictures(2))
+    assert not predict.probabilities(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).requires_grad
+
+
+# --- folders
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures at two depths; one is text, one a decompression bomb; others are hidden or no pictures."""
+    root = write_tree(
+        tmp_path_factory.mktemp("predict") / "folder", {"b": 3, "a": 4, ".hidden": 1}, size=(40, 30)
+    )
+    write_picture(root / "z.PNG")
+    (root / "a" / "001.png").write_bytes(b"text")
+    (root / "b" / "bomb.png").write_bytes(bomb())
+    (root / "b" / "notes.txt").write_text("no picture")
+    (root / "b" / ".x.png").write_bytes(b"")
+    (root / "loop").symlink_to(root)
+    return root
+
+
+def bomb() -> bytes:
+    """A PNG of 15,000 x 15,000 pixels in 27 kB."""
+    header = struct.pack(">IIBBBBB", 15_000, 15_000, 1, 0, 0, 0, 0)
+    rows = zlib.compress(bytes(15_000 * (1 + 15_000 // 8)), 9)
+    chunks = ((b"IHDR", header), (b"IDAT", rows), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
+    )
+
+
+FOUND = ["z.PNG", *(f"a/{n:03}.png" for n in range(4)), *(f"b/{n:03}.png" for n in range(3)), "b/bomb.png"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_folder_is_answered_in_order_with_a_reason_for_what_cannot_be_read(
+    folder: Path, workers: int
+) -> None:
+    predict = predictor(batch_size=2)
+    answers = list(predict.predict_folder(folder, 3, workers=workers))
+    assert [str(Path(answer.image).relative_to(folder)) for answer in answers] == FOUND
+    for answer in answers:
+        if answer.image.endswith(("a/001.png", "bomb.png")):
+            assert answer.predictions == []
+            assert answer.image in str(answer.error)
+        else:
+            assert answer.error is None
+            (expected,) = predict([answer.image], top_k=3)
+            np.testing.assert_allclose(scores(answer.predictions), scores(expected), atol=1e-6)
+    assert "bomb" in str(answers[-1].error)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_files_are_taken_only_a_few_batches_ahead(folder: Path, workers: int) -> None:
+    taken = []
+
+    def endless() -> Iterator[str]:
+        while True:
+            taken.append(str(folder / "z.PNG"))
+            yield taken[-1]
+
+    stream = predictor(batch_size=2).stream(endless(), workers=workers)
+    for count in range(1, 30):
+        assert next(stream).error is None
+        assert len(taken) <= count + 2 * (READ_AHEAD + 1)
+    stream.close()
+
+
+def test_batch_of_nothing_but_unreadable_files_is_no_fault(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.png" for number in range(5)]
+    for workers in (0, 2):
+        answers = list(predictor(batch_size=2).stream(paths, workers=workers))
+        assert [answer.error for answer in answers] == [f"{path}: no such file" for path in paths]
+    assert list(predictor().stream([])) == []
+
+
+class Ragged(TorchEngine):
+    """An engine that takes pictures of any size, and makes them one size itself."""
+
+    own_pixels = True
+
+    def pixels(self, image: ImageSource) -> Pixels:
+        return np.ascontiguousarray(np.asarray(Image.open(image).convert("RGB")).transpose(2, 0, 1))  # type: ignore[arg-type]
+
+    def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
+        return super().probabilities(pixels[:, :, :8, :8].repeat(1, 1, 4, 4))
+
+
+def test_engine_with_pixels_of_its_own_answers_pictures_of_many_sizes(tmp_path: Path) -> None:
+    paths = [write_picture(tmp_path / f"{n}.png", size=(8 + n, 12 - n), seed=n) for n in (0, 4, 1, 4)]
+    model = small_model(class_names=NAMES)
+    engine = Ragged(model, default_preprocess(model.config), precision="fp32", device="cpu")
+    predict = Predictor(engine, batch_size=3)
+    together = [scores(answer.predictions) for answer in predict.stream(paths, workers=2)]
+    alone = [scores(predict([path])[0]) for path in paths]
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+
+
+def test_folder_that_is_none_and_options_that_make_no_sense_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        predictor().predict_folder(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="top_k must be at least 1, not 0"):
+        predictor().predict_folder(tmp_path, 0)
+    with pytest.raises(UserError, match="workers must not be negative, not -1"):
+        predictor().stream([], workers=-1)
+    with pytest.raises(UserError, match=r"gone\.png: no such file"):
+        list(find_pictures([tmp_path / "gone.png"]))

@@ -1,0 +1,185 @@
+"""Throughput: what is timed, in which turns, and what is made of the times."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.model import small_model
+from vitascope.deploy.predict import throughput
+from vitascope.deploy.predict.engine import TorchEngine
+from vitascope.deploy.predict.throughput import Throughput, model_product, square_product, subject, take_turns
+from vitascope.errors import UserError
+from vitascope.model.sizes import named_config
+from vitascope.weights.store import save_pretrained
+
+
+def measured(**values: object) -> Throughput:
+    given = {"batch_size": 4, "precision": "bf16", "is_auto": True, "seconds": (0.1, 0.2, 4.0)}
+    return Throughput(**{**given, "flops": 3_000, "ceiling": 120_000.0, **values})
+
+
+@pytest.fixture(autouse=True)
+def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's own products take long, and not every machine has bf16."""
+    monkeypatch.setattr(throughput, "CPU_PRODUCT", 64)
+    monkeypatch.setattr(throughput, "has_bf16", lambda device: True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_pretrained(small_model(), tmp_path_factory.mktemp("model"))
+
+
+def test_rate_is_of_the_median_batch_and_its_share_of_the_ceiling() -> None:
+    assert measured().images_per_second == pytest.approx(20)
+    assert measured().share == pytest.approx(0.5)
+    assert measured(flops=None).share is None
+    assert measured(ceiling=None).share is None
+
+
+class Clock:
+    """A clock that stands still but for what steps take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(throughput.time, "perf_counter", lambda: self.now)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_steps_take_turns_after_one_that_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def step(name: str) -> Callable[[], None]:
+        return lambda: (order.append(name), clock.wait(1))[0]
+
+    clock = Clock(monkeypatch)
+    times = take_turns([step("a"), step("b")], seconds=2 * throughput.ROUNDS)
+    assert order == ["a", "b"] + throughput.ROUNDS * ["a", "b"]
+    assert times == 2 * [throughput.ROUNDS * [1.0]]
+
+
+def test_steps_that_take_longer_than_all_the_time_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    times = take_turns([lambda: clock.wait(50), lambda: clock.wait(0.25), lambda: clock.wait(9)], seconds=1)
+    assert times == [[50], [0.25], [9]]
+    assert clock.now == 2 * 59.25  # what is made once comes on top
+
+
+def test_every_batch_is_measured_in_every_precision_and_the_one_of_auto_is_marked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {1: torch.float32, 3: torch.bfloat16}
+    monkeypatch.setattr(throughput, "resolve_precision", lambda *_, training: chosen[_[3]])
+    answered = []
+    answer = TorchEngine.probabilities
+
+    def watched(engine: TorchEngine, pixels: torch.Tensor) -> torch.Tensor:
+        answered.append((engine.precision, tuple(pixels.shape), pixels.dtype))
+        return answer(engine, pixels)
+
+    monkeypatch.setattr(TorchEngine, "probabilities", watched)
+    rows = subject(folder, precisions=["fp32", "bf16"], device="cpu").measure([1, 3], seconds=0)
+    assert [(row.batch_size, row.precision, row.is_auto) for row in rows] == [
+        (1, "fp32", True),
+        (1, "bf16", False),
+        (3, "fp32", False),
+        (3, "bf16", True),
+    ]
+    expected = {(row.precision, (row.batch_size, 3, 32, 32), torch.uint8) for row in rows}
+    assert set(answered) == expected
+    flops = small_model().config.flops
+    for row in rows:
+        assert len(row.seconds) == 1
+        assert row.flops == flops
+        assert row.share == pytest.approx(row.images_per_second * flops / row.ceiling)
+    ceilings = {row.precision: row.ceiling for row in rows}
+    assert all(row.ceiling == ceilings[row.precision] > 0 for row in rows)
+
+
+def test_named_size_has_random_weights_and_a_head() -> None:
+    found = subject("dinov3_s16", precisions=["fp32"], device="cpu")
+    engine = found.engines["fp32"]
+    assert isinstance(engine, TorchEngine)
+    assert engine.config == named_config("dinov3_s16").replace(head="linear")
+    assert found.description.endswith(", random weights, on cpu")
+
+
+def test_exported_file_is_measured_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = folder.parent / "model.onnx"
+    file.touch()
+    opened = []
+    monkeypatch.setattr(
+        throughput,
+        "open_engine",
+        lambda ref, device: opened.append((ref, device)) or Exported(),
+    )
+    found = subject(file, precisions=["fp32", "bf16"])
+    (row,) = found.measure([2], seconds=0)
+    assert opened == [(file, "auto")]
+    assert (row.precision, row.batch_size, row.is_auto, row.share) == ("as exported", 2, True, None)
+    assert found.description == "another runtime"
+
+
+class Exported:
+    """An engine of another runtime, as far as it is used."""
+
+    description = "another runtime"
+    preprocess = throughput.default_preprocess(small_model().config)
+
+    def outputs(self, pixels: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(pixels), 5)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_batch_of_nothing_is_refused(folder: Path, batch_size: int) -> None:
+    with pytest.raises(UserError, match=f"at least 1 image, not {batch_size}"):
+        subject(folder, precisions=["fp32"], device="cpu").measure([8, batch_size], seconds=0)
+
+
+def test_model_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match="vit_b61"):
+        subject("vit_b61", precisions=["fp32"])
+
+
+def test_a_model_without_a_head_is_measured_by_its_features(tmp_path: Path) -> None:
+    save_pretrained(small_model(depth=1, head="none"), tmp_path)
+    (row,) = subject(tmp_path, precisions=["fp32"], device="cpu").measure([1], seconds=0)
+    assert row.seconds
+
+
+def test_bf16_is_left_out_where_the_device_would_emulate_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throughput, "has_bf16", lambda device: False)
+    found = subject(folder, precisions=["fp32", "bf16"], device="cpu")
+    assert list(found.engines) == ["fp32"]
+    (reason,) = found.left_out
+    assert reason.startswith("bf16 is not measured: this cpu has no units for it")
+    assert [row.is_auto for row in found.measure([1, 8], seconds=0)] == [True, True]
+    with pytest.raises(UserError, match=r"bf16 is not measured: .*; measure fp32"):
+        subject(folder, precisions=["bf16"], device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_matrix_products_have_the_operations_that_are_counted(dtype: torch.dtype) -> None:
+    cpu = torch.device("cpu")
+    step, flops = square_product(dtype, cpu)
+    step()
+    assert flops == 2 * 64**3
+    config = small_model().config
+    step, flops = model_product(config, 3, dtype, cpu)
+    step()
+    assert flops == 2 * (3 * config.num_tokens) * config.embed_dim * 4 * config.embed_dim
+
+
+def test_the_ceiling_is_the_fastest_product(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(TorchEngine, "outputs", lambda *_: clock.wait(1))
+    monkeypatch.setattr(throughput, "square_product", lambda *_: (lambda: clock.wait(4), 100))
+    monkeypatch.setattr(throughput, "model_product", lambda *_: (lambda: clock.wait(2), 600))
+    (row,) = subject(folder, precisions=["fp32"], device="cpu").measure([1], seconds=0.001)
+    assert row.ceiling == 300

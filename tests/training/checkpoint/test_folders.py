@@ -1,0 +1,254 @@
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitascope.errors import UserError
+from vitascope.training.checkpoint import folders as checkpoint
+from vitascope.training.checkpoint.folders import (
+    MANIFEST,
+    STATE,
+    checkpoints,
+    load_checkpoint,
+    load_checkpoint_at,
+    save_checkpoint,
+)
+from vitascope.training.checkpoint.sharded import record
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"weights": torch.full((1000,), value), "nested": {"best_loss": value, "names": ["a"]}}
+
+
+def names(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def folder_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, 7, state(1.5))
+    assert folder == tmp_path / "checkpoints" / folder_of(7)
+    for step, found in (load_checkpoint(tmp_path), load_checkpoint_at(folder)):
+        assert step == 7
+        assert torch.equal(found["weights"], state(1.5)["weights"])
+        assert found["nested"] == {"best_loss": 1.5, "names": ["a"]}
+
+
+def test_the_manifest_says_what_was_written_and_by_which_torch(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, 7, state(1))
+    assert json.loads((folder / MANIFEST).read_text()) == {
+        "step": 7,
+        "torch": torch.__version__,
+        "files": {
+            STATE: {"bytes": (folder / STATE).stat().st_size, "sha256": record(folder / STATE)["sha256"]}
+        },
+    }
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
+    for step in (1, 2, 3, 4, 100_000_000):  # sorted as numbers: the last has a digit more
+        save_checkpoint(tmp_path, step, state(step), keep=keep)
+    steps = [1, 2, 3, 4, 100_000_000][-keep:]
+    assert [path.name for path in checkpoints(tmp_path)] == [folder_of(step) for step in steps]
+    assert load_checkpoint(tmp_path)[0] == 100_000_000
+
+
+def test_newer_ones_are_not_removed_when_an_older_one_is_continued(tmp_path: Path) -> None:
+    for step in (1, 2, 9):
+        save_checkpoint(tmp_path, step, state(step), keep=3)
+    save_checkpoint(tmp_path, 3, state(3), keep=1)
+    assert names(tmp_path) == [folder_of(3), folder_of(9)]
+
+
+def test_nothing_is_removed_before_the_new_one_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+
+    def note(name: str, function: Any) -> Any:
+        def noted(*args: Any, **options: Any) -> Any:
+            events.append((name, *(Path(arg).name for arg in args if not isinstance(arg, int))))
+            return function(*args, **options)
+
+        return noted
+
+    save_checkpoint(tmp_path, 1, state(1))
+    monkeypatch.setattr(os, "fsync", note("fsync", os.fsync))
+    monkeypatch.setattr(os, "replace", note("rename", os.replace))
+    monkeypatch.setattr(shutil, "rmtree", note("remove", shutil.rmtree))
+    save_checkpoint(tmp_path, 2, state(2), keep=1)
+    new, old = f".{folder_of(2)}.{os.getpid()}", f".{folder_of(1)}.old"
+    assert events == [
+        ("fsync",),  # state
+        ("fsync",),  # manifest
+        ("fsync",),  # their folder
+        ("rename", new, folder_of(2)),
+        ("fsync",),  # its parent,
+        ("fsync",),  # and the run folder, where that was new
+        ("rename", folder_of(1), old),
+        ("remove", old),
+    ]
+
+
+def test_without_checkpoints_there_is_none(tmp_path: Path) -> None:
+    assert load_checkpoint(tmp_path) is None
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "best").mkdir()
+    assert load_checkpoint(tmp_path) is None
+
+
+def test_a_step_that_is_saved_is_left_as_it_is_and_a_broken_one_is_written_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_checkpoint(tmp_path, 1, state(1))
+    before = (folder / MANIFEST).stat().st_ino
+    save_checkpoint(tmp_path, 1, state(1))
+    assert (folder / MANIFEST).stat().st_ino == before
+    (folder / STATE).write_bytes(b"")
+    save_checkpoint(tmp_path, 1, state(1))
+    assert "it is written again" in capsys.readouterr().err
+    assert load_checkpoint(tmp_path)[0] == 1
+    shutil.rmtree(folder)
+    folder.mkdir()  # no manifest: somebody removed half of it
+    (folder / STATE).write_bytes(b"half")
+    save_checkpoint(tmp_path, 1, state(1))
+    assert load_checkpoint(tmp_path)[0] == 1
+    assert names(tmp_path) == [folder_of(1)]
+
+
+NONSENSE: list[tuple[str, str]] = [
+    ("", "an empty file"),
+    ('{"step": 2, "files"', "not readable as JSON"),
+    ("[" * 100_000, "not readable as JSON"),
+    ("[1]", "not a JSON object"),
+    ("{}", "lists no files"),
+    ('{"step": 2, "files": []}', "lists no files"),
+    ('{"step": 2, "files": {}}', "lists no files"),
+    ('{"step": 2, "files": {"state.pt": "0"}}', "lists no files"),
+    ('{"step": 2, "files": {"state.pt": {"bytes": 1}}}', "lists no files"),
+    ('{"step": 2, "files": {"state.pt": {"bytes": true, "sha256": "0"}}}', "lists no files"),
+    ('{"step": 2, "files": {"state.pt": {"bytes": 1, "sha256": 0}}}', "lists no files"),
+    (
+        '{"step": 2, "files": {"state.pt": {"bytes": 1, "sha256": ""}, "../x": {"bytes": 1, "sha256": ""}}}',
+        "lists no files",
+    ),
+    (
+        '{"step": 1, "files": {"state.pt": {"bytes": 1, "sha256": "0"}}}',
+        "of step 1, in the folder step-00000002",
+    ),
+    ('{"step": "2", "files": {"state.pt": {"bytes": 1, "sha256": "0"}}}', "of step '2', in the folder"),
+    ('{"step": 2, "files": {"state.pt": {"bytes": 1, "sha256": "0"}}}', "bytes, and 1 were written"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), NONSENSE)
+def test_a_manifest_that_says_something_else_is_a_broken_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
+) -> None:
+    save_checkpoint(tmp_path, 1, state(1))
+    newest = save_checkpoint(tmp_path, 2, state(2))
+    (newest / MANIFEST).write_text(content)
+    assert load_checkpoint(tmp_path)[0] == 1
+    warning = capsys.readouterr().err
+    assert message in warning
+    assert folder_of(2) in warning
+    assert "falls back to step 1" in warning
+    with pytest.raises(UserError, match=message):
+        load_checkpoint_at(newest)
+
+
+def test_the_size_is_compared_before_anything_is_hashed(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, 1, state(1))
+    with open(folder / STATE, "ab") as file:
+        file.truncate(1 << 43)  # 9 TB, none of it on the disk
+    with pytest.raises(UserError, match="8796093022208 bytes, and"):
+        load_checkpoint(tmp_path)
+
+
+def test_none_whole_is_an_error_that_lists_each(tmp_path: Path) -> None:
+    (save_checkpoint(tmp_path, 1, state(1)) / STATE).write_bytes(b"")
+    (save_checkpoint(tmp_path, 2, state(2)) / STATE).unlink()
+    with pytest.raises(UserError) as caught:
+        load_checkpoint(tmp_path)
+    message = str(caught.value)
+    assert f"{folder_of(1)}/{STATE}: 0 bytes, and" in message
+    assert f"{folder_of(2)}/{STATE}: cannot be read: No such file" in message
+    assert "\n" not in message
+
+
+def test_a_file_more_is_no_fault(tmp_path: Path) -> None:
+    (save_checkpoint(tmp_path, 1, state(1)) / "notes.txt").write_text("mine")
+    assert load_checkpoint(tmp_path)[0] == 1
+
+
+@pytest.mark.parametrize("path", ["nowhere", "checkpoints", "checkpoints/best"])
+def test_an_explicit_path_must_be_a_checkpoint(tmp_path: Path, path: str) -> None:
+    save_checkpoint(tmp_path, 1, state(1))
+    (tmp_path / "checkpoints" / "best").mkdir()
+    with pytest.raises(UserError, match="no checkpoint; one is a folder step-00001234"):
+        load_checkpoint_at(tmp_path / path)
+
+
+def replace_state(folder: Path, value: object) -> None:
+    """Another state, and a manifest that agrees with it."""
+    if isinstance(value, bytes):
+        (folder / STATE).write_bytes(value)
+    else:
+        torch.save(value, folder / STATE)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][STATE] = record(folder / STATE)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_a_checkpoint_executes_nothing(tmp_path: Path) -> None:
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "pwned"),)
+
+    folder = save_checkpoint(tmp_path, 1, state(1))
+    replace_state(folder, {"weights": Attack()})
+    for load in (lambda: load_checkpoint(tmp_path), lambda: load_checkpoint_at(folder)):
+        with pytest.raises(
+            UserError, match=rf"{STATE}: whole, but .* nothing was run: .*posix\.mkdir"
+        ) as caught:
+            load()
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02}.", b"(lp0\n."])
+def test_a_state_that_is_none_is_one_line(tmp_path: Path, content: bytes) -> None:
+    replace_state(save_checkpoint(tmp_path, 1, state(1)), content)
+    with pytest.raises(UserError, match=STATE) as caught:
+        load_checkpoint(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_state_that_is_no_dict_is_refused(tmp_path: Path) -> None:
+    replace_state(save_checkpoint(tmp_path, 1, state(1)), [1, 2])
+    with pytest.raises(UserError, match="holds a list, no state of a run"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_run_folder_that_takes_no_files_is_an_error_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    save_checkpoint(tmp_path, 1, state(1))
+    monkeypatch.setattr(checkpoint.Path, "mkdir", refuse)
+    with pytest.raises(
+        UserError, match=r"Read-only file system \([\d,.]+ MB are free there\).*train --resume "
+    ):
+        save_checkpoint(tmp_path, 2, state(2))
+    assert load_checkpoint(tmp_path)[0] == 1

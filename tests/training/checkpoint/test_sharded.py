@@ -1,0 +1,283 @@
+"""States in shards: two processes really write, over gloo, and one, two or three really read."""
+
+import copy
+import json
+import os
+import pickle
+import resource
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from vitascope.errors import UserError
+from vitascope.training.checkpoint import sharded
+from vitascope.training.checkpoint.folders import (
+    MANIFEST,
+    checkpoints,
+    load_checkpoint,
+    load_checkpoint_at,
+    save_checkpoint,
+)
+from vitascope.training.checkpoint.state import model_state, optimizer_state, restore_model, restore_optimizer
+from vitascope.training.distributed import rank
+
+
+def in_processes(count: int, work: Callable[[], None], meeting: Path) -> None:
+    """Run `work` in forked processes of one group; any failure in one fails the test."""
+    children = []
+    for number in range(count):
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                signal.alarm(60)
+                store = dist.FileStore(str(meeting), count)
+                dist.init_process_group("gloo", store=store, rank=number, world_size=count)
+                work()
+                dist.destroy_process_group()
+                status = 0
+            finally:
+                if status:
+                    traceback.print_exc()
+                    sys.stderr.flush()
+                os._exit(status)
+        children.append(child)
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    assert statuses == [0] * count
+
+
+OPTIMIZERS = ("adamw", "sgd")
+
+
+class Run:
+    """A model (7 and 1 rows do not divide by 2 processes), its average and its optimizer, some steps on."""
+
+    def __init__(self, optimizer: str, spread: bool, steps: int = 0) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 1))
+        self.average = copy.deepcopy(self.model).requires_grad_(False)
+        if spread:
+            for module in (self.model, self.average):
+                fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        groups = [
+            {"params": [p for p in self.model.parameters() if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in self.model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = (
+            torch.optim.AdamW(groups, lr=0.01, fused=True)
+            if optimizer == "adamw"
+            else torch.optim.SGD(groups, lr=0.01, momentum=0.9)
+        )
+        for step in range(steps):
+            self.train(step)
+
+    def train(self, step: int) -> None:
+        """A step along a made-up gradient, the same however the parameters are spread."""
+        for number, parameter in enumerate(self.model.parameters()):
+            whole = torch.sin(torch.arange(parameter.numel()) + 10.0 * number + step).view(parameter.shape)
+            parameter.grad = _spread_as(parameter, whole)
+        self.optimizer.step()
+        with torch.no_grad():
+            for mean, parameter in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                mean.lerp_(parameter, 0.1)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": model_state(self.model, whole=False),
+            "average": model_state(self.average, whole=False),
+            "optimizer": optimizer_state(self.model, self.optimizer),
+            "best_loss": 0.25,
+            "sums": {"count": torch.tensor(3.0)},
+        }
+
+    def restore(self, run: Path) -> None:
+        _, state = load_checkpoint(run)
+        assert state["best_loss"] == 0.25
+        assert state["sums"]["count"] == 3
+        restore_model(self.model, state["model"])
+        restore_model(self.average, state["average"])
+        restore_optimizer(self.model, self.optimizer, state["optimizer"])
+
+
+def _spread_as(parameter: Tensor, whole: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return whole
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Every leaf of a state by its path, tensors whole."""
+    if isinstance(value, dict):
+        return {k: v for key, part in value.items() for k, v in flat(part, f"{path}/{key}").items()}
+    return {path: value.full_tensor() if isinstance(value, DTensor) else value}
+
+
+def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found.keys() == wanted.keys()
+    for path, value in wanted.items():
+        if isinstance(value, Tensor):
+            assert torch.equal(found[path], value), path
+        else:
+            assert json.dumps(found[path]) == json.dumps(value), path  # torch makes lists of betas
+
+
+def assert_close(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Nearly: where a shard ends, the kernels round other elements one by one."""
+    torch.testing.assert_close(flat(found), flat(wanted), rtol=1e-6, atol=1e-7)
+
+
+def write(folder: Path, spread: bool) -> None:
+    """Two runs two steps on, and their state beside them, whole."""
+    for optimizer in OPTIMIZERS:
+        trained = Run(optimizer, spread, steps=2)
+        save_checkpoint(folder / optimizer, 2, trained.state())
+        whole = flat(trained.state())
+        if rank() == 0:
+            torch.save(whole, folder / optimizer / "whole.pt")
+
+
+def read(folder: Path, spread: bool) -> None:
+    """The same runs restored, to the bit, and a step further."""
+    for optimizer in OPTIMIZERS:
+        restored = Run(optimizer, spread)
+        restored.restore(folder / optimizer)
+        assert_equal(flat(restored.state()), torch.load(folder / optimizer / "whole.pt"))
+        restored.train(2)
+        uninterrupted = Run(optimizer, spread=False, steps=3)
+        assert_close(restored.model.state_dict(), uninterrupted.model.state_dict())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs whose checkpoints two processes wrote, each its shards."""
+    folder = tmp_path_factory.mktemp("saved")
+    in_processes(2, lambda: write(folder, spread=True), folder / "meeting")
+    return folder
+
+
+def test_every_process_writes_its_shards_and_the_manifest_lists_them(saved: Path) -> None:
+    (folder,) = checkpoints(saved / "adamw")
+    names = {"state.pt", ".metadata", "__0_0.distcp", "__1_0.distcp"}
+    assert {path.name for path in folder.iterdir()} == names | {MANIFEST}
+    assert json.loads((folder / MANIFEST).read_text())["files"].keys() == names
+    assert folder.name.encode() not in (folder / ".metadata").read_bytes()  # nor any other path of a machine
+
+
+def test_a_run_in_shards_continues_in_one_process(saved: Path) -> None:
+    read(saved, spread=False)
+
+
+def test_a_run_in_shards_continues_in_more_processes(saved: Path, tmp_path: Path) -> None:
+    in_processes(3, lambda: read(saved, spread=True), tmp_path / "meeting")
+
+
+def test_a_run_of_one_process_continues_in_shards(tmp_path: Path) -> None:
+    write(tmp_path, spread=False)
+    in_processes(2, lambda: read(tmp_path, spread=True), tmp_path / "meeting")
+
+
+@pytest.mark.parametrize(
+    ("failing", "limit"), [(1, 200), (0, 1 << 20)]
+)  # its shards; the state, of the first
+def test_what_fails_in_one_process_is_raised_in_all_and_leaves_nothing(
+    tmp_path: Path, failing: int, limit: int
+) -> None:
+    def save() -> None:
+        state = {**Run("sgd", spread=True, steps=1).state(), "large": torch.zeros(1 << 20)}
+        save_checkpoint(tmp_path, 1, state)
+        if rank() == failing:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        with pytest.raises(UserError, match="File too large") as caught:
+            save_checkpoint(tmp_path, 2, state)
+        assert ("in process 1" in str(caught.value)) == (failing == 1)
+        assert "\n" not in str(caught.value)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    in_processes(2, save, tmp_path / "meeting")
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+    assert load_checkpoint(tmp_path)[0] == 1
+
+
+def forge(saved: Path, run: Path, content: bytes) -> Path:
+    """A checkpoint whose `.metadata` was exchanged, and its manifest with it."""
+    shutil.copytree(saved / "adamw", run)
+    (folder,) = checkpoints(run)
+    (folder / ".metadata").write_bytes(content)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][".metadata"] = sharded.record(folder / ".metadata")
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    return folder
+
+
+def test_metadata_execute_nothing(saved: Path, tmp_path: Path) -> None:
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "pwned"),)
+
+    folder = forge(saved, tmp_path / "run", pickle.dumps(Attack()))
+    with pytest.raises(UserError, match=r"\.metadata: .*calls for posix\.mkdir") as caught:
+        load_checkpoint_at(folder)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "pwned").exists()
+
+
+def described(saved: Path) -> Metadata:
+    return pickle.loads((checkpoints(saved / "adamw")[0] / ".metadata").read_bytes())  # noqa: S301 - ours
+
+
+def bytes_entry(metadata: Metadata) -> None:  # torch would unpickle the shard's bytes, whatever they call
+    metadata.state_dict_metadata["model/0.weight"] = BytesStorageMetadata()
+
+
+def other_shape(metadata: Metadata) -> None:
+    metadata.state_dict_metadata["model/0.weight"].size = torch.Size([70000, 5])
+
+
+def lost_shard(metadata: Metadata) -> None:
+    metadata.state_dict_metadata["model/0.weight"].chunks.pop()
+
+
+def lost_tensor(metadata: Metadata) -> None:
+    del metadata.state_dict_metadata["model/0.weight"]
+
+
+def other_folder(metadata: Metadata) -> None:
+    for stored in metadata.storage_data.values():
+        stored.relative_path = "../../secret"
+
+
+def beyond_the_end(metadata: Metadata) -> None:
+    for stored in metadata.storage_data.values():
+        stored.offset = 10**12
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (bytes_entry, r"calls for torch\.distributed\.checkpoint\.metadata\.BytesStorageMetadata"),
+        (other_shape, "does not describe model/0.weight, of shape"),
+        (lost_shard, "lists shards of model/0.weight that are not the whole of it"),
+        (lost_tensor, "does not describe model/0.weight"),
+        (other_folder, "secret"),
+        (beyond_the_end, "whole, but not what this run can load"),
+    ],
+)
+def test_metadata_of_other_tensors_are_refused(
+    saved: Path, tmp_path: Path, change: Callable[[Metadata], None], message: str
+) -> None:
+    metadata = described(saved)
+    change(metadata)
+    with pytest.raises(UserError, match=message):
+        load_checkpoint(forge(saved, tmp_path / "run", pickle.dumps(metadata)).parent.parent)

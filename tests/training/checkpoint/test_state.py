@@ -1,0 +1,102 @@
+from typing import Any
+
+import pytest
+import torch
+
+from tests.model import random_images, small_model
+from vitascope.errors import UserError
+from vitascope.training.checkpoint.state import (
+    all_finite,
+    model_state,
+    optimizer_state,
+    restore_model,
+    restore_optimizer,
+)
+from vitascope.training.optim import optimizer_of
+from vitascope.training.options import Optimization
+
+OPTIONS: dict[str, Optimization] = {
+    "adamw": Optimization(weight_decay=0.1),
+    "sgd": Optimization(optimizer="sgd", weight_decay=0.1),
+    "layer_decay": Optimization(layer_decay=0.5),
+}
+
+
+def learn(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        torch.manual_seed(step)
+        model(random_images(2, 3, 32, 32)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def parameters(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_what_is_restored_goes_on_bitwise(tmp_path, options: Optimization) -> None:
+    model, other = small_model(), small_model()
+    first, second = optimizer_of(model, options), optimizer_of(other, options)
+    learn(model, first, 2)
+    torch.save((model_state(model), optimizer_state(model, first)), tmp_path / "state.pt")
+    of_model, of_optimizer = torch.load(tmp_path / "state.pt", weights_only=True)
+    restore_model(other, of_model)
+    restore_optimizer(other, second, of_optimizer)
+    assert same(optimizer_state(other, second), optimizer_state(model, first))
+    learn(model, first, 2)
+    learn(other, second, 2)
+    assert torch.equal(parameters(model), parameters(other))
+
+
+def test_names_are_the_models_own() -> None:
+    model = small_model()
+    assert set(model_state(model)) == set(model.state_dict())
+    optimizer = optimizer_of(model, Optimization())
+    learn(model, optimizer, 1)
+    assert set(optimizer_state(model, optimizer)["state"]) == dict(model.named_parameters()).keys()
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_saving_before_the_first_step_takes_none(options: Optimization) -> None:
+    ends = []
+    for saves in (False, True):
+        torch.manual_seed(0)
+        model = small_model()
+        optimizer = optimizer_of(model, options)
+        if saves:
+            assert optimizer_state(model, optimizer) == {}
+            restore_optimizer(model, optimizer, {})
+        learn(model, optimizer, 1)
+        ends.append((parameters(model), optimizer_state(model, optimizer)))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert same(ends[0][1], ends[1][1])
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    state = model_state(small_model())
+    restore_model(small_model(), dict(state))
+    fewer = {name: tensor for name, tensor in state.items() if name != "head.bias"}
+    with pytest.raises(UserError, match=r"has no head\.bias"):
+        restore_model(small_model(), fewer)
+    with pytest.raises(RuntimeError, match="gamma"):
+        restore_model(small_model(), state | {"gamma": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_one_weight_that_is_no_number_is_found(value: float) -> None:
+    model = small_model()
+    assert all_finite(model)
+    with torch.no_grad():
+        model.encoder.blocks[1].mlp.fc1.weight[3, 2] = value
+    assert not all_finite(model)

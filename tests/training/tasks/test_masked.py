@@ -1,0 +1,389 @@
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.data import noise
+from tests.model import VARIANTS, random_images, randomize, small_config, small_model
+from vitascope.data.datasets import ImageSet
+from vitascope.data.loading import Loader
+from vitascope.errors import UserError
+from vitascope.model.vit import VisionTransformer
+from vitascope.report.masked import draw_masked_patches
+from vitascope.training.options import Masking
+from vitascope.training.tasks import masked
+from vitascope.training.tasks.masked import (
+    Corruption,
+    Masked,
+    MaskedPatchModel,
+    body_config,
+    corruption,
+    draw_masked,
+)
+from vitascope.training.tasks.task import Examples
+from vitascope.weights.own import default_preprocess
+from vitascope.weights.store import adapted, load_pretrained, save_pretrained, transfer
+
+TARGETS = ("mean_color", "downsampled", "pixels")
+
+
+def masked_task(target: str = "mean_color", corrupt: float = 0.5, **options: Any) -> Masked:
+    config = body_config(small_config(**options))
+    masking = Masking(target=target, corrupt=corrupt)
+    return Masked(masking=masking, config=config, preprocess=default_preprocess(config))
+
+
+def small_module(task: Masked, seed: int = 0) -> MaskedPatchModel:
+    return randomize(task.module(VisionTransformer(task.config)), seed).eval()
+
+
+def examples(images: torch.Tensor, *, first: int = 0, seed: int = 0, epoch: int = 0) -> Examples:
+    labels = torch.zeros(len(images), dtype=torch.int64)
+    indices = np.arange(first, first + len(images))
+    return Examples(images=images, labels=labels, targets=labels, indices=indices, seed=seed, epoch=epoch)
+
+
+def pictures(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(3))
+
+
+def noisy_set(count: int, size: int = 32, channels: int = 3) -> ImageSet:
+    sources = [noise(size, size, channels, seed=seed) for seed in range(count)]
+    return ImageSet("val", sources, np.zeros(count, np.int64), ("a", "b"))
+
+
+# What is corrupted
+
+
+@pytest.mark.parametrize(("num_patches", "share", "count"), [(16, 0.5, 8), (49, 0.15, 7), (64, 0.99, 63)])
+def test_exactly_the_share_of_each_image_is_corrupted(num_patches: int, share: float, count: int) -> None:
+    drawn = corruption(0, 0, np.arange(50), num_patches, share)
+    assert all(field.shape == (50, count) for field in drawn)
+    assert (drawn.places.diff(dim=1) > 0).all()  # each place once, in order
+    assert drawn.places.min() >= 0
+    assert drawn.places.max() < num_patches
+
+
+def test_of_the_corrupted_80_percent_are_masked_10_replaced_and_10_stay() -> None:
+    places, sources, masked = corruption(0, 3, np.arange(4000), 64, 0.5)
+    replaced = sources != places
+    assert not (masked & replaced).any()  # three kinds, none of them two at once
+    kinds = torch.stack([masked, replaced, ~masked & ~replaced]).double().mean(dim=(1, 2))
+    expected = torch.tensor([0.8, 0.1, 0.1]).double()
+    assert ((kinds - expected).abs() < 5 * (expected * (1 - expected) / masked.numel()).sqrt()).all()
+
+
+def test_every_patch_is_corrupted_and_lent_equally_often() -> None:
+    N, images = 16, 20_000
+    places, sources, _ = corruption(0, 0, np.arange(images), N, 0.25)
+    corrupted = places.flatten().bincount(minlength=N) / images
+    assert (corrupted - 0.25).abs().max() < 5 * (0.25 * 0.75 / images) ** 0.5
+    lent = sources[sources != places].bincount(minlength=N)
+    expected = int(lent.sum()) / N
+    assert (lent - expected).abs().max() < 5 * expected**0.5
+
+
+def test_what_replaces_a_patch_is_seen_in_its_own_place() -> None:
+    places, sources, _ = corruption(0, 0, np.arange(500), 16, 0.75)
+    replaced = sources != places
+    assert replaced.any()
+    corrupted = (sources[:, :, None] == places[:, None, :]).any(dim=2)
+    assert not (corrupted & replaced).any()
+
+
+def test_corruption_depends_on_seed_epoch_and_index_and_on_nothing_else() -> None:
+    def draw(seed: int, epoch: int, indices: list[int]) -> Corruption:
+        return corruption(seed, epoch, np.array(indices), 64, 0.5)
+
+    together, others = draw(7, 2, [5, 9, 1]), draw(7, 2, [1, 4, 5, 8])
+    for ours, theirs in zip(together, others, strict=True):
+        assert torch.equal(ours[0], theirs[2])
+        assert torch.equal(ours[2], theirs[0])
+    for seed, epoch, index in ((8, 2, 5), (7, 3, 5), (7, 2, 6)):
+        assert not torch.equal(draw(seed, epoch, [index]).places, together.places[:1])
+
+
+def test_corruption_is_not_drawn_from_the_numbers_of_the_augmentation() -> None:
+    from vitascope.data.randomness import uniform
+
+    indices = np.arange(4000)
+    drawn = corruption(0, 0, indices, 16, 0.5)
+    first = (drawn.places == 0).any(dim=1).double().numpy()
+    mirror = uniform(0, 0, indices, 9)
+    correlations = [np.corrcoef(first, draw)[0, 1] for draw in mirror.T]
+    assert np.abs(correlations).max() < 0.08
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.01, 0), (0.99, 16)])
+def test_a_share_that_leaves_nothing_to_do_is_refused(share: float, count: int) -> None:
+    with pytest.raises(UserError, match=f"corrupt {share} of 16 patches is {count}: "):
+        masked_task(corrupt=share)
+
+
+# The model
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_hidden_patch_has_no_gradient_and_all_others_do(masked: bool) -> None:
+    module = small_module(masked_task())
+    images = random_images(1, 3, 32, 32).requires_grad_()
+    # In place 2 stands [mask], or patch 6; patch 9 stays as it is.
+    places, sources = torch.tensor([[2, 9]]), torch.tensor([[2 if masked else 6, 9]])
+    said = module(images, places, sources, torch.tensor([[masked, False]]))
+    assert said.shape == (1, 2, 512)
+    (gradient,) = torch.autograd.grad(said[:, 0].square().sum(), images)
+    by_patch = gradient.unflatten(2, (4, 8)).unflatten(4, (4, 8)).abs().sum(dim=(0, 1, 3, 5)).flatten()
+    assert (by_patch == 0).tolist() == [place == 2 for place in range(16)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_nothing_that_is_hidden_changes_what_is_said(target: str) -> None:
+    task = masked_task(target)
+    module, images = small_module(task), random_images(6, 3, 32, 32)
+    drawn = task.corruption(0, 0, np.arange(6))
+    hidden = torch.zeros(6, 16, dtype=torch.bool)
+    hidden.scatter_(1, drawn.places, drawn.masked | (drawn.sources != drawn.places))
+    pixels = hidden.view(6, 1, 4, 4).repeat_interleave(8, 2).repeat_interleave(8, 3)  # (B, 1, H, W)
+    other = torch.where(pixels, random_images(6, 3, 32, 32, seed=9), images)
+    assert torch.equal(module(other, *drawn), module(images, *drawn))
+    assert not torch.equal(module(images.flip(0), *drawn), module(images, *drawn))
+
+
+def test_uncorrupted_the_features_are_those_of_the_body() -> None:
+    module, images = small_module(masked_task(num_registers=2)), random_images(2, 3, 32, 32)
+    places = torch.tensor([[0, 3, 15], [1, 2, 7]])
+    said = module(images, places, places, torch.zeros(2, 3, dtype=torch.bool))
+    features = module.body.forward_features(images)[:, 3:]  # (B, N, D), after class token and registers
+    expected = module.head(torch.stack([features[0, [0, 3, 15]], features[1, [1, 2, 7]]]))
+    torch.testing.assert_close(said, expected)
+
+
+def test_mask_stands_for_the_embedding_of_a_hidden_patch() -> None:
+    module, images = small_module(masked_task()), random_images(1, 3, 32, 32)
+    patches = module.body.patch_embedding(images)
+    patches = torch.cat([patches[:, :4], module.mask_token, patches[:, 7:8], patches[:, 6:]], dim=1)
+    features = module.body.norm(module.body.encode_tokens(module.body.assemble(patches, (4, 4)), (4, 4)))
+    places, sources = torch.tensor([[4, 5]]), torch.tensor([[4, 7]])
+    said = module(images, places, sources, torch.tensor([[True, False]]))
+    torch.testing.assert_close(said, module.head(features[:, [5, 6]]))
+
+
+TRAINABLE = {
+    name: options
+    for name, options in VARIANTS.items()
+    if options.get("stem", "conv") in ("conv", "linear")
+    and options.get("pool") != "map"
+    and options.get("pool_norm") != "after"
+    and "patch_dropout" not in options
+    and "head" not in options
+}
+
+
+@pytest.mark.parametrize("options", TRAINABLE.values(), ids=TRAINABLE)
+def test_every_parameter_has_a_gradient_whatever_the_options(options: dict[str, Any]) -> None:
+    task = masked_task(**options)
+    module = small_module(task).train()
+    torch.manual_seed(0)
+    task.loss(module, examples(pictures(4, 3, 32, 32)))[0].backward()
+    idle = [name for name, value in module.named_parameters() if value.grad is None or not value.grad.any()]
+    assert idle == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stem": "overlap"}, "stem 'overlap': its patches share pixels"),
+        ({"stem": "resnet", "resnet_layers": (1,)}, "stem 'resnet': its patches share pixels"),
+        ({"pool": "map"}, "would not train pool.query"),
+        ({"pool_norm": "after"}, "would not train pool_norm.weight"),
+        ({"patch_dropout": 0.5}, "patch_dropout leaves out patches"),
+    ],
+)
+def test_a_body_that_cannot_learn_so_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        MaskedPatchModel(VisionTransformer(body_config(small_config(**options))), 512)
+
+
+def test_a_body_with_a_head_is_refused() -> None:
+    with pytest.raises(UserError, match=r"would not train head\.weight"):
+        MaskedPatchModel(small_model(), 512)
+
+
+def test_mask_and_the_head_start_at_zero() -> None:
+    module = masked_task().module(small_model(head="none"))
+    assert not module.mask_token.any()
+    assert not module.head.weight.any()
+    assert not module.head.bias.any()
+
+
+def test_the_module_compiles_to_one_graph() -> None:
+    task = masked_task(depth=1, positions="rotary")
+    module, images = small_module(task), random_images(2, 3, 32, 32)
+    drawn = task.corruption(0, 0, np.arange(2))
+    torch.compiler.reset()
+    compiled: Any = torch.compile(module, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(images, *drawn), module(images, *drawn))
+
+
+# The task
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_only_corrupted_patches_are_asked_for(target: str) -> None:
+    task, images = masked_task(target), pictures(12, 3, 32, 32)
+    said = 0.1 * random_images(12, 8, task.target.outputs)
+    drawn = task.corruption(4, 1, np.arange(10, 22))
+
+    assert (drawn.sources != drawn.places).any()
+
+    class Constant(torch.nn.Module):
+        def forward(self, images: torch.Tensor, *fields: torch.Tensor) -> torch.Tensor:
+            for field, expected in zip(fields, drawn, strict=True):
+                assert torch.equal(field, expected)
+            assert images.min() < -0.9  # normalized
+            return said
+
+    loss, sums = task.loss(Constant(), examples(images, first=10, seed=4, epoch=1))
+    wanted = task.target.wanted(images)
+    asked = torch.stack([wanted[row, drawn.places[row]] for row in range(12)])  # (B, n, X)
+    if target == "pixels":
+        expected = (said - asked).square().mean()
+        assert sums.keys() == {"loss", "count"}
+    else:
+        logits = said.view(12, 8, asked.shape[2], 512)
+        chosen = logits.log_softmax(dim=3).gather(3, asked[..., None])
+        expected = -chosen.mean()
+        accuracy = (logits.argmax(dim=3) == asked).float().mean()
+        torch.testing.assert_close(sums["correct"] / sums["count"], accuracy)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(sums["loss"] / sums["count"], expected)
+    assert sums["count"] == 12
+
+
+def test_an_images_result_does_not_depend_on_its_batch() -> None:
+    task, images = masked_task(), pictures(4, 3, 32, 32)
+    module = small_module(task)
+    whole = task.loss(module, examples(images))[1]
+    parts = [task.loss(module, examples(images[at : at + 2], first=at))[1] for at in (0, 2)]
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[0][name] + parts[1][name], value)
+
+
+def test_a_batch_without_images_has_a_loss_of_zero_with_gradients() -> None:
+    task = masked_task()
+    module = small_module(task)
+    loss, sums = task.loss(module, examples(pictures(0, 3, 32, 32)))
+    loss.backward()
+    assert loss == 0
+    assert sums["count"] == 0
+    assert all(p.grad is not None and not p.grad.any() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("target", "channels", "precision"),
+    [
+        *((target, 1, torch.float32) for target in TARGETS),
+        ("mean_color", 3, torch.bfloat16),
+        ("downsampled", 3, torch.float32),
+        ("pixels", 3, torch.bfloat16),
+    ],
+)
+def test_a_tiny_model_learns_a_batch_by_heart(target: str, channels: int, precision: torch.dtype) -> None:
+    task = masked_task(target, image_size=8, patch_size=4, in_channels=channels, embed_dim=32, depth=2)
+    torch.manual_seed(0)
+    module = task.module(VisionTransformer(task.config))
+    batch = examples(pictures(4, channels, 8, 8))
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(40):
+        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+            loss, _ = task.loss(module, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    if target != "pixels":
+        assert losses[0] == pytest.approx(np.log(8**channels), rel=1e-5)  # at first, every class alike
+    assert losses[-1] < 0.3 * losses[0]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_validation_is_the_mean_over_a_split_and_the_same_every_time(target: str) -> None:
+    task, images = masked_task(target, dropout=0.5), noisy_set(7)
+    module = small_module(task).train()
+    loader = Loader(images, task.preprocess, 3, workers=0)
+    found = task.validate(module, loader, torch.float32)
+    assert module.training
+    assert found == task.validate(module, loader, torch.float32)
+    assert found.keys() == ({"loss"} if target == "pixels" else {"loss", "accuracy"})
+    pixels = torch.from_numpy(np.stack([task.preprocess.pixels(source) for source in images.sources]))
+    _, sums = task.loss(module.eval(), examples(pixels / 255))
+    assert found["loss"] == pytest.approx(float(sums["loss"] / 7), rel=1e-5)
+    if target != "pixels":
+        assert found["accuracy"] == pytest.approx(float(sums["correct"] / 7))
+
+
+# What is left of it
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_a_classifier_starts_from_the_body(tmp_path: Path, pool: str) -> None:
+    task = masked_task()
+    body = small_module(task).body
+    save_pretrained(body, tmp_path / "model", preprocess=task.preprocess)
+    source = load_pretrained(tmp_path / "model").model
+    names = ("x", "y", "z")
+    config = adapted(source.config, None, "run", {"num_classes": 3, "class_names": names, "pool": pool})
+    classifier = VisionTransformer(config).eval()
+    notes = transfer(source, classifier, "run")
+    assert notes[1:] == ["it has no head", "initialized one for 3"]
+    images = random_images(2, 3, 32, 32)
+    assert torch.equal(classifier.forward_features(images), body.forward_features(images))
+    assert classifier(images).shape == (2, 3)
+
+
+@pytest.mark.parametrize(("target", "channels"), [("mean_color", 3), ("downsampled", 1), ("pixels", 3)])
+def test_the_figure_shows_what_was_hidden_and_what_was_said(
+    tmp_path: Path, target: str, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, images = masked_task(target, in_channels=channels), noisy_set(3, channels=channels)
+    drawn: list[Any] = []
+
+    def spy(*arguments: Any) -> dict[str, Path]:
+        drawn.extend(arguments)
+        return draw_masked_patches(*arguments)
+
+    monkeypatch.setattr(masked, "draw_masked_patches", spy)
+    found = draw_masked(tmp_path, task, small_module(task), images)
+    assert found == {"masked": tmp_path / "figures" / "masked.png"}
+    with Image.open(found["masked"]) as figure:
+        assert min(figure.size) > 300
+    _, rows, hidden, replaced, kept = drawn
+    assert hidden.shape == replaced.shape == kept.shape == (3, 4, 4)
+    corrupted = hidden | replaced | kept
+    assert ((hidden + 0 + replaced + kept).sum(axis=(1, 2)) == 8).all()  # each is one of the three
+    pixels = np.stack([task.preprocess.pixels(source) for source in images.sources])
+    np.testing.assert_array_equal(rows["image"], pixels)
+    for name, changed in (("given", replaced), ("predicted", corrupted), ("right answer", corrupted)):
+        where = changed.repeat(8, axis=1).repeat(8, axis=2)[:, None] & np.ones_like(pixels, dtype=bool)
+        np.testing.assert_array_equal(rows[name][~where], pixels[~where])
+        if not (target == "pixels" and name == "right answer"):
+            assert (rows[name][where] != pixels[where]).mean() > 0.5
+    assert (rows["predicted"] != rows["right answer"]).any()
+
+
+def test_the_figure_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
+    task, images = masked_task(), noisy_set(2)
+    broken = dataclasses.replace(images, sources=[tmp_path / "missing.png", images.sources[1]])
+    assert draw_masked(tmp_path, task, small_module(task), broken)["masked"].is_file()
+
+
+def test_bodies_keep_their_class_token_by_name() -> None:
+    for pool, has in (("cls", True), ("mean", False)):
+        config = body_config(small_config(pool=pool))
+        assert config.readout.class_token is has
+        assert config.readout.head == "none"

@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+import torch
+
+from vitascope.data.preprocess import Preprocess
+from vitascope.errors import UserError
+from vitascope.training.tasks.patch_targets import ColorTarget, PixelTarget, class_colors, color_classes
+
+
+def images_of(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0))
+
+
+def patches_of(image: np.ndarray, patch: tuple[int, int]) -> list[np.ndarray]:
+    """The patches of one image (C, H, W), row by row."""
+    (_, H, W), (ph, pw) = image.shape, patch
+    return [image[:, top : top + ph, left : left + pw] for top in range(0, H, ph) for left in range(0, W, pw)]
+
+
+def color_class(area: np.ndarray) -> int:
+    """The class of the mean colour of an area (C, h, w)."""
+    found = 0
+    for channel in area:
+        found = 8 * found + min(7, int(np.floor(8 * channel.mean())))
+    return found
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("patch", "side"), [((4, 8), 1), ((8, 4), 4), ((8, 12), 4), ((4, 4), 4), ((7, 5), 1)]
+)
+def test_classes_are_those_of_a_loop_over_patches(patch: tuple[int, int], side: int, channels: int) -> None:
+    images = images_of(3, channels, 2 * patch[0], 3 * patch[1])
+    h, w = patch[0] // side, patch[1] // side
+    expected = [
+        [
+            [
+                color_class(tile[:, r * h : (r + 1) * h, c * w : (c + 1) * w])
+                for r in range(side)
+                for c in range(side)
+            ]
+            for tile in patches_of(image, patch)
+        ]
+        for image in images.double().numpy()
+    ]
+    found = color_classes(images.double(), patch, side)
+    assert found.dtype == torch.int64
+    assert found.tolist() == expected
+
+
+def test_colours_have_three_bits_red_first() -> None:
+    image = torch.tensor([1.0, 0.125, 0.124]).view(1, 3, 1, 1).expand(1, 3, 4, 4)
+    assert color_classes(image, (4, 4), 1).item() == 7 * 64 + 1 * 8 + 0
+    assert color_classes(torch.ones(1, 1, 4, 4), (4, 4), 1).item() == 7
+    levels = torch.arange(256).view(256, 1, 1, 1) / 255
+    assert torch.equal(
+        color_classes(levels, (1, 1), 1).flatten(),
+        torch.arange(256) * 8 // 255 - (torch.arange(256) == 255).long(),
+    )
+
+
+def test_areas_of_a_patch_that_is_no_multiple_overlap() -> None:
+    tile = torch.linspace(0, 1, 6).view(1, 1, 1, 6).expand(1, 1, 6, 6)
+    means = [tile[0, 0, 0, low:high].mean() for low, high in ((0, 2), (1, 3), (3, 5), (4, 6))]
+    expected = [min(7, int(8 * mean)) for mean in means]
+    assert color_classes(tile, (6, 6), 4).tolist() == [[expected * 4]]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_each_classes_colour_is_of_that_class(channels: int) -> None:
+    classes = torch.arange(8**channels)
+    colours = class_colors(classes, channels)  # (K, C)
+    assert torch.equal(color_classes(colours[:, :, None, None], (1, 1), 1).flatten(), classes)
+
+
+def test_the_picture_of_the_right_classes_is_the_image_in_3_bits() -> None:
+    images = images_of(2, 3, 8, 16).repeat_interleave(2, 2).repeat_interleave(2, 3)
+    target = ColorTarget(side=4, patch=(8, 8), channels=3)
+    shown = target.pictures(target.wanted(images))  # (B, N, C, ph, pw)
+    tiles = images.unflatten(2, (2, 8)).unflatten(4, (4, 8)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    assert torch.equal(shown, (tiles * 8).floor() / 8 + 1 / 16)
+
+
+def test_what_is_said_is_the_likeliest_class_of_each_part() -> None:
+    target = ColorTarget(side=4, patch=(4, 4), channels=3)
+    classes = torch.randint(512, (2, 5, 16), generator=torch.Generator().manual_seed(0))
+    logits = torch.nn.functional.one_hot(classes, 512).float().flatten(2)
+    assert target.outputs == logits.shape[2] == 16 * 512
+    assert torch.equal(target.said(logits), classes)
+    measured = target.measure(20 * logits, classes)
+    assert torch.equal(measured["correct"], torch.ones(2))
+    assert measured["loss"].max() < 1e-4
+
+
+def test_pixels_are_normalized_patches_and_their_picture_is_the_image() -> None:
+    preprocess = Preprocess(image_size=(8, 12), mean=(0.1, 0.5, 0.7), std=(0.2, 0.3, 0.4))
+    target, images = PixelTarget(patch=(4, 6), preprocess=preprocess), images_of(2, 3, 8, 12)
+    wanted = target.wanted(images)
+    expected = [
+        [tile.ravel() for tile in patches_of(image, (4, 6))] for image in preprocess.normalize(images).numpy()
+    ]
+    np.testing.assert_array_equal(wanted.numpy(), np.array(expected))
+    assert target.outputs == wanted.shape[2]
+    tiles = torch.from_numpy(np.array([patches_of(image, (4, 6)) for image in images.numpy()]))
+    torch.testing.assert_close(target.pictures(target.said(wanted)), tiles)
+    said = torch.zeros_like(wanted).requires_grad_()
+    torch.testing.assert_close(target.measure(said, wanted)["loss"], wanted.square().mean(dim=(1, 2)))
+
+
+def test_patches_too_small_for_the_picture_are_refused() -> None:
+    with pytest.raises(UserError, match="a patch of 8x2 pixels has no 4x4 picture; predict its mean_color"):
+        ColorTarget(side=4, patch=(8, 2), channels=3)

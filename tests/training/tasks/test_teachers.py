@@ -1,0 +1,199 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.model import random_images, small_model
+from vitascope.data.preprocess import Preprocess
+from vitascope.errors import UserError
+from vitascope.training.tasks import teachers
+from vitascope.training.tasks.teachers import Teacher, class_order, open_teacher
+from vitascope.weights.own import default_preprocess
+from vitascope.weights.store import save_pretrained
+
+PETS = ("ant", "bee", "cat", "dog", "elk")
+
+
+def saved(folder: Path, preprocess: Preprocess | None = None, **options) -> str:
+    save_pretrained(small_model(**options), folder, preprocess=preprocess)
+    return str(folder)
+
+
+def pictures(*shape: int) -> torch.Tensor:
+    return random_images(*shape).sigmoid()
+
+
+def test_a_teacher_answers_as_its_model_does_of_normalized_images(tmp_path: Path) -> None:
+    preprocess = Preprocess(image_size=(32, 32), mean=(0.1, 0.4, 0.7), std=(0.2, 0.3, 0.6))
+    teacher = open_teacher(saved(tmp_path, preprocess, class_names=PETS), PETS, device="cpu")
+    images = pictures(2, 3, 32, 32)
+    mean, std = torch.tensor([0.1, 0.4, 0.7]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.6]).view(3, 1, 1)
+    expected = small_model(class_names=PETS)((images - mean) / std)
+    torch.testing.assert_close(teacher(images), expected)
+    assert not teacher(images).requires_grad
+    assert not teacher.model.training
+    assert not any(parameter.requires_grad for parameter in teacher.model.parameters())
+
+
+def test_what_a_teacher_says_may_be_learned_from_without_teaching_it(tmp_path: Path) -> None:
+    """Tensors of inference mode may not."""
+    teacher = open_teacher(saved(tmp_path, class_names=PETS), PETS, device="cpu")
+    teacher.model.requires_grad_(True)
+    assert not teacher(pictures(2, 3, 32, 32)).requires_grad
+    student = torch.zeros(2, 5, requires_grad=True)
+    (student * teacher(pictures(2, 3, 32, 32))).sum().backward()
+    assert student.grad is not None
+
+
+def test_images_of_another_size_are_brought_to_the_teachers(tmp_path: Path) -> None:
+    teacher = open_teacher(saved(tmp_path, class_names=PETS), PETS, device="cpu")
+    ours = small_model(class_names=PETS)
+    for size in ((64, 64), (24, 40)):
+        images = pictures(2, 3, *size)
+        seen = F.interpolate(images, (32, 32), mode="bilinear", antialias=True)
+        normalized = default_preprocess(ours.config).normalize(seen)
+        torch.testing.assert_close(teacher(images), ours(normalized))
+
+
+def test_a_teachers_classes_are_put_into_the_datas_order(tmp_path: Path) -> None:
+    ours = ("dog", "ant", "elk", "cat", "bee")
+    ref, images = saved(tmp_path, class_names=PETS), pictures(2, 3, 32, 32)
+    alike, permuted = (open_teacher(ref, names, device="cpu")(images) for names in (PETS, ours))
+    for index, name in enumerate(ours):
+        torch.testing.assert_close(permuted[:, index], alike[:, PETS.index(name)])
+
+
+def test_a_teacher_computes_in_its_own_precision(tmp_path: Path) -> None:
+    ref, images = saved(tmp_path, class_names=PETS), pictures(2, 3, 32, 32)
+    exact = open_teacher(ref, PETS, device="cpu")
+    rounded = open_teacher(ref, PETS, device="cpu", precision=torch.bfloat16)
+    alone = exact(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(exact(images), alone, rtol=0, atol=0)
+    assert rounded(images).dtype == torch.float32
+    assert not torch.equal(rounded(images), alone)
+    torch.testing.assert_close(rounded(images), alone, rtol=0.1, atol=0.1)
+
+
+def test_other_classes_are_refused_and_the_difference_is_told(tmp_path: Path) -> None:
+    ref = saved(tmp_path, class_names=PETS)
+    with pytest.raises(
+        UserError, match=r"5 other classes than the 3 .* not know fly; .* not have cat, dog, elk"
+    ):
+        open_teacher(ref, ("ant", "bee", "fly"), device="cpu")
+    with pytest.raises(UserError, match="does not know fly; of its own, the data do not have elk"):
+        open_teacher(ref, ("ant", "bee", "cat", "dog", "fly"), device="cpu")
+    with pytest.raises(
+        UserError, match=r"not know a0, a1, a2, a3, a4 and 2 more; of its own, .* have ant, bee"
+    ):
+        class_order("t", ("ant", "bee"), 2, tuple(f"a{index}" for index in range(7)))
+
+
+def test_a_nameless_teacher_is_taken_with_a_note_if_it_has_as_many_classes(tmp_path: Path, capsys) -> None:
+    ref = saved(tmp_path)
+    assert open_teacher(ref, PETS, device="cpu").order is None
+    note = f"teacher {ref} names no classes: its 5 are taken to be the data's, in the same order\n"
+    assert capsys.readouterr().out == note
+    with pytest.raises(UserError, match="knows 5 classes, without names; the data have 3"):
+        open_teacher(ref, PETS[:3], device="cpu")
+    open_teacher(saved(tmp_path / "named", class_names=PETS), PETS, device="cpu")
+    assert capsys.readouterr().out == ""
+
+
+def test_names_that_are_numbered_or_too_many_are_no_names(capsys) -> None:
+    assert class_order("t", ("LABEL_0", "LABEL_1"), 2, ("ant", "bee")) is None
+    assert class_order("t", ("cat", "dog", "elk"), 2, ("ant", "bee")) is None
+    assert capsys.readouterr().out.count("names no classes") == 2
+
+
+def test_wordnet_ids_are_words_in_another_language(capsys) -> None:
+    """ImageNet's folders have the ids for names, its models the words, both in the order of the ids."""
+    ids = ("n01440764", "n01443537")
+    assert class_order("t", ("tench", "goldfish"), 2, ids) is None
+    assert "in words" in capsys.readouterr().out
+    assert class_order("t", ids[::-1], 2, ids) == [1, 0]
+    for theirs, ours in ((("n01440764", "n01484850"), ids), (ids, ("goldfish", "tench"))):
+        with pytest.raises(UserError, match="other classes"):
+            class_order("t", theirs, 2, ours)
+
+
+def test_features_are_no_answers(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a teacher needs a head"):
+        open_teacher(saved(tmp_path, head="none"), PETS, device="cpu")
+
+
+def test_a_model_that_cannot_take_its_own_images_is_refused(tmp_path: Path) -> None:
+    ref = saved(tmp_path, Preprocess(image_size=(30, 30)), class_names=PETS)
+    with pytest.raises(UserError, match=r"takes no images \(1, 3, 30, 30\): .*multiple of patch 8"):
+        open_teacher(ref, PETS, device="cpu")
+
+
+def test_no_such_model_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such model"):
+        open_teacher(str(tmp_path / "nothing"), PETS, device="cpu")
+
+
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_a_missing_library_is_named_with_what_installs_it(library: str, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(
+        UserError, match=rf'{library}, which is not installed: pip install "vitascope\[peers\]"'
+    ):
+        open_teacher(f"{library}:some", PETS, device="cpu")
+
+
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_a_broken_library_is_shown_for_what_it_is(library: str, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / f"{library}.py").write_text(
+        "try:\n    raise RuntimeError('operator torchvision::nms\\ndoes not exist')\n"
+        "except RuntimeError as error:\n    raise ImportError('could not import') from error\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UserError) as caught:
+        open_teacher(f"{library}:some", PETS, device="cpu")
+    assert str(caught.value) == (
+        f"teacher {library}:some cannot be loaded by {library}: ImportError: could not import "
+        "(because of RuntimeError: operator torchvision::nms does not exist)"
+    )
+
+
+def test_a_part_that_a_library_lacks_is_not_taken_for_the_library(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "timm.py").write_text("import no_such_part")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UserError, match=r"cannot be loaded by timm: ModuleNotFoundError: .*no_such_part"):
+        open_teacher("timm:some", PETS, device="cpu")
+
+
+def test_a_file_in_timms_layout_is_a_model_of_ours(tmp_path: Path) -> None:
+    save_pretrained(small_model(class_names=PETS), tmp_path, format="timm")
+    images, ours = pictures(2, 3, 32, 32), small_model(class_names=PETS)
+    teacher = open_teacher(f"timm:{tmp_path / 'model.safetensors'}", PETS, device="cpu")
+    torch.testing.assert_close(teacher(images), ours(default_preprocess(ours.config).normalize(images)))
+
+
+def test_a_processor_is_known_by_what_it_makes_of_colours() -> None:
+    colours = torch.tensor([[0.0, 0, 0], [1, 1, 1], [1, 0, 0]]).view(3, 3, 1, 1)
+    given = Preprocess(image_size=(6, 4), mean=(0.1, 0.4, 0.7), std=(0.2, 0.3, 0.6))
+    answers = given.normalize(colours).expand(3, 3, 6, 4).clone()
+    found = teachers._seen_through("t", answers, colours)
+    assert found.image_size == (6, 4)
+    assert (*found.mean, *found.std) == pytest.approx((*given.mean, *given.std), abs=1e-6)
+    bordered = answers.clone()
+    bordered[:, :, 0] = 0
+    for others in (answers.flip(1), bordered, answers[:, :1], torch.zeros(3, 3, 6, 4)):
+        with pytest.raises(UserError, match="does more to a picture"):
+            teachers._seen_through("t", others, colours)
+
+
+def test_teachers_are_compared_by_identity_so_that_a_task_may_hold_one() -> None:
+    one, other = (
+        Teacher(name="t", model=torch.nn.Identity(), preprocess=Preprocess(image_size=(2, 2))) for _ in "ab"
+    )
+    assert one != other
+    assert hash(one) != hash(other)
