@@ -15,6 +15,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.compress import merge_tokens
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
+from vitascope.storage import WriteError
 from vitascope.weights.store import (
     CheckpointError,
     create_model,
@@ -239,8 +240,8 @@ def test_a_disk_that_takes_no_more_leaves_nothing_behind(
         path.write_bytes(b"a part")
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr("vitascope.weights.writing.save_file", full)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be written: No space left"):
+    monkeypatch.setattr("vitascope.weights.files.save_file", full)
+    with pytest.raises(WriteError, match=r"model\.safetensors: cannot be written: No space left"):
         save_pretrained(named_model(), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -490,7 +491,7 @@ def test_what_is_no_model_is_not_saved(tmp_path: Path) -> None:
 def test_a_target_that_cannot_be_a_folder_is_refused(tmp_path: Path, place: str, kind: str) -> None:
     (tmp_path / "file").write_text("precious")
     model = named_model() if kind == "vit" else create_model("resnet50", layers=(1,), width=4, num_classes=2)
-    with pytest.raises(CheckpointError, match=r"cannot write a model there: .*; name a new folder"):
+    with pytest.raises(WriteError, match=r"cannot write there: .*; name a new folder"):
         save_pretrained(model, tmp_path / place)
     assert (tmp_path / "file").read_text() == "precious"
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vitascope import __version__
+from vitascope._version import __version__
 from vitascope.cli.bench import Bench
 from vitascope.cli.checkpoints import Convert, Models
 from vitascope.cli.compress import Compress

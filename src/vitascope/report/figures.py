@@ -20,7 +20,7 @@ from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.measures import score_of
 from vitascope.report.records import read_metrics
-from vitascope.weights.writing import replacing
+from vitascope.storage import replacing
 
 
 def draw_figures(

@@ -17,7 +17,7 @@ import yaml
 from vitascope.data.datasets import Splits, list_images, open_data
 from vitascope.data.split_record import Restored, SplitRecord, restore
 from vitascope.errors import UserError
-from vitascope.weights.writing import settle
+from vitascope.storage import settle
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from vitascope import __version__
+from vitascope._version import __version__
 from vitascope.data.datasets import ImageSet, Splits
 from vitascope.data.preprocess import ImageError
 from vitascope.errors import UserError
@@ -20,8 +20,8 @@ from vitascope.report.pictures import attention_over, read_pixels
 from vitascope.report.progress import curves_section
 from vitascope.report.provenance import configuration_section, environment_section
 from vitascope.report.records import Predictions, Run, open_run_data, read_run
+from vitascope.storage import explaining_failure, replacing
 from vitascope.weights.store import Loaded, load_pretrained
-from vitascope.weights.writing import explaining_failure, replacing
 
 log = logging.getLogger(__name__)
 

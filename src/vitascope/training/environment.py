@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vitascope import __version__
+from vitascope._version import __version__
 from vitascope.model.hardware import bf16_units, resolve_device
 from vitascope.report.records import without_home
 from vitascope.training.distributed import world_size

@@ -13,6 +13,7 @@ from vitascope.report.figures import draw_figures
 from vitascope.report.records import Predictions, save_predictions
 from vitascope.report.wording import counted
 from vitascope.report.write import write_report
+from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.distributed import by_first, is_first
 from vitascope.training.evaluate import Evaluation, evaluate
@@ -21,7 +22,6 @@ from vitascope.training.run import Recorder
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.masked import Masked, draw_masked
 from vitascope.weights.store import from_pretrained, save_pretrained
-from vitascope.weights.writing import explaining_failure
 
 
 @dataclasses.dataclass(frozen=True)

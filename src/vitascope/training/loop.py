@@ -22,6 +22,7 @@ from vitascope.errors import Interrupted, UserError
 from vitascope.model.classifier import build
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
 from vitascope.model.sizes import ModelConfig
+from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint, to_resume
 from vitascope.training.checkpoint.state import (
     all_finite,
@@ -49,7 +50,6 @@ from vitascope.training.signals import Stop, stop_signals
 from vitascope.training.start import augmentation_of, identity, make_task, refuse_other, start_model
 from vitascope.training.tasks.task import Examples, Sums
 from vitascope.weights.store import save_pretrained
-from vitascope.weights.writing import explaining_failure
 
 RECORD_EVERY = 10
 """Steps from one recorded loss to the next: reading it makes a GPU wait."""

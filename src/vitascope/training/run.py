@@ -26,9 +26,9 @@ from vitascope.data.split_record import record_of
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.report.records import CONFIG, ENVIRONMENT, METRICS, SPLIT, read_metrics
+from vitascope.storage import settle, write_json
 from vitascope.training.environment import describe_environment
 from vitascope.training.recipes import TrainConfig
-from vitascope.weights.writing import settle, write_json
 
 __all__ = [
     "CONFIG",

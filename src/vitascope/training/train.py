@@ -18,6 +18,7 @@ from vitascope.model.hardware import explaining_memory
 from vitascope.model.sizes import ModelConfig
 from vitascope.report.records import open_run_data
 from vitascope.report.wording import counted
+from vitascope.storage import locked
 from vitascope.training.checkpoint.folders import (
     checkpoints,
     load_checkpoint,
@@ -35,13 +36,13 @@ from vitascope.training.distributed import (
     world_size,
 )
 from vitascope.training.finish import PretrainResult, TrainResult, finish_pretraining, finish_training
-from vitascope.training.lock import run_lock
 from vitascope.training.loop import Trainer
 from vitascope.training.recipes import GROUP_OF, TrainConfig
 from vitascope.training.run import create_run, find_run, open_run, record_split
 
 log = logging.getLogger(__name__)
 
+LOCK = ".lock"
 START = Path("checkpoints") / "start"
 """Where a run that starts from trained weights keeps the model that it began with, until it has finished."""
 
@@ -172,7 +173,7 @@ def _new_run(config: TrainConfig) -> Iterator[Trainer]:
 @contextmanager
 def _locked(run: Path) -> Iterator[None]:
     """The run folder for these processes alone."""
-    with run_lock(run) if is_first() else nullcontext():
+    with locked(run / LOCK) if is_first() else nullcontext():
         by_first(lambda: None)
         with _explaining_lost_processes(run):
             yield

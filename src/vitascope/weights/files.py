@@ -13,7 +13,7 @@ import math
 import pickletools
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vitascope.errors import UserError
+from vitascope.storage import WriteError, replacing
 from vitascope.weights.other_formats import adapter_reason, described
 
 MAX_TENSORS = 20_000  # the largest ViTs have about a thousand
@@ -373,3 +375,22 @@ def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
             break
         state = {name.removeprefix(f"{first}."): tensor for name, tensor in state.items()}
     return state
+
+
+def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> Path:
+    """Write tensors, which must be contiguous and on the CPU; what two names share is written for each.
+
+    Raises:
+        WriteError: they cannot be written, for want of space say.
+    """
+    taken: dict[int, str] = {}
+    apart = {  # the format knows no sharing, and its library refuses it
+        name: tensor.clone() if taken.setdefault(tensor.data_ptr(), name) != name else tensor
+        for name, tensor in state.items()
+    }
+    with replacing(path) as aside:
+        try:
+            save_file(apart, aside, metadata={"format": "pt"})
+        except SafetensorError as error:  # how safetensors reports a full disk
+            raise WriteError(f"{path}: cannot be written: {error}") from error
+    return path

@@ -14,7 +14,8 @@ import torch
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.files import CheckpointError
+from vitascope.storage import write_json
+from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.huggingface_config import (
     DINOV2_TYPES,
     MODEL_TYPES,
@@ -27,7 +28,6 @@ from vitascope.weights.huggingface_config import (
 )
 from vitascope.weights.huggingface_processor import published, read_processor, written_processor
 from vitascope.weights.mapping import Family, Source, State, Table, stacked
-from vitascope.weights.writing import write_json, write_safetensors
 
 _BLOCK, _LAYER = "encoder.blocks.{i}.", "encoder.layer.{i}."
 VIT: Table = {

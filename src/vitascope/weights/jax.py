@@ -28,12 +28,12 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
+from vitascope.storage import settle
 from vitascope.weights import jax_layout
 from vitascope.weights.files import MAX_TENSORS, CheckpointError
 from vitascope.weights.jax_layout import BLOCK, POSITIONS
 from vitascope.weights.mapping import Family, Source, State, Table
 from vitascope.weights.pth import shorter_side
-from vitascope.weights.writing import settle
 
 _PREFIXES = ("params/img/", "opt/target/", "params/", "")
 _SCANNED = "Transformer/encoderblock/"

@@ -23,9 +23,9 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import MATTERS_WITH
 from vitascope.model.vit import VisionTransformer
+from vitascope.storage import make_folder
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import SETTINGS, weights_name
-from vitascope.weights.writing import make_folder
 
 State = dict[str, Tensor]
 

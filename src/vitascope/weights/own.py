@@ -21,7 +21,8 @@ from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
-from vitascope.weights.files import CheckpointError
+from vitascope.storage import make_folder, write_json
+from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.mapping import (
     MAX_BLOCKS,
     MAX_NUMBERS,
@@ -33,7 +34,6 @@ from vitascope.weights.mapping import (
     refuse,
 )
 from vitascope.weights.sources import CONFIG, PREPROCESSOR
-from vitascope.weights.writing import make_folder, write_json, write_safetensors
 
 WEIGHTS = "model.safetensors"
 MODEL_TYPE = "vitascope"

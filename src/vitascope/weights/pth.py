@@ -19,10 +19,10 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
+from vitascope.storage import settle
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Source
 from vitascope.weights.timm_body import GIVE_CONFIG, default_heads
-from vitascope.weights.writing import settle
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitascope import __version__
+from vitascope._version import __version__
 from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
 from vitascope.deploy.export.graph import INPUT_MODES, InputMode
 from vitascope.deploy.predict.engine import Engine

@@ -19,7 +19,7 @@ from fastapi.responses import PlainTextResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from vitascope import __version__
+from vitascope._version import __version__
 from vitascope.deploy.server import answers, explorer
 from vitascope.deploy.server.api_page import STYLE, api_page
 from vitascope.deploy.server.batching import Outcome

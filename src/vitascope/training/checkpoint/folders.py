@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from vitascope.errors import UserError
+from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.sharded import (
     FileRecord,
     fill,
@@ -34,7 +35,6 @@ from vitascope.training.checkpoint.sharded import (
 )
 from vitascope.training.distributed import by_first, is_first
 from vitascope.weights.files import read_json
-from vitascope.weights.writing import explaining_failure
 
 STATE, MANIFEST = "state.pt", "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")

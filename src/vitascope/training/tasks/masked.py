@@ -26,12 +26,12 @@ from vitascope.model.modes import evaluation_mode
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.masked import draw_masked_patches
+from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import to_resume
 from vitascope.training.distributed import by_first, sum_over_processes
 from vitascope.training.options import Masking
 from vitascope.training.tasks.patch_targets import Target, target_of
 from vitascope.training.tasks.task import Examples, Sums
-from vitascope.weights.writing import explaining_failure
 
 MASKED, REPLACED = 0.8, 0.1
 """Of the corrupted patches, the shares that become [mask] and another patch; the rest stays as it is."""

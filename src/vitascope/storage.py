@@ -1,0 +1,182 @@
+"""Writing to the disk: locks, files and folders that are whole or absent, and clear errors when it fails."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.util import register_after_fork
+from pathlib import Path
+from typing import IO, Any
+
+from vitascope.errors import UserError
+
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # some network file systems
+
+
+class WriteError(UserError):
+    """A file or folder cannot be written."""
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parents, unless it exists.
+
+    Raises:
+        WriteError: a file has that name, or the path is too long, for example.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
+        raise WriteError(f"{folder}: cannot write there: {reason}; name a new folder") from error
+
+
+def free_mb(path: Path) -> float:
+    """Free space, in MB, on the disk that holds `path`, which need not exist yet."""
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
+    return shutil.disk_usage(existing).free / 1e6
+
+
+def check_room(path: Path, size: int) -> None:
+    """Reject a file of `size` bytes that the disk has no room for.
+
+    Libraries report a full disk in many ways, some of them by ending the process, so room is checked first.
+
+    Raises:
+        WriteError: too little room.
+    """
+    if free_mb(path) < size / 1e6:
+        raise WriteError(
+            f"{path} takes about {size / 1e6:,.1f} MB, and the disk has {free_mb(path):,.1f} MB free; "
+            "free some, or name a file on another disk"
+        )
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path to write a file or a folder to; it is renamed to `path` when whole, and removed otherwise.
+
+    An existing file is replaced; an existing folder must be empty or absent. Each process gets a path of its
+    own, because two may write the same file: the last one to end stays.
+    """
+    aside = path.with_name(f".{os.getpid()}.{path.name}")
+    _remove(aside)  # of a process of the same number that was killed
+    try:
+        yield aside
+        settle(aside, path)
+    finally:
+        _remove(aside)
+
+
+def settle(aside: Path, path: Path) -> Path:
+    """Flush a file or a folder of files to the disk, then rename it; returns `path`.
+
+    After a power cut, the name stands for the whole content.
+    """
+    for below in (aside, *aside.rglob("*")) if aside.is_dir() else (aside,):
+        flush(below)
+    os.replace(aside, path)
+    flush(path.parent)
+    return path
+
+
+def flush(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> Path:
+    """Write a JSON object; the file is the old one or whole."""
+    with replacing(path) as aside:
+        aside.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock file `path` as the only process; the kernel releases it when the process ends.
+
+    Args:
+        path: the lock file, made if absent. It names its holder, for the message that others get.
+        wait: wait for the holder instead of rejecting.
+
+    Raises:
+        UserError: another process holds it (named), or the folder cannot be written.
+    """
+    try:
+        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - closed below, and in workers
+    except OSError as error:
+        raise WriteError(f"{path.parent}: cannot be written: {error.strerror}") from error
+    with file:
+        hold(file, path.parent, wait=wait, named=True)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def hold(file: IO[Any], path: Path, *, wait: bool = False, named: bool = False) -> None:
+    """Lock an open file until it is closed, or the process ends.
+
+    A file system without locks gets a warning on stderr, and no lock.
+
+    Args:
+        file: open for reading and writing.
+        path: the name of what is locked, for messages.
+        wait: wait for the holder instead of rejecting.
+        named: the file contains the name of its holder.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    register_after_fork(file, type(file).close)  # a worker that outlives a killed process must not hold it
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = (file.read(200).strip() if named else "") or "another process"
+        raise UserError(f"{path} is in use by {holder}; wait until it is done, or stop it") from error
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        print(
+            f"vitascope: {path} cannot be locked ({error.strerror}): start no second process there",
+            file=sys.stderr,
+        )
+
+
+@contextmanager
+def explaining_failure(path: Path, what: str, advice: str) -> Iterator[None]:
+    """Turn a failure to write into one line: what and where, why, the room that is left, and what to do.
+
+    Raises:
+        UserError: in place of an `OSError` or a `WriteError`.
+    """
+    try:
+        yield
+    except BrokenPipeError:  # of what is printed
+        raise
+    except WriteError as error:
+        raise UserError(f"{error}; {advice}") from error
+    except OSError as error:
+        reason = error.strerror or str(error).partition("\n")[0]
+        raise UserError(
+            f"{path}: {what} cannot be written: {reason} ({free_mb(path):,.1f} MB are free there); {advice}"
+        ) from error

@@ -1,0 +1,148 @@
+"""Files that are whole or the old ones, and failures to write them."""
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import signal
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from vitascope.errors import UserError
+from vitascope.storage import WriteError, explaining_failure, locked, replacing
+
+
+def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    with replacing(path) as aside:
+        aside.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_what_interrupts_writing_leaves_the_old_file_alone(tmp_path: Path, fault: BaseException) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("old")
+
+    def write() -> None:
+        with replacing(path) as aside:
+            aside.write_text("ne")
+            raise fault
+
+    with pytest.raises(type(fault)):
+        write()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failure_to_write_names_the_place_the_reason_the_room_and_the_way_out(tmp_path: Path) -> None:
+    place = tmp_path / "not" / "yet"
+    fault = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(UserError) as refused, explaining_failure(place, "the page", "make room"):
+        raise fault
+    said = str(refused.value)
+    assert said.startswith(f"{place}: the page cannot be written: No space left on device (")
+    assert said.endswith(" MB are free there); make room")
+
+
+def test_weights_that_cannot_be_written_get_the_way_out_too(tmp_path: Path) -> None:
+    expected = pytest.raises(UserError, match="model: cannot be written; make room")
+    with expected, explaining_failure(tmp_path, "the model", "make room"):
+        raise WriteError("model: cannot be written")
+
+
+def test_a_closed_pipe_is_no_failure_to_write_a_file(tmp_path: Path) -> None:
+    with pytest.raises(BrokenPipeError), explaining_failure(tmp_path, "the page", "make room"):
+        raise BrokenPipeError
+
+
+def test_two_processes_may_replace_a_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.html"
+    with replacing(path) as first:
+        first.write_text("first")
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with replacing(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+LOCK = ".lock"
+
+
+def hold(run: Path, ready) -> None:
+    with locked(run / LOCK):
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        worker.start()
+        ready.put(worker.pid)
+        time.sleep(60)
+
+
+@pytest.fixture
+def holder(tmp_path: Path):
+    """Another process that holds the folder, and a worker of its own."""
+    context = multiprocessing.get_context("fork")
+    ready = context.SimpleQueue()
+    process = context.Process(target=hold, args=(tmp_path, ready))
+    process.start()
+    worker = ready.get()
+    yield process
+    process.kill()
+    process.join()
+    os.kill(worker, signal.SIGKILL)
+
+
+def test_a_second_process_is_refused_and_told_who_is_there(tmp_path: Path, holder) -> None:
+    for _ in range(2):  # a refusal changes nothing
+        with pytest.raises(UserError, match=rf"{tmp_path} is in use by process {holder.pid} on \S"):  # noqa: SIM117
+            with locked(tmp_path / LOCK):
+                raise AssertionError("two processes hold one run")
+
+
+def test_a_killed_process_holds_nothing_even_where_a_worker_outlives_it(tmp_path: Path, holder) -> None:
+    holder.kill()
+    holder.join()
+    with locked(tmp_path / LOCK):
+        assert f"process {os.getpid()} on " in (tmp_path / LOCK).read_text()
+
+
+@pytest.mark.parametrize("ending", [None, KeyboardInterrupt(), UserError("an end")])
+def test_it_is_free_again_however_the_run_ends(tmp_path: Path, ending) -> None:
+    with locked(tmp_path / LOCK), pytest.raises(UserError), locked(tmp_path / LOCK):
+        pass
+    with nullcontext() if ending is None else pytest.raises(type(ending)), locked(tmp_path / LOCK):
+        if ending is not None:
+            raise ending
+    with locked(tmp_path / LOCK):
+        pass
+
+
+def test_a_file_of_a_dead_process_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text(f"process 999999 on a machine with a long name {'x' * 300}\n")
+    with locked(tmp_path / LOCK):
+        assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
+        assert (tmp_path / LOCK).read_text().count("\n") == 1
+
+
+def test_without_locks_in_the_file_system_the_run_goes_on_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unsupported(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with locked(tmp_path / LOCK):
+        pass
+    assert f"{tmp_path} cannot be locked (No locks available)" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file"), locked(tmp_path / "nowhere" / LOCK):
+        pass
