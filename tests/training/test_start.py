@@ -22,7 +22,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.training import train
 from vitascope.training.defaults import resolve_config
 from vitascope.training.optim import MOMENTUM, learning_rate, peak_rate
-from vitascope.training.options import Engine
+from vitascope.training.options import ExecutionOptions
 from vitascope.training.recipes import RECIPES, TrainConfig
 from vitascope.training.start import augmentation_of, identity, make_task, refuse_other, start_model
 from vitascope.training.tasks.classify import Classify
@@ -384,7 +384,7 @@ def test_options_of_the_engine_and_moved_files_are_no_difference(data, tmp_path)
         "checkpoint_seconds": 1.0,
         "keep_checkpoints": 7,
     }
-    assert set(engine) == {field.name for field in dataclasses.fields(Engine)}
+    assert set(engine) == {field.name for field in dataclasses.fields(ExecutionOptions)}
     refuse_other(saved, identity_of(tiny_config(moved, run="there", **engine)))
 
 

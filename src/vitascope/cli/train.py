@@ -11,7 +11,7 @@ import tyro
 
 from vitascope.cli.parsing import MaybePath, parse
 from vitascope.errors import UserError
-from vitascope.training.options import Distillation, Engine, Masking, MaybeText
+from vitascope.training.options import Distillation, ExecutionOptions, Masking, MaybeText
 from vitascope.training.recipes import GROUP_OF, RECIPES, TrainConfig, default_recipe, merged_options
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Train(_Run):
     def call(self) -> None:
         """Train or resume, and say what came out."""
         if self.resume is not None:
-            resume(self.resume, self.engine)
+            resume(self.resume, self.execution)
             return
         from vitascope.training.train import train
 
@@ -77,7 +77,7 @@ class Pretrain(_Run):
     def call(self) -> None:
         """Pre-train or resume, and say what came out."""
         if self.resume is not None:
-            resume(self.resume, self.engine)
+            resume(self.resume, self.execution)
             return
         if self.optimization.keep != "last":
             raise UserError("pre-training keeps its last weights; leave out --keep")
@@ -86,7 +86,7 @@ class Pretrain(_Run):
         say_pretrained(pretrain(self.chosen()))
 
 
-def resume(ref: str, engine: Engine) -> None:
+def resume(ref: str, engine: ExecutionOptions) -> None:
     """Continue a run of either command, and say what came out."""
     from vitascope.training import train
     from vitascope.training.finish import TrainResult
@@ -173,7 +173,7 @@ def _parse_resume(command: type[R], name: str, args: Sequence[str], first: R) ->
     _, base = open_run(run)
     parsed = parse(command, name, args, _over(command, base, resume=first.resume))
     given, stored = (config.replace(**lasting_paths(config)) for config in (parsed, base))
-    changed = [option for option, group in GROUP_OF.items() if group != "engine"]
+    changed = [option for option, group in GROUP_OF.items() if group != "execution"]
     changed = [option for option in changed if given.option(option) != stored.option(option)]
     changed += [option for option in ("recipe", "config") if getattr(first, option) is not None]
     if changed:

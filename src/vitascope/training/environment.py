@@ -26,7 +26,7 @@ def describe_environment(device: str) -> dict[str, Any]:
     folder is `~`.
 
     Args:
-        device: as in `Engine.device`.
+        device: as in `ExecutionOptions.device`.
 
     Raises:
         UserError: a device that this machine lacks.

@@ -235,7 +235,7 @@ class Masking:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Engine:
+class ExecutionOptions:
     """How it is computed; changes speed and memory, not what is learned."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

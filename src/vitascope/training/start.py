@@ -19,7 +19,7 @@ from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.training.distributed import is_first
-from vitascope.training.options import Engine
+from vitascope.training.options import ExecutionOptions
 from vitascope.training.recipes import GROUP_OF, TrainConfig
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.tasks.distill import Distill
@@ -29,7 +29,7 @@ from vitascope.training.tasks.teachers import open_teacher
 from vitascope.weights.own import default_preprocess
 from vitascope.weights.store import load_pretrained, transfer
 
-_ENGINE = tuple(field.name for field in dataclasses.fields(Engine))
+_ENGINE = tuple(field.name for field in dataclasses.fields(ExecutionOptions))
 """What may be another when a run goes on; one of them is an option of the model too."""
 _PLACES = ("data", "run", "weights", "teacher")
 
@@ -142,7 +142,7 @@ def identity(config: TrainConfig, model_config: ModelConfig, images: ImageSet) -
 
 def _decides(option: str) -> bool:
     """Whether an option is part of what a run is; those of the architecture are, as the model's own."""
-    return GROUP_OF[option] not in ("architecture", "engine") and option not in _PLACES
+    return GROUP_OF[option] not in ("architecture", "execution") and option not in _PLACES
 
 
 def refuse_other(saved: dict[str, Any], now: dict[str, Any]) -> None:

@@ -88,7 +88,7 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
     Args:
         run: a run folder: its newest whole checkpoint, or its start where there is none; one checkpoint of
             it, `RUN/checkpoints/step-N`, which must be whole; or `auto`, the newest unfinished run in runs/.
-        **engine: options of `Engine` that are others than the run's: another device, say.
+        **engine: options of `ExecutionOptions` that are others than the run's: another device, say.
 
     Raises:
         UserError: no run there, it has finished or is in use, no whole checkpoint, or the data, the classes
@@ -97,7 +97,7 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
     folder, checkpoint = find_run(run)
     _, config = open_run(folder)
     for name in engine:
-        if GROUP_OF.get(name) != "engine":
+        if GROUP_OF.get(name) != "execution":
             raise UserError(f"{name!r} is decided by the run; a resumed one takes options of the engine only")
     config = config.replace(**engine)
     if config.weights is not None and (folder / START / "config.json").is_file():
@@ -108,7 +108,7 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
             f"{folder}: this run has finished; `vitascope train --weights {named} --data DATA` trains its "
             f"model further, in a new run; `vitascope evaluate {named}` measures it"
         )
-    device = join_processes(config.engine.device)
+    device = join_processes(config.execution.device)
     with _locked(folder), explaining_memory():
         config, model_config, splits = by_all(lambda: _opened_again(folder, config))
         trainer = Trainer(folder, config, model_config, splits, device)
@@ -150,7 +150,7 @@ def _opened_again(run: Path, config: TrainConfig) -> tuple[TrainConfig, ModelCon
 @contextmanager
 def _new_run(config: TrainConfig) -> Iterator[Trainer]:
     """A trainer in a run folder of its own; a run that cannot start leaves nothing."""
-    device = join_processes(config.engine.device)
+    device = join_processes(config.execution.device)
     config, model_config, splits = by_all(lambda: _opened(config))
     run = by_first(lambda: create_run(config))
     with _locked(run):
