@@ -81,7 +81,7 @@ def test_readme_runs_from_top_to_bottom(readers_folder, capsys) -> None:
                 assert main(arguments) == 2
                 assert "has finished" in capsys.readouterr().err
                 continue
-            if arguments[0] == "serve":  # it never ends: tests/deploy/test_serving.py runs it
+            if arguments[0] == "serve":  # it never ends: tests/deploy/server/test_server.py runs it
                 parse(Serve, "serve", arguments[1:])
                 continue
             with undrawn() if "--run" in arguments else nullcontext():  # the first two runs are drawn
@@ -228,7 +228,9 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
             capsys.readouterr()
             if program == "python":
                 exec(compile(step, page.name, "exec"), names)  # noqa: S102 - our own page
-            elif step.startswith("vitascope serve"):  # it never ends: tests/deploy/test_serving.py runs it
+            elif step.startswith(
+                "vitascope serve"
+            ):  # it never ends: tests/deploy/server/test_server.py runs it
                 served = parse(Serve, "serve", shlex.split(step)[2:])
             elif program == "curl":
                 assert served is not None, f"{step!r} stands before the server is started"

@@ -28,6 +28,6 @@ class Serve:
 
     def call(self) -> None:
         """Serve until a signal."""
-        from vitascope.deploy.server.serving import serve
+        from vitascope.deploy.server.server import serve
 
         serve(self.model, self.settings, precision=self.precision, device=self.device)

@@ -20,9 +20,9 @@ from tests.data import noise
 from tests.model import small_model
 from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
 from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.server import decoder
+from vitascope.deploy.server import decoder_process
 from vitascope.deploy.server.app import create_app
-from vitascope.deploy.server.serving import GracefulServer, listen, server_of
+from vitascope.deploy.server.server import GracefulServer, listen, server_of
 from vitascope.deploy.server.settings import Settings
 from vitascope.weights.store import default_preprocess
 
@@ -82,11 +82,11 @@ class DecodersInThreads:
 
     async def stop(self) -> None: ...
 
-    async def order(self, orders: decoder.Orders) -> None:
+    async def order(self, orders: decoder_process.Orders) -> None:
         self.orders = orders
 
     async def decode(self, content: bytes, *, deadline: float) -> Pixels:
-        return await asyncio.to_thread(decoder.decode, content, self.orders)
+        return await asyncio.to_thread(decoder_process.decode, content, self.orders)
 
 
 def torch_engine(**options: Any) -> TorchEngine:

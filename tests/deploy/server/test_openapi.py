@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from tests.deploy.server.served import HeldEngine, grey, picture, play, refusal, serving
 from vitascope.deploy.predict.engine import TorchEngine
-from vitascope.deploy.server import answers
+from vitascope.deploy.server import schemas
 
 
 @pytest.fixture(scope="module")
@@ -83,18 +83,18 @@ def test_real_answers_are_as_the_document_says(engine: TorchEngine) -> None:
     async def story() -> None:
         async with serving(engine) as client:
             for shape, method, path, options in (
-                (answers.Live, "GET", "/livez", {}),
-                (answers.Ready, "GET", "/readyz", {}),
-                (answers.ModelDescription, "GET", "/v1/model", {}),
-                (list[answers.Sample], "GET", "/v1/samples", {}),
-                (answers.Predictions, "POST", "/v1/predict", {"content": picture()}),
-                (answers.FormPredictions, "POST", "/v1/predict", {"files": files}),
-                (answers.Embedding, "POST", "/v1/embed", {"content": picture()}),
-                (answers.FormEmbeddings, "POST", "/v1/embed", {"files": files}),
-                (answers.Heatmap, "POST", "/v1/explain", {"content": picture()}),
-                (answers.Heatmap, "POST", "/v1/explain?method=rollout", {"content": picture()}),
-                (answers.Problem, "POST", "/v1/predict", {"content": b"x"}),
-                (answers.Problem, "GET", "/v1/samples/none", {}),
+                (schemas.Live, "GET", "/livez", {}),
+                (schemas.Ready, "GET", "/readyz", {}),
+                (schemas.ModelDescription, "GET", "/v1/model", {}),
+                (list[schemas.Sample], "GET", "/v1/samples", {}),
+                (schemas.Predictions, "POST", "/v1/predict", {"content": picture()}),
+                (schemas.FormPredictions, "POST", "/v1/predict", {"files": files}),
+                (schemas.Embedding, "POST", "/v1/embed", {"content": picture()}),
+                (schemas.FormEmbeddings, "POST", "/v1/embed", {"files": files}),
+                (schemas.Heatmap, "POST", "/v1/explain", {"content": picture()}),
+                (schemas.Heatmap, "POST", "/v1/explain?method=rollout", {"content": picture()}),
+                (schemas.Problem, "POST", "/v1/predict", {"content": b"x"}),
+                (schemas.Problem, "GET", "/v1/samples/none", {}),
             ):
                 answer = await client.request(method, path, **options)
                 TypeAdapter(shape).validate_json(answer.content, strict=True)

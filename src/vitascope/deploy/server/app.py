@@ -20,14 +20,14 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from vitascope._version import __version__
-from vitascope.deploy.server import answers, explorer
+from vitascope.deploy.server import explorer, schemas
 from vitascope.deploy.server.api_page import STYLE, api_page
-from vitascope.deploy.server.batching import Outcome
-from vitascope.deploy.server.gate import REQUEST_ID_KEY, SECURITY, Gate, problem, refused
+from vitascope.deploy.server.batcher import Outcome
+from vitascope.deploy.server.middleware import REQUEST_ID_KEY, SECURITY, Gate, problem, refused
 from vitascope.deploy.server.openapi import describe_api
-from vitascope.deploy.server.requests import LOOKING_INSIDE, NEEDS_HEAD, NOT_LOADED, PICTURES, Refusal, Upload
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import Settings
+from vitascope.deploy.server.uploads import LOOKING_INSIDE, NEEDS_HEAD, NOT_LOADED, PICTURES, Refusal, Upload
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
@@ -95,12 +95,12 @@ def health(service: Service) -> APIRouter:
     """Whether the server lives, is ready, and how it does."""
     routes = APIRouter(tags=["health"])
 
-    @routes.get("/livez", responses={200: {"model": answers.Live}})
+    @routes.get("/livez", responses={200: {"model": schemas.Live}})
     async def live() -> Response:
         """200 as long as the process answers, whatever the model does."""
         return _json({"status": "live"})
 
-    @routes.get("/readyz", responses={200: {"model": answers.Ready}, 503: {"description": "Not ready."}})
+    @routes.get("/readyz", responses={200: {"model": schemas.Ready}, 503: {"description": "Not ready."}})
     async def ready() -> Response:
         """200 if requests should be sent here now."""
         reason = service.why_not_ready()
@@ -143,7 +143,7 @@ def models(service: Service) -> APIRouter:
     """What the model says of pictures."""
     routes = APIRouter(tags=["model"])
 
-    @routes.get("/v1/model", responses={200: {"model": answers.ModelDescription}, **NOT_LOADED})
+    @routes.get("/v1/model", responses={200: {"model": schemas.ModelDescription}, **NOT_LOADED})
     async def model() -> Response:
         """The model: its classes, its preprocessing, what it computes with; and the server's limits."""
         return _json(described(service))
@@ -151,7 +151,7 @@ def models(service: Service) -> APIRouter:
     @routes.post(
         "/v1/predict",
         openapi_extra=PICTURES,
-        responses={200: {"model": answers.Predictions | answers.FormPredictions}, **NEEDS_HEAD},
+        responses={200: {"model": schemas.Predictions | schemas.FormPredictions}, **NEEDS_HEAD},
     )
     async def predict(request: Request, top_k: TopK = 5) -> Response:
         """The most probable classes of a picture; of a form, those of each of its files."""
@@ -171,7 +171,7 @@ def models(service: Service) -> APIRouter:
     @routes.post(
         "/v1/embed",
         openapi_extra=PICTURES,
-        responses={200: {"model": answers.Embedding | answers.FormEmbeddings}, **LOOKING_INSIDE},
+        responses={200: {"model": schemas.Embedding | schemas.FormEmbeddings}, **LOOKING_INSIDE},
     )
     async def embed(request: Request) -> Response:
         """A picture's representation before the head; of a form, those of each of its files."""
@@ -183,7 +183,7 @@ def models(service: Service) -> APIRouter:
     @routes.post(
         "/v1/explain",
         openapi_extra=PICTURES,
-        responses={200: {"model": answers.Heatmap, "content": PNG}, **LOOKING_INSIDE},
+        responses={200: {"model": schemas.Heatmap, "content": PNG}, **LOOKING_INSIDE},
     )
     async def explain(
         request: Request,
@@ -194,7 +194,7 @@ def models(service: Service) -> APIRouter:
         form: Annotated[Literal["json", "png"], Query(alias="format")] = "json",
     ) -> Response:
         """Where the model looks in a picture: a heatmap's numbers, or the picture under it."""
-        from vitascope.deploy.server import explaining
+        from vitascope.deploy.server import explanations
 
         engine = service.torch_engine()
         pixels = await service.read_picture(request)
@@ -202,7 +202,7 @@ def models(service: Service) -> APIRouter:
         explanation = await service.unless_gone(
             request,
             service.run(
-                *(explaining.explain, engine, pixels, method, target),
+                *(explanations.explain, engine, pixels, method, target),
                 deadline=deadline,
                 kind=f"explain-{method}",
             ),

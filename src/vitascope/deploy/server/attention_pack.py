@@ -31,7 +31,7 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Pixels
 from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.server.explaining import images_at_once
+from vitascope.deploy.server.explanations import images_at_once
 from vitascope.errors import UserError
 from vitascope.explain.attention import check_head, check_layer, layer_attention, read_rows
 from vitascope.explain.heatmaps import grid_of

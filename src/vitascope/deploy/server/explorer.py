@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 
-from vitascope.deploy.server.answers import Sample
-from vitascope.deploy.server.requests import BINARY, LOOKING_INSIDE, NOT_LOADED, PICTURES
+from vitascope.deploy.server.schemas import Sample
+from vitascope.deploy.server.uploads import BINARY, LOOKING_INSIDE, NOT_LOADED, PICTURES
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from vitascope.deploy.server.answers import Problem
-from vitascope.deploy.server.gate import ALWAYS_OPEN
-from vitascope.deploy.server.requests import REQUEST_ID
+from vitascope.deploy.server.middleware import ALWAYS_OPEN
+from vitascope.deploy.server.schemas import Problem
 from vitascope.deploy.server.settings import Settings
+from vitascope.deploy.server.uploads import REQUEST_ID
 
 TEXT = {"type": "string"}
 SECONDS = {"type": "integer", "minimum": 1}

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitascope.deploy.server.batching import Batcher, Expired, LongWork, Outcome, Overloaded, Work
-from vitascope.deploy.server.decoder import Orders, Refused
-from vitascope.deploy.server.decoding import Decoders, Displaced, Late
+from vitascope.deploy.server.batcher import Batcher, Expired, LongWork, Outcome, Overloaded, Work
+from vitascope.deploy.server.decoder_pool import Decoders, Displaced, Late
+from vitascope.deploy.server.decoder_process import Orders, Refused
 from vitascope.deploy.server.metrics import Metrics
-from vitascope.deploy.server.requests import (
+from vitascope.deploy.server.settings import Settings
+from vitascope.deploy.server.uploads import (
     Arriving,
     Refusal,
     RequestIds,
@@ -24,7 +25,6 @@ from vitascope.deploy.server.requests import (
     deadline_seconds,
     read_uploads,
 )
-from vitascope.deploy.server.settings import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -178,7 +178,7 @@ class Service:
             client: its address.
             given_id: its X-Request-ID.
         """
-        from vitascope.deploy.server.gate import log_access, refusal_parts
+        from vitascope.deploy.server.middleware import log_access, refusal_parts
 
         if self.draining or self._engine is None:
             return None
@@ -417,7 +417,7 @@ class Service:
         import torch
 
         # Handlers import these: later, the event loop would stand still for the seconds that takes.
-        from vitascope.deploy.server import attention_pack, explaining  # noqa: F401
+        from vitascope.deploy.server import attention_pack, explanations  # noqa: F401
 
         engine = self._open_engine()
         shape = (engine.preprocess.channels, *engine.preprocess.image_size)

@@ -19,8 +19,8 @@ import pytest
 
 from tests.deploy.server.served import NAMES, HeldEngine, grey, listening, picture, play, until
 from tests.model import small_model
-from vitascope.deploy.server import serving
-from vitascope.deploy.server.serving import announce, connection_limit, listen, read_token
+from vitascope.deploy.server import server as serving
+from vitascope.deploy.server.server import announce, connection_limit, listen, read_token
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 from vitascope.weights.store import save_pretrained

@@ -12,8 +12,8 @@ from uvicorn.server import ServerState
 
 from tests.deploy.server.served import Client, HeldEngine, grey, play, refusal, serving, until
 from vitascope.deploy.server import service
-from vitascope.deploy.server.gate import SECURITY
-from vitascope.deploy.server.shedding import SheddingProtocol
+from vitascope.deploy.server.connections import SheddingProtocol
+from vitascope.deploy.server.middleware import SECURITY
 
 
 @asynccontextmanager

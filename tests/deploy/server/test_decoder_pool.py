@@ -27,8 +27,8 @@ from tests.deploy.server.served import (
     until,
 )
 from vitascope.data.preprocess import ImageSource, Pixels
-from vitascope.deploy.server.decoder import Orders, Refused, decode
-from vitascope.deploy.server.decoding import UNKNOWN, Decoders, Displaced, Late, announced_pixels
+from vitascope.deploy.server.decoder_pool import UNKNOWN, Decoders, Displaced, Late, announced_pixels
+from vitascope.deploy.server.decoder_process import Orders, Refused, decode
 
 ENDLESS = encoded(np.zeros((readers.ENDLESS, 4), dtype=np.uint8))
 LARGER = encoded(np.zeros((2 * readers.ENDLESS, 40), dtype=np.uint8))
@@ -93,7 +93,7 @@ def test_pixels_are_the_reader_s_of_the_model_s_size_and_of_a_whole_picture() ->
 
 
 def test_decoding_process_imports_no_torch() -> None:
-    said = "import sys, vitascope.deploy.server.decoder; assert 'torch' not in sys.modules"
+    said = "import sys, vitascope.deploy.server.decoder_process; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", said], check=True)
 
 

@@ -24,9 +24,9 @@ from urllib.parse import quote
 
 import uvicorn
 
+from vitascope.deploy.server.connections import SheddingProtocol
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import TOKEN, Settings
-from vitascope.deploy.server.shedding import SheddingProtocol
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
@@ -425,7 +425,7 @@ def serve(ref: str, settings: Settings, *, precision: str = "auto", device: str 
     Raises:
         UserError: the address cannot be used, the model cannot be loaded, the token cannot be read.
     """
-    from vitascope.deploy.server import workers
+    from vitascope.deploy.server import supervisor
 
     os.environ.setdefault(*YIELDING_THREADS)
     connection_limit(settings)
@@ -437,7 +437,7 @@ def serve(ref: str, settings: Settings, *, precision: str = "auto", device: str 
         if settings.workers == 1:
             run(opening, settings, token, port)
         else:
-            workers.supervise(opening, settings, token, port)
+            supervisor.supervise(opening, settings, token, port)
 
 
 def listen(settings: Settings) -> socket.socket:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vitascope.deploy.server.batching import Batcher, Expired, LongWork, Outcome, Overloaded, Work
+from vitascope.deploy.server.batcher import Batcher, Expired, LongWork, Outcome, Overloaded, Work
 
 FAR = float("inf")
 

@@ -20,7 +20,7 @@ from types import FrameType
 from prometheus_client import multiprocess
 
 from vitascope.deploy.server.metrics import SHARED_FOLDER
-from vitascope.deploy.server.serving import OpenEngine, run
+from vitascope.deploy.server.server import OpenEngine, run
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from vitascope.data.preprocess import Pixels
-from vitascope.deploy.server.decoder import HEADER, LENGTH, PIXELS, READY, REFUSED, Orders, Refused
+from vitascope.deploy.server.decoder_process import HEADER, LENGTH, PIXELS, READY, REFUSED, Orders, Refused
 
 DECODERS = 2
 """Processes that decode."""
@@ -225,7 +225,7 @@ class Decoder(asyncio.SubprocessProtocol):
         """
         here = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # whose threads' memory would count
-        command = (sys.executable, "-P", "-m", "vitascope.deploy.server.decoder")
+        command = (sys.executable, "-P", "-m", "vitascope.deploy.server.decoder_process")
         await asyncio.get_running_loop().subprocess_exec(
             lambda: self,
             *command,

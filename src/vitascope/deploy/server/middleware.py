@@ -19,8 +19,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitascope.deploy.server.requests import Refusal
 from vitascope.deploy.server.service import Service
+from vitascope.deploy.server.uploads import Refusal
 from vitascope.errors import nearest
 
 ALWAYS_OPEN = ("/", "/livez", "/readyz", "/docs", "/docs.css", "/openapi.json")

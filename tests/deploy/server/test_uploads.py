@@ -23,7 +23,7 @@ from tests.deploy.server.served import (
     until,
 )
 from vitascope.deploy.predict.engine import TorchEngine
-from vitascope.deploy.server.requests import Arriving
+from vitascope.deploy.server.uploads import Arriving
 
 RAW = {"content-type": "application/octet-stream"}
 
