@@ -22,9 +22,10 @@ ALLOWED = {
     "deploy": {"model", "weights", "data", "explain"},
     "errors": set(),
     "storage": set(),
+    "pickles": set(),
     "_version": set(),
 }
-FOR_ALL = {"errors", "storage", "_version"}
+FOR_ALL = {"errors", "storage", "pickles", "_version"}
 
 
 def module_of(path: Path) -> str:
