@@ -94,7 +94,7 @@ def measure(name: str, config: vs.TrainConfig) -> Result:
 
 def measure_heads(run: Path, config: vs.TrainConfig) -> dict[str, float]:
     """Accuracy of each head of a finished run, and of both."""
-    loaded, device = load_pretrained(run), resolve_device(config.execution.device)
+    loaded, device = load_pretrained(run), resolve_device(config.engine.device)
     images = open_data(config.data, seed=config.seed).final
     precision = resolve_precision("auto", loaded.model.config, device, 128, training=False)
     loader = Loader(images, loaded.preprocess, 128, device=device)

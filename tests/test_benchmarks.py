@@ -494,7 +494,7 @@ def test_cifar_takes_any_option_but_what_it_measures_by() -> None:
         7,
         "last",
     )
-    assert (config.architecture.options, config.execution.compile) == (("stem=conv",), True)
+    assert (config.architecture.options, config.engine.compile) == (("stem=conv",), True)
     for word, complaint in (("keep=best", "keep=best"), ("fast", "fast"), ("learning=1", "unknown")):
         with pytest.raises(UserError, match=complaint):
             cifar.configuration("cifar10", 7, [word])

@@ -57,7 +57,7 @@ def test_a_run_says_where_it_was_started(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("sys.argv", ["/home/ada/bin/vitascope", "train", "--data", "/home/ada/my photos"])
     monkeypatch.setattr("pathlib.Path.home", lambda: Path("/home/ada"))
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
-    run = create_run(TrainConfig(run=str(tmp_path / "r"), execution=ExecutionOptions(device="cpu")))
+    run = create_run(TrainConfig(run=str(tmp_path / "r"), engine=ExecutionOptions(device="cpu")))
     text = (run / "environment.json").read_text()
     found = json.loads(text)
     assert found["command"] == "vitascope train --data '~/my photos'"
@@ -77,7 +77,7 @@ def test_a_run_says_where_it_was_started(tmp_path, monkeypatch) -> None:
 
 def test_a_device_that_is_not_here_leaves_no_run(tmp_path) -> None:
     with pytest.raises(UserError, match="cannot be used here"):
-        create_run(TrainConfig(run=str(tmp_path / "r"), execution=ExecutionOptions(device="cuda:99")))
+        create_run(TrainConfig(run=str(tmp_path / "r"), engine=ExecutionOptions(device="cuda:99")))
     assert not (tmp_path / "r").exists()
 
 

@@ -55,7 +55,7 @@ class Train(_Run):
     def call(self) -> None:
         """Train or resume, and say what came out."""
         if self.resume is not None:
-            resume(self.resume, self.execution)
+            resume(self.resume, self.engine)
             return
         from vitascope.training.train import train
 
@@ -77,7 +77,7 @@ class Pretrain(_Run):
     def call(self) -> None:
         """Pre-train or resume, and say what came out."""
         if self.resume is not None:
-            resume(self.resume, self.execution)
+            resume(self.resume, self.engine)
             return
         if self.optimization.keep != "last":
             raise UserError("pre-training keeps its last weights; leave out --keep")
@@ -173,7 +173,7 @@ def _parse_resume(command: type[R], name: str, args: Sequence[str], first: R) ->
     _, base = open_run(run)
     parsed = parse(command, name, args, _over(command, base, resume=first.resume))
     given, stored = (config.replace(**lasting_paths(config)) for config in (parsed, base))
-    changed = [option for option, group in GROUP_OF.items() if group != "execution"]
+    changed = [option for option, group in GROUP_OF.items() if group != "engine"]
     changed = [option for option in changed if given.option(option) != stored.option(option)]
     changed += [option for option in ("recipe", "config") if getattr(first, option) is not None]
     if changed:

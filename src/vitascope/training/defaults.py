@@ -78,7 +78,7 @@ def _from_training(config: TrainConfig, splits: Splits, is_vit: bool) -> dict[st
     of_vits = {
         "dropout": asked.dropout,
         "drop_path": asked.drop_path,
-        "gradient_checkpointing": config.execution.gradient_checkpointing,
+        "gradient_checkpointing": config.engine.gradient_checkpointing,
     }
     if config.task == "masked" and is_vit:
         return of_vits | {"head": "none"}

@@ -76,7 +76,7 @@ class Trainer:
     ) -> None:
         reuse_freed_memory()
         self.run, self.config, self.splits, self.device = run, config, splits, device
-        options, engine = config.optimization, config.execution
+        options, engine = config.optimization, config.engine
         assert options.batch_size is not None
         self.batch_size = options.batch_size
         share = max(1, self.batch_size // (world_size() * engine.accumulate))
@@ -121,7 +121,7 @@ class Trainer:
             self.batch_size,
             seed=seed,
             device=self.device,
-            workers=self.config.execution.workers,
+            workers=self.config.engine.workers,
             part=(rank(), world_size()),
             crop_scale=1.0 if seed is None else self.config.augmentation.crop_scale,
         )
@@ -171,7 +171,7 @@ class Trainer:
                     self._end_epoch(epoch, recorder, progress)
                 now = time.monotonic()
                 self.seconds, clock = self.seconds + now - clock, now
-                due = now - saved >= self.config.execution.checkpoint_seconds
+                due = now - saved >= self.config.engine.checkpoint_seconds
                 save, signum = largest(due, stop.signum)
                 if save or signum:
                     self.save()
@@ -200,7 +200,7 @@ class Trainer:
 
     def _parts(self, batch: Batch) -> list[Batch]:
         """What is computed one after the other: as many parts in each process, which wait for each other."""
-        accumulate = self.config.execution.accumulate
+        accumulate = self.config.engine.accumulate
         parts = batch.split(accumulate) if len(batch.labels) else []
         if world_size() > 1:
             parts += [
@@ -330,7 +330,7 @@ class Trainer:
             "best_loss": self.best_loss,
             "seconds": self.seconds,
         }
-        save_checkpoint(self.run, self.step, state, keep=self.config.execution.keep_checkpoints)
+        save_checkpoint(self.run, self.step, state, keep=self.config.engine.keep_checkpoints)
 
     def restore(self, found: tuple[int, dict[str, Any]] | None) -> None:
         """Continue from a checkpoint, if there is one.

@@ -57,7 +57,7 @@ class TrainConfig:
     """What a teacher adds."""
     masking: Masking = dataclasses.field(default_factory=Masking)
     """Masked patch prediction."""
-    execution: ExecutionOptions = dataclasses.field(default_factory=ExecutionOptions)
+    engine: ExecutionOptions = dataclasses.field(default_factory=ExecutionOptions)
     """How it is computed."""
 
     def __post_init__(self) -> None:
@@ -151,7 +151,7 @@ _GROUPS = {
     "augmentation": AugmentationOptions,
     "distillation": Distillation,
     "masking": Masking,
-    "execution": ExecutionOptions,
+    "engine": ExecutionOptions,
 }
 GROUP_OF: dict[str, str | None] = {
     **{field.name: None for field in dataclasses.fields(TrainConfig) if field.name not in _GROUPS},

@@ -55,7 +55,7 @@ def create_run(config: TrainConfig) -> Path:
     Raises:
         UserError: the named folder exists: a run is never overwritten; a device that this machine lacks.
     """
-    environment = describe_environment(config.execution.device)
+    environment = describe_environment(config.engine.device)
     if config.run is not None:
         folder = Path(config.run)
         if folder.exists():

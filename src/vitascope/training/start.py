@@ -142,7 +142,7 @@ def identity(config: TrainConfig, model_config: ModelConfig, images: ImageSet) -
 
 def _decides(option: str) -> bool:
     """Whether an option is part of what a run is; those of the architecture are, as the model's own."""
-    return GROUP_OF[option] not in ("architecture", "execution") and option not in _PLACES
+    return GROUP_OF[option] not in ("architecture", "engine") and option not in _PLACES
 
 
 def refuse_other(saved: dict[str, Any], now: dict[str, Any]) -> None:

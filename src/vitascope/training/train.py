@@ -97,7 +97,7 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
     folder, checkpoint = find_run(run)
     _, config = open_run(folder)
     for name in engine:
-        if GROUP_OF.get(name) != "execution":
+        if GROUP_OF.get(name) != "engine":
             raise UserError(f"{name!r} is decided by the run; a resumed one takes options of the engine only")
     config = config.replace(**engine)
     if config.weights is not None and (folder / START / "config.json").is_file():
@@ -108,7 +108,7 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
             f"{folder}: this run has finished; `vitascope train --weights {named} --data DATA` trains its "
             f"model further, in a new run; `vitascope evaluate {named}` measures it"
         )
-    device = join_processes(config.execution.device)
+    device = join_processes(config.engine.device)
     with _locked(folder), explaining_memory():
         config, model_config, splits = by_all(lambda: _opened_again(folder, config))
         trainer = Trainer(folder, config, model_config, splits, device)
@@ -150,7 +150,7 @@ def _opened_again(run: Path, config: TrainConfig) -> tuple[TrainConfig, ModelCon
 @contextmanager
 def _new_run(config: TrainConfig) -> Iterator[Trainer]:
     """A trainer in a run folder of its own; a run that cannot start leaves nothing."""
-    device = join_processes(config.execution.device)
+    device = join_processes(config.engine.device)
     config, model_config, splits = by_all(lambda: _opened(config))
     run = by_first(lambda: create_run(config))
     with _locked(run):
