@@ -23,7 +23,7 @@ from contest import describe_machine, describe_versions, positive
 from reports import markdown_table, note, publish
 from vitascope import explain
 from vitascope.cli.explaining import Subject
-from vitascope.explain.comparison import RANDOM, Comparison, Interval, Row
+from vitascope.explain.faithfulness.results import RANDOM, Comparison, Interval, Row
 from vitascope.explain.methods import methods_for
 
 HEADER = ("method", "deletion AUC", "insertion AUC", "ROAD", "gain over random", "s/image", "verdict")

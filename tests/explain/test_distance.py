@@ -13,8 +13,8 @@ from tests.explain import MODELS
 from tests.model import VARIANTS, random_images, small_model, small_resnet
 from vitascope.errors import UserError
 from vitascope.explain import distance, heads
-from vitascope.explain.distance import attention_distance, uniform_distance
-from vitascope.explain.streams import AttentionStream
+from vitascope.explain.attention import AttentionStream
+from vitascope.explain.learned import attention_distance, uniform_distance
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 

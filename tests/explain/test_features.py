@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.explain import MODELS
 from tests.model import random_images, small_model, small_resnet
 from vitascope.errors import UserError
-from vitascope.explain.features import feature_colours
+from vitascope.explain.learned import feature_colours
 from vitascope.model.vit import VisionTransformer
 
 SHAPES = [{}, {"image_size": (16, 48)}, {"image_size": (24, 32), "patch_size": (12, 4)}]

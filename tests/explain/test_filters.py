@@ -8,7 +8,7 @@ import torch
 
 from tests.model import VARIANTS, small_model, small_resnet
 from vitascope.errors import UserError
-from vitascope.explain.filters import patch_filters
+from vitascope.explain.learned import patch_filters
 from vitascope.model.patches import ConvPatches
 
 STEMS: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from tests.explain import MODELS
 from tests.model import random_images, small_model, small_resnet
 from vitascope import explain
 from vitascope.errors import UserError
-from vitascope.explain.heads import head_maps
+from vitascope.explain.attention import head_maps
 
 
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)

@@ -14,8 +14,9 @@ from torch import Tensor
 from tests.explain import MODELS
 from tests.model import random_images, small_model, small_resnet
 from vitascope.errors import UserError
+from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.integrated_gradients import integrated_gradients, pixel_attributions, sum_cells
-from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target, answers, as_target
+from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target, as_target
 from vitascope.model.classifier import Classifier
 
 HYBRID = {"stem": "resnet", "resnet_layers": (1,), "resnet_width": 4}
@@ -51,7 +52,9 @@ def by_hand(model: Classifier, images: Tensor, target: Target, steps: int = 64) 
 def gap(model: Classifier, images: Tensor, target: Target, steps: int) -> Tensor:
     """How far attributions are from summing to the score less the blank image's, of that difference: (B,)."""
     attributions = pixel_attributions(model, images, target, steps=steps, batch_size=16)
-    blank, whole = (target.score(*answers(model, each)) for each in (torch.zeros_like(images), images))
+    blank, whole = (
+        target.score(*pooled_and_logits(model, each)) for each in (torch.zeros_like(images), images)
+    )
     return (attributions.sum(dim=(1, 2, 3)) - (whole - blank)).abs() / (whole - blank).abs()
 
 
@@ -68,7 +71,7 @@ def test_attributions_are_the_integral_of_the_gradients(options: dict[str, Any])
 def test_attributions_sum_to_the_difference_from_the_blank_image(options: dict[str, Any]) -> None:
     model = small_model(**options)
     images = images_of(model)
-    target = as_target(None, model.config, answers(model, images)[1])
+    target = as_target(None, model.config, pooled_and_logits(model, images)[1])
     assert gap(model, images, target, 48).max() < 1e-3
 
 
@@ -81,8 +84,10 @@ def test_sum_holds_where_a_norm_makes_contrast_matter_only_near_the_blank_image(
 ) -> None:
     model = build(**options)
     images = images_of(model)
-    target = as_target(None, model.config, answers(model, images)[1])
-    blank, whole = (target.score(*answers(model, each)) for each in (torch.zeros_like(images), images))
+    target = as_target(None, model.config, pooled_and_logits(model, images)[1])
+    blank, whole = (
+        target.score(*pooled_and_logits(model, each)) for each in (torch.zeros_like(images), images)
+    )
     in_even_steps = by_hand(model, images, target, 32).sum(dim=(1, 2, 3))
     assert (in_even_steps.abs() < 0.1 * (whole - blank).abs()).all()  # they see next to nothing of it
     assert gap(model, images, target, 100).max() < 0.1

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.explain import MODELS
 from tests.model import random_images, small_model, small_resnet
 from vitascope.errors import UserError
-from vitascope.explain.patch_attention import patch_attention
+from vitascope.explain.attention import patch_attention
 from vitascope.model.vit import VisionTransformer
 
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.model import small_model, small_resnet
 from vitascope.errors import UserError
-from vitascope.explain.positions import position_similarity
+from vitascope.explain.learned import position_similarity
 from vitascope.model.vit import VisionTransformer
 
 KINDS: dict[str, dict[str, Any]] = {

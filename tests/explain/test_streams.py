@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tests.explain import MODELS
 from tests.model import random_images, small_model
+from vitascope.explain.attention import AttentionStream, stream_attention
 from vitascope.explain.rollout import rollout
-from vitascope.explain.streams import AttentionStream, stream_attention
 
 SOME = ["class_token", "distilled_registers", "mean", "axial_mean", "window", "rotary", "post_norm"]
 

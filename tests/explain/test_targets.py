@@ -9,13 +9,13 @@ from torch import Tensor
 
 from tests.model import random_images, small_config, small_model, small_resnet
 from vitascope.errors import UserError
+from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.targets import (
     ClassDifference,
     ClassScore,
     FeatureCosine,
     Target,
     TargetLike,
-    answers,
     as_target,
     class_index,
 )
@@ -210,7 +210,7 @@ def test_classes_of_a_model_without_a_head_are_refused(head: str, target: Target
 @pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"pool": "cls_mean"}])
 def test_a_model_without_a_head_is_asked_for_a_cosine(options: dict[str, Any]) -> None:
     model = small_model(head="none", **options)
-    pooled, logits = answers(model, random_images(3, 3, 32, 32))
+    pooled, logits = pooled_and_logits(model, random_images(3, 3, 32, 32))
     target = as_target(FeatureCosine(pooled[1:2]), model.config, logits)
     score = target.score(pooled, logits)
     assert score[1] == pytest.approx(1)
@@ -224,7 +224,7 @@ def test_answers_are_those_of_evaluation_without_gradients(model: Any) -> None:
     images = random_images(2, 3, 32, 32)
     expected = model.embed(images), model(images)
     model.train()
-    for answer, wanted in zip(answers(model, images), expected, strict=True):
+    for answer, wanted in zip(pooled_and_logits(model, images), expected, strict=True):
         torch.testing.assert_close(answer, wanted)
         assert not answer.requires_grad
     assert model.training

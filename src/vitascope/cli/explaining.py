@@ -20,9 +20,10 @@ from vitascope.data.preprocess import ImageError, ImageSource, Pixels, Preproces
 from vitascope.errors import UserError, printable
 from vitascope.explain import model_plots, plots
 from vitascope.explain.attention import attending
-from vitascope.explain.distance import uniform_distance
+from vitascope.explain.forward import pooled_and_logits
+from vitascope.explain.learned import uniform_distance
 from vitascope.explain.methods import METHODS, methods_for
-from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike, answers, class_index
+from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike, class_index
 from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device
 from vitascope.report.figures import to_picture
@@ -127,7 +128,7 @@ def as_asked(subject: Subject, target: str | None, versus: str | None, like: Pat
     """The target of --target, --versus and --like."""
     config = subject.model.config
     if like is not None:
-        return FeatureCosine(answers(subject.model, subject.picture(like).images)[0])
+        return FeatureCosine(pooled_and_logits(subject.model, subject.picture(like).images)[0])
     if target is None:
         return None
     if not config.gives_classes:
@@ -278,7 +279,7 @@ def _caption(subject: Subject, picture: Picture) -> tuple[str, str]:
 
 def _predicted(subject: Subject, picture: Picture) -> tuple[float, int]:
     """The largest probability, and whose."""
-    score, index = answers(subject.model, picture.images)[1][0].softmax(dim=0).max(dim=0)
+    score, index = pooled_and_logits(subject.model, picture.images)[1][0].softmax(dim=0).max(dim=0)
     return float(score), int(index)
 
 

@@ -3,24 +3,20 @@
 Methods take normalized images (B, C, H, W) and return heatmaps (B, gh, gw), float32, largest value 1.
 """
 
-from vitascope.explain.attention import attention
-from vitascope.explain.comparison import Comparison
-from vitascope.explain.distance import attention_distance
-from vitascope.explain.faithfulness import compare
-from vitascope.explain.features import feature_colours
-from vitascope.explain.filters import patch_filters
+from vitascope.explain.attention import attention, head_maps, patch_attention
+from vitascope.explain.faithfulness.compare import compare
+from vitascope.explain.faithfulness.results import Comparison
 from vitascope.explain.gradcam import grad_cam
 from vitascope.explain.gradient_rollout import gradient_rollout
-from vitascope.explain.heads import head_maps
 from vitascope.explain.integrated_gradients import integrated_gradients
-from vitascope.explain.methods import METHODS
+from vitascope.explain.learned import attention_distance, feature_colours, patch_filters, position_similarity
+from vitascope.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.explain.occlusion import occlusion
-from vitascope.explain.patch_attention import patch_attention
-from vitascope.explain.positions import position_similarity
 from vitascope.explain.rollout import rollout
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
 
 __all__ = [
+    "DEFAULT_METHOD",
     "METHODS",
     "ClassDifference",
     "ClassScore",

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from vitascope.explain.forward import call_hook, pooled_and_logits
 from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
-from vitascope.explain.pauses import pause
-from vitascope.explain.targets import Target, TargetLike, answers, as_target
+from vitascope.explain.targets import Target, TargetLike, as_target
 from vitascope.model.classifier import Classifier
 from vitascope.model.modes import evaluation_mode
 
@@ -45,7 +45,7 @@ def integrated_gradients(
     grid = grid_of(model, images)
     check_count("steps", steps)
     check_count("batch_size", batch_size)
-    logits = torch.cat([answers(model, part)[1] for part in images.split(batch_size)])
+    logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])
     asked = as_target(target, model.config, logits)
     pixels = pixel_attributions(model, images, asked, steps=steps, batch_size=batch_size).sum(dim=1)
     return to_unit(sum_cells(pixels, grid))
@@ -103,7 +103,7 @@ def score_of_contrast(
     """The score of an image (C, H, W) as a function of each pixel's contrast t: (n, C, H, W) -> (n,)."""
 
     def score(contrast: Tensor) -> Tensor:
-        pause()
+        call_hook()
         pooled = model.embed((contrast**4 * image).to(dtype))  # (n, D)
         return target.score(pooled, model.head(pooled))
 

@@ -66,6 +66,9 @@ METHODS: dict[str, Method] = {
 }
 """By name; of those that cost the same, the older first."""
 
+DEFAULT_METHOD = "integrated-gradients"
+"""Of the library, the command and the server: the most faithful in `benchmarks/faithfulness.py`."""
+
 
 def methods_for(model: Classifier, target: TargetLike = None) -> dict[str, Method]:
     """The methods that can explain a model, about a target; None is the class that it predicts.

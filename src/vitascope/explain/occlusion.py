@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
-from vitascope.explain.targets import Target, TargetLike, answers, as_target
+from vitascope.explain.targets import Target, TargetLike, as_target
 from vitascope.model.classifier import Classifier
 
 
@@ -52,7 +53,7 @@ def occlusion(
     check_count("batch_size", batch_size)
     pooled, logits = (
         torch.cat(parts)
-        for parts in zip(*(answers(model, part) for part in images.split(batch_size)), strict=True)
+        for parts in zip(*(pooled_and_logits(model, part) for part in images.split(batch_size)), strict=True)
     )  # (B, D), (B, K)
     asked = as_target(target, model.config, logits)
     scores = asked.score(pooled, logits)  # (B,)
@@ -95,6 +96,6 @@ def pixel_masks(down: Tensor, across: Tensor) -> Tensor:
 def drops(model: Classifier, image: Tensor, masks: Tensor, target: Target, score: Tensor) -> Tensor:
     """How far the score of an image (C, H, W) falls under each of the masks (n, 1, H, W): float32 (n,)."""
     variants = image.masked_fill(masks, 0)  # (n, C, H, W)
-    fall = score.float() - target.score(*answers(model, variants)).float()
+    fall = score.float() - target.score(*pooled_and_logits(model, variants)).float()
     # A variant that is the image itself differs by rounding, which a map without evidence would blow up.
     return fall.where((variants != image).flatten(1).any(dim=1), 0)

@@ -22,7 +22,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from vitascope.explain.lettering import LiteralFigure
+from vitascope.explain.fonts import LiteralFigure
 
 RIGHT, WRONG, INK, GREY = "#1a7f4b", "#c2352b", "#222222", "#8a8a8a"
 SERIES = ("#3457a6", "#d9772b")

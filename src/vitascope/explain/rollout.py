@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError, check_choice
-from vitascope.explain.attention import attending, to_heatmap
-from vitascope.explain.streams import stream_attention
+from vitascope.explain.attention import attending, stream_attention, to_heatmap
 from vitascope.model.classifier import Classifier
 
 Fusion = Literal["mean", "max", "min"]

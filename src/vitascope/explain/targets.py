@@ -16,9 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitascope.errors import UserError, nearest
-from vitascope.explain.pauses import pause
-from vitascope.model.classifier import Classifier
-from vitascope.model.modes import evaluation_mode
 from vitascope.model.sizes import ModelConfig
 
 MAX_DIGITS = 18
@@ -211,12 +208,3 @@ def _chosen(logits: Tensor, classes: Tensor) -> Tensor:
 def _only(values: Tensor, image: int) -> Tensor:
     """The row of one image, or the one row that all share: (B, ...) -> (1, ...)."""
     return values if len(values) == 1 else values[image : image + 1]
-
-
-@torch.no_grad()
-def answers(model: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The pooled representation (B, D) and the logits (B, K) of images (B, C, H, W), as in evaluation."""
-    pause()
-    with evaluation_mode(model):
-        pooled = model.embed(images)
-        return pooled, model.head(pooled)

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from vitascope.data.datasets import ImageSet
 from vitascope.data.preprocess import Preprocess
 from vitascope.explain import model_plots, plots, rollout
-from vitascope.explain.filters import patch_filters
-from vitascope.explain.positions import position_similarity
+from vitascope.explain.learned import patch_filters, position_similarity
 from vitascope.model.classifier import Classifier
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer

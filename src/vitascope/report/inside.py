@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitascope.data.datasets import ImageSet
 from vitascope.data.preprocess import Preprocess
-from vitascope.explain.distance import attention_distance, uniform_distance
+from vitascope.explain.learned import attention_distance, uniform_distance
 from vitascope.explain.model_plots import draw_attention_distance
 from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer

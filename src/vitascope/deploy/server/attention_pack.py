@@ -33,11 +33,10 @@ from vitascope.data.preprocess import Pixels
 from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.server.explanations import images_at_once
 from vitascope.errors import UserError
-from vitascope.explain.attention import check_head, check_layer, layer_attention, read_rows
+from vitascope.explain.attention import check_head, check_layer, layer_attention, read_rows, stream_attention
 from vitascope.explain.heatmaps import grid_of
 from vitascope.explain.methods import METHODS, methods_for
 from vitascope.explain.rollout import next_flow
-from vitascope.explain.streams import stream_attention
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer

@@ -13,9 +13,10 @@ from PIL import Image
 from vitascope.data.preprocess import Pixels
 from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.errors import UserError, check_choice
+from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.methods import METHODS, methods_for
 from vitascope.explain.plots import enlarged, overlay
-from vitascope.explain.targets import answers, class_index
+from vitascope.explain.targets import class_index
 
 AT_ONCE = 16
 """Images in a forward pass of a method that needs many passes ..."""
@@ -72,10 +73,8 @@ def explain(engine: TorchEngine, pixels: Pixels, method: str, target: str | None
     images = engine.preprocess.normalize(torch.from_numpy(pixels)[None]).to(engine.device)  # (1, C, H, W)
     index = None
     if chosen.has_target:
-        asked = (
-            answers(model, images)[1].argmax(dim=1) if target is None else [class_index(target, model.config)]
-        )
-        index = int(asked[0])
+        logits = pooled_and_logits(model, images)[1]
+        index = int(logits.argmax()) if target is None else class_index(target, model.config)
     heat = chosen(model, images, index, batch_size=images_at_once(engine))[0].cpu().numpy()
     picture = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
     return Explanation(method, index, heat, picture)

@@ -313,7 +313,7 @@ class Service:
         """A function's result, computed alone; predictions go between its parts, cancelling ends it there.
 
         Args:
-            function: called with `args`; `vitascope.explain.pauses` tells its parts.
+            function: called with `args`; `vitascope.explain.forward` tells its parts.
             *args: its arguments.
             deadline: as `deadline` gives it.
             kind: what metrics call it; things of one kind take about the same time.
@@ -324,9 +324,9 @@ class Service:
         """
 
         def in_parts(pause: Callable[[], None]) -> R:
-            from vitascope.explain.pauses import pausing
+            from vitascope.explain.forward import before_each_forward
 
-            with pausing(pause):
+            with before_each_forward(pause):
                 return function(*args)
 
         work = self._alone.get(kind) or LongWork(kind)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitascope.explain.faithfulness.imputation import impute
 from vitascope.explain.heatmaps import cell_of_pixels
-from vitascope.explain.road import impute
 
 BLUR = 1 / 8
 """Standard deviation of the blur that insertion starts from, as a share of the image's side.

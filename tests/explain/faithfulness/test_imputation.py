@@ -6,7 +6,7 @@ import torch
 
 from tests.model import random_images
 from vitascope.errors import UserError
-from vitascope.explain.road import impute
+from vitascope.explain.faithfulness.imputation import impute
 
 
 def mean_of_neighbours(image: np.ndarray, y: int, x: int) -> np.ndarray:

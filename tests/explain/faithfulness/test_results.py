@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitascope.explain.comparison import Comparison, Interval, Scores
+from vitascope.explain.faithfulness.results import Comparison, Interval, Scores
 
 
 def scores(seed: int, images: int = 12, *, better_by: float = 0.0) -> Scores:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from tests.model import random_images, small_config, small_model, small_resnet
 from vitascope.errors import UserError
 from vitascope.explain import attention, removal, rollout
-from vitascope.explain.comparison import Comparison, Scores
-from vitascope.explain.faithfulness import RANDOM_MAPS, Method, compare
+from vitascope.explain.faithfulness.compare import RANDOM_MAPS, Method, compare
+from vitascope.explain.faithfulness.imputation import impute
+from vitascope.explain.faithfulness.perturbation import blur
+from vitascope.explain.faithfulness.results import Comparison, Scores
 from vitascope.explain.heatmaps import cell_of_pixels
-from vitascope.explain.removal import blur
-from vitascope.explain.road import impute
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
 from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer

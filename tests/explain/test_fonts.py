@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.explain.figures import texts
-from vitascope.explain import lettering, plots
+from vitascope.explain import fonts, plots
 
 ODD_NAMES = [
     "$5 to $10",
@@ -68,14 +68,14 @@ def test_letters_that_the_default_font_lacks_come_from_another_that_is_installed
     figure = plots.new_figure(4, 2, f"a {letter}")
     plots.save_figure(figure, tmp_path / "seen.png")
     assert letter in texts(figure)
-    assert lettering.NOTE not in texts(figure)
+    assert fonts.NOTE not in texts(figure)
 
 
 @pytest.fixture
 def no_cjk_font(monkeypatch: pytest.MonkeyPatch):
     """A machine whose fonts end before the letters of East Asia."""
-    caches = (lettering._default_letters, lettering._families_with)
-    monkeypatch.setattr(lettering, "_letters", lambda path: frozenset(range(0x2E80)))
+    caches = (fonts._default_letters, fonts._families_with)
+    monkeypatch.setattr(fonts, "_letters", lambda path: frozenset(range(0x2E80)))
     for cache in caches:
         cache.cache_clear()
     yield
@@ -86,4 +86,4 @@ def no_cjk_font(monkeypatch: pytest.MonkeyPatch):
 def test_letters_of_no_font_are_code_points_under_a_note(no_cjk_font, tmp_path: Path) -> None:
     cat, dog = "\N{CJK UNIFIED IDEOGRAPH-732B}", "\N{CJK UNIFIED IDEOGRAPH-72D7}"
     written = confusion([cat, dog], tmp_path / "confusion.png").splitlines()
-    assert {"U+732B", "U+72D7", "test: all of U+732B", lettering.NOTE} <= set(written)
+    assert {"U+732B", "U+72D7", "test: all of U+732B", fonts.NOTE} <= set(written)

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError
-from vitascope.explain.comparison import RANDOM, Comparison, Scores
+from vitascope.explain.faithfulness.perturbation import Curves, Plan, Removal
+from vitascope.explain.faithfulness.results import RANDOM, Comparison, Scores
+from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.heatmaps import check_count, grid_of
-from vitascope.explain.removal import Curves, Plan, Removal
-from vitascope.explain.targets import ClassScore, Target, TargetLike, answers, as_target
+from vitascope.explain.targets import ClassScore, Target, TargetLike, as_target
 from vitascope.model.classifier import Classifier
 from vitascope.model.modes import evaluation_mode
 
@@ -149,7 +150,7 @@ def _classes(model: Classifier, images: Tensor, target: TargetLike, batch_size: 
     """The classes that are explained, (B,) or (1,)."""
     if not model.config.gives_classes:
         raise UserError("this model has no head: it gives features, and faithfulness is measured on a class")
-    logits = torch.cat([answers(model, part)[1] for part in images.split(batch_size)])
+    logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])
     if not logits.isfinite().all():
         raise UserError("the model's answers are not finite: look for NaN in the images and the weights")
     chosen = as_target(target, model.config, logits)
@@ -209,7 +210,7 @@ def _probabilities(
     """The probability of one class in any number of images (C, H, W): float64 (n,), on the CPU."""
     scored = []
     for batch in _batches(variants, batch_size):
-        probabilities = answers(model, batch)[1].float().softmax(dim=1)  # (B, K)
+        probabilities = pooled_and_logits(model, batch)[1].float().softmax(dim=1)  # (B, K)
         scored.append(probabilities[:, int(about.classes)].double().cpu())
         advance(len(batch))
     return torch.cat(scored)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.model import law, random_images
 from vitascope.errors import UserError
-from vitascope.explain.components import principal_components
+from vitascope.explain.pca import principal_components
 
 
 def directly(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.model import small_model
+from vitascope.explain.forward import before_each_forward, call_hook
 from vitascope.explain.methods import METHODS
-from vitascope.explain.pauses import pause, pausing
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.many_passes])
@@ -26,7 +26,7 @@ def test_methods_of_many_passes_pause_before_each_and_end_there(name: str) -> No
             raise InterruptedError
 
     model.embed = counting  # type: ignore[method-assign]
-    with pausing(end_at_the_fourth), pytest.raises(InterruptedError):
+    with before_each_forward(end_at_the_fourth), pytest.raises(InterruptedError):
         METHODS[name](model, images, 1, batch_size=2)
     assert max(passes) <= 2
     assert len(passes) == 3
@@ -42,4 +42,4 @@ def test_images_at_once_change_no_heatmap(name: str) -> None:
 
 
 def test_without_a_caller_there_is_nothing_to_do() -> None:
-    pause()
+    call_hook()

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.model import random_images
-from vitascope.explain.removal import NOISE, Plan, Removal, blur
-from vitascope.explain.road import impute
+from vitascope.explain.faithfulness.imputation import impute
+from vitascope.explain.faithfulness.perturbation import NOISE, Plan, Removal, blur
 
 
 def plan(cells: int, steps: int = 4, shares: tuple[float, ...] = (0.25, 0.5)) -> Plan:

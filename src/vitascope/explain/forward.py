@@ -1,0 +1,48 @@
+"""The forward passes of explanations, and a hook before each of them.
+
+An occlusion runs the model hundreds of times. With the hook, a server that has one model can run something
+else in between, or end the explanation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from vitascope.model.classifier import Classifier
+from vitascope.model.modes import evaluation_mode
+
+_hook: ContextVar[Callable[[], None] | None] = ContextVar("hook", default=None)
+
+
+@contextmanager
+def before_each_forward(hook: Callable[[], None]) -> Iterator[None]:
+    """Call a function before each forward pass of the methods that need many; its exceptions end them.
+
+    It applies to this thread (or task) only.
+    """
+    token = _hook.set(hook)
+    try:
+        yield
+    finally:
+        _hook.reset(token)
+
+
+def call_hook() -> None:
+    """Call the hook, if there is one; a method calls this before each of its forward passes."""
+    hook = _hook.get()
+    if hook is not None:
+        hook()
+
+
+@torch.no_grad()
+def pooled_and_logits(model: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The pooled representation (B, D) and the logits (B, K) of images (B, C, H, W), in evaluation mode."""
+    call_hook()
+    with evaluation_mode(model):
+        pooled = model.embed(images)
+        return pooled, model.head(pooled)
