@@ -35,10 +35,11 @@ import vitascope as vs
 from contest import describe_machine, describe_versions, positive, rate
 from reports import markdown_table, note, publish
 from vitascope.data.reading import StreamingPool
-from vitascope.deploy.predict.bulk import AnswerFile
-from vitascope.deploy.predict.engine import Engine, TorchEngine, open_engine
+from vitascope.deploy.predict.engine import Engine, TorchEngine
+from vitascope.deploy.predict.image_files import find_images
 from vitascope.deploy.predict.predictor import Predictor
-from vitascope.deploy.predict.streaming import find_pictures
+from vitascope.deploy.predict.result_file import ResultFile
+from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.weights.store import default_preprocess
 
@@ -92,9 +93,9 @@ def bare_seconds(engine: Engine, pixels: torch.Tensor, batch_size: int) -> float
 def whole_seconds(engine: Engine, folder: Path, images: int, arguments: argparse.Namespace) -> float:
     """Of everything, from the first look into the folder to the last line on the disk."""
     predictor = Predictor(engine, batch_size=arguments.batch_size)
-    with tempfile.TemporaryDirectory() as scratch, AnswerFile(Path(scratch) / "o.jsonl", engine) as file:
+    with tempfile.TemporaryDirectory() as scratch, ResultFile(Path(scratch) / "o.jsonl", engine) as file:
         start = time.perf_counter()
-        paths = itertools.islice(find_pictures([folder]), images)
+        paths = itertools.islice(find_images([folder]), images)
         for answer in predictor.stream(paths, workers=arguments.workers):
             file.write(answer)
         file.finish()
@@ -115,7 +116,7 @@ def reading_seconds(engine: Engine, paths: Sequence[str], arguments: argparse.Na
 
 def measure(model: str, folder: Path, arguments: argparse.Namespace) -> Measured:
     engine = engine_of(model)
-    paths = list(itertools.islice(find_pictures([folder]), arguments.images))
+    paths = list(itertools.islice(find_images([folder]), arguments.images))
     pixels = torch.from_numpy(np.stack([engine.pixels(path) for path in paths]))
     measured = Measured(model, len(paths), [], [], [])
     for _ in range(2):  # warm up

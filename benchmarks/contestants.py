@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from contest import DTYPES, Entrant, Step
-from vitascope.deploy.predict.engine import Engine, TorchEngine, open_engine
+from vitascope.deploy.predict.engine import Engine, TorchEngine
+from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
 from vitascope.model.vit import VisionTransformer

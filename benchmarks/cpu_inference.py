@@ -44,7 +44,8 @@ from exported import RUNTIMES, exported_engine, exported_entrant, int8_matmul_en
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.preprocess import ImageSource
-from vitascope.deploy.predict.engine import Engine, open_engine
+from vitascope.deploy.predict.engine import Engine
+from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import bf16_units
 from vitascope.model.sizes import named_config
@@ -187,7 +188,7 @@ def top_classes(engine: Engine, sources: Sequence[ImageSource]) -> np.ndarray:
     found = []
     for start in range(0, len(sources), AGREEMENT_BATCH):
         pixels = [engine.pixels(source) for source in sources[start : start + AGREEMENT_BATCH]]
-        found.append(engine.answer(pixels).argmax(dim=1).numpy())
+        found.append(engine.predict(pixels).argmax(dim=1).numpy())
     return np.concatenate(found)
 
 

@@ -12,8 +12,8 @@ import pytest
 from tests.model import small_model
 from tests.test_cli import here, place, refusal  # noqa: F401 - fixtures
 from vitascope.cli import main
-from vitascope.deploy.predict.bulk import AnswerFile
-from vitascope.deploy.predict.predictor import Answer
+from vitascope.deploy.predict.predictor import ImageResult
+from vitascope.deploy.predict.result_file import ResultFile
 from vitascope.weights.store import save_pretrained
 
 RUN = ["predict", "runs/tiny"]
@@ -142,9 +142,9 @@ def test_stop_keeps_what_is_written_and_the_same_command_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out, write = tmp_path / "o.jsonl", AnswerFile.write
+    out, write = tmp_path / "o.jsonl", ResultFile.write
 
-    def stop_after_six(file: AnswerFile, answer: Answer) -> None:
+    def stop_after_six(file: ResultFile, answer: ImageResult) -> None:
         write(file, answer)
         if file.tally.pictures == 6:
             os.kill(os.getpid(), signum)
@@ -153,7 +153,7 @@ def test_stop_keeps_what_is_written_and_the_same_command_goes_on(
     if not child:
         code = 1
         try:
-            monkeypatch.setattr(AnswerFile, "write", stop_after_six)
+            monkeypatch.setattr(ResultFile, "write", stop_after_six)
             with (tmp_path / "err").open("w") as err_file, contextlib.redirect_stderr(err_file):
                 code = status("data", "--out", str(out))
         finally:
@@ -185,16 +185,16 @@ def test_killed_run_goes_on_where_it_was(
     argv = ["data", "--out", str(out), "--resume"]
     child = os.fork()
     if not child:
-        write = AnswerFile.write
+        write = ResultFile.write
 
-        def die_after_six(file: AnswerFile, answer: Answer) -> None:
+        def die_after_six(file: ResultFile, answer: ImageResult) -> None:
             write(file, answer)
             if file.tally.pictures == 6:
                 file._file.flush()
                 os.truncate(file._lines, file._lines.stat().st_size - 9)  # its last line was cut
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        monkeypatch.setattr(AnswerFile, "write", die_after_six)
+        monkeypatch.setattr(ResultFile, "write", die_after_six)
         try:
             status(*argv)
         finally:

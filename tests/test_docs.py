@@ -29,7 +29,7 @@ from vitascope.cli.export import Export
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
 from vitascope.data import datasets, download, folders, hub_datasets, loading, pack, reading, shards, unpack
-from vitascope.deploy.predict.engine import open_engine
+from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.sizes import named_config
 from vitascope.training import defaults
 from vitascope.training.options import AugmentationOptions

@@ -56,7 +56,7 @@ class Export:
     def call(self) -> None:
         """Export, compare, print."""
         from vitascope.deploy.export.export import export
-        from vitascope.deploy.export.writers import FORMATS
+        from vitascope.deploy.export.formats import FORMATS
         from vitascope.weights.store import load_pretrained
 
         if self.int8:
@@ -87,7 +87,7 @@ class Export:
     def call_int8(self) -> None:
         """Export in int8, measure, print."""
         from vitascope.cli.quantizing import export_int8, pictures_for_int8, report
-        from vitascope.deploy.export.writers import FORMATS
+        from vitascope.deploy.export.formats import FORMATS
         from vitascope.weights.store import load_pretrained
 
         if self.format == "torch":

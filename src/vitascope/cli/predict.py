@@ -22,8 +22,8 @@ from vitascope.training.options import MaybeInt
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from vitascope.deploy.predict.bulk import AnswerFile, Tally
-    from vitascope.deploy.predict.predictor import Answer, Predictor
+    from vitascope.deploy.predict.predictor import ImageResult, Predictor
+    from vitascope.deploy.predict.result_file import ResultFile, Tally
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,27 +77,27 @@ class Predict:
         elif self.out is None:
             self._stream(predictor, None)
         else:
-            from vitascope.deploy.predict.bulk import AnswerFile
+            from vitascope.deploy.predict.result_file import ResultFile
 
-            with AnswerFile(self.out, predictor.engine, self.top_k, resume=self.resume) as file:
+            with ResultFile(self.out, predictor.engine, self.top_k, resume=self.resume) as file:
                 self._stream(predictor, file)
 
     def _check_places(self) -> None:
         """Reject what would fail later, before the model is loaded."""
-        from vitascope.deploy.predict.bulk import check_out
-        from vitascope.deploy.predict.streaming import find_pictures
+        from vitascope.deploy.predict.image_files import find_images
+        from vitascope.deploy.predict.result_file import check_out
 
         for place in self.images:
             if not os.path.exists(place):
                 raise UserError(f"{place}: no such file")
-        if next(find_pictures(self.images), None) is None:
+        if next(find_images(self.images), None) is None:
             raise UserError(f"{', '.join(self.images)}: no pictures there")
         if self.out is not None:
             check_out(self.out, resume=self.resume)
 
     def _print_all(self, predictor: Predictor) -> None:
         """Answer picture files, and print when all are answered."""
-        from vitascope.deploy.predict.bulk import Tally, as_line
+        from vitascope.deploy.predict.result_file import Tally, as_line
 
         workers = 0 if self.workers is None and len(self.images) <= self.batch_size else self.workers
         answers = list(predictor.stream(self.images, self.top_k, workers=workers))
@@ -113,13 +113,13 @@ class Predict:
             tally.add(answer.error)
         exit_if_unreadable(tally)
 
-    def _stream(self, predictor: Predictor, file: AnswerFile | None) -> None:
+    def _stream(self, predictor: Predictor, file: ResultFile | None) -> None:
         """Answer pictures one after the other, into the file or on standard output."""
-        from vitascope.deploy.predict.bulk import Tally
-        from vitascope.deploy.predict.streaming import find_pictures
+        from vitascope.deploy.predict.image_files import find_images
+        from vitascope.deploy.predict.result_file import Tally
         from vitascope.training.signals import stop_signals
 
-        paths = find_pictures(self.images)
+        paths = find_images(self.images)
         tally, before = (Tally(), 0) if file is None else (file.tally, file.tally.pictures)
         started = time.monotonic()
         with stop_signals() as stop, self._bar(file) as bar:
@@ -141,15 +141,15 @@ class Predict:
             file.finish()
         self._summarize(tally, tally.pictures - before, time.monotonic() - started)
 
-    def _bar(self, file: AnswerFile | None) -> tqdm[NoReturn]:
+    def _bar(self, file: ResultFile | None) -> tqdm[NoReturn]:
         """A bar on a terminal, unless answers are printed there; the pictures are counted for it first."""
         from tqdm import tqdm
 
-        from vitascope.deploy.predict.streaming import find_pictures
+        from vitascope.deploy.predict.image_files import find_images
 
         shown = sys.stderr.isatty() and (file is not None or not sys.stdout.isatty())
         return tqdm(
-            total=sum(1 for _ in find_pictures(self.images)) if shown else None,
+            total=sum(1 for _ in find_images(self.images)) if shown else None,
             initial=0 if file is None else file.tally.pictures,
             disable=not shown,
             unit=" pictures",
@@ -158,8 +158,8 @@ class Predict:
             bar_format="|{bar}| {n_fmt} of {total_fmt}, {rate_fmt}, {remaining} left",
         )
 
-    def _print(self, answer: Answer) -> None:
-        from vitascope.deploy.predict.bulk import as_line
+    def _print(self, answer: ImageResult) -> None:
+        from vitascope.deploy.predict.result_file import as_line
 
         if self.json:
             sys.stdout.write(as_line(answer))
@@ -198,7 +198,7 @@ def exit_if_unreadable(tally: Tally) -> None:
     sys.exit(1)
 
 
-def in_words(answer: Answer, width: int) -> str:
+def in_words(answer: ImageResult, width: int) -> str:
     """A picture and its classes, a line each, the labels that wide."""
     lines = [
         f"  {shown(guess.label):<{width}} {guess.score:>7.2%}  {'█' * round(24 * guess.score)}".rstrip()

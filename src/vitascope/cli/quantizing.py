@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from vitascope.data.preprocess import ImageSource
     from vitascope.data.splits import ImageSet
-    from vitascope.deploy.export.graph import InputMode
-    from vitascope.deploy.export.measure import Comparison, Measured
+    from vitascope.deploy.export.accuracy import Comparison, Measured
     from vitascope.deploy.export.quantize import Quantization
+    from vitascope.deploy.predict.exported_model import InputMode
     from vitascope.weights.store import Loaded
 
 
@@ -47,8 +47,8 @@ def export_int8(
         UserError: as `deploy.export.export` and `deploy.quantize.quantize`.
     """
     from vitascope.deploy.export.export import export
+    from vitascope.deploy.export.formats import FORMATS, check_path
     from vitascope.deploy.export.quantize import quantize
-    from vitascope.deploy.export.writers import FORMATS, check_path
 
     check_path(out, FORMATS[format])
     calibration, test = pictures

@@ -20,11 +20,11 @@ from tests.model import small_model, small_resnet
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export import export as exporting
 from vitascope.deploy.export.export import export
-from vitascope.deploy.export.writers import FORMATS, Format
-from vitascope.deploy.predict.engine import TorchEngine, open_engine
-from vitascope.deploy.predict.exported_model import ArtefactError, ExportedEngine, Metadata
+from vitascope.deploy.export.formats import FORMATS, Format
+from vitascope.deploy.predict.engine import TorchEngine
+from vitascope.deploy.predict.exported_model import ExportedEngine, ExportedModelError, Metadata
 from vitascope.deploy.predict.predictor import Predictor
-from vitascope.deploy.predict.runtimes import ProgramEngine
+from vitascope.deploy.predict.runtimes import ProgramEngine, open_engine
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 
@@ -101,10 +101,10 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_file_answers_as_the_model_one_at_a_time_and_together(made: SimpleNamespace) -> None:
     own = TorchEngine(made.model, made.fit, precision="fp32", device="cpu")
-    wanted = own.answer([own.pixels(picture) for picture in pictures()])
+    wanted = own.predict([own.pixels(picture) for picture in pictures()])
     given = [made.engine.pixels(picture) for picture in pictures()]
-    together = made.engine.answer(given)
-    alone = torch.cat([made.engine.answer([picture]) for picture in given])
+    together = made.engine.predict(given)
+    alone = torch.cat([made.engine.predict([picture]) for picture in given])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(together, wanted, atol=2e-3, rtol=0)
     assert torch.equal(together.argmax(dim=1), wanted.argmax(dim=1))
@@ -217,7 +217,7 @@ def test_truncated_file_is_refused_in_one_line(made: SimpleNamespace, tmp_path: 
         (tmp_path / file.name).write_bytes(file.read_bytes())
     broken = tmp_path / made.path.name
     broken.write_bytes(made.path.read_bytes()[: int(share * made.path.stat().st_size)])
-    with pytest.raises(ArtefactError, match=broken.name) as refused:
+    with pytest.raises(ExportedModelError, match=broken.name) as refused:
         ProgramEngine(broken) if made.kind == "torch" else open_engine(broken)
     assert "\n" not in str(refused.value)
 
@@ -351,7 +351,7 @@ def test_bf16_is_never_too_coarse_for_the_resize(made: SimpleNamespace) -> None:
     engine = open_engine(made.path)  # in bf16 on some machines, were it not for the crop in the file
     for picture in pictures():
         given = [engine.pixels(picture)]
-        torch.testing.assert_close(engine.answer(given), made.engine.answer(given), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(engine.predict(given), made.engine.predict(given), atol=1e-5, rtol=1e-4)
     with pytest.raises(UserError, match="crops and resizes in fp32"):
         open_engine(made.path, precision="bf16")
 

@@ -13,8 +13,8 @@ from tests.model import small_model
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export import quantize as module
+from vitascope.deploy.export.accuracy import compare
 from vitascope.deploy.export.calibration import Calibration, Rounding
-from vitascope.deploy.export.measure import compare
 from vitascope.deploy.export.quantize import check, quantize, worst
 from vitascope.deploy.export.quantize_onnx import layers_of
 from vitascope.deploy.predict.exported_model import Metadata
@@ -47,7 +47,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def labelled(plain: dict[str, Path]) -> ImageSet:
     """Pictures labelled as the model answers: its accuracy is 100%."""
     engine = OnnxEngine(plain[".onnx"])
-    labels = engine.answer([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
+    labels = engine.predict([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
     return ImageSet("test", PICTURES, labels, NAMES)
 
 
@@ -104,7 +104,7 @@ def test_comparison_counts_answers_and_bytes(done, labelled) -> None:
     source, found = done
     comparison = found.comparison
     engine = OPEN[source.suffix](found.files[0])
-    answers = engine.answer([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
+    answers = engine.predict([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
     assert (comparison.images, comparison.before.correct) == (40, 40)
     assert comparison.after.correct == comparison.same == int((answers == labelled.labels).sum())
     assert comparison.after.size == sum(path.stat().st_size for path in found.files)

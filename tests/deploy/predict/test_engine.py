@@ -13,8 +13,9 @@ from tests.data import noise
 from tests.model import small_model
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.predict import runtimes
-from vitascope.deploy.predict.engine import Engine, TorchEngine, name_of, open_engine
-from vitascope.deploy.predict.exported_model import ArtefactError
+from vitascope.deploy.predict.engine import Engine, TorchEngine
+from vitascope.deploy.predict.exported_model import ExportedModelError
+from vitascope.deploy.predict.runtimes import name_of, open_engine
 from vitascope.errors import UserError
 
 
@@ -37,10 +38,10 @@ def test_pictures_of_one_size_go_together_and_come_back_in_order() -> None:
     sizes = [(4, 5), (2, 3), (4, 5), (5, 4), (2, 3)]
     pictures = [noise(*size, seed=seed).transpose(2, 0, 1) for seed, size in enumerate(sizes)]
     engine = Sums()
-    found = engine.answer(pictures)
+    found = engine.predict(pictures)
     assert found.tolist() == [[float(picture.sum()), float(picture.size)] for picture in pictures]
     assert sorted(engine.given) == [(1, 3, 5, 4), (2, 3, 2, 3), (2, 3, 4, 5)]
-    assert Sums().answer([]).shape == (0, 2)
+    assert Sums().predict([]).shape == (0, 2)
 
 
 def test_model_folder_is_opened_in_torch(tmp_path: Path) -> None:
@@ -72,13 +73,13 @@ def test_exported_file_or_its_folder_is_opened_in_its_runtime(
 def test_folder_with_several_files_is_refused_with_their_names(tmp_path: Path) -> None:
     for name in ("b.onnx", "a.xml"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(ArtefactError, match=r"2 exported files, a\.xml, b\.onnx; name one"):
+    with pytest.raises(ExportedModelError, match=r"2 exported files, a\.xml, b\.onnx; name one"):
         open_engine(tmp_path)
 
 
 def test_program_of_torch_is_not_opened_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "model.pt2").write_bytes(b"")
-    with pytest.raises(ArtefactError, match="runs code"):
+    with pytest.raises(ExportedModelError, match="runs code"):
         open_engine(tmp_path / "model.pt2")
 
 

@@ -14,7 +14,13 @@ from PIL import Image
 from tests.data import noise
 from tests.model import law, small_config
 from vitascope.data.preprocess import ImageError, Preprocess
-from vitascope.deploy.predict.exported_model import Answers, ArtefactError, Batch, ExportedEngine, Metadata
+from vitascope.deploy.predict.exported_model import (
+    Answers,
+    Batch,
+    ExportedEngine,
+    ExportedModelError,
+    Metadata,
+)
 from vitascope.errors import UserError
 from vitascope.model.resnet_config import ResNetConfig
 
@@ -88,7 +94,7 @@ def test_unknown_keys_are_let_alone() -> None:
 
 
 def test_foreign_file_is_refused_with_what_is_missing() -> None:
-    with pytest.raises(ArtefactError, match=r"model\.onnx: not written by .*class_names"):
+    with pytest.raises(ExportedModelError, match=r"model\.onnx: not written by .*class_names"):
         Metadata.from_texts({"author": "me"}, FILE)
 
 
@@ -107,7 +113,7 @@ def test_foreign_file_is_refused_with_what_is_missing() -> None:
     ],
 )
 def test_broken_metadata_is_refused_and_the_file_named(key: str, text: str, reason: str) -> None:
-    with pytest.raises(ArtefactError, match=r"model\.onnx") as refused:
+    with pytest.raises(ExportedModelError, match=r"model\.onnx") as refused:
         Metadata.from_texts(metadata().to_texts() | {key: text}, FILE)
     assert reason in str(refused.value)
 

@@ -16,8 +16,8 @@ from tests.model import small_model, small_resnet
 from vitascope.data.preprocess import ImageError, ImageSource, Pixels, Preprocess
 from vitascope.data.reading import READ_AHEAD
 from vitascope.deploy.predict.engine import TorchEngine
+from vitascope.deploy.predict.image_files import find_images
 from vitascope.deploy.predict.predictor import Prediction, Predictor
-from vitascope.deploy.predict.streaming import find_pictures
 from vitascope.errors import UserError
 from vitascope.weights.store import CheckpointError, default_preprocess, save_pretrained
 
@@ -63,7 +63,7 @@ def test_one_picture_gets_one_list_of_predictions_however_it_comes(tmp_path: Pat
             assert predict(source, top_k=3) == expected
     (answer,) = predict.stream(str(path), 3, workers=0)
     assert (answer.image, answer.predictions) == (str(path), expected)
-    assert list(find_pictures(str(path))) == list(find_pictures(path)) == [str(path)]
+    assert list(find_images(str(path))) == list(find_images(path)) == [str(path)]
 
 
 def test_several_pictures_may_come_in_any_iterable() -> None:
@@ -321,4 +321,4 @@ def test_folder_that_is_none_and_options_that_make_no_sense_are_refused_at_once(
     with pytest.raises(UserError, match="workers must not be negative, not -1"):
         predictor().stream([], workers=-1)
     with pytest.raises(UserError, match=r"gone\.png: no such file"):
-        list(find_pictures([tmp_path / "gone.png"]))
+        list(find_images([tmp_path / "gone.png"]))

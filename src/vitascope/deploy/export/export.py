@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from vitascope.data.preprocess import ImageSource, Preprocess, as_pictures
-from vitascope.deploy.export.agreement import (
+from vitascope.deploy.export.formats import FORMATS, check_path, check_room, settled, traced
+from vitascope.deploy.export.graph import WholeModel
+from vitascope.deploy.export.verification import (
     TOLERANCES,
     Agreement,
     agreement,
     refuse_other_answers,
     sample_pictures,
 )
-from vitascope.deploy.export.graph import INPUT_MODES, InputMode, WholeModel
-from vitascope.deploy.export.writers import FORMATS, check_path, check_room, settled, traced
-from vitascope.deploy.predict.exported_model import ExportedEngine, Metadata
+from vitascope.deploy.predict.exported_model import INPUT_MODES, ExportedEngine, InputMode, Metadata
 from vitascope.deploy.predict.runtimes import first_line
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier

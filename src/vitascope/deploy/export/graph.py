@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.resampling import Resize
+from vitascope.deploy.predict.exported_model import InputMode
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
-
-InputMode = Literal["pictures", "pixels"]
-INPUT_MODES = ("pictures", "pixels")
-INPUT = "pixels"
-"""The name of the graph's input."""
-OUTPUTS = ("probabilities", "logits")
-"""The names of the graph's outputs."""
 
 
 class WholeModel(nn.Module):

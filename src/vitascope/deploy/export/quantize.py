@@ -15,12 +15,12 @@ from pathlib import Path
 
 from vitascope.data.preprocess import ImageSource, as_pictures
 from vitascope.data.splits import ImageSet
+from vitascope.deploy.export.accuracy import Comparison, compare, size_of
 from vitascope.deploy.export.calibration import Calibration
-from vitascope.deploy.export.measure import Comparison, compare, size_of
+from vitascope.deploy.export.formats import FORMATS as EXPORTED
+from vitascope.deploy.export.formats import check_path, check_room, settled
 from vitascope.deploy.export.quantize_onnx import write_onnx_int8
 from vitascope.deploy.export.quantize_openvino import write_openvino_int8
-from vitascope.deploy.export.writers import FORMATS as EXPORTED
-from vitascope.deploy.export.writers import check_path, check_room, settled
 from vitascope.deploy.predict.exported_model import ExportedEngine, Metadata
 from vitascope.deploy.predict.runtimes import OnnxEngine, OpenVinoEngine
 from vitascope.errors import UserError
@@ -101,7 +101,7 @@ def quantize(
     Raises:
         UserError: a format that holds no int8, a file that exists, a library that is not installed, no
             picture that can be read, or an accuracy that drops too far.
-        ArtefactError: a source that cannot be used.
+        ExportedModelError: a source that cannot be used.
     """
     source, target = Path(source), Path(target)
     kind = check(source, target, max_drop)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from vitascope.deploy.export.calibration import LOOKED_AT, Calibration, Rounding
-from vitascope.deploy.export.graph import INPUT
-from vitascope.deploy.predict.exported_model import Batch
+from vitascope.deploy.predict.exported_model import INPUT, Batch
 from vitascope.deploy.predict.runtimes import missing_extra
 
 LAYERS = ("MatMul", "Gemm", "Conv")

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.deploy.export.calibration import LOOKED_AT, Calibration, Rounding
-from vitascope.deploy.export.graph import INPUT
-from vitascope.deploy.export.quiet import quiet
-from vitascope.deploy.predict.exported_model import SECTION
+from vitascope.deploy.export.silencing import silenced
+from vitascope.deploy.predict.exported_model import INPUT, SECTION
 from vitascope.deploy.predict.runtimes import missing_extra, openvino_core
 
 LAYERS = ("MatMul", "Convolution")
@@ -26,7 +25,7 @@ def write_openvino_int8(
     try:
         import openvino
 
-        with quiet():
+        with silenced():
             import nncf
             from nncf.quantization.range_estimator import RangeEstimatorParametersSet
     except ImportError as error:
@@ -37,7 +36,7 @@ def write_openvino_int8(
     # matrices that resample a picture are computed, they have no weights.
     patch_embedding = next(op for op in products if has_weights(op))
     kept = [op.get_friendly_name() for op in products if op == patch_embedding or not has_weights(op)]
-    with quiet():
+    with silenced():
         quantized = nncf.quantize(
             model,
             nncf.Dataset(inputs),

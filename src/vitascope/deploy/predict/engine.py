@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,7 +19,6 @@ from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.model.packed import predicting_copy
 from vitascope.model.sizes import architecture_of
-from vitascope.weights.store import load_pretrained
 
 
 class Engine(ABC):
@@ -88,7 +85,7 @@ class Engine(ABC):
         """A class's name, or its index as text."""
         return self.class_names[index] if self.class_names else str(index)
 
-    def answer(self, pictures: Sequence[Pixels]) -> Tensor:
+    def predict(self, pictures: Sequence[Pixels]) -> Tensor:
         """Probabilities (B, K) of pictures that may differ in size; those of one size go together."""
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for place, picture in enumerate(pictures):
@@ -171,47 +168,3 @@ class TorchEngine(Engine):
         if dtype not in self._in_dtype:  # a copy in another precision is made once and kept
             self._in_dtype[dtype] = predicting_copy(self.model, dtype)
         return self._in_dtype[dtype], self.preprocess.normalize(pixels.to(self.device)).to(dtype)
-
-
-def open_engine(
-    ref: str | os.PathLike[str],
-    *,
-    revision: str | None = None,
-    precision: str = "auto",
-    device: str = "auto",
-) -> Engine:
-    """The engine of a MODEL argument, or of an exported file.
-
-    Args:
-        ref: a MODEL argument, an exported file (`.onnx`, `.xml`), or a folder with one.
-        revision: of a hub id.
-        precision: `auto`, `fp32` or `bf16`.
-        device: `auto`, or a torch device; exported files run on the CPU.
-
-    Raises:
-        CheckpointError: as `from_pretrained`.
-        UserError: as `TorchEngine`, or as `open_artefact`.
-    """
-    from vitascope.deploy.predict.runtimes import (  # which are engines, and import this
-        artefact_at,
-        open_artefact,
-    )
-
-    file = artefact_at(ref)
-    engine: Engine
-    if file is not None:
-        engine = open_artefact(file, precision=precision, device=device)
-    else:
-        loaded = load_pretrained(ref, revision)
-        engine = TorchEngine(loaded.model, loaded.preprocess, precision=precision, device=device)
-    engine.name = name_of(ref)
-    return engine
-
-
-def name_of(ref: str | os.PathLike[str]) -> str:
-    """The name of a MODEL argument: of a file or folder its own, without those above it; else a hub id."""
-    text = os.fspath(ref)
-    for path in (Path(os.path.expanduser(part)) for part in (text, text.partition(":")[2]) if part):
-        if path.exists():
-            return path.resolve().name
-    return text

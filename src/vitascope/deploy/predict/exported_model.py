@@ -9,7 +9,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,18 @@ from torch import Tensor
 
 from vitascope._version import __version__
 from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
-from vitascope.deploy.export.graph import INPUT_MODES, InputMode
 from vitascope.deploy.predict.engine import Engine
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import architecture_of
 
+InputMode = Literal["pictures", "pixels"]
+INPUT_MODES = ("pictures", "pixels")
+INPUT = "pixels"
+"""The name of the graph's input."""
+OUTPUTS = ("probabilities", "logits")
+"""The names of the graph's outputs."""
 FORMAT_VERSION = 1
 SECTION = "vitascope"
 """Where OpenVINO's `rt_info` has the keys below; ONNX has them among its metadata, each as JSON."""
@@ -35,7 +40,7 @@ Answers = npt.NDArray[np.float32]
 """float32 (B, K)."""
 
 
-class ArtefactError(UserError):
+class ExportedModelError(UserError):
     """An exported file that cannot be used; the message names it."""
 
 
@@ -70,17 +75,17 @@ class Metadata:
         """The inverse of `to_texts`; keys that we do not know are let alone.
 
         Raises:
-            ArtefactError: a file that we did not write, or one of a later format.
+            ExportedModelError: a file that we did not write, or one of a later format.
         """
         missing = [field.name for field in dataclasses.fields(cls) if field.name not in texts]
         if missing:
-            raise ArtefactError(
+            raise ExportedModelError(
                 f"{path}: not written by `vitascope export`: it does not tell {', '.join(missing)}"
             )
         try:
             values = {field.name: json.loads(texts[field.name]) for field in dataclasses.fields(cls)}
             if values["format"] != FORMAT_VERSION:
-                raise ArtefactError(
+                raise ExportedModelError(
                     f"{path}: its format {values['format']} is another than {FORMAT_VERSION}, which this "
                     f"vitascope reads; it was written by {values['vitascope']}"
                 )
@@ -88,10 +93,10 @@ class Metadata:
             values["class_names"] = tuple(map(str, values["class_names"]))
             found = cls(**values)
             found.check()
-        except ArtefactError:
+        except ExportedModelError:
             raise
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ArtefactError(f"{path}: what it tells about itself is broken: {error}") from error
+            raise ExportedModelError(f"{path}: what it tells about itself is broken: {error}") from error
         return found
 
     def check(self) -> None:

@@ -67,7 +67,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
 
 def _test_probabilities(engine: Engine) -> Tensor:
     """Probabilities of the test pictures, (TEST_PICTURES, K)."""
-    return engine.answer([engine.pixels(waves(number)) for number in range(TEST_PICTURES)])
+    return engine.predict([engine.pixels(waves(number)) for number in range(TEST_PICTURES)])
 
 
 def waves(number: int, size: int = 64) -> npt.NDArray[np.uint8]:

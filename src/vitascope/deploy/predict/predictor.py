@@ -10,8 +10,9 @@ from typing import overload
 import torch
 
 from vitascope.data.preprocess import ImageSource, Preprocess, as_pictures, is_one_picture
-from vitascope.deploy.predict.engine import Engine, open_engine
-from vitascope.deploy.predict.streaming import answer_all, find_pictures
+from vitascope.deploy.predict.engine import Engine
+from vitascope.deploy.predict.image_files import answer_all, find_images
+from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.errors import UserError
 
 
@@ -28,7 +29,7 @@ class Prediction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class ImageResult:
     """What is in a picture file, or why it could not be read."""
 
     image: str
@@ -118,12 +119,12 @@ class Predictor:
         answers: list[list[Prediction]] = []
         for start in range(0, len(pictures), self.batch_size):
             batch = [self.engine.pixels(picture) for picture in pictures[start : start + self.batch_size]]
-            answers += self.rank(self.engine.answer(batch), top_k)
+            answers += self.rank(self.engine.predict(batch), top_k)
         return answers[0] if is_one_picture(images) else answers
 
     def predict_folder(
         self, folder: str | os.PathLike[str], top_k: int = 5, *, workers: int | None = None
-    ) -> Generator[Answer, None, None]:
+    ) -> Generator[ImageResult, None, None]:
         """An answer for each picture below a folder, in the order of the names, however many there are.
 
         Files are found, read and answered as the answers are taken; a file that cannot be read is an answer
@@ -139,7 +140,7 @@ class Predictor:
         """
         if not os.path.isdir(folder):
             raise UserError(f"{os.fspath(folder)}: no such folder")
-        return self.stream(find_pictures([folder]), top_k, workers=workers)
+        return self.stream(find_images([folder]), top_k, workers=workers)
 
     def stream(
         self,
@@ -147,21 +148,23 @@ class Predictor:
         top_k: int = 5,
         *,
         workers: int | None = None,
-    ) -> Generator[Answer, None, None]:
+    ) -> Generator[ImageResult, None, None]:
         """As `predict_folder`, of one file or the files that `paths` gives, taken a few batches ahead."""
         check_top_k(top_k)
         check_workers(workers)
         files = [paths] if isinstance(paths, str | os.PathLike) else paths
         return self._stream((os.fspath(path) for path in files), top_k, workers)
 
-    def _stream(self, paths: Iterable[str], top_k: int, workers: int | None) -> Generator[Answer, None, None]:
+    def _stream(
+        self, paths: Iterable[str], top_k: int, workers: int | None
+    ) -> Generator[ImageResult, None, None]:
         for batch, probabilities, faults in answer_all(self.engine, paths, self.batch_size, workers):
             ranked = iter(self.rank(probabilities, top_k))
             for place, path in enumerate(batch):
                 if place in faults:
-                    yield Answer(path, [], faults[place])
+                    yield ImageResult(path, [], faults[place])
                 else:
-                    yield Answer(path, next(ranked))
+                    yield ImageResult(path, next(ranked))
 
     def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 pixels (B, C, H, W) of the model's size to probabilities (B, K), float32, on the CPU."""

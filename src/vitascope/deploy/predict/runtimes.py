@@ -12,27 +12,29 @@ from typing import Any
 
 import torch
 
+from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.predict.exported_model import (
     SECTION,
     Answers,
-    ArtefactError,
     Batch,
     ExportedEngine,
+    ExportedModelError,
     Metadata,
 )
 from vitascope.errors import UserError, check_choice
 from vitascope.model.hardware import PRECISIONS
 from vitascope.weights.sources import CONFIG
+from vitascope.weights.store import load_pretrained
 
 SUFFIXES = (".onnx", ".xml", ".pt2")
 """Of exported files."""
 
 
-def artefact_at(ref: str | os.PathLike[str]) -> Path | None:
+def exported_file_at(ref: str | os.PathLike[str]) -> Path | None:
     """The exported file that a MODEL argument means: itself, or the only one in a folder; None where none is.
 
     Raises:
-        ArtefactError: a folder with several.
+        ExportedModelError: a folder with several.
     """
     path = Path(os.path.expanduser(ref))
     if os.path.isfile(path):  # False, not an error, for a path that is too long
@@ -42,16 +44,16 @@ def artefact_at(ref: str | os.PathLike[str]) -> Path | None:
     found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise ArtefactError(f"{path}: {len(found)} exported files, {names}; name one of them")
+        raise ExportedModelError(f"{path}: {len(found)} exported files, {names}; name one of them")
     return found[0] if found else None
 
 
-def open_artefact(path: Path, *, precision: str = "auto", device: str = "auto") -> ExportedEngine:
+def open_exported(path: Path, *, precision: str = "auto", device: str = "auto") -> ExportedEngine:
     """The engine of an ONNX or OpenVINO file.
 
     Raises:
-        ArtefactError: a file that cannot be read or that vitascope did not write; a program of torch.export,
-            which could bring code of its own along.
+        ExportedModelError: an unreadable or foreign file, or a program of torch.export,
+            which can contain code.
         UserError: a device, a precision or a library that is not there.
     """
     if device not in ("auto", "cpu"):
@@ -60,7 +62,7 @@ def open_artefact(path: Path, *, precision: str = "auto", device: str = "auto") 
         return OnnxEngine(path, precision=precision)
     if path.suffix == ".xml":
         return OpenVinoEngine(path, precision=precision)
-    raise ArtefactError(
+    raise ExportedModelError(
         f"{path}: torch runs code that such a file brings along, so it is not opened by its name; use the "
         "model it was made of or, if you trust it, vitascope.deploy.predict.runtimes.ProgramEngine in Python"
     )
@@ -75,7 +77,7 @@ class OnnxEngine(ExportedEngine):
     """An ONNX file in ONNX Runtime, on the CPU, with as many threads as torch has.
 
     Raises:
-        ArtefactError: a broken file, or one that vitascope did not write.
+        ExportedModelError: a broken file, or one that vitascope did not write.
         UserError: ONNX Runtime is not installed, or another precision than the file's is asked for.
     """
 
@@ -91,7 +93,7 @@ class OnnxEngine(ExportedEngine):
         try:
             self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise ArtefactError(f"{path}: ONNX Runtime cannot read it: {first_line(error)}") from error
+            raise ExportedModelError(f"{path}: ONNX Runtime cannot read it: {first_line(error)}") from error
         about = Metadata.from_texts(self.session.get_modelmeta().custom_metadata_map, path)
         super().__init__(path, about)
         if precision not in ("auto", about.precision):
@@ -116,7 +118,7 @@ class OpenVinoEngine(ExportedEngine):
     model, at which the resize is a constant, or, where the file must crop them itself, it computes in fp32.
 
     Raises:
-        ArtefactError: a broken file, or one that vitascope did not write.
+        ExportedModelError: a broken file, or one that vitascope did not write.
         UserError: OpenVINO is not installed, or bf16 is asked for where the file must crop pictures itself.
     """
 
@@ -181,7 +183,7 @@ def refused_as_broken(path: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise ArtefactError(f"{path}: OpenVINO cannot read it: {first_line(error)}") from error
+        raise ExportedModelError(f"{path}: OpenVINO cannot read it: {first_line(error)}") from error
 
 
 def told(model: Any) -> dict[str, str]:
@@ -197,7 +199,7 @@ class ProgramEngine(ExportedEngine):
     torch runs code that such a file brings along, so open only what you or somebody you trust has made.
 
     Raises:
-        ArtefactError: a broken file, or one that vitascope did not write.
+        ExportedModelError: a broken file, or one that vitascope did not write.
     """
 
     def __init__(self, path: Path) -> None:
@@ -205,7 +207,7 @@ class ProgramEngine(ExportedEngine):
         try:
             program = torch.export.load(path, extra_files=texts)
         except Exception as error:
-            raise ArtefactError(f"{path}: torch cannot read it: {first_line(error)}") from error
+            raise ExportedModelError(f"{path}: torch cannot read it: {first_line(error)}") from error
         super().__init__(path, Metadata.from_texts(texts, path))
         self.module = program.module()
 
@@ -225,3 +227,42 @@ def first_line(error: BaseException) -> str:
     """What an exception says, in one line: the first that is no heading to the next."""
     lines = (line for line in map(str.strip, str(error).splitlines()) if line and not line.endswith(":"))
     return next(lines, type(error).__name__)
+
+
+def open_engine(
+    ref: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    precision: str = "auto",
+    device: str = "auto",
+) -> Engine:
+    """The engine of a MODEL argument, or of an exported file.
+
+    Args:
+        ref: a MODEL argument, an exported file (`.onnx`, `.xml`), or a folder with one.
+        revision: of a hub id.
+        precision: `auto`, `fp32` or `bf16`.
+        device: `auto`, or a torch device; exported files run on the CPU.
+
+    Raises:
+        CheckpointError: as `from_pretrained`.
+        UserError: as `TorchEngine`, or as `open_exported`.
+    """
+    file = exported_file_at(ref)
+    engine: Engine
+    if file is not None:
+        engine = open_exported(file, precision=precision, device=device)
+    else:
+        loaded = load_pretrained(ref, revision)
+        engine = TorchEngine(loaded.model, loaded.preprocess, precision=precision, device=device)
+    engine.name = name_of(ref)
+    return engine
+
+
+def name_of(ref: str | os.PathLike[str]) -> str:
+    """The name of a MODEL argument: of a file or folder its own, without those above it; else a hub id."""
+    text = os.fspath(ref)
+    for path in (Path(os.path.expanduser(part)) for part in (text, text.partition(":")[2]) if part):
+        if path.exists():
+            return path.resolve().name
+    return text

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from vitascope.deploy.predict.engine import Engine, TorchEngine, open_engine
+from vitascope.deploy.predict.engine import Engine, TorchEngine
+from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.errors import UserError
 from vitascope.model.classifier import build
 from vitascope.model.hardware import has_bf16, resolve_device, resolve_precision
@@ -164,9 +165,9 @@ def subject(ref: str | os.PathLike[str], *, precisions: Sequence[str], device: s
             config = config.replace(head="linear")
         model, fit, weights = build(config), default_preprocess(config), ", random weights"
     else:
-        from vitascope.deploy.predict.runtimes import artefact_at
+        from vitascope.deploy.predict.runtimes import exported_file_at
 
-        if artefact_at(ref) is not None:
+        if exported_file_at(ref) is not None:
             engine = open_engine(ref, device=device)
             return Subject(engines={"as exported": engine}, description=engine.description)
         loaded = load_pretrained(ref)

@@ -411,7 +411,7 @@ def open_for_serving(ref: str, precision: str, device: str, threads: int) -> Eng
     """The engine of a MODEL argument or an exported file, with a number of threads to compute with."""
     import torch
 
-    from vitascope.deploy.predict.engine import open_engine
+    from vitascope.deploy.predict.runtimes import open_engine
     from vitascope.model.hardware import reuse_freed_memory
 
     reuse_freed_memory()

@@ -431,7 +431,7 @@ class Service:
 
     def _probabilities(self, pictures: list[Pixels]) -> Sequence[torch.Tensor]:
         with _few_threads(self.engine, len(pictures)):
-            return list(self.engine.answer(pictures))
+            return list(self.engine.predict(pictures))
 
     def _embeddings(self, pictures: list[Pixels]) -> Sequence[torch.Tensor]:
         import torch

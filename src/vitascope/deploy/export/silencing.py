@@ -14,7 +14,7 @@ TALKATIVE = ("torch.onnx", "torch.__trace", "onnxscript", "onnx_ir", "nncf")
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """Import and call them within this: only their errors are heard, and the process's settings stay."""
     loggers = [logging.getLogger(name) for name in TALKATIVE]
     levels = [logger.level for logger in loggers]

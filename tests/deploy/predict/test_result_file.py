@@ -9,11 +9,11 @@ import pytest
 
 from tests.data import write_picture, write_tree
 from tests.model import small_model
-from vitascope.deploy.predict import bulk
-from vitascope.deploy.predict.bulk import AnswerFile, as_line
+from vitascope.deploy.predict import result_file
 from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.predictor import Answer, Prediction, Predictor
-from vitascope.deploy.predict.streaming import find_pictures
+from vitascope.deploy.predict.image_files import find_images
+from vitascope.deploy.predict.predictor import ImageResult, Prediction, Predictor
+from vitascope.deploy.predict.result_file import ResultFile, as_line
 from vitascope.errors import UserError
 from vitascope.weights.store import default_preprocess
 
@@ -40,10 +40,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def predict(
     engine: Engine, folder: Path, out: Path, *, stop_after: int = 99, top_k: int = 5, resume: bool = False
-) -> AnswerFile:
+) -> ResultFile:
     """Predict a folder into a file, as the command line does, up to a number of answers."""
-    with AnswerFile(out, engine, top_k, resume=resume) as file:
-        paths = file.remaining(find_pictures([folder]))
+    with ResultFile(out, engine, top_k, resume=resume) as file:
+        paths = file.remaining(find_images([folder]))
         for number, answer in enumerate(Predictor(engine, batch_size=4).stream(paths, top_k, workers=0)):
             if number == stop_after:
                 return file
@@ -80,7 +80,7 @@ def whole(engine: Engine, folder: Path, tmp_path_factory: pytest.TempPathFactory
 def test_every_picture_has_a_line_in_order_and_the_unreadable_their_reason(
     whole: list[dict[str, object]], folder: Path, engine: Engine
 ) -> None:
-    assert [row["image"] for row in whole] == list(find_pictures([folder]))
+    assert [row["image"] for row in whole] == list(find_images([folder]))
     for row in whole:
         if str(row["image"]).endswith("a/002.png"):
             assert row.keys() == {"image", "error"}
@@ -141,9 +141,9 @@ def test_pictures_that_came_later_are_added_to_lines_and_refused_by_finished_par
 def test_picture_that_is_named_twice_is_answered_twice_across_runs(engine: Engine, tmp_path: Path) -> None:
     path = str(write_picture(tmp_path / "a.png"))
     (answer,) = Predictor(engine).stream([path], workers=0)
-    with AnswerFile(tmp_path / "o.jsonl", engine) as file:
+    with ResultFile(tmp_path / "o.jsonl", engine) as file:
         file.write(answer)
-    with AnswerFile(tmp_path / "o.jsonl", engine, resume=True) as file:
+    with ResultFile(tmp_path / "o.jsonl", engine, resume=True) as file:
         assert list(file.remaining([path, path])) == [path]
 
 
@@ -175,9 +175,9 @@ def test_existing_file_is_refused_and_not_touched(engine: Engine, tmp_path: Path
     for name, there in (("o.jsonl", "o.jsonl"), ("o.parquet", "o.parquet.partial.jsonl")):
         (tmp_path / there).write_text("mine")
         with pytest.raises(UserError, match=f"{there} exists: go on with it"):
-            AnswerFile(tmp_path / name, engine)
+            ResultFile(tmp_path / name, engine)
         with pytest.raises(UserError, match="is gone, which says what made"):
-            AnswerFile(tmp_path / name, engine, resume=True)
+            ResultFile(tmp_path / name, engine, resume=True)
         assert (tmp_path / there).read_text() == "mine"
 
 
@@ -188,7 +188,7 @@ def test_line_that_is_no_answer_is_named(line: str, engine: Engine, folder: Path
     with open(out, "a", encoding="utf-8") as file:
         file.write(line + "\n")
     with pytest.raises(UserError, match=r"o\.jsonl, line 3: not an answer"):
-        AnswerFile(out, engine, resume=True)
+        ResultFile(out, engine, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_line_that_is_no_answer_is_named(line: str, engine: Engine, folder: Path
 def test_file_that_cannot_be_is_refused(name: str, said: str, engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").mkdir()
     with pytest.raises(UserError, match=said):
-        AnswerFile(tmp_path / name, engine, resume=True)
+        ResultFile(tmp_path / name, engine, resume=True)
 
 
 def test_parquet_without_its_library_is_refused_before_anything_is_predicted(
@@ -210,53 +210,53 @@ def test_parquet_without_its_library_is_refused_before_anything_is_predicted(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'vitascope\[parquet\]'"):
-        AnswerFile(tmp_path / "o.parquet", engine)
+        ResultFile(tmp_path / "o.parquet", engine)
     assert not list(tmp_path.iterdir())
 
 
 def test_second_writer_is_refused(engine: Engine, tmp_path: Path) -> None:
     with (
-        AnswerFile(tmp_path / "o.jsonl", engine),
+        ResultFile(tmp_path / "o.jsonl", engine),
         pytest.raises(UserError, match="is being written by another process"),
     ):
-        AnswerFile(tmp_path / "o.jsonl", engine, resume=True)
-    AnswerFile(tmp_path / "o.jsonl", engine, resume=True).__exit__(None)
+        ResultFile(tmp_path / "o.jsonl", engine, resume=True)
+    ResultFile(tmp_path / "o.jsonl", engine, resume=True).__exit__(None)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_full_disk_is_said_with_the_way_out_and_only_once(engine: Engine, tmp_path: Path) -> None:
     said = r"o\.jsonl cannot be written: No space left .*--resume goes on"
-    with pytest.raises(UserError, match=said), AnswerFile(tmp_path / "o.jsonl", engine) as file:
+    with pytest.raises(UserError, match=said), ResultFile(tmp_path / "o.jsonl", engine) as file:
         fill_disk(file)
 
 
-def fill_disk(file: AnswerFile) -> None:
+def fill_disk(file: ResultFile) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, file._file.fileno())
     os.close(full)
     for number in range(1000):
-        file.write(Answer(f"{number}.png", [], "x" * 100))
+        file.write(ImageResult(f"{number}.png", [], "x" * 100))
 
 
 def test_names_that_are_no_utf8_survive_in_both_formats(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     odd, label = os.fsdecode(b"\xe9.png"), os.fsdecode(b"\xe9t\xe9")  # a folder of pictures names its class
     engine = engine_of(names=(label, *NAMES[1:]))
-    answer = Answer(odd, [Prediction(label, 0, 0.5)])
+    answer = ImageResult(odd, [Prediction(label, 0, 0.5)])
     line = json.loads(as_line(answer).encode("utf-8"))
     assert (line["image"], line["predictions"][0]["label"]) == (odd, label)
     for suffix in (".jsonl", ".parquet"):
-        with AnswerFile(tmp_path / f"o{suffix}", engine) as file:
+        with ResultFile(tmp_path / f"o{suffix}", engine) as file:
             file.write(answer)
             file.finish()
-        with AnswerFile(tmp_path / f"o{suffix}", engine, resume=True) as file:
+        with ResultFile(tmp_path / f"o{suffix}", engine, resume=True) as file:
             assert list(file.remaining([odd, "other.png"])) == ["other.png"]
     row = rows(tmp_path / "o.parquet")[0]
     assert (row["image"], row["predictions"][0]["label"]) == (r"\udce9.png", r"\udce9t\udce9")
 
 
 def test_reasons_are_kept_for_a_few_and_counted_for_all() -> None:
-    tally = bulk.Tally()
+    tally = result_file.Tally()
     for number in range(100):
         tally.add(f"{number}.png: broken")
-    assert (tally.pictures, tally.unreadable, len(tally.reasons)) == (100, 100, bulk.NAMED)
+    assert (tally.pictures, tally.unreadable, len(tally.reasons)) == (100, 100, result_file.NAMED)

@@ -19,7 +19,7 @@ Answered = tuple[Sequence[str], Tensor, dict[int, str]]
 """Paths; probabilities (b, K) of those that could be read; by place in the paths, why one could not."""
 
 
-def find_pictures(places: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Iterator[str]:
+def find_images(places: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Iterator[str]:
     """Picture files, and those below folders: what is named like a picture and not hidden.
 
     A folder's own files come first, then its folders, each sorted by name; only the names of one folder and
@@ -101,7 +101,7 @@ def _answer_here(engine: Engine, paths: Sequence[str]) -> Answered:
             pictures.append(engine.pixels(path))
         except ImageError as error:
             faults[place] = str(error)
-    return paths, engine.answer(pictures) if pictures else _nothing(engine), faults
+    return paths, engine.predict(pictures) if pictures else _nothing(engine), faults
 
 
 def _nothing(engine: Engine) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any
 from vitascope.deploy.predict.engine import Engine
 from vitascope.deploy.predict.fingerprint import differences, origin_of
 from vitascope.deploy.predict.parquet import check_parquet, printable, read_images, read_origin, write_parquet
-from vitascope.deploy.predict.predictor import Answer
+from vitascope.deploy.predict.predictor import ImageResult
 from vitascope.errors import UserError
 
 FORMATS = (".jsonl", ".parquet")
@@ -27,14 +27,14 @@ NAMED = 10
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # some network file systems
 
 
-def as_row(answer: Answer) -> dict[str, Any]:
+def as_row(answer: ImageResult) -> dict[str, Any]:
     """Plain values: `image`, and `predictions` or `error`."""
     if answer.error is not None:
         return {"image": answer.image, "error": answer.error}
     return {"image": answer.image, "predictions": [vars(guess) for guess in answer.predictions]}
 
 
-def as_line(answer: Answer) -> str:
+def as_line(answer: ImageResult) -> str:
     r"""A line of JSON; what is no UTF-8 in a path is escaped in JSON's way, as `\udce9`."""
     return printable(json.dumps(as_row(answer), ensure_ascii=False)) + "\n"
 
@@ -82,7 +82,7 @@ def check_out(out: Path, *, resume: bool) -> None:
             raise UserError(f"{path} exists: go on with it (--resume), or give another --out")
 
 
-class AnswerFile:
+class ResultFile:
     """A file of answers that is written a line at a time; a context manager that closes it.
 
     JSON lines are written in place, and `FILE.jsonl.origin.json` beside them says what made them. Parquet
@@ -170,7 +170,7 @@ class AnswerFile:
             else:
                 yield path
 
-    def write(self, answer: Answer) -> None:
+    def write(self, answer: ImageResult) -> None:
         """Add an answer.
 
         Raises:
@@ -207,7 +207,7 @@ class AnswerFile:
                 f"{self.out} cannot be written: {error.strerror}; the answers there stay, --resume goes on"
             ) from error
 
-    def __enter__(self) -> AnswerFile:
+    def __enter__(self) -> ResultFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:

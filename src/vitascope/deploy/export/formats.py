@@ -14,9 +14,9 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.export.graph import INPUT, OUTPUTS, WholeModel
-from vitascope.deploy.export.quiet import quiet
-from vitascope.deploy.predict.exported_model import SECTION, ExportedEngine, Metadata
+from vitascope.deploy.export.graph import WholeModel
+from vitascope.deploy.export.silencing import silenced
+from vitascope.deploy.predict.exported_model import INPUT, OUTPUTS, SECTION, ExportedEngine, Metadata
 from vitascope.deploy.predict.runtimes import OnnxEngine, OpenVinoEngine, ProgramEngine, missing_extra
 from vitascope.errors import UserError
 
@@ -82,7 +82,7 @@ def traced(module: WholeModel, preprocess: Preprocess, dynamic_resolution: bool 
         sizes |= {1: ph * gh, 2: pw * gw}
         height, width = height + ph, width + 2 * pw  # not the model's own, where positions stay as they are
     example = torch.zeros(2, height, width, preprocess.channels, dtype=torch.uint8)
-    with torch.no_grad(), quiet():
+    with torch.no_grad(), silenced():
         program = torch.export.export(module, (example,), dynamic_shapes={INPUT: sizes}, strict=False)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it names the folders of this machine
@@ -96,7 +96,7 @@ def write_onnx(program: ExportedProgram, path: Path, about: Metadata) -> None:
     except ImportError as error:
         raise missing_extra("onnx", "onnxscript") from error
     copy_before_flattening(program)
-    with quiet():
+    with silenced():
         exported = torch.onnx.export(
             program,
             dynamo=True,
@@ -140,7 +140,7 @@ def write_openvino(program: ExportedProgram, path: Path, about: Metadata) -> Non
     except ImportError as error:
         raise missing_extra("openvino", "openvino") from error
     try:
-        with quiet():
+        with silenced():
             model = openvino.convert_model(program)
     except OpConversionFailure as error:
         raise RuntimeError(str(error).split("-- ")[-1].strip()) from None  # which operation it lacks

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitascope.deploy.export.agreement import agreement, refuse_other_answers, sample_pictures
+from vitascope.deploy.export.verification import agreement, refuse_other_answers, sample_pictures
 from vitascope.errors import UserError
 
 OWN = torch.tensor([[1.0, 2.0, 3.0], [4.0, 1.0, 0.0]])

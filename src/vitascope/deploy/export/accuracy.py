@@ -74,7 +74,7 @@ def compare(before: ExportedEngine, after: ExportedEngine, images: ImageSet) -> 
     example: Pixels | None = None
     for pictures, labels in batches(before, images, unreadable):
         example = pictures[0] if example is None else example
-        own, other = (engine.answer(pictures).argmax(dim=1).numpy() for engine in (before, after))
+        own, other = (engine.predict(pictures).argmax(dim=1).numpy() for engine in (before, after))
         correct["before"] += int((own == labels).sum())
         correct["after"] += int((other == labels).sum())
         same += int((own == other).sum())
