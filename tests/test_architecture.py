@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,27 @@ def test_layers_import_only_what_lies_below_them(path: Path) -> None:
         assert any(name == other or name.startswith(f"{other}.") for other in known), (
             f"{layer} must not import {name}"
         )
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports inside functions and for types count too."""
+    below = {module_of(path): {f"vitascope.{name}" for name in of_ours(path)} for path in FILES}
+    for _ in range(len(below)):  # leave out what imports none of the others, or is imported by none
+        imported = set().union(*below.values())
+        below = {name: names & set(below) - {name} for name, names in below.items() if name in imported}
+        below = {name: names for name, names in below.items() if names}
+    assert not below, f"circles of imports: {below}"
+
+
+def test_a_class_has_its_name_alone() -> None:
+    names = Counter(
+        node.name
+        for path in FILES
+        if path.name != "schemas.py"  # names that clients of the server see
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert not [name for name, count in names.items() if count > 1]
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -1,0 +1,110 @@
+"""A stand-in for the Hugging Face hub on this machine: it takes uploads and serves what it has."""
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+COMMIT = "c" * 40
+
+
+class Hub:
+    """The repositories of a stand-in, by id and file name, and the requests that it got."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.private: dict[str, bool] = {}
+        self.tokens: list[str | None] = []
+        self.refuses = False
+
+    def post(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        """The answer to an upload request."""
+        if self.refuses:
+            return 403, {"error": "you may not write here"}
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            repo = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
+            self.repositories.setdefault(repo, {})
+            self.private[repo] = bool(asked.get("private"))
+            return 200, {"url": f"{constants.ENDPOINT}/{repo}", "name": repo}
+        if path == "/api/validate-yaml":
+            return 200, {"errors": [], "warnings": []}
+        repo, _, action = path.removeprefix("/api/models/").rpartition("/")[0].rpartition("/")
+        if action == "preupload":
+            files = [file["path"] for file in json.loads(body)["files"]]
+            return 200, {
+                "files": [{"path": file, "uploadMode": "regular", "shouldIgnore": False} for file in files]
+            }
+        assert action == "commit", path
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                value = line["value"]
+                self.repositories[repo][value["path"]] = base64.b64decode(value["content"])
+        return 200, {"commitUrl": f"{constants.ENDPOINT}/{repo}/commit/{COMMIT}", "commitOid": COMMIT}
+
+    def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        """The answer to a download request: what a repository has, or one of its files."""
+        if path.startswith("/api/models/"):
+            repo = path.removeprefix("/api/models/").partition("/revision/")[0]
+            names = [{"rfilename": name} for name in self.repositories[repo]]
+            return 200, {}, json.dumps({"id": repo, "sha": COMMIT, "siblings": names}).encode()
+        repo, _, rest = path.removeprefix("/").partition("/resolve/")
+        content = self.repositories[repo][rest.partition("/")[2]]
+        etag = hashlib.sha256(content).hexdigest()
+        return 200, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'}, content
+
+
+class Handler(BaseHTTPRequestHandler):
+    hub: Hub
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.hub.tokens.append(self.headers.get("Authorization"))
+        status, answer = self.hub.post(self.path.split("?")[0], body)
+        self.reply(status, {"Content-Type": "application/json"}, json.dumps(answer).encode())
+
+    def do_GET(self) -> None:
+        self.reply(*self.hub.get(self.path.split("?")[0]))
+
+    do_HEAD = do_GET
+
+    def reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def local_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
+    """Let the hub's client talk to a stand-in, with a cache of its own."""
+    hub = Hub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("H", (Handler,), {"hub": hub}))
+    endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    huggingface_hub.close_session()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield hub
+    server.shutdown()
+    server.server_close()
+    huggingface_hub.close_session()
