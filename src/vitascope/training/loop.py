@@ -24,7 +24,7 @@ from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suit
 from vitascope.model.sizes import ModelConfig
 from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint, to_resume
-from vitascope.training.checkpoint.state import (
+from vitascope.training.checkpoint.state_dicts import (
     all_finite,
     model_state,
     optimizer_state,

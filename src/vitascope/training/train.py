@@ -21,9 +21,9 @@ from vitascope.report.wording import counted
 from vitascope.storage import locked
 from vitascope.training.checkpoint.folders import (
     checkpoints,
+    discard_newer,
     load_checkpoint,
     load_checkpoint_at,
-    set_aside_newer,
 )
 from vitascope.training.defaults import resolve_config
 from vitascope.training.distributed import (
@@ -114,7 +114,7 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
         trainer = Trainer(folder, config, model_config, splits, device)
         trainer.restore(load_checkpoint(folder) if checkpoint is None else load_checkpoint_at(checkpoint))
         if checkpoint is not None and is_first():
-            set_aside_newer(checkpoint)
+            discard_newer(checkpoint)
         _say(trainer)
         trainer.fit()
         return finish_training(trainer) if config.task == "classify" else finish_pretraining(trainer)

@@ -18,7 +18,7 @@ from vitascope.training.checkpoint.folders import (
     load_checkpoint_at,
     save_checkpoint,
 )
-from vitascope.training.checkpoint.sharded import record
+from vitascope.training.checkpoint.shards import file_record
 
 
 def state(value: float) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def test_the_manifest_says_what_was_written_and_by_which_torch(tmp_path: Path) -
         "step": 7,
         "torch": torch.__version__,
         "files": {
-            STATE: {"bytes": (folder / STATE).stat().st_size, "sha256": record(folder / STATE)["sha256"]}
+            STATE: {"bytes": (folder / STATE).stat().st_size, "sha256": file_record(folder / STATE)["sha256"]}
         },
     }
 
@@ -146,7 +146,7 @@ NONSENSE: list[tuple[str, str]] = [
         "of step 1, in the folder step-00000002",
     ),
     ('{"step": "2", "files": {"state.pt": {"bytes": 1, "sha256": "0"}}}', "of step '2', in the folder"),
-    ('{"step": 2, "files": {"state.pt": {"bytes": 1, "sha256": "0"}}}', "bytes, and 1 were written"),
+    ('{"step": 2, "files": {"state.pt": {"bytes": 1, "sha256": "0"}}}', "bytes, but 1 were written"),
 ]
 
 
@@ -170,7 +170,7 @@ def test_the_size_is_compared_before_anything_is_hashed(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, 1, state(1))
     with open(folder / STATE, "ab") as file:
         file.truncate(1 << 43)  # 9 TB, none of it on the disk
-    with pytest.raises(UserError, match="8796093022208 bytes, and"):
+    with pytest.raises(UserError, match="8796093022208 bytes, but"):
         load_checkpoint(tmp_path)
 
 
@@ -180,7 +180,7 @@ def test_none_whole_is_an_error_that_lists_each(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load_checkpoint(tmp_path)
     message = str(caught.value)
-    assert f"{folder_of(1)}/{STATE}: 0 bytes, and" in message
+    assert f"{folder_of(1)}/{STATE}: 0 bytes, but" in message
     assert f"{folder_of(2)}/{STATE}: cannot be read: No such file" in message
     assert "\n" not in message
 
@@ -194,7 +194,7 @@ def test_a_file_more_is_no_fault(tmp_path: Path) -> None:
 def test_an_explicit_path_must_be_a_checkpoint(tmp_path: Path, path: str) -> None:
     save_checkpoint(tmp_path, 1, state(1))
     (tmp_path / "checkpoints" / "best").mkdir()
-    with pytest.raises(UserError, match="no checkpoint; one is a folder step-00001234"):
+    with pytest.raises(UserError, match="not a checkpoint, which is a folder step-00001234"):
         load_checkpoint_at(tmp_path / path)
 
 
@@ -205,7 +205,7 @@ def replace_state(folder: Path, value: object) -> None:
     else:
         torch.save(value, folder / STATE)
     manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["files"][STATE] = record(folder / STATE)
+    manifest["files"][STATE] = file_record(folder / STATE)
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
@@ -218,7 +218,7 @@ def test_a_checkpoint_executes_nothing(tmp_path: Path) -> None:
     replace_state(folder, {"weights": Attack()})
     for load in (lambda: load_checkpoint(tmp_path), lambda: load_checkpoint_at(folder)):
         with pytest.raises(
-            UserError, match=rf"{STATE}: whole, but .* nothing was run: .*posix\.mkdir"
+            UserError, match=rf"{STATE}: complete, but .* nothing was executed: .*posix\.mkdir"
         ) as caught:
             load()
         assert "\n" not in str(caught.value)
@@ -235,7 +235,7 @@ def test_a_state_that_is_none_is_one_line(tmp_path: Path, content: bytes) -> Non
 
 def test_a_state_that_is_no_dict_is_refused(tmp_path: Path) -> None:
     replace_state(save_checkpoint(tmp_path, 1, state(1)), [1, 2])
-    with pytest.raises(UserError, match="holds a list, no state of a run"):
+    with pytest.raises(UserError, match="contains a list, not the state of a run"):
         load_checkpoint(tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""The state of an unfinished run on the disk."""
+"""Saving and loading the state of an unfinished run."""

@@ -5,7 +5,7 @@ import torch
 
 from tests.model import random_images, small_model
 from vitascope.errors import UserError
-from vitascope.training.checkpoint.state import (
+from vitascope.training.checkpoint.state_dicts import (
     all_finite,
     model_state,
     optimizer_state,

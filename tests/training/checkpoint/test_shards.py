@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vitascope.errors import UserError
-from vitascope.training.checkpoint import sharded
+from vitascope.training.checkpoint import shards
 from vitascope.training.checkpoint.folders import (
     MANIFEST,
     checkpoints,
@@ -31,7 +31,12 @@ from vitascope.training.checkpoint.folders import (
     load_checkpoint_at,
     save_checkpoint,
 )
-from vitascope.training.checkpoint.state import model_state, optimizer_state, restore_model, restore_optimizer
+from vitascope.training.checkpoint.state_dicts import (
+    model_state,
+    optimizer_state,
+    restore_model,
+    restore_optimizer,
+)
 from vitascope.training.distributed import rank
 
 
@@ -216,7 +221,7 @@ def forge(saved: Path, run: Path, content: bytes) -> Path:
     (folder,) = checkpoints(run)
     (folder / ".metadata").write_bytes(content)
     manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["files"][".metadata"] = sharded.record(folder / ".metadata")
+    manifest["files"][".metadata"] = shards.file_record(folder / ".metadata")
     (folder / MANIFEST).write_text(json.dumps(manifest))
     return folder
 
@@ -227,7 +232,7 @@ def test_metadata_execute_nothing(saved: Path, tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "pwned"),)
 
     folder = forge(saved, tmp_path / "run", pickle.dumps(Attack()))
-    with pytest.raises(UserError, match=r"\.metadata: .*calls for posix\.mkdir") as caught:
+    with pytest.raises(UserError, match=r"\.metadata: .*asks for 'posix\.mkdir") as caught:
         load_checkpoint_at(folder)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "pwned").exists()
@@ -266,12 +271,12 @@ def beyond_the_end(metadata: Metadata) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (bytes_entry, r"calls for torch\.distributed\.checkpoint\.metadata\.BytesStorageMetadata"),
+        (bytes_entry, r"asks for 'torch\.distributed\.checkpoint\.metadata\.BytesStorageMetadata"),
         (other_shape, "does not describe model/0.weight, of shape"),
-        (lost_shard, "lists shards of model/0.weight that are not the whole of it"),
+        (lost_shard, "lists an incomplete set of shards of model/0.weight"),
         (lost_tensor, "does not describe model/0.weight"),
         (other_folder, "secret"),
-        (beyond_the_end, "whole, but not what this run can load"),
+        (beyond_the_end, "complete, but this run cannot load it"),
     ],
 )
 def test_metadata_of_other_tensors_are_refused(
