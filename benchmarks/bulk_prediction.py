@@ -41,7 +41,6 @@ from vitascope.deploy.predict.predictor import Predictor
 from vitascope.deploy.predict.result_file import ResultFile
 from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.hardware import reuse_freed_memory
-from vitascope.weights.store import default_preprocess
 
 SIZE = 32
 BUILT = {"vit_ti/4": "vit_ti16", "vit_s/4": "vit_s16"}
@@ -69,7 +68,7 @@ def engine_of(model: str) -> Engine:
     if model not in BUILT:
         return open_engine(model)
     built = vs.create_model(BUILT[model], image_size=SIZE, patch_size=4, num_classes=10)
-    return TorchEngine(built, default_preprocess(built.config))
+    return TorchEngine(built)
 
 
 def make_pictures(root: Path, count: int) -> Path:

@@ -29,11 +29,13 @@ from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.deploy.export.compress import merge_tokens, prune
+from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.training.evaluate import evaluate_pretrained
-from vitascope.weights.store import Loaded, load_pretrained, save_pretrained
+from vitascope.weights.preprocess import preprocess_of
+from vitascope.weights.store import from_pretrained, save_pretrained
 
 RANDOM = "vit_b16"
 EXAMPLES = 512
@@ -110,17 +112,17 @@ def gflops(result: Result) -> str:
     return f"{result.entrant.flops / result.entrant.images / 1e9:.3g}"
 
 
-def examples(loaded: Loaded, data: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def examples(model: Classifier, data: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Normalized training images with their classes, to judge by."""
-    train = open_data(data).train.in_classes(loaded.model.config.class_names, data)
+    train = open_data(data).train.in_classes(model.config.class_names, data)
     some = train.subset("train", train.order(0, 0)[:EXAMPLES])
-    for batch in Loader(some, loaded.preprocess, 32).epoch():
-        yield loaded.preprocess.normalize(batch.pixels), batch.labels
+    for batch in Loader(some, preprocess_of(model), 32).epoch():
+        yield preprocess_of(model).normalize(batch.pixels), batch.labels
 
 
 def variants(arguments: argparse.Namespace, folder: Path) -> Iterator[Variant]:
     """The model whole, merged, pruned, and pruned and trained on; each is written into the folder."""
-    loaded = load_pretrained(arguments.model)
+    source = from_pretrained(arguments.model)
 
     def measured(name: str, place: Path) -> Variant:
         evaluation = evaluate_pretrained(place, arguments.data, precision=arguments.precision)
@@ -128,16 +130,16 @@ def variants(arguments: argparse.Namespace, folder: Path) -> Iterator[Variant]:
         return Variant(name, place, evaluation.accuracy)
 
     def saved(name: str, model: VisionTransformer) -> Variant:
-        place = save_pretrained(model, folder / name.replace(" ", "-"), preprocess=loaded.preprocess)
+        place = save_pretrained(model, folder / name.replace(" ", "-"))
         return measured(name, place)
 
     yield measured("whole", Path(arguments.model))
     for count in arguments.merge:
-        yield saved(f"merge {count}", merge_tokens(loaded.model, count))
+        yield saved(f"merge {count}", merge_tokens(source, count))
     for share in arguments.keep:
-        config = loaded.model.config
+        config = source.config
         heads, mlp_ratio = max(1, round(share * config.num_heads)), share * config.block.mlp_ratio
-        pruned = prune(loaded.model, examples(loaded, arguments.data), num_heads=heads, mlp_ratio=mlp_ratio)
+        pruned = prune(source, examples(source, arguments.data), num_heads=heads, mlp_ratio=mlp_ratio)
         name = f"heads {heads}, MLP {mlp_ratio:g}"
         before = saved(name, pruned)
         yield before
@@ -161,7 +163,7 @@ def accuracy_table(found: Sequence[Variant], results: Sequence[Result]) -> str:
     whole, speed = found[0], results[0].images_per_second
     rows = []
     for variant, result in zip(found, results, strict=True):
-        config = load_pretrained(variant.folder).model.config
+        config = from_pretrained(variant.folder).config
         change = 100 * (variant.accuracy - whole.accuracy)
         rows.append(
             (
@@ -224,7 +226,7 @@ def trained_report(arguments: argparse.Namespace) -> str:
             entrants = [
                 entrant(
                     variant.name,
-                    load_pretrained(variant.folder).model.config,
+                    from_pretrained(variant.folder).config,
                     arguments.batch_size,
                     arguments.precision,
                     variant.folder,

@@ -27,7 +27,6 @@ from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suit
 from vitascope.model.vit import VisionTransformer
 from vitascope.training.optim import optimizer_of
 from vitascope.training.options import Optimization
-from vitascope.weights.own import default_preprocess
 from vitascope.weights.store import save_pretrained
 
 CPU = torch.device("cpu")
@@ -154,9 +153,7 @@ def our_inference(config: ViTConfig, batch_size: int, precision: str, model: str
     """Pixels to probabilities as `vitascope predict` does: normalization and softmax are in the time."""
     reuse_freed_memory()
     if model is None:
-        engine: Engine = TorchEngine(
-            VisionTransformer(config), default_preprocess(config), precision=precision, device="cpu"
-        )
+        engine: Engine = TorchEngine(VisionTransformer(config), precision=precision, device="cpu")
     else:
         engine = open_engine(model, precision=precision, device="cpu")
     yield functools.partial(engine.probabilities, random_pixels(config, batch_size))

@@ -50,7 +50,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import bf16_units
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
-from vitascope.weights.store import load_pretrained
+from vitascope.weights.store import from_pretrained
 
 BATCH_SIZES = (1, 8)
 AGREEMENT_BATCH = 8
@@ -198,7 +198,7 @@ def case_of(arguments: argparse.Namespace, folder: Path) -> Case:
         config = named_config("vit_b16")
         assert isinstance(config, ViTConfig)
         return Case(config=config, model=None, weights={}, exported={})
-    model = load_pretrained(arguments.model).model
+    model = from_pretrained(arguments.model)
     assert isinstance(model, VisionTransformer)
     weights = {peer: write_peer_weights(model, peer, folder) for peer in installed_peers()}
     exported = {file: precision_of(file) for file in arguments.exported}

@@ -25,7 +25,8 @@ from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.training.tasks.distill import both_heads
-from vitascope.weights.store import load_pretrained
+from vitascope.weights.preprocess import preprocess_of
+from vitascope.weights.store import from_pretrained
 
 HYBRID = "hybrid"
 """The teacher that is the student's ViT behind a ResNet stem."""
@@ -94,11 +95,11 @@ def measure(name: str, config: vs.TrainConfig) -> Result:
 
 def measure_heads(run: Path, config: vs.TrainConfig) -> dict[str, float]:
     """Accuracy of each head of a finished run, and of both."""
-    loaded, device = load_pretrained(run), resolve_device(config.engine.device)
+    model, device = from_pretrained(run), resolve_device(config.engine.device)
     images = open_data(config.data, seed=config.seed).final
-    precision = resolve_precision("auto", loaded.model.config, device, 128, training=False)
-    loader = Loader(images, loaded.preprocess, 128, device=device)
-    return both_heads(loaded.model.to(device), loader, precision)
+    precision = resolve_precision("auto", model.config, device, 128, training=False)
+    loader = Loader(images, preprocess_of(model), 128, device=device)
+    return both_heads(model.to(device), loader, precision)
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:

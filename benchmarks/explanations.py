@@ -36,7 +36,7 @@ from contest import Contest, Entrant, Preparation, Step, Timing, heading, option
 from contestants import make_torchvision_importable
 from reports import markdown_table, note, publish
 from vitascope import explain
-from vitascope.weights.store import load_pretrained
+from vitascope.weights.store import from_pretrained
 
 METHODS = ("rollout", "grad_cam", "gradient_rollout")
 BATCH_SIZES = (1, 8)
@@ -88,7 +88,7 @@ def touched(model: nn.Module) -> nn.Module:
 @contextmanager
 def ours(case: Case, method: str) -> Iterator[Step]:
     """A method of `vitascope.explain`."""
-    model = touched(load_pretrained(case.folder).model)
+    model = touched(from_pretrained(case.folder))
     yield partial(getattr(explain, method), model, case.images())
 
 
@@ -197,7 +197,7 @@ def free_bytes() -> int:
 
 def kept_bytes(case: Case) -> int:
     """What `vit_explain` keeps, and two layers' scores and weights while the last is computed."""
-    config = load_pretrained(case.folder).model.config
+    config = from_pretrained(case.folder).config
     return (config.depth + 2) * case.batch_size * config.num_heads * config.num_tokens**2 * 4
 
 

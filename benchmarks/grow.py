@@ -31,7 +31,8 @@ import vitascope as vs
 from reports import note
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
-from vitascope.weights.store import load_pretrained
+from vitascope.weights.preprocess import preprocess_of
+from vitascope.weights.store import from_pretrained
 
 State = dict[str, Tensor]
 
@@ -185,13 +186,13 @@ def main() -> None:
     parser.add_argument("--size", default="vit_b16", help="the named size to grow to (default vit_b16)")
     parser.add_argument("--noise", type=float, default=0.1, help="share of a matrix (default 0.1)")
     arguments = parser.parse_args()
-    loaded = load_pretrained(arguments.model)
-    small = loaded.model
+    small = from_pretrained(arguments.model)
     if not isinstance(small, vs.VisionTransformer):
         raise SystemExit(f"{arguments.model} is no Vision Transformer")
     config = grown_config(small.config, arguments.size)
     grown = grow(small, config, arguments.noise)
-    vs.save_pretrained(grown, arguments.folder, preprocess=loaded.preprocess.at_size(config.image_hw))
+    grown.preprocess = preprocess_of(small).at_size(config.image_hw)
+    vs.save_pretrained(grown, arguments.folder)
     note(f"{arguments.folder}: {config.summary}")
 
 

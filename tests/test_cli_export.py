@@ -12,7 +12,7 @@ from PIL import Image
 
 import vitascope as vs
 from tests.data import noise
-from tests.model import small_model
+from tests.model import small_model, with_preprocess
 from vitascope.cli import main
 from vitascope.data.preprocess import Preprocess
 
@@ -22,7 +22,7 @@ NAMES = ("ant", "bee", "cat", "dog", "eel")
 def exported(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """Save a small model, export it and give what was printed."""
     fit = Preprocess(image_size=(32, 32))
-    vs.save_pretrained(small_model(class_names=NAMES, depth=1), folder / "small", preprocess=fit)
+    vs.save_pretrained(with_preprocess(small_model(class_names=NAMES, depth=1), fit), folder / "small")
     Image.fromarray(noise(50, 40)).save(folder / "cat.jpg")
     assert main(["export", "small", "--data", "cat.jpg", *words]) == 0
     return capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 
 import vitascope as vs
 from tests.data import write_tree
-from tests.model import small_model
+from tests.model import small_model, with_preprocess
 from vitascope.cli import main
 from vitascope.cli.quantizing import pictures_for_int8
 from vitascope.data.preprocess import Preprocess
@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder."""
     folder = tmp_path_factory.mktemp("models") / "small"
     preprocess = Preprocess(image_size=(32, 32))
-    vs.save_pretrained(small_model(class_names=NAMES, depth=1), folder, preprocess=preprocess)
+    vs.save_pretrained(with_preprocess(small_model(class_names=NAMES, depth=1), preprocess), folder)
     return folder
 
 

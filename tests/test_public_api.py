@@ -67,12 +67,10 @@ def test_explain_is_a_module_with_its_methods() -> None:
 def test_promised_functions_take_the_promised_parameters() -> None:
     assert_promised(vs.list_models)
     assert_promised(vs.create_model, name=REQUIRED, weights=None)
-    assert_promised(vs.from_pretrained, ref=REQUIRED, revision=None)
+    assert_promised(vs.from_pretrained, ref=REQUIRED, revision=None, dtype=None, device=None)
     assert_promised(vs.save_pretrained, model=REQUIRED, folder=REQUIRED, format="vitascope")
     assert_promised(vs.train, config=REQUIRED)
-    assert_promised(
-        vs.export, model=REQUIRED, preprocess=REQUIRED, path=REQUIRED, format="onnx", takes="pictures"
-    )
+    assert_promised(vs.export, model=REQUIRED, path=REQUIRED, format="onnx", takes="pictures")
     assert_promised(vs.Predictor.from_pretrained, ref=REQUIRED, precision="auto", device="auto")
     assert_promised(vs.Predictor.__call__, images=REQUIRED, top_k=5)
     assert_promised(vs.explain.attention, model=REQUIRED, images=REQUIRED, layer=-1, head=None)

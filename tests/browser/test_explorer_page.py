@@ -46,7 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def engine_of(model: Classifier) -> TorchEngine:
-    return TorchEngine(model, Preprocess(image_size=model.config.image_hw), precision="fp32", device="cpu")
+    return TorchEngine(model, precision="fp32", device="cpu")
 
 
 def alike(one: str, other: str, most: int = 2) -> bool:

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
 
+from vitascope.data.preprocess import Preprocess
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
 from vitascope.model.positions import Layout
@@ -17,6 +18,7 @@ from vitascope.model.sizes import ModelConfig, named_config
 from vitascope.model.vit import VisionTransformer
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
+AnyClassifier = TypeVar("AnyClassifier", VisionTransformer, ResNet)
 
 law = settings(deadline=None, max_examples=25)  # a deadline would time the machine
 law_of_models = settings(law, max_examples=8)
@@ -115,6 +117,12 @@ def small_config(**overrides: Any) -> ViTConfig:
 
 def small_model(seed: int = 0, **overrides: Any) -> VisionTransformer:
     return randomize(VisionTransformer(small_config(**overrides)), seed).eval()
+
+
+def with_preprocess(model: AnyClassifier, preprocess: Preprocess) -> AnyClassifier:
+    """The same model, as if it had been trained with this preprocessing."""
+    model.preprocess = preprocess
+    return model
 
 
 @torch.no_grad()

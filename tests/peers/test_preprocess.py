@@ -9,14 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.model import small_model
+from tests.model import small_model, with_preprocess
 from tests.peers.comparison import relative_error
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.weights.convert import convert
 from vitascope.weights.mapping import Source
-from vitascope.weights.store import FAMILIES, from_pretrained, load_pretrained, save_pretrained
+from vitascope.weights.store import FAMILIES, from_pretrained, save_pretrained
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")
@@ -209,7 +209,7 @@ def own_folder(folder: Path, fit: Preprocess, **options: Any) -> Path:
     model = small_model(embed_dim=128, num_heads=2, **options)
     with torch.no_grad():
         model.head.weight.normal_()
-    return save_pretrained(model, folder, preprocess=fit)
+    return save_pretrained(with_preprocess(model, fit), folder)
 
 
 def in_timm(folder: Path) -> tuple[Any, Any]:
@@ -286,9 +286,9 @@ def test_what_a_loaded_model_is_saved_with_is_its_librarys_own_preprocessing(tmp
     )
     timm.models.save_for_hf(peer, tmp_path / "deit")
     save_pretrained(from_pretrained(tmp_path / "deit"), tmp_path / "ours")
-    found = load_pretrained(tmp_path / "ours").preprocess
+    found = from_pretrained(tmp_path / "ours").preprocess
     assert (found.mean, found.std) == (IMAGENET["mean"], IMAGENET["std"])
-    assert found == load_pretrained(tmp_path / "deit").preprocess
+    assert found == from_pretrained(tmp_path / "deit").preprocess
     save_pretrained(from_pretrained(tmp_path / "ours"), tmp_path / "back", format="timm")
     config = timm.create_model(f"local-dir:{tmp_path / 'back'}", pretrained=True).pretrained_cfg
     assert (tuple(config["mean"]), config["crop_pct"]) == (IMAGENET["mean"], peer.pretrained_cfg["crop_pct"])

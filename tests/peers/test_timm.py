@@ -28,8 +28,8 @@ from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Source, changes, check_holds, from_family, to_family
-from vitascope.weights.own import default_preprocess
-from vitascope.weights.store import load_pretrained
+from vitascope.weights.preprocess import default_preprocess
+from vitascope.weights.store import from_pretrained, identify
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 
@@ -79,7 +79,7 @@ def test_a_training_checkpoint_of_timms_tells_its_architecture(
     args = argparse.Namespace(model=name, model_kwargs={"depth": 2}, img_size=32, gp=None, lr=0.1)
     optimizer = torch.optim.SGD(peer.parameters(), lr=0.1)
     timm.utils.CheckpointSaver(peer, optimizer, args, checkpoint_dir=str(tmp_path)).save_checkpoint(0)
-    ours = load_pretrained(f"timm:{tmp_path / 'last.pth.tar'}").model
+    ours = from_pretrained(f"timm:{tmp_path / 'last.pth.tar'}")
     images = images_for(ours.config)
     assert ours.config.num_heads == 16
     assert relative_error(ours(images), peer(images)) < 1e-5
@@ -95,10 +95,10 @@ def test_a_model_that_transformers_wrapped_gives_timms_answers(tmp_path: Path) -
     peer = transformers.TimmWrapperForImageClassification(config).eval()
     randomize(peer)
     peer.save_pretrained(tmp_path)
-    found = load_pretrained(tmp_path)
-    assert (found.family, found.model.config.class_names) == ("timm", ())
-    images = images_for(found.model.config)
-    assert relative_error(found.model(images), peer(images).logits.detach()) < 1e-5
+    found = from_pretrained(tmp_path)
+    assert (identify(tmp_path)[1].name, found.config.class_names) == ("timm", ())
+    images = images_for(found.config)
+    assert relative_error(found(images), peer(images).logits.detach()) < 1e-5
 
 
 @pytest.mark.parametrize("case", HYBRIDS)

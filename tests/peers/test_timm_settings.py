@@ -29,7 +29,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Source, to_family
-from vitascope.weights.own import default_preprocess
+from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.timm_settings import settings
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")

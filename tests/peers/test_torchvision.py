@@ -17,7 +17,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError, read_tensors
 from vitascope.weights.imagenet import imagenet_classes
 from vitascope.weights.mapping import Source, changes, from_family, to_family
-from vitascope.weights.store import load_pretrained
+from vitascope.weights.store import from_pretrained
 from vitascope.weights.torchvision import Torchvision
 
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")
@@ -110,17 +110,17 @@ def test_heads_that_no_tensor_tells_are_assumed_aloud_and_can_be_named(
     theirs, images = peer(**SMALL | {"num_heads": 4, "num_classes": 7}), random_images(2, 3, 64, 64)
     file = tmp_path / "mine.pth"
     torch.save(theirs.state_dict(), file)
-    assert relative_error(load_pretrained(file).model(images), theirs(images)) > 0.01
+    assert relative_error(from_pretrained(file)(images), theirs(images)) > 0.01
     [line] = caplog.messages
     assert line.startswith(f"{file}: nothing in the file tells num_heads 2, which is assumed; ")
     assert "torchvision:num_heads=N:FILE" in line
     caplog.clear()
-    found = load_pretrained(f"torchvision:num_heads=4:{file}").model
+    found = from_pretrained(f"torchvision:num_heads=4:{file}")
     assert relative_error(found(images), theirs(images)) < 1e-5
     config = found.config
-    assert relative_error(load_pretrained(file, config=config).model(images), theirs(images)) < 1e-5
+    assert relative_error(from_pretrained(file, config=config)(images), theirs(images)) < 1e-5
     torch.save({"model": theirs.state_dict(), "args": argparse.Namespace(model="vit_b_16")}, file)
-    load_pretrained(file)
+    from_pretrained(file)
     assert caplog.messages == []
 
 

@@ -13,7 +13,7 @@ from tests.model import random_images, randomize
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.mapping import Source, from_family, to_family
-from vitascope.weights.own import default_preprocess
+from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.timm import Timm
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")

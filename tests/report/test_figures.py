@@ -15,7 +15,7 @@ from tests.model import law, small_model, small_resnet
 from vitascope.data.datasets import ImageSet
 from vitascope.model.classifier import Classifier
 from vitascope.report.figures import choose_shown, draw_figures, to_picture
-from vitascope.weights.store import default_preprocess
+from vitascope.weights.preprocess import default_preprocess
 
 
 def answers(n: int, K: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

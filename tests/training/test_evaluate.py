@@ -19,7 +19,8 @@ from vitascope.errors import UserError
 from vitascope.report.records import SPLIT
 from vitascope.training import train
 from vitascope.training.evaluate import evaluate, evaluate_pretrained, own_images
-from vitascope.weights.store import default_preprocess, save_pretrained
+from vitascope.weights.preprocess import default_preprocess
+from vitascope.weights.store import save_pretrained
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from vitascope.training.options import ExecutionOptions
 from vitascope.training.recipes import RECIPES, TrainConfig
 from vitascope.training.start import augmentation_of, identity, make_task, refuse_other, start_model
 from vitascope.training.tasks.classify import Classify
-from vitascope.weights.store import load_pretrained, save_pretrained
+from vitascope.weights.store import from_pretrained, save_pretrained
 
 
 @pytest.fixture(scope="module")
@@ -225,10 +225,10 @@ def test_data_that_one_process_lacks_stop_all_of_them_before_there_is_a_run(
 def test_the_first_weights_are_a_function_of_the_seed_and_leave_torchs_generator_alone(data) -> None:
     config, model_config = resolve_config(tiny_config(data), open_data(str(data)))
     torch.manual_seed(5)
-    first, _ = start_model(config, model_config, 3)
+    first = start_model(config, model_config, 3)
     after = torch.rand(2)
-    second, _ = start_model(config, model_config, 3)
-    other, _ = start_model(config.replace(seed=1), model_config, 3)
+    second = start_model(config, model_config, 3)
+    other = start_model(config.replace(seed=1), model_config, 3)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert not torch.equal(first.patch_embedding.weight, other.patch_embedding.weight)
     torch.manual_seed(5)
@@ -239,10 +239,10 @@ def test_weights_bring_their_body_and_preprocessing_at_the_new_size(data, weight
     config, model_config = resolve_config(
         TrainConfig().replace(data=str(data), weights=str(weights), image_size=16), open_data(str(data))
     )
-    model, preprocess = start_model(config, model_config, 3)
-    loaded = load_pretrained(weights)
-    assert preprocess == loaded.preprocess.at_size((16, 16))
-    ours, theirs = model.encoder.state_dict(), loaded.model.encoder.state_dict()
+    model = start_model(config, model_config, 3)
+    loaded = from_pretrained(weights)
+    assert model.preprocess == loaded.preprocess.at_size((16, 16))
+    ours, theirs = model.encoder.state_dict(), loaded.encoder.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert f"weights of {weights}: " in capsys.readouterr().out
 
@@ -264,7 +264,7 @@ def test_grey_weights_under_colour_images_are_named(
 
 def task_of(config: TrainConfig, splits: Splits) -> Any:
     config, model_config = resolve_config(config, splits)
-    _, preprocess = start_model(config, model_config, 3)
+    preprocess = start_model(config, model_config, 3).preprocess
     return make_task(config, model_config, preprocess, splits, torch.device("cpu"), torch.float32)
 
 

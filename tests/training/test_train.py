@@ -16,7 +16,7 @@ from vitascope.report.records import read_metrics
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints
 from vitascope.training.recipes import TrainConfig
-from vitascope.weights.store import from_pretrained, load_pretrained
+from vitascope.weights.store import from_pretrained
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_the_saved_model_is_the_one_that_was_tested(finished) -> None:
     assert model.config.class_names == ("dark", "light")
     for name, tensor in finished.model.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor)
-    assert load_pretrained(finished.run).preprocess.image_size == (16, 16)
+    assert from_pretrained(finished.run).preprocess.image_size == (16, 16)
     last = read_metrics(finished.run)[-1]
     assert (last["kind"], last["split"], last["accuracy"]) == ("test", "test", finished.evaluation.accuracy)
 

@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.model import small_model, small_resnet
+from tests.model import small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.weights.convert import compare, convert, normalized
-from vitascope.weights.store import CheckpointError, from_pretrained, load_pretrained, save_pretrained
+from vitascope.weights.store import CheckpointError, from_pretrained, identify, save_pretrained
 
 BODY = {"embed_dim": 128, "num_heads": 2}
 
@@ -27,7 +27,7 @@ def test_what_it_wrote_itself_is_read_without_a_warning(
 
 def test_a_conversion_is_bitwise_where_nothing_changes(tmp_path: Path) -> None:
     fit = Preprocess(image_size=(32, 32), resize="squash")
-    save_pretrained(small_model(**BODY), tmp_path / "ours", preprocess=fit)
+    save_pretrained(with_preprocess(small_model(**BODY), fit), tmp_path / "ours")
     done = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
     assert done.source_family == "vitascope"
     assert done.changes == []
@@ -37,7 +37,7 @@ def test_a_conversion_is_bitwise_where_nothing_changes(tmp_path: Path) -> None:
     assert done.parity.logits == 0
     assert done.parity.scale > 0
     assert all(file.is_file() for file in done.files)
-    assert load_pretrained(tmp_path / "theirs").family == "timm"
+    assert identify(tmp_path / "theirs")[1].name == "timm"
 
 
 def test_what_the_other_library_decides_is_told_and_measured(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_another_preprocessing_is_told_and_measured(tmp_path: Path) -> None:
     model = small_model(**BODY)
     with torch.no_grad():
         model.head.weight.normal_()
-    save_pretrained(model, tmp_path / "ours", preprocess=Preprocess(image_size=(32, 32), crop_pct=0.9))
+    save_pretrained(with_preprocess(model, Preprocess(image_size=(32, 32), crop_pct=0.9)), tmp_path / "ours")
     done = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
     [change] = done.changes
     assert "timm prepares pictures otherwise" in change
@@ -75,9 +75,9 @@ def test_another_preprocessing_is_told_and_measured(tmp_path: Path) -> None:
     assert done.prepared is not None
     assert done.prepared.logits > 0
     images = [np.random.default_rng(0).integers(0, 256, (90, 51, 3), dtype=np.uint8)]
-    ours, theirs = load_pretrained(tmp_path / "ours"), load_pretrained(tmp_path / "theirs")
+    ours, theirs = from_pretrained(tmp_path / "ours"), from_pretrained(tmp_path / "theirs")
     again = convert(tmp_path / "ours", tmp_path / "more", to="timm", images=images).prepared
-    logits = [each.model(normalized(each.preprocess, images)) for each in (ours, theirs)]
+    logits = [each(normalized(each.preprocess, images)) for each in (ours, theirs)]
     assert again is not None
     assert again.logits == pytest.approx((logits[0] - logits[1]).abs().max().item(), rel=1e-4)
 

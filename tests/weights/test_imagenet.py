@@ -9,7 +9,7 @@ import torch
 from tests.model import small_model
 from vitascope.weights.hub import TORCHVISION_FILES
 from vitascope.weights.imagenet import imagenet_classes, is_imagenet
-from vitascope.weights.store import load_pretrained, save_pretrained
+from vitascope.weights.store import from_pretrained, save_pretrained
 
 
 def test_there_are_a_thousand_different_names() -> None:
@@ -43,10 +43,10 @@ def test_a_model_of_timms_has_them_by_its_tag(
     settings["pretrained_cfg"]["tag"] = tag
     (tmp_path / "config.json").write_text(json.dumps(settings))
     expected = imagenet_classes() if names else ()
-    assert load_pretrained(tmp_path).model.config.class_names == expected
+    assert from_pretrained(tmp_path).config.class_names == expected
     (tmp_path / "config.json").unlink()
     file = (tmp_path / "model.safetensors").rename(tmp_path / f"vit_tiny_patch8_32.{tag}.safetensors")
-    assert load_pretrained(f"timm:{file}").model.config.class_names == expected
+    assert from_pretrained(f"timm:{file}").config.class_names == expected
 
 
 def test_names_that_a_model_of_timms_has_come_first(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_names_that_a_model_of_timms_has_come_first(tmp_path: Path) -> None:
     settings = json.loads((tmp_path / "config.json").read_text())
     settings["pretrained_cfg"]["tag"] = "in1k"
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert load_pretrained(tmp_path).model.config.class_names == own
+    assert from_pretrained(tmp_path).config.class_names == own
 
 
 def test_torchvisions_published_files_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +67,6 @@ def test_torchvisions_published_files_have_them(tmp_path: Path, monkeypatch: pyt
         format="torchvision",
     )
     file = tmp_path / "checkpoints" / "model.pth"
-    assert load_pretrained(file).model.config.class_names == ()
+    assert from_pretrained(file).config.class_names == ()
     file.rename(file.with_name(TORCHVISION_FILES["vit_b_16.IMAGENET1K_V1"]))
-    assert load_pretrained("torchvision/vit_b_16").model.config.class_names == imagenet_classes()
+    assert from_pretrained("torchvision/vit_b_16").config.class_names == imagenet_classes()

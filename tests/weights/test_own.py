@@ -9,17 +9,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.model import random_images, small_model, small_resnet
+from tests.model import random_images, small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.resnet import ResNet
 from vitascope.weights.store import (
     FAMILIES,
     CheckpointError,
-    Loaded,
     create_model,
     from_pretrained,
-    load_pretrained,
+    identify,
     pretrained_config,
     save_pretrained,
 )
@@ -83,14 +82,14 @@ def test_what_is_saved_is_what_is_loaded(
 
 def test_preprocessing_is_saved_with_the_model(tmp_path: Path) -> None:
     preprocess = Preprocess(image_size=(32, 32), resize="squash", mean=(0.1, 0.2, 0.3), crop_pct=0.9)
-    save_pretrained(named_resnet(), tmp_path, preprocess=preprocess)
-    loaded = load_pretrained(tmp_path)
-    assert loaded == Loaded(loaded.model, preprocess, "vitascope")
+    save_pretrained(with_preprocess(named_resnet(), preprocess), tmp_path)
+    assert from_pretrained(tmp_path).preprocess == preprocess
+    assert identify(tmp_path)[1].name == "vitascope"
 
 
 def test_without_preprocessing_that_of_the_model_size_is_saved(tmp_path: Path) -> None:
     save_pretrained(named_resnet(image_size=(32, 48), in_channels=1), tmp_path)
-    found = load_pretrained(tmp_path).preprocess
+    found = from_pretrained(tmp_path).preprocess
     assert (found.image_size, found.channels, found.mean) == ((32, 48), 1, (0.5,))
 
 

@@ -13,7 +13,7 @@ from vitascope.errors import UserError
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import TORCHVISION_FILES
 from vitascope.weights.sources import open_source
-from vitascope.weights.store import from_pretrained, identify, load_pretrained, save_pretrained
+from vitascope.weights.store import from_pretrained, identify, save_pretrained
 
 TENSORS = {"a": torch.arange(3.0)}
 WEIGHTS = "vit_b_16.IMAGENET1K_V1"
@@ -71,9 +71,8 @@ def test_a_lonely_file_of_any_name_has_the_settings_beside_it(tmp_path: Path) ->
 
 @pytest.mark.parametrize("ref", ["owner/birds", "hf-hub:owner/birds", "owner/birds@main"])
 def test_a_hub_id_is_read_from_the_cache(hub_cache: Path, ref: str) -> None:
-    loaded = load_pretrained(ref)
-    assert loaded.family == "vitascope"
-    assert torch.equal(state(loaded.model), state(small_model()))
+    assert identify(ref)[1].name == "vitascope"
+    assert torch.equal(state(from_pretrained(ref)), state(small_model()))
 
 
 def test_a_revision_is_the_one_asked_for(hub_cache: Path) -> None:
@@ -118,9 +117,9 @@ def test_a_name_of_torchvisions_is_read_from_torch_hubs_cache(
     model = small_model(embed_dim=128, num_heads=2)
     save_pretrained(model, tmp_path / "checkpoints", format="torchvision")
     (tmp_path / "checkpoints" / "model.pth").rename(tmp_path / "checkpoints" / TORCHVISION_FILES[WEIGHTS])
-    loaded = load_pretrained(ref)
-    assert loaded.family == "torchvision"
-    assert torch.equal(state(loaded.model), state(model))
+    loaded = from_pretrained(ref)
+    assert identify(ref)[1].name == "torchvision"
+    assert torch.equal(state(loaded), state(model))
     assert loaded.preprocess.interpolation == "bilinear"
 
 
@@ -146,10 +145,10 @@ def test_the_family_of_a_file_can_be_named_before_it(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"timm:{bare}.*deit:{bare}"):
         identify(bare)
     for name, mean in (("timm", 0.5), ("deit", 0.485)):
-        for loaded in (load_pretrained(f"{name}:{bare}"), load_pretrained(bare, family=name)):
-            assert loaded.family == name
+        assert identify(f"{name}:{bare}")[1].name == name
+        for loaded in (from_pretrained(f"{name}:{bare}"), from_pretrained(bare, family=name)):
             assert loaded.preprocess.mean[0] == mean
-            assert torch.equal(state(loaded.model), state(model))
+            assert torch.equal(state(loaded), state(model))
 
 
 def test_options_that_no_tensor_tells_can_be_named_before_a_file(
@@ -172,7 +171,7 @@ def test_options_that_no_tensor_tells_can_be_named_before_a_file(
 def test_a_path_that_begins_like_a_family_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_pretrained(small_model(), tmp_path / "timm:mine @1")
     monkeypatch.chdir(tmp_path)
-    assert load_pretrained("timm:mine @1").family == "vitascope"
+    assert identify("timm:mine @1")[1].name == "vitascope"
 
 
 def test_an_architecture_that_is_given_is_not_read(tmp_path: Path) -> None:

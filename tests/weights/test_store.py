@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.model import random_images, small_config, small_model
+from tests.model import random_images, small_config, small_model, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.compress import merge_tokens
 from vitascope.errors import UserError
@@ -20,7 +20,6 @@ from vitascope.weights.store import (
     CheckpointError,
     create_model,
     from_pretrained,
-    load_pretrained,
     save_pretrained,
 )
 
@@ -86,14 +85,14 @@ def test_what_is_saved_is_what_is_loaded(
 
 def test_preprocessing_is_saved_with_the_model(tmp_path: Path) -> None:
     preprocess = Preprocess(image_size=(32, 32), resize="squash", mean=(0.1, 0.2, 0.3), crop_pct=0.9)
-    save_pretrained(named_model(), tmp_path / "model", preprocess=preprocess)
-    assert load_pretrained(tmp_path / "model").preprocess == preprocess
+    save_pretrained(with_preprocess(named_model(), preprocess), tmp_path / "model")
+    assert from_pretrained(tmp_path / "model").preprocess == preprocess
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_preprocessing_without_one_given_is_that_of_the_model_size(tmp_path: Path, channels: int) -> None:
     save_pretrained(named_model(in_channels=channels, image_size=(32, 48)), tmp_path / "model")
-    found = load_pretrained(tmp_path / "model").preprocess
+    found = from_pretrained(tmp_path / "model").preprocess
     assert (found.image_size, found.channels) == ((32, 48), channels)
     assert found.mean == found.std == (0.5,) * channels
 
@@ -104,7 +103,7 @@ FIT = Preprocess(image_size=(32, 32), resize="squash", mean=(0.1, 0.2, 0.3), std
 @pytest.fixture
 def fitted(tmp_path: Path) -> Path:
     """A model folder with a preprocessing that is not the default."""
-    return save_pretrained(named_model(), tmp_path / "fitted", preprocess=FIT)
+    return save_pretrained(with_preprocess(named_model(), FIT), tmp_path / "fitted")
 
 
 @pytest.mark.parametrize("format", ["vitascope", "timm"])
@@ -114,10 +113,10 @@ def test_a_loaded_model_is_saved_with_its_own_preprocessing(
     model = from_pretrained(fitted)
     assert model.preprocess == FIT
     save_pretrained(model, tmp_path / "again", format=format)
-    assert load_pretrained(tmp_path / "again").preprocess == FIT
+    assert from_pretrained(tmp_path / "again").preprocess == FIT
     other = Preprocess(image_size=(32, 32), resize="squash")
-    save_pretrained(model, tmp_path / "other", preprocess=other)
-    assert load_pretrained(tmp_path / "other").preprocess == other
+    save_pretrained(with_preprocess(model, other), tmp_path / "other")
+    assert from_pretrained(tmp_path / "other").preprocess == other
 
 
 @pytest.mark.parametrize("image_size", [None, 64])
@@ -129,7 +128,7 @@ def test_a_model_created_from_weights_keeps_their_preprocessing_at_its_size(
     model = create_model("vit_ti16", weights=fitted, num_classes=3, **shape, **resized)
     side = image_size or 32
     save_pretrained(model, tmp_path / "new")
-    found = load_pretrained(tmp_path / "new").preprocess
+    found = from_pretrained(tmp_path / "new").preprocess
     assert found == FIT.at_size((side, side))
 
 
@@ -156,15 +155,15 @@ def test_pictures_far_larger_than_the_model_are_refused_with_both_sizes(
     with pytest.raises(
         CheckpointError, match=r"makes pictures of \d+x(20000|513) pixels .* of 32x32, .* 512"
     ):
-        load_pretrained(folder)
+        from_pretrained(folder)
 
 
 def test_a_processor_of_transformers_is_bounded_by_the_model_too(tmp_path: Path) -> None:
-    save_pretrained(small_model(resample="huggingface"), tmp_path, preprocess=FIT, format="huggingface")
+    save_pretrained(with_preprocess(small_model(resample="huggingface"), FIT), tmp_path, format="huggingface")
     path = tmp_path / "preprocessor_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "size": 20_000}))
     with pytest.raises(CheckpointError, match=r"20000x20000 pixels for a model of 32x32"):
-        load_pretrained(tmp_path)
+        from_pretrained(tmp_path)
 
 
 def test_loaded_model_can_be_trained(folder: Path) -> None:
@@ -272,7 +271,7 @@ def test_run_folder_model_folder_and_file_are_all_the_model(
     assert_same_state(from_pretrained(tmp_path / ref), named_model())
     monkeypatch.chdir(tmp_path)
     assert_same_state(from_pretrained(ref), named_model())  # as text, relative
-    assert load_pretrained(ref).preprocess.image_size == (32, 32)
+    assert from_pretrained(ref).preprocess.image_size == (32, 32)
 
 
 # --- refusals

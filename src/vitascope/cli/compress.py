@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitascope.data.datasets import ImageSet
-    from vitascope.data.preprocess import Preprocess
     from vitascope.deploy.predict.engine import TorchEngine
     from vitascope.model.classifier import Classifier
-    from vitascope.weights.store import Loaded
 
 EXAMPLES_AT_ONCE = 32
 
@@ -65,31 +63,30 @@ class Compress:
         if self.images < 1:
             raise UserError(f"images must be at least 1, not {self.images}")
         from vitascope.model.hardware import reuse_freed_memory
-        from vitascope.weights.store import load_pretrained, save_pretrained
+        from vitascope.weights.store import from_pretrained, save_pretrained
 
         reuse_freed_memory()
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise UserError(
                 f"{self.out}: is not an empty folder; nothing in it is overwritten, so name a new one"
             )
-        loaded = load_pretrained(self.model)
+        model = from_pretrained(self.model)
         # Before anything is written: what is not there leaves no folder behind.
-        images = self._test_images(loaded.model.config.class_names)
-        smaller = self._compressed(loaded)
-        save_pretrained(smaller, self.out, preprocess=loaded.preprocess)
-        self._compare({"before": loaded, "after": load_pretrained(self.out)}, images)
+        images = self._test_images(model.config.class_names)
+        smaller = self._compressed(model)
+        save_pretrained(smaller, self.out)
+        self._compare({"before": model, "after": from_pretrained(self.out)}, images)
         print(f"written to {self.out}")
         if self.heads is not None or self.mlp_ratio is not None:
             print(f"train on: vitascope train --data {self._data() or 'DATA'} --weights {self.out}")
 
-    def _compressed(self, loaded: Loaded) -> Classifier:
+    def _compressed(self, model: Classifier) -> Classifier:
         from vitascope.deploy.export.compress import merge_tokens, prune
         from vitascope.model.hardware import resolve_device
 
-        model = loaded.model
         if self.heads is not None or self.mlp_ratio is not None:
             model = model.to(resolve_device(self.device))
-            examples = self._examples(model, loaded.preprocess)
+            examples = self._examples(model)
             model = prune(model, examples, num_heads=self.heads, mlp_ratio=self.mlp_ratio)
         return model if self.merge is None else merge_tokens(model, self.merge)
 
@@ -107,11 +104,12 @@ class Compress:
 
         return open_run(self.model)[1].seed if (Path(self.model) / CONFIG).is_file() else 0
 
-    def _examples(self, model: Classifier, preprocess: Preprocess) -> Iterator[tuple[Tensor, Tensor]]:
+    def _examples(self, model: Classifier) -> Iterator[tuple[Tensor, Tensor]]:
         """Normalized training images and their classes, on the model's device."""
         from vitascope.data.datasets import open_data
         from vitascope.data.loading import Loader
         from vitascope.training.evaluate import own_data
+        from vitascope.weights.preprocess import preprocess_of
 
         data = self._data()
         if data is None:
@@ -122,7 +120,7 @@ class Compress:
         splits = own_data(Path(self.model)).splits if own else open_data(data, seed=self._seed())
         train = splits.train.in_classes(model.config.class_names, data)
         some = train.subset("train", train.order(0, 0)[: self.images])
-        device = next(model.parameters()).device
+        device, preprocess = next(model.parameters()).device, preprocess_of(model)
         for batch in Loader(some, preprocess, EXAMPLES_AT_ONCE, device=device).epoch():
             yield preprocess.normalize(batch.pixels), batch.labels
 
@@ -136,17 +134,17 @@ class Compress:
             return None
         return own_images(Path(self.model)) if self.data is None else open_for_evaluation(data, class_names)
 
-    def _compare(self, models: dict[str, Loaded], images: ImageSet | None) -> None:
+    def _compare(self, models: dict[str, Classifier], images: ImageSet | None) -> None:
         """Print parameters, operations, speed and accuracy side by side."""
         from vitascope.deploy.export.compress import measure_speed
         from vitascope.deploy.predict.engine import TorchEngine
 
         engines = {
-            name: TorchEngine(each.model, each.preprocess, precision=self.precision, device=self.device)
+            name: TorchEngine(each, precision=self.precision, device=self.device)
             for name, each in models.items()
         }
         speeds = measure_speed(engines, batch_size=self.batch_size)
-        configs = [each.model.config for each in models.values()]
+        configs = [each.config for each in models.values()]
         rows = [
             ("", *models),
             ("parameters", *(f"{config.num_parameters:,}" for config in configs)),

@@ -30,7 +30,8 @@ from vitascope.report.figures import to_picture
 from vitascope.report.wording import counted
 from vitascope.training.evaluate import own_images
 from vitascope.training.run import CONFIG
-from vitascope.weights.store import load_pretrained
+from vitascope.weights.preprocess import preprocess_of
+from vitascope.weights.store import from_pretrained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +64,13 @@ class Subject:
     def load(cls, ref: str, image_size: int | None, device: str) -> Subject:
         """The model of a MODEL argument; with `image_size`, it sees its pictures at that side."""
         where = resolve_device(device)
-        loaded = load_pretrained(ref)
-        preprocess = loaded.preprocess
+        model = from_pretrained(ref, device=device)
+        preprocess = preprocess_of(model)
         if image_size is not None:
             if image_size < 1:
                 raise UserError(f"--image-size must be at least 1, not {image_size}")
             preprocess = preprocess.at_size((image_size, image_size))
-        return cls(ref, loaded.model.to(where), preprocess, where)
+        return cls(ref, model, preprocess, where)
 
     def picture(self, source: ImageSource) -> Picture:
         """A picture, resized and normalized."""

@@ -57,19 +57,18 @@ class Export:
         """Export, compare, print."""
         from vitascope.deploy.export.export import export
         from vitascope.deploy.export.formats import FORMATS
-        from vitascope.weights.store import load_pretrained
+        from vitascope.weights.store import from_pretrained
 
         if self.int8:
             self.call_int8()
             return
         if self.calibration is not None:
             raise UserError("--calibration is for --int8, which is not asked for")
-        loaded = load_pretrained(self.model)
+        model = from_pretrained(self.model)
         out = self.out or default_out(self.model, FORMATS[self.format].suffix)
         images, whose = pictures(self.model, self.data)
         done = export(
-            loaded.model,
-            loaded.preprocess,
+            model,
             out,
             format=self.format,
             takes=self.input,
@@ -88,16 +87,16 @@ class Export:
         """Export in int8, measure, print."""
         from vitascope.cli.quantizing import export_int8, pictures_for_int8, report
         from vitascope.deploy.export.formats import FORMATS
-        from vitascope.weights.store import load_pretrained
+        from vitascope.weights.store import from_pretrained
 
         if self.format == "torch":
             raise UserError("--int8 is for --format onnx and openvino, not torch")
-        loaded = load_pretrained(self.model)
+        model = from_pretrained(self.model)
         calibration, test = pictures_for_int8(
-            self.model, loaded.model.config.class_names, self.data, self.calibration
+            self.model, model.config.class_names, self.data, self.calibration
         )
         done = export_int8(
-            loaded,
+            model,
             self.out or default_out(self.model, f"-int8{FORMATS[self.format].suffix}"),
             (calibration, test),
             format=self.format,

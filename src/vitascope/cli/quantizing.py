@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from vitascope.deploy.export.accuracy import Comparison, Measured
     from vitascope.deploy.export.quantize import Quantization
     from vitascope.deploy.predict.exported_model import InputMode
-    from vitascope.weights.store import Loaded
+    from vitascope.model.classifier import Classifier
 
 
 def export_int8(
-    loaded: Loaded,
+    model: Classifier,
     out: Path,
     pictures: tuple[Sequence[ImageSource], ImageSet],
     *,
@@ -34,7 +34,7 @@ def export_int8(
     """Export a model, and make the int8 file of it; the file that it is made of goes.
 
     Args:
-        loaded: the model.
+        model: the model.
         out: the new file.
         pictures: to calibrate with, and labelled ones to measure on, as from `pictures_for_int8`.
         format: `onnx` or `openvino`.
@@ -55,8 +55,7 @@ def export_int8(
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fp32-", dir=out.parent) as aside:
         plain = export(
-            loaded.model,
-            loaded.preprocess,
+            model,
             Path(aside) / out.name,
             format=format,
             takes=takes,

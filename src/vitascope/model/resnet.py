@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vitascope.errors import check_choice
 from vitascope.model import resnet_shapes as shapes
 from vitascope.model.images import check_images
+from vitascope.model.preprocess import PreprocessLike
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.trace import Trace
 
@@ -239,8 +240,8 @@ class ResNet(nn.Module):
     Any H and W are taken. The head starts at zero, as in vit_jax: the first prediction is uniform.
     """
 
-    preprocess: Any = None
-    """The `Preprocess` of a model that was loaded, which `save_pretrained` writes; None for a new model."""
+    preprocess: PreprocessLike | None = None
+    """The preprocessing that the model was trained with; None if it was built from a configuration."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +12,7 @@ from vitascope.model.images import check_images
 from vitascope.model.initialization import initialize
 from vitascope.model.patches import patch_embedding
 from vitascope.model.positions import position_embedding
+from vitascope.model.preprocess import PreprocessLike
 from vitascope.model.trace import Trace
 
 
@@ -24,8 +23,8 @@ class VisionTransformer(nn.Module):
     D = `embed_dim`, K classes. Any H and W that patches tile are taken: positions are interpolated.
     """
 
-    preprocess: Any = None
-    """The `Preprocess` of a model that was loaded, which `save_pretrained` writes; None for a new model."""
+    preprocess: PreprocessLike | None = None
+    """The preprocessing that the model was trained with; None if it was built from a configuration."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

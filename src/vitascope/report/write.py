@@ -9,7 +9,7 @@ from vitascope._version import __version__
 from vitascope.data.datasets import ImageSet, Splits
 from vitascope.data.preprocess import ImageError
 from vitascope.errors import UserError
-from vitascope.model.hardware import resolve_device
+from vitascope.model.classifier import Classifier
 from vitascope.report import answers, inside, overview
 from vitascope.report.answers import Shown
 from vitascope.report.confidence import calibration_section
@@ -21,7 +21,8 @@ from vitascope.report.progress import curves_section
 from vitascope.report.provenance import configuration_section, environment_section
 from vitascope.report.records import Predictions, Run, open_run_data, read_run
 from vitascope.storage import explaining_failure, replacing
-from vitascope.weights.store import Loaded, load_pretrained
+from vitascope.weights.preprocess import preprocess_of
+from vitascope.weights.store import from_pretrained
 
 log = logging.getLogger(__name__)
 
@@ -45,27 +46,24 @@ def write_report(run: Path, *, splits: Splits | None = None, differs: str = "", 
         OSError: the report cannot be written; the one before stays.
     """
     found = read_run(run)
-    where = resolve_device(device)
-    loaded = load_pretrained(run) if found.finished else None
-    if loaded is not None:
-        loaded.model.to(where)
+    model = from_pretrained(run, device=device) if found.finished else None
     gone = ""
     if splits is None:
         splits, gone, differs = open_again(found)
     gone = gone or changed(found.predictions, splits)
     images = splits.final if splits is not None and not gone else None
     sections = [
-        overview.trained_section(found, None if loaded is None else loaded.model, splits, gone, differs),
+        overview.trained_section(found, model, splits, gone, differs),
         curves_section(found),
-        *answer_sections(found, loaded, images),
+        *answer_sections(found, model, images),
         inside.masked_section(run),
-        *inside_sections(loaded, images),
+        *inside_sections(model, images),
         configuration_section(found),
         environment_section(found),
     ]
     text = page(
         f"{overview.name_of(found)}: vitascope report",
-        overview.header(found, None if loaded is None else loaded.model),
+        overview.header(found, model),
         [section for section in sections if section is not None],
         element("p", f"Made by vitascope {__version__} from the files of the run folder."),
     )
@@ -144,10 +142,9 @@ def open_again(run: Run, data: str | None = None) -> tuple[Splits | None, str, s
 
 def draw_again(run: Path, predictions: Predictions, images: ImageSet, device: str) -> None:
     """Draw the figures of a finished classifier from its recorded answers."""
-    loaded = load_pretrained(run)
-    model = loaded.model.to(resolve_device(device))
+    model = from_pretrained(run, device=device)
     measured = images.subset(predictions.split, predictions.indices)
-    draw_figures(run, model, loaded.preprocess, measured, predictions.probabilities)
+    draw_figures(run, model, preprocess_of(model), measured, predictions.probabilities)
 
 
 def changed(predictions: Predictions | None, splits: Splits | None) -> str:
@@ -164,9 +161,9 @@ def changed(predictions: Predictions | None, splits: Splits | None) -> str:
     )
 
 
-def answer_sections(run: Run, loaded: Loaded | None, images: ImageSet | None) -> list[Section | None]:
+def answer_sections(run: Run, model: Classifier | None, images: ImageSet | None) -> list[Section | None]:
     """The sections about what a finished classifier says; a line instead where it was not recorded."""
-    if loaded is None or not run.classifies:
+    if model is None or not run.classifies:
         return []
     predictions = run.predictions
     if predictions is None:
@@ -176,7 +173,7 @@ def answer_sections(run: Run, loaded: Loaded | None, images: ImageSet | None) ->
         )
         command = element("code", f"vitascope evaluate {overview.name_of(run)}")
         return [Section("answers", "Its answers", note(text, command, " measures the model again."))]
-    shown = shown_pictures(predictions, loaded, images)
+    shown = shown_pictures(predictions, model, images)
     return [
         answers.classes_section(predictions),
         answers.confusion_section(predictions, shown),
@@ -185,23 +182,23 @@ def answer_sections(run: Run, loaded: Loaded | None, images: ImageSet | None) ->
     ]
 
 
-def shown_pictures(predictions: Predictions, loaded: Loaded, images: ImageSet | None) -> Shown:
+def shown_pictures(predictions: Predictions, model: Classifier, images: ImageSet | None) -> Shown:
     """The pictures of the sections about answers."""
     if images is None:
         return Shown(None, {}, {})
     places, looked_at = answers.places_wanted(predictions)
     indices = {place: int(predictions.indices[place]) for place in places}
-    pixels = read_pixels(images, indices.values(), loaded.preprocess)
+    pixels = read_pixels(images, indices.values(), preprocess_of(model))
     by_place = {place: pixels[index] for place, index in indices.items() if index in pixels}
     mistakes = {place: by_place[place] for place in looked_at if place in by_place}
-    return Shown(images, by_place, attention_over(loaded.model, loaded.preprocess, mistakes))
+    return Shown(images, by_place, attention_over(model, preprocess_of(model), mistakes))
 
 
-def inside_sections(loaded: Loaded | None, images: ImageSet | None) -> list[Section | None]:
+def inside_sections(model: Classifier | None, images: ImageSet | None) -> list[Section | None]:
     """The sections about what the finished model looks at and has learned."""
-    if loaded is None:
+    if model is None:
         return []
     return [
-        inside.attention_section(loaded.model, loaded.preprocess, images),
-        inside.learned_section(loaded.model),
+        inside.attention_section(model, preprocess_of(model), images),
+        inside.learned_section(model),
     ]

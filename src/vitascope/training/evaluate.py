@@ -24,7 +24,8 @@ from vitascope.report.measures import Score, score_of
 from vitascope.report.records import SPLIT, RunData, open_run_data
 from vitascope.training.distributed import gather
 from vitascope.training.run import CONFIG, open_run
-from vitascope.weights.store import load_pretrained
+from vitascope.weights.preprocess import preprocess_of
+from vitascope.weights.store import from_pretrained
 
 log = logging.getLogger(__name__)
 
@@ -163,8 +164,7 @@ def evaluate_pretrained(
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
-    loaded = load_pretrained(ref)
-    model = loaded.model
+    model = from_pretrained(ref)
     if not model.config.gives_classes:
         raise UserError(
             f"{ref} has no head: it gives features, not classes, so nothing can be right or wrong"
@@ -177,7 +177,7 @@ def evaluate_pretrained(
         changes = None if own.restored is None else own.restored.counts()
     else:
         images, trained_on = untrained(open_for_evaluation(data, model.config.class_names), data, Path(ref))
-    loader = Loader(images, loaded.preprocess, batch_size, device=where)
+    loader = Loader(images, preprocess_of(model), batch_size, device=where)
     dtype = resolve_precision(precision, model.config, where, batch_size, training=False)
     evaluation = evaluate(model.to(where), loader, precision=dtype)
     return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes)

@@ -96,7 +96,7 @@ def finish_training(trainer: Trainer) -> TrainResult:
             with explaining_failure(run, "the finished model", to_resume(run)):
                 record(trainer, evaluation.summary())
                 save_predictions(run, predictions_of(evaluation))
-                save_pretrained(model, run / "model", preprocess=trainer.preprocess)
+                save_pretrained(model, run / "model")
             remove_checkpoints(run)
 
         def draw() -> tuple[dict[str, Path], Path]:

@@ -49,6 +49,7 @@ from vitascope.training.run import Recorder
 from vitascope.training.signals import Stop, stop_signals
 from vitascope.training.start import augmentation_of, identity, make_task, refuse_other, start_model
 from vitascope.training.tasks.task import Examples, Sums
+from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.store import save_pretrained
 
 RECORD_EVERY = 10
@@ -84,7 +85,8 @@ class Trainer:
         self.threads = suitable_threads(model_config, device, share)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == torch.float16)
 
-        model, self.preprocess = start_model(config, model_config, splits.channels)
+        model = start_model(config, model_config, splits.channels)
+        self.preprocess = preprocess_of(model)
         self.task = make_task(config, model.config, self.preprocess, splits, device, self.precision)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -305,11 +307,12 @@ class Trainer:
         if not is_first():
             return
         model = build(self.model_config)
+        model.preprocess = self.preprocess
         names = model.state_dict().keys()
         own = {name.removeprefix("body."): value for name, value in state.items()}
         model.load_state_dict({name: own[name] for name in names})
         with explaining_failure(folder, "the model", to_resume(self.run)):
-            save_pretrained(model, folder, preprocess=self.preprocess)
+            save_pretrained(model, folder)
 
     def save(self) -> None:
         """Write a checkpoint of everything that the next step depends on.

@@ -26,18 +26,16 @@ from vitascope.training.tasks.distill import Distill
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Task
 from vitascope.training.tasks.teachers import open_teacher
-from vitascope.weights.own import default_preprocess
-from vitascope.weights.store import load_pretrained, transfer
+from vitascope.weights.preprocess import default_preprocess, preprocess_of
+from vitascope.weights.store import from_pretrained, transfer
 
 _ENGINE = tuple(field.name for field in dataclasses.fields(ExecutionOptions))
 """What may be another when a run goes on; one of them is an option of the model too."""
 _PLACES = ("data", "run", "weights", "teacher")
 
 
-def start_model(
-    config: TrainConfig, model_config: ModelConfig, channels: int
-) -> tuple[Classifier, Preprocess]:
-    """The model before the first step, and the preprocessing that belongs to it.
+def start_model(config: TrainConfig, model_config: ModelConfig, channels: int) -> Classifier:
+    """The model before the first step, with its preprocessing.
 
     Args:
         config: of the run.
@@ -51,9 +49,11 @@ def start_model(
         torch.manual_seed(config.seed)
         model = build(model_config)
     if config.weights is None:
-        return model, default_preprocess(model_config)
-    loaded = load_pretrained(config.weights)
-    notes = transfer(loaded.model, model, config.weights)
+        model.preprocess = default_preprocess(model_config)
+        return model
+    weights = from_pretrained(config.weights)
+    model.preprocess = preprocess_of(weights).at_size(model_config.image_hw)
+    notes = transfer(weights, model, config.weights)
     if channels == 3 and model_config.in_channels == 1:
         notes = [
             *notes,
@@ -61,7 +61,7 @@ def start_model(
         ]
     if is_first():
         print(f"weights of {config.weights}: {'; '.join(notes)}")
-    return model, loaded.preprocess.at_size(model_config.image_hw)
+    return model
 
 
 def make_task(

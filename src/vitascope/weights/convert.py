@@ -16,11 +16,10 @@ from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.weights.mapping import changes
+from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.store import (
     FAMILIES,
-    Loaded,
     identify,
-    load_pretrained,
     load_source,
     read_config,
     write_model,
@@ -86,39 +85,40 @@ def convert(
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is not an empty folder; nothing in it is overwritten, so name a new one")
-    loaded = load_pretrained(ref, revision)
+    source, source_family = identify(ref, revision)
+    model = load_source(source, source_family)
+    preprocess = preprocess_of(model)
     given = as_pictures(images)
-    on_pictures = bool(given) or loaded.preprocess.channels in (1, 3)
+    on_pictures = bool(given) or preprocess.channels in (1, 3)
     pictures = given or (sample_photographs() if on_pictures else ())
     # A picture that cannot be read leaves no folder behind.
-    inputs = normalized(loaded.preprocess, pictures) if on_pictures else random_inputs(loaded.preprocess)
+    inputs = normalized(preprocess, pictures) if on_pictures else random_inputs(preprocess)
     family = FAMILIES[to]
-    files = write_model(loaded.model, folder, loaded.preprocess, family)
+    files = write_model(model, folder, family)
     written = identify(folder, family=to)
     again = load_source(*written, read_config(*written))
-    config = loaded.model.config
-    prepared = None
-    if on_pictures and again.preprocess != loaded.preprocess:
-        prepared = compare(loaded.model, again.model, inputs, normalized(again.preprocess, pictures))
+    config, prepared = model.config, None
+    if on_pictures and again.preprocess != preprocess:
+        prepared = compare(model, again, inputs, normalized(preprocess_of(again), pictures))
     return Conversion(
-        source_family=loaded.family,
+        source_family=source_family.name,
         files=files,
-        changes=(changes(family, config) if isinstance(config, ViTConfig) else []) + lost(loaded, again),
-        parity=compare(loaded.model, again.model, inputs),
+        changes=(changes(family, config) if isinstance(config, ViTConfig) else []) + lost(model, again, to),
+        parity=compare(model, again, inputs),
         on_pictures=on_pictures,
         prepared=prepared,
     )
 
 
-def lost(source: Loaded, written: Loaded) -> list[str]:
+def lost(source: Classifier, written: Classifier, family: str) -> list[str]:
     """What the files have no place for, or the other library does otherwise, in words."""
     notes = []
-    if source.model.config.class_names != written.model.config.class_names:
-        notes.append(f"the names of the {source.model.config.num_classes} classes are not in the files")
-    ours, theirs = dataclasses.asdict(source.preprocess), dataclasses.asdict(written.preprocess)
+    if source.config.class_names != written.config.class_names:
+        notes.append(f"the names of the {source.config.num_classes} classes are not in the files")
+    ours, theirs = dataclasses.asdict(preprocess_of(source)), dataclasses.asdict(preprocess_of(written))
     differing = [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if ours[name] != theirs[name]]
     if differing:
-        notes.append(f"{written.family} prepares pictures otherwise: {', '.join(differing)}")
+        notes.append(f"{family} prepares pictures otherwise: {', '.join(differing)}")
     return notes
 
 

@@ -20,7 +20,6 @@ from vitascope.errors import check_choice
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
-from vitascope.model.sizes import ModelConfig
 from vitascope.storage import make_folder, write_json
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.mapping import (
@@ -168,9 +167,3 @@ def misfits(model: nn.Module, state: State) -> list[str]:
         elif not state[name].is_floating_point():  # quantized: its numbers mean something else
             faults.append(f"{name} in {state[name].dtype}, no floating-point numbers")
     return faults
-
-
-def default_preprocess(config: ModelConfig) -> Preprocess:
-    """Centre crop at the model's size, pixels to [-1, 1], as the original ViT code scales them."""
-    half = (0.5,) * config.in_channels
-    return Preprocess(image_size=config.image_hw, channels=config.in_channels, mean=half, std=half)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier, build, kind_of
 from vitascope.model.config import ViTConfig
+from vitascope.model.hardware import resolve_device
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
@@ -32,7 +32,6 @@ from vitascope.weights.mapping import Family, Source, check_preprocess, from_fam
 from vitascope.weights.own import (
     MODEL_TYPE,
     Vitascope,
-    default_preprocess,
     is_resnet,
     misfits,
     read_preprocess,
@@ -40,6 +39,7 @@ from vitascope.weights.own import (
     read_resnet_config,
     write_resnet,
 )
+from vitascope.weights.preprocess import default_preprocess, preprocess_of
 from vitascope.weights.sources import exists, open_source
 from vitascope.weights.timm import Timm
 from vitascope.weights.torchvision import Torchvision
@@ -55,26 +55,16 @@ UNTOLD: dict[str, Callable[[str], Any]] = {"num_heads": int, "mlp": str, "norm_e
 """What no tensor tells, and may be named between a family and its file."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Loaded:
-    """A checkpoint, loaded."""
-
-    model: Classifier
-    """In evaluation mode, on the CPU, in float32."""
-    preprocess: Preprocess
-    """The preprocessing that it was trained with."""
-    family: str
-    """Whose it was."""
-
-
 def from_pretrained(
     ref: str | os.PathLike[str],
     revision: str | None = None,
     *,
     family: str | None = None,
     config: ViTConfig | None = None,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
 ) -> Classifier:
-    """The model behind a MODEL argument, in evaluation mode, on the CPU, in float32.
+    """Load the model behind a MODEL argument, for evaluation; `model.preprocess` is its preprocessing.
 
     Args:
         ref: a run folder, a model folder of any family, a weights file, a hub id, or torchvision's name
@@ -83,58 +73,47 @@ def from_pretrained(
         revision: branch, tag or commit of a hub id; `owner/name@revision` says the same.
         family: one of `FAMILIES`; None finds it from the keys and the configuration.
         config: the architecture, where the checkpoint cannot tell it; None reads it. A ResNet's always can.
+        dtype: of the parameters; None gives float32, whatever the checkpoint has.
+        device: `auto`, or a torch device; None is the CPU.
 
     Raises:
         CheckpointError: nothing there, a broken file, an unknown family, or missing, extra and misshapen
             keys (listed).
+        UserError: a device that is not there, or a `dtype` of integers.
     """
-    return load_pretrained(ref, revision, family=family, config=config).model
-
-
-def load_pretrained(
-    ref: str | os.PathLike[str],
-    revision: str | None = None,
-    *,
-    family: str | None = None,
-    config: ViTConfig | None = None,
-) -> Loaded:
-    """`from_pretrained` with the preprocessing beside it; the same arguments and errors."""
     if not isinstance(config, ViTConfig | None):
         raise UserError(f"config is a {type(config).__name__}, not a ViTConfig; None reads the checkpoint's")
+    if dtype is not None and not dtype.is_floating_point:
+        raise UserError(f"dtype is {dtype}; a model's is torch.float32, torch.bfloat16 or torch.float16")
+    where = None if device is None else resolve_device(str(device))
     source, kind = identify(ref, revision, family)
+    return load_source(source, kind, config).to(where, dtype)
+
+
+def load_source(source: Source, kind: Family, config: ModelConfig | None = None) -> Classifier:
+    """The model of a checkpoint that was identified; without a `config`, of the architecture that it tells.
+
+    Raises:
+        CheckpointError: missing, extra and misshapen keys (listed); pictures far larger than the model's own.
+    """
     found = read_config(source, kind) if config is None else config
     if config is None and isinstance(found, ViTConfig) and (assumed := kind.assumed(source, found)):
         log.warning(
             "%s: nothing in the file tells %s, which is assumed; if that is wrong, name it with the file "
             "(%s:num_heads=N:FILE) or give config=ViTConfig(...)", source.name, assumed, kind.name,
         )  # fmt: skip
-    return load_source(source, kind, found)
-
-
-def load_source(source: Source, kind: Family, found: ModelConfig) -> Loaded:
-    """The model of a checkpoint that was identified, of the architecture that was read or given.
-
-    Raises:
-        CheckpointError: missing, extra and misshapen keys (listed).
-    """
+    model: Classifier
     if isinstance(found, ResNetConfig):
-        resnet = read_resnet(source, found)
-        return ready(resnet, read_preprocess(source), source.name, kind)
-    state = from_family(kind, source, found)
-    with torch.device("meta"):
-        model = VisionTransformer(found)
-    model.load_state_dict(state, strict=True, assign=True)
-    return ready(model, kind.read_preprocess(source, found), source.name, kind)
-
-
-def ready(model: Classifier, preprocess: Preprocess, name: str, family: Family) -> Loaded:
-    """A model that carries its preprocessing, ready to answer.
-
-    Raises:
-        CheckpointError: pictures far larger than the model's own.
-    """
-    model.preprocess = check_preprocess(name, preprocess, model.config.image_hw)
-    return Loaded(model.eval().float(), preprocess, family.name)
+        model = read_resnet(source, found)
+        preprocess = read_preprocess(source)
+    else:
+        state = from_family(kind, source, found)
+        with torch.device("meta"):
+            model = VisionTransformer(found)
+        model.load_state_dict(state, strict=True, assign=True)
+        preprocess = kind.read_preprocess(source, found)
+    model.preprocess = check_preprocess(source.name, preprocess, found.image_hw)
+    return model.eval().float()
 
 
 def pretrained_config(ref: str | os.PathLike[str]) -> ModelConfig:
@@ -222,7 +201,6 @@ def save_pretrained(
     model: Classifier,
     folder: str | os.PathLike[str],
     *,
-    preprocess: Preprocess | None = None,
     format: str = "vitascope",
 ) -> Path:
     """Write a model folder, in our own format or as another library itself loads it.
@@ -232,10 +210,9 @@ def save_pretrained(
     which has none: float32.
 
     Args:
-        model: the model.
+        model: the model, with its preprocessing; one without (a bare `VisionTransformer(config)`) gets a
+            plain one of its size: centre crop, mean and std of 0.5.
         folder: where to.
-        preprocess: the preprocessing that it was trained with. None takes the one that a model carries since
-            it was loaded, or for a new model a plain one of its size: centre crop, mean and std of 0.5.
         format: one of `FAMILIES`. The preprocessing is written as near as the other library has it, which
             `vitascope convert` measures.
 
@@ -246,22 +223,21 @@ def save_pretrained(
     check_choice("format", format, FAMILIES)
     if not isinstance(model, VisionTransformer | ResNet):
         raise UserError(f"a {type(model).__name__} is no model of vitascope: VisionTransformer or ResNet")
-    carried = preprocess or model.preprocess or default_preprocess(model.config)
-    write_model(model, Path(folder), carried, FAMILIES[format])
+    write_model(model, Path(folder), FAMILIES[format])
     return Path(folder)
 
 
-def write_model(model: Classifier, folder: Path, preprocess: Preprocess, family: Family) -> list[Path]:
+def write_model(model: Classifier, folder: Path, family: Family) -> list[Path]:
     """Write a model as a family's library loads it; returns the files.
 
     Raises:
         CheckpointError: the family has no such model, or it cannot be written.
     """
     if isinstance(model, VisionTransformer):
-        return to_family(family, model, preprocess, folder)
+        return to_family(family, model, preprocess_of(model), folder)
     if family.name != MODEL_TYPE:
         raise CheckpointError(f"{family.name} has no ResNet like this one; its only format is {MODEL_TYPE}")
-    return write_resnet(model, preprocess, folder)
+    return write_resnet(model, preprocess_of(model), folder)
 
 
 def create_model(name: str, *, weights: str | os.PathLike[str] | None = None, **overrides: Any) -> Classifier:
@@ -280,13 +256,15 @@ def create_model(name: str, *, weights: str | os.PathLike[str] | None = None, **
         UserError: an unknown name or option, naming the nearest; a checkpoint that does not fit.
     """
     if weights is None:
-        return build(named_config(name, **overrides))
+        model = build(named_config(name, **overrides))
+        model.preprocess = default_preprocess(model.config)
+        return model
     named_config(name, **overrides)  # an unknown name is refused before anything is fetched
     source = from_pretrained(weights)
     model = build(adapted(source.config, name, str(weights), overrides))
     log.warning("%s: %s", weights, "; ".join(transfer(source, model, str(weights))))
-    resized = "image_size" in overrides
-    model.preprocess = source.preprocess.at_size(model.config.image_hw) if resized else source.preprocess
+    preprocess = preprocess_of(source)
+    model.preprocess = preprocess.at_size(model.config.image_hw) if "image_size" in overrides else preprocess
     return model
 
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.model import random_images, small_model, small_resnet
-from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.compress import measure_speed, merge_tokens, prune
 from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.errors import UserError
@@ -196,8 +195,7 @@ def test_a_merged_model_is_explained_where_that_is_right_and_refused_where_not()
 
 
 def test_speed_is_measured_of_every_engine() -> None:
-    preprocess = Preprocess(image_size=(32, 32), mean=(0.5,) * 3, std=(0.5,) * 3)
-    engines = {name: TorchEngine(small_model(), preprocess, device="cpu") for name in ("a", "b")}
+    engines = {name: TorchEngine(small_model(), device="cpu") for name in ("a", "b")}
     speeds = measure_speed(engines, batch_size=2, rounds=2)
     assert list(speeds) == ["a", "b"]
     assert all(0 < speed.slowest <= speed.median <= speed.fastest for speed in speeds.values())

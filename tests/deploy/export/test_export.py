@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.data import noise, write_picture
 from tests.deploy.server.served import encoded, play, serving
-from tests.model import small_model, small_resnet
+from tests.model import small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export import export as exporting
 from vitascope.deploy.export.export import export
@@ -94,13 +94,13 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model = MODELS[kind]()
     fit = dataclasses.replace(fit_for(model.config.in_channels), **RULES[kind])
     path = tmp_path_factory.mktemp("export") / f"model{FORMATS[kind].suffix}"
-    done = export(model, fit, path, format=kind, images=pictures())
+    done = export(with_preprocess(model, fit), path, format=kind, images=pictures())
     engine = ProgramEngine(path) if kind == "torch" else open_engine(path, precision="fp32")
     return SimpleNamespace(kind=kind, model=model, fit=fit, done=done, path=path, engine=engine)
 
 
 def test_file_answers_as_the_model_one_at_a_time_and_together(made: SimpleNamespace) -> None:
-    own = TorchEngine(made.model, made.fit, precision="fp32", device="cpu")
+    own = TorchEngine(made.model, precision="fp32", device="cpu")
     wanted = own.predict([own.pixels(picture) for picture in pictures()])
     given = [made.engine.pixels(picture) for picture in pictures()]
     together = made.engine.predict(given)
@@ -183,7 +183,7 @@ def test_script_without_vitascope_gives_the_labels_of_predict(made: SimpleNamesp
         exif[0x0112] = 1 + number  # of every kind of turning some
         files.append(tmp_path / f"{number}.jpg")
         image.save(files[-1], exif=exif)
-    own = Predictor(TorchEngine(made.model, made.fit, precision="fp32", device="cpu"))
+    own = Predictor(TorchEngine(made.model, precision="fp32", device="cpu"))
     by_file = Predictor(made.engine)
     labels = [answer[0].label for answer in own(files, top_k=1)]
     assert [answer[0].label for answer in by_file(files, top_k=1)] == labels
@@ -229,7 +229,7 @@ def test_full_disk_is_told_before_anything_is_written(
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10_000))
     path = tmp_path / f"model{FORMATS[format].suffix}"
     with pytest.raises(UserError, match=r"takes about 0\.\d MB, and the disk has 0\.0 MB free"):
-        export(small_model(), fit_for(3), path, format=format, images=pictures())
+        export(small_model(), path, format=format, images=pictures())
     assert not list(tmp_path.iterdir())
 
 
@@ -241,14 +241,14 @@ def test_disk_that_fills_up_meanwhile_is_not_blamed_on_the_format(
 
     monkeypatch.setitem(FORMATS, "torch", dataclasses.replace(FORMATS["torch"], write=full))
     with pytest.raises(OSError, match="No space left"):
-        export(small_model(), fit_for(3), tmp_path / "model.pt2", format="torch", images=pictures())
+        export(small_model(), tmp_path / "model.pt2", format="torch", images=pictures())
     assert not list(tmp_path.iterdir())
 
 
 def test_existing_file_is_not_overwritten(made: SimpleNamespace) -> None:
     before = made.path.read_bytes()
     with pytest.raises(UserError, match="there already"):
-        export(made.model, made.fit, made.path, format=made.kind)
+        export(made.model, made.path, format=made.kind)
     assert made.path.read_bytes() == before
 
 
@@ -281,7 +281,8 @@ class Answering:
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch) -> Answering:
     fake = Answering(0.0)
-    fake.model, fake.fit = small_model(depth=1), fit_for(3)
+    fake.fit = fit_for(3)
+    fake.model = with_preprocess(small_model(depth=1), fake.fit)
     monkeypatch.setitem(FORMATS, "torch", Format(suffix=".pt2", write=fake.write, open=fake.open))
     monkeypatch.setattr(exporting, "traced", lambda *_: None)
     return fake
@@ -293,12 +294,12 @@ def test_file_that_answers_otherwise_is_refused_and_not_left(
 ) -> None:
     answering.change = change
     with pytest.raises(UserError, match=r"model\.pt2 does not answer as the model does|otherwise than one"):
-        export(answering.model, answering.fit, tmp_path / "model.pt2", format="torch", images=pictures())
+        export(answering.model, tmp_path / "model.pt2", format="torch", images=pictures())
     assert not list(tmp_path.iterdir())
 
 
 def test_file_that_answers_the_same_gets_its_name(answering: Answering, tmp_path: Path) -> None:
-    done = export(answering.model, answering.fit, tmp_path / "a" / "model.pt2", format="torch")
+    done = export(answering.model, tmp_path / "a" / "model.pt2", format="torch")
     assert done.agreement.pictures == 16  # of scikit-learn's photographs
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["model.pt2"]
 
@@ -307,7 +308,7 @@ def test_file_that_answers_the_same_gets_its_name(answering: Answering, tmp_path
 def test_one_picture_to_compare_on_is_one(answering: Answering, tmp_path: Path, one: str) -> None:
     images = str(write_picture(tmp_path / "one.png", size=(40, 30))) if one == "path" else noise(40, 30)
     path = tmp_path / "model.pt2"
-    done = export(answering.model, answering.fit, path, format="torch", images=images)
+    done = export(answering.model, path, format="torch", images=images)
     assert done.agreement.pictures == 1
 
 
@@ -319,7 +320,7 @@ def test_file_for_every_resolution_answers_as_the_model_at_others(tmp_path: Path
         pytest.importorskip(library, reason=f"{library} is not installed (vitascope[onnx])")
     model = small_model(depth=1, positions="sincos_2d")
     path = tmp_path / "model.onnx"
-    done = export(model, fit_for(3), path, images=pictures(), **DYNAMIC)
+    done = export(with_preprocess(model, fit_for(3)), path, images=pictures(), **DYNAMIC)
     assert done.takes == "pixels, uint8 (batch, height, width, 3)"
     engine = open_engine(path)
     for height, width in [(32, 32), (48, 32), (8, 72)]:
@@ -336,7 +337,7 @@ def test_what_a_format_has_no_graph_for_is_refused_in_one_line(tmp_path: Path) -
     root = logging.getLogger()
     before = (root.level, [*root.filters], [*root.handlers])
     with pytest.raises(UserError, match=r"upsample_bicubic.*--format onnx") as refused:
-        export(model, fit_for(3), tmp_path / "model.xml", format="openvino", images=pictures(), **DYNAMIC)
+        export(model, tmp_path / "model.xml", format="openvino", images=pictures(), **DYNAMIC)
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
     assert (
@@ -357,7 +358,7 @@ def test_bf16_is_never_too_coarse_for_the_resize(made: SimpleNamespace) -> None:
 
 
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    model, fit = small_model(depth=1), fit_for(3)
+    model = small_model(depth=1)
     for reason, other, options in [
         ("no head", small_model(depth=1, head="none"), {}),
         ("end in .onnx", model, {"path": tmp_path / "model.xml"}),
@@ -372,8 +373,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path:
     ]:
         arguments = {"path": tmp_path / "model.onnx", "images": pictures(), **options}
         with pytest.raises(UserError, match=reason):
-            export(other, fit, **arguments)
-    five = Preprocess(image_size=(32, 32), channels=5, mean=(0.5,) * 5, std=(0.5,) * 5)
+            export(other, **arguments)
     with pytest.raises(UserError, match="the model has 5"):
-        export(small_model(depth=1, in_channels=5), five, tmp_path / "model.onnx")
+        export(small_model(depth=1, in_channels=5), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

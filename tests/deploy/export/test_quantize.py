@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.data import noise, write_picture
-from tests.model import small_model
+from tests.model import small_model, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export import quantize as module
@@ -35,10 +35,10 @@ PICTURES = [noise(40, 36, seed=seed) for seed in range(40)]
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Exported files of a small model, by suffix; one takes pixels, one pictures."""
     folder = tmp_path_factory.mktemp("fp32")
-    model = small_model(class_names=NAMES, depth=2)
     preprocess = Preprocess(image_size=(32, 32), crop_pct=0.9)
+    model = with_preprocess(small_model(class_names=NAMES, depth=2), preprocess)
     return {
-        suffix: export(model, preprocess, folder / f"model{suffix}", format=format, takes=takes).path
+        suffix: export(model, folder / f"model{suffix}", format=format, takes=takes).path
         for suffix, format, takes in ((".onnx", "onnx", "pixels"), (".xml", "openvino", "pictures"))
     }
 
@@ -156,8 +156,7 @@ def test_layer_with_an_outlier_among_its_inputs_loses_most(tmp_path: Path) -> No
         block.norm2.weight[0] *= 300
         block.norm2.bias[0] *= 300
         block.mlp.fc1.weight[:, 0] /= 300
-    preprocess = Preprocess(image_size=(32, 32))
-    source = export(model, preprocess, tmp_path / "a.onnx", format="onnx", takes="pixels").path
+    source = export(model, tmp_path / "a.onnx", format="onnx", takes="pixels").path
     pictures = Calibration(OnnxEngine(source).about, PICTURES, 4, seed=0)
     losses = module.FORMATS[".onnx"].write(source, tmp_path / "b.onnx", pictures, (), {})
     _patches, _qkv, _proj, fc1, _fc2, _head = layers_of(onnx.load(source).graph)

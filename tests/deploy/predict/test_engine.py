@@ -10,7 +10,7 @@ from torch import Tensor
 
 import vitascope as vs
 from tests.data import noise
-from tests.model import small_model
+from tests.model import small_model, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.predict import runtimes
 from vitascope.deploy.predict.engine import Engine, TorchEngine
@@ -46,7 +46,7 @@ def test_pictures_of_one_size_go_together_and_come_back_in_order() -> None:
 
 def test_model_folder_is_opened_in_torch(tmp_path: Path) -> None:
     fit = Preprocess(image_size=(32, 32))
-    vs.save_pretrained(small_model(depth=1), tmp_path / "model", preprocess=fit)
+    vs.save_pretrained(with_preprocess(small_model(depth=1), fit), tmp_path / "model")
     (tmp_path / "model" / "other.onnx").write_bytes(b"")  # it is the model's folder all the same
     engine = open_engine(tmp_path / "model", device="cpu")
     assert isinstance(engine, TorchEngine)
@@ -85,7 +85,7 @@ def test_program_of_torch_is_not_opened_by_its_name(tmp_path: Path) -> None:
 
 def test_model_without_head_gives_features_and_no_probabilities() -> None:
     model, fit = small_model(depth=1, head="none"), Preprocess(image_size=(32, 32))
-    engine = TorchEngine(model, fit, precision="fp32", device="cpu")
+    engine = TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu")
     assert (engine.num_classes, engine.class_names) == (0, ())
     pixels = torch.from_numpy(engine.pixels(noise(40, 50)))[None]
     with torch.no_grad():
@@ -98,18 +98,18 @@ def test_model_without_head_gives_features_and_no_probabilities() -> None:
 
 def test_digest_is_of_the_weights_whatever_holds_them(tmp_path: Path) -> None:
     model, fit = small_model(depth=1, class_names=("a", "b", "c", "d", "e")), Preprocess(image_size=(32, 32))
-    first = TorchEngine(model, fit, precision="fp32", device="cpu")
-    vs.save_pretrained(model, tmp_path / "saved", preprocess=fit)
+    first = TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu")
+    vs.save_pretrained(with_preprocess(model, fit), tmp_path / "saved")
     again = open_engine(tmp_path / "saved", precision="bf16", device="cpu")
     assert again.digest == first.digest
     assert len(first.digest) == 64
     with torch.no_grad():
         model.head.bias[0] += 1
-    assert TorchEngine(model, fit, precision="fp32", device="cpu").digest != first.digest
+    assert TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu").digest != first.digest
 
 
 def test_engine_has_the_name_that_it_was_opened_by(tmp_path: Path) -> None:
-    vs.save_pretrained(small_model(depth=1), tmp_path / "saved", preprocess=Preprocess(image_size=(32, 32)))
+    vs.save_pretrained(small_model(depth=1), tmp_path / "saved")
     assert open_engine(tmp_path / "saved").name == "saved"
     assert name_of(f"timm:{tmp_path}/saved") == "saved"  # no folder above it is told to clients
     assert name_of("owner/model") == "owner/model"
@@ -117,7 +117,7 @@ def test_engine_has_the_name_that_it_was_opened_by(tmp_path: Path) -> None:
 
 def test_torch_engine_answers_with_probabilities_of_the_model() -> None:
     model, fit = small_model(depth=1), Preprocess(image_size=(32, 32))
-    engine = TorchEngine(model, fit, precision="fp32", device="cpu")
+    engine = TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu")
     pixels = torch.from_numpy(np.stack([engine.pixels(noise(40, 50, seed=seed)) for seed in range(3)]))
     with torch.no_grad():
         wanted = model(fit.normalize(pixels)).softmax(dim=1)

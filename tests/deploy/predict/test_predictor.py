@@ -12,22 +12,22 @@ import torch
 from PIL import Image
 
 from tests.data import noise, write_picture, write_tree
-from tests.model import small_model, small_resnet
+from tests.model import small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import ImageError, ImageSource, Pixels, Preprocess
 from vitascope.data.reading import READ_AHEAD
 from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.predict.image_files import find_images
 from vitascope.deploy.predict.predictor import Prediction, Predictor
 from vitascope.errors import UserError
-from vitascope.weights.store import CheckpointError, default_preprocess, save_pretrained
+from vitascope.weights.preprocess import default_preprocess
+from vitascope.weights.store import CheckpointError, save_pretrained
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 
 
 def predictor(precision: str = "fp32", batch_size: int = 32, **options: object) -> Predictor:
     model = small_model(**{"class_names": NAMES, **options})
-    fit = default_preprocess(model.config)
-    return Predictor(TorchEngine(model, fit, precision=precision, device="cpu"), batch_size=batch_size)
+    return Predictor(TorchEngine(model, precision=precision, device="cpu"), batch_size=batch_size)
 
 
 def pictures(count: int) -> list[np.ndarray]:
@@ -102,7 +102,7 @@ def test_answer_is_the_model_own(tmp_path: Path) -> None:
     image = noise(50, 40)
     with torch.no_grad():
         expected = model(fit.normalize(torch.from_numpy(fit.pixels(image))[None]))[0].softmax(dim=0)
-    answer = Predictor(TorchEngine(model, fit, precision="fp32", device="cpu"))([image])[0]
+    answer = Predictor(TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu"))([image])[0]
     np.testing.assert_allclose(scores(answer), expected.numpy(), atol=1e-6)
     assert [guess.label for guess in answer] == [NAMES[guess.index] for guess in answer]
 
@@ -136,10 +136,10 @@ def test_no_pictures_get_no_answers() -> None:
 def test_model_folder_gives_the_predictor_with_its_preprocessing(tmp_path: Path) -> None:
     model = small_model(class_names=NAMES)
     fit = Preprocess(image_size=(32, 32), resize="squash", std=(0.3, 0.3, 0.3))
-    save_pretrained(model, tmp_path / "model", preprocess=fit)
+    save_pretrained(with_preprocess(model, fit), tmp_path / "model")
     loaded = Predictor.from_pretrained(tmp_path / "model", precision="fp32", device="cpu")
     assert loaded.preprocess == fit
-    direct = Predictor(TorchEngine(model, fit, precision="fp32", device="cpu"))
+    direct = Predictor(TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu"))
     assert loaded(pictures(2)) == direct(pictures(2))
     with pytest.raises(CheckpointError, match="revision"):
         Predictor.from_pretrained(tmp_path / "model", revision="main")
@@ -184,7 +184,7 @@ def test_top_k_below_one_is_refused(top_k: int) -> None:
 def test_precision_and_device_that_are_not_there_are_refused(options: dict[str, str]) -> None:
     model = small_model()
     with pytest.raises(UserError, match=next(iter(options))):
-        Predictor(TorchEngine(model, default_preprocess(model.config), **options))([noise(32, 32)])
+        Predictor(TorchEngine(model, **options))([noise(32, 32)])
 
 
 def test_bf16_answers_like_fp32() -> None:
@@ -202,9 +202,7 @@ def test_bf16_answers_like_fp32() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "auto"])
 def test_model_stored_in_bf16_answers_in_any_precision(tmp_path: Path, precision: str) -> None:
     model = small_model(class_names=NAMES)
-    expected = scores(
-        Predictor(TorchEngine(model, default_preprocess(model.config), device="cpu"))(pictures(1))[0]
-    )
+    expected = scores(Predictor(TorchEngine(model, device="cpu"))(pictures(1))[0])
     save_pretrained(model.to(torch.bfloat16), tmp_path)
     loaded = Predictor.from_pretrained(tmp_path, precision=precision, device="cpu")
     np.testing.assert_allclose(scores(loaded(pictures(1))[0]), expected, atol=3e-2)
@@ -212,7 +210,7 @@ def test_model_stored_in_bf16_answers_in_any_precision(tmp_path: Path, precision
 
 def test_answers_need_no_gradient_and_leave_dropout_off() -> None:
     model = small_model(dropout=0.5, class_names=NAMES).train()
-    predict = Predictor(TorchEngine(model, default_preprocess(model.config), precision="fp32", device="cpu"))
+    predict = Predictor(TorchEngine(model, precision="fp32", device="cpu"))
     assert predict(pictures(2)) == predict(pictures(2))
     assert not predict.probabilities(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).requires_grad
 
@@ -306,7 +304,7 @@ class Ragged(TorchEngine):
 def test_engine_with_pixels_of_its_own_answers_pictures_of_many_sizes(tmp_path: Path) -> None:
     paths = [write_picture(tmp_path / f"{n}.png", size=(8 + n, 12 - n), seed=n) for n in (0, 4, 1, 4)]
     model = small_model(class_names=NAMES)
-    engine = Ragged(model, default_preprocess(model.config), precision="fp32", device="cpu")
+    engine = Ragged(model, precision="fp32", device="cpu")
     predict = Predictor(engine, batch_size=3)
     together = [scores(answer.predictions) for answer in predict.stream(paths, workers=2)]
     alone = [scores(predict([path])[0]) for path in paths]

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.data import write_picture, write_tree
-from tests.model import small_model
+from tests.model import small_model, with_preprocess
 from vitascope.deploy.predict import result_file
 from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.predict.image_files import find_images
 from vitascope.deploy.predict.predictor import ImageResult, Prediction, Predictor
 from vitascope.deploy.predict.result_file import ResultFile, as_line
 from vitascope.errors import UserError
-from vitascope.weights.store import default_preprocess
+from vitascope.weights.preprocess import default_preprocess
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 
@@ -23,7 +23,7 @@ NAMES = ("ant", "bee", "cat", "dog", "eel")
 def engine_of(seed: int = 0, names: tuple[str, ...] = NAMES, **preprocess: object) -> Engine:
     model = small_model(seed, class_names=names, num_classes=len(names))
     fit = dataclasses.replace(default_preprocess(model.config), **preprocess)
-    return TorchEngine(model, fit, precision="fp32", device="cpu")
+    return TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu")
 
 
 @pytest.fixture(scope="module")

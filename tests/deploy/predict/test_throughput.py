@@ -12,6 +12,7 @@ from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.predict.throughput import Throughput, model_product, square_product, subject, take_turns
 from vitascope.errors import UserError
 from vitascope.model.sizes import named_config
+from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.store import save_pretrained
 
 
@@ -128,7 +129,7 @@ class Exported:
     """An engine of another runtime, as far as it is used."""
 
     description = "another runtime"
-    preprocess = throughput.default_preprocess(small_model().config)
+    preprocess = default_preprocess(small_model().config)
 
     def outputs(self, pixels: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(pixels), 5)

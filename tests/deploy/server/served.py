@@ -24,7 +24,6 @@ from vitascope.deploy.server import decoder_process
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.server import GracefulServer, listen, server_of
 from vitascope.deploy.server.settings import Settings
-from vitascope.weights.store import default_preprocess
 
 NAMES = ("ant", "bee", "cat", "dog", "<script>alert(1)</script>")
 POISON = 255
@@ -91,7 +90,7 @@ class DecodersInThreads:
 
 def torch_engine(**options: Any) -> TorchEngine:
     model = small_model(**{"class_names": NAMES, **options})
-    return TorchEngine(model, default_preprocess(model.config), precision="fp32", device="cpu")
+    return TorchEngine(model, precision="fp32", device="cpu")
 
 
 def encoded(picture: np.ndarray | Image.Image, kind: str = "PNG", **options: Any) -> bytes:

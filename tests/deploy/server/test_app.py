@@ -27,7 +27,6 @@ from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.predict.predictor import Predictor
 from vitascope.explain.methods import METHODS
 from vitascope.explain.rollout import rollout
-from vitascope.weights.store import default_preprocess
 
 
 def test_raw_body_and_form_get_the_predictor_s_answer(engine: TorchEngine) -> None:
@@ -171,7 +170,7 @@ def test_explanation_that_cannot_be_had_is_refused(query: str, said: str, engine
 
 def test_model_that_does_not_attend_explains_what_it_can() -> None:
     model = small_resnet()
-    resnet = TorchEngine(model, default_preprocess(model.config), precision="fp32", device="cpu")
+    resnet = TorchEngine(model, precision="fp32", device="cpu")
 
     async def story() -> None:
         async with serving(resnet) as client:

@@ -30,7 +30,7 @@ NON_SQUARE = {"image_size": (16, 48), "num_registers": 2}
 
 
 def engine_of(model: Classifier) -> TorchEngine:
-    return TorchEngine(model, Preprocess(image_size=model.config.image_hw), precision="fp32", device="cpu")
+    return TorchEngine(model, precision="fp32", device="cpu")
 
 
 def picture(model: Classifier) -> Pixels:

@@ -28,7 +28,7 @@ NAMES = ("<img src=x onerror=alert(1)>", "b", "c", "d", "e")
 
 def engine_of(**options: Any) -> TorchEngine:
     model = small_model(**options)
-    return TorchEngine(model, Preprocess(image_size=model.config.image_hw), precision="fp32", device="cpu")
+    return TorchEngine(model, precision="fp32", device="cpu")
 
 
 def client_of(engine: TorchEngine, token: str | None = None) -> Iterator[TestClient]:

@@ -20,7 +20,7 @@ from vitascope.training.tasks.classify import Classify
 from vitascope.training.tasks.distill import BothHeads, Distill, MeanOfHeads, both_heads
 from vitascope.training.tasks.task import Examples
 from vitascope.training.tasks.teachers import Teacher
-from vitascope.weights.own import default_preprocess
+from vitascope.weights.preprocess import default_preprocess
 
 K = 5
 OURS = Preprocess(image_size=(32, 32), mean=(0.2, 0.5, 0.6), std=(0.3, 0.2, 0.4))

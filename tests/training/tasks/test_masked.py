@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from tests.data import noise
-from tests.model import VARIANTS, random_images, randomize, small_config, small_model
+from tests.model import VARIANTS, random_images, randomize, small_config, small_model, with_preprocess
 from vitascope.data.datasets import ImageSet
 from vitascope.data.loading import Loader
 from vitascope.errors import UserError
@@ -25,8 +25,8 @@ from vitascope.training.tasks.masked import (
     draw_masked,
 )
 from vitascope.training.tasks.task import Examples
-from vitascope.weights.own import default_preprocess
-from vitascope.weights.store import adapted, load_pretrained, save_pretrained, transfer
+from vitascope.weights.preprocess import default_preprocess
+from vitascope.weights.store import adapted, from_pretrained, save_pretrained, transfer
 
 TARGETS = ("mean_color", "downsampled", "pixels")
 
@@ -334,8 +334,8 @@ def test_validation_is_the_mean_over_a_split_and_the_same_every_time(target: str
 def test_a_classifier_starts_from_the_body(tmp_path: Path, pool: str) -> None:
     task = masked_task()
     body = small_module(task).body
-    save_pretrained(body, tmp_path / "model", preprocess=task.preprocess)
-    source = load_pretrained(tmp_path / "model").model
+    save_pretrained(with_preprocess(body, task.preprocess), tmp_path / "model")
+    source = from_pretrained(tmp_path / "model")
     names = ("x", "y", "z")
     config = adapted(source.config, None, "run", {"num_classes": 3, "class_names": names, "pool": pool})
     classifier = VisionTransformer(config).eval()

@@ -5,19 +5,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.model import random_images, small_model
+from tests.model import random_images, small_model, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.training.tasks import teachers
 from vitascope.training.tasks.teachers import Teacher, class_order, open_teacher
-from vitascope.weights.own import default_preprocess
+from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.store import save_pretrained
 
 PETS = ("ant", "bee", "cat", "dog", "elk")
 
 
 def saved(folder: Path, preprocess: Preprocess | None = None, **options) -> str:
-    save_pretrained(small_model(**options), folder, preprocess=preprocess)
+    save_pretrained(with_preprocess(small_model(**options), preprocess), folder)
     return str(folder)
 
 

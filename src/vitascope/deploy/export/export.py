@@ -27,6 +27,7 @@ from vitascope.deploy.predict.runtimes import first_line
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.resnet_config import ResNetConfig
+from vitascope.weights.preprocess import preprocess_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,6 @@ class Export:
 
 def export(
     model: Classifier,
-    preprocess: Preprocess,
     path: str | os.PathLike[str],
     *,
     format: str = "onnx",
@@ -78,8 +78,7 @@ def export(
     its name when every answer is the same.
 
     Args:
-        model: a classifier.
-        preprocess: the preprocessing that it was trained with; it becomes part of the graph.
+        model: a classifier; its preprocessing becomes part of the graph.
         path: a new file, which ends as the format does: `.onnx`, `.xml`, `.pt2`.
         format: `onnx`, `openvino` or `torch`.
         takes: `pictures` of any size, or `pixels` of the model's size.
@@ -96,6 +95,7 @@ def export(
     check_path(path, kind)
     if dynamic_resolution:
         check_dynamic(model, takes, format)
+    preprocess = preprocess_of(model)
     module = WholeModel(model.eval().cpu().float(), preprocess, takes).eval()
     about = Metadata(
         preprocess=preprocess,

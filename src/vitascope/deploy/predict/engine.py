@@ -19,6 +19,7 @@ from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.model.packed import predicting_copy
 from vitascope.model.sizes import architecture_of
+from vitascope.weights.preprocess import preprocess_of
 
 
 class Engine(ABC):
@@ -101,8 +102,7 @@ class TorchEngine(Engine):
     """A model in torch, in the precision that suits the hardware, the shape and the batch.
 
     Args:
-        model: of any kind; one without a head gives features, and no probabilities.
-        preprocess: the preprocessing that it was trained with.
+        model: of any kind, with its preprocessing; one without a head gives features, and no probabilities.
         precision: `auto`, `fp32` or `bf16`.
         device: `auto`, or a torch device.
 
@@ -110,11 +110,9 @@ class TorchEngine(Engine):
         UserError: a device that is not there.
     """
 
-    def __init__(
-        self, model: Classifier, preprocess: Preprocess, *, precision: str = "auto", device: str = "auto"
-    ) -> None:
+    def __init__(self, model: Classifier, *, precision: str = "auto", device: str = "auto") -> None:
         gives_classes = model.config.gives_classes
-        self.preprocess = preprocess
+        self.preprocess = preprocess_of(model)
         self.config = model.config
         self.architecture = architecture_of(model.config)
         self.class_names = model.config.class_names if gives_classes else ()

@@ -24,7 +24,7 @@ from vitascope.deploy.predict.exported_model import (
 from vitascope.errors import UserError, check_choice
 from vitascope.model.hardware import PRECISIONS
 from vitascope.weights.sources import CONFIG
-from vitascope.weights.store import load_pretrained
+from vitascope.weights.store import from_pretrained
 
 SUFFIXES = (".onnx", ".xml", ".pt2")
 """Of exported files."""
@@ -253,8 +253,7 @@ def open_engine(
     if file is not None:
         engine = open_exported(file, precision=precision, device=device)
     else:
-        loaded = load_pretrained(ref, revision)
-        engine = TorchEngine(loaded.model, loaded.preprocess, precision=precision, device=device)
+        engine = TorchEngine(from_pretrained(ref, revision), precision=precision, device=device)
     engine.name = name_of(ref)
     return engine
 

@@ -18,8 +18,7 @@ from vitascope.errors import UserError
 from vitascope.model.classifier import build
 from vitascope.model.hardware import has_bf16, resolve_device, resolve_precision
 from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
-from vitascope.weights.own import default_preprocess
-from vitascope.weights.store import load_pretrained
+from vitascope.weights.store import from_pretrained
 
 Step = Callable[[], object]
 """What is timed."""
@@ -163,22 +162,21 @@ def subject(ref: str | os.PathLike[str], *, precisions: Sequence[str], device: s
         config = named_config(name)
         if not config.gives_classes:
             config = config.replace(head="linear")
-        model, fit, weights = build(config), default_preprocess(config), ", random weights"
+        model, weights = build(config), ", random weights"
     else:
         from vitascope.deploy.predict.runtimes import exported_file_at
 
         if exported_file_at(ref) is not None:
             engine = open_engine(ref, device=device)
             return Subject(engines={"as exported": engine}, description=engine.description)
-        loaded = load_pretrained(ref)
-        model, fit, weights = loaded.model, loaded.preprocess, ""
+        model, weights = from_pretrained(ref), ""
     place = resolve_device(device)
     native = [precision for precision in precisions if precision != "bf16" or has_bf16(place)]
     reason = f"bf16 is not measured: this {place.type} has no units for it, and emulating it is far slower"
     left_out = (f"{reason} than fp32",)
     if not native:
         raise UserError(f"{left_out[0]}; measure fp32")
-    engines = {precision: TorchEngine(model, fit, precision=precision, device=device) for precision in native}
+    engines = {precision: TorchEngine(model, precision=precision, device=device) for precision in native}
     return Subject(
         engines=dict(engines),
         description=f"{model.config.summary}{weights}, on {place}",

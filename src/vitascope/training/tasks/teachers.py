@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.training.distributed import is_first
-from vitascope.weights.store import load_pretrained
+from vitascope.weights.preprocess import preprocess_of
+from vitascope.weights.store import from_pretrained
 
 # What timm and transformers, the hub's client and the readers of weights raise for what they cannot load.
 _FAULTS = (
@@ -77,7 +78,7 @@ def open_teacher(
     """The teacher behind `--teacher`, whose answers are in the order of the data's classes.
 
     Args:
-        ref: a MODEL, as `load_pretrained` takes it; `timm:NAME`, any name of `timm.create_model` or a folder
+        ref: a MODEL, as `from_pretrained` takes it; `timm:NAME`, any name of `timm.create_model` or a folder
             that timm saved; or `transformers:NAME`, a hub id or folder of an image classifier.
         class_names: of the data. A teacher that names the same in another order is taken; one that names
             none, but has as many, is taken as it is, and a line on stdout says so.
@@ -170,11 +171,11 @@ Opened = tuple[nn.Module, Preprocess, tuple[str, ...]]
 
 
 def _of_ours(ref: str) -> Opened:
-    loaded = load_pretrained(ref)
-    config = loaded.model.config
+    model = from_pretrained(ref)
+    config = model.config
     if not config.gives_classes:
         raise UserError(f"teacher {ref} gives features, not classes: a teacher needs a head")
-    return loaded.model, loaded.preprocess, config.class_names
+    return model, preprocess_of(model), config.class_names
 
 
 def _of_timm(ref: str, name: str) -> Opened:
