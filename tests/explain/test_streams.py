@@ -62,7 +62,7 @@ def test_attention_of_two_layers_is_never_there_at_once(
 def test_nothing_else_is_kept() -> None:
     model, images = small_model(), random_images(2, 3, 32, 32)
     stream = AttentionStream(lambda weights: None)
-    model.encode(images, stream)
+    model.forward_features(images, stream)
     assert stream.values == {}
     assert stream.attended == []
     assert stream.attention == []

@@ -114,7 +114,7 @@ def test_the_last_norm_comes_before_or_after_pooling(pool: str) -> None:
         }
     )
     images = random_images(2, 3, 32, 32)
-    tokens = before.encode(images)
+    tokens = before.encode(before.prepare_tokens(images), (4, 4))
     torch.testing.assert_close(before.embed(images), before.pool(before.norm(tokens)))
     torch.testing.assert_close(after.embed(images), before.norm(before.pool(tokens)))
     torch.testing.assert_close(after.forward_features(images), tokens)

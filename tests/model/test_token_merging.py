@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.model import by_loops, law, random_images, small_config, small_model
 from vitascope.errors import UserError
-from vitascope.model import token_merging
+from vitascope.model import attention
 from vitascope.model.token_merging import MergingLayout, match
 from vitascope.model.vit import VisionTransformer
 
@@ -65,8 +65,8 @@ def weights_and_tokens_by_loops(
 @torch.no_grad()
 def test_the_encoder_is_the_papers_written_out(options: dict[str, Any], count: int) -> None:
     model = merging_model(count, **options).double()
-    z0 = model.embeddings(random_images(2, 3, 32, 32).double())
-    zL = model.encode_tokens(z0, model.config.grid)
+    z0 = model.prepare_tokens(random_images(2, 3, 32, 32).double())
+    zL = model.encode(z0, model.config.grid)
     for image in range(2):
         _, expected = weights_and_tokens_by_loops(model, z0[image])
         torch.testing.assert_close(zL[image], torch.from_numpy(expected))
@@ -106,7 +106,7 @@ def test_the_answer_is_another_than_without_merging(options: dict[str, Any]) -> 
 @torch.no_grad()
 def test_a_mean_over_patches_counts_each_patch_once() -> None:
     model, images = merging_model(5, pool="mean"), random_images(2, 3, 32, 32)
-    zL = model.norm(model.encode(images))
+    zL = model.forward_features(images)
     assert zL.shape[1] == 16
     torch.testing.assert_close(model.embed(images), zL.mean(dim=1))
     assert len(zL[0].unique(dim=0)) == 16 - 5 - 5 - 3  # half of the patches left, at most
@@ -156,12 +156,12 @@ def test_bfloat16_merges_too() -> None:
 @torch.no_grad()
 def test_blocks_from_the_first_on_run_and_later_ones_by_themselves_are_refused() -> None:
     model, images = merging_model(3), random_images(2, 3, 32, 32)
-    z0, grid = model.embeddings(images), model.config.grid
+    z0, grid = model.prepare_tokens(images), model.config.grid
     trace = model.trace(images)
-    torch.testing.assert_close(model.encode_tokens(z0, grid, blocks=range(2)), trace["block1"])
-    assert torch.equal(model.encode_tokens(z0, grid, blocks=range(3, 3)), z0)
+    torch.testing.assert_close(model.encode(z0, grid, blocks=range(2)), trace["block1"])
+    assert torch.equal(model.encode(z0, grid, blocks=range(3, 3)), z0)
     with pytest.raises(UserError, match=r"with token_merging block 1 cannot be run by itself.*--merge 0"):
-        model.encode_tokens(trace["block0"], grid, blocks=range(1, 3))
+        model.encode(trace["block0"], grid, blocks=range(1, 3))
 
 
 @pytest.mark.parametrize(
@@ -184,13 +184,11 @@ def test_no_negative_number_is_merged() -> None:
         small_config(token_merging=-1)
 
 
-@pytest.mark.parametrize("kernel", ["trains_faster_by_matmul", "predicts_faster_by_matmul"])
-def test_every_kernel_counts_sizes(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kernel_counts_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = merging_model(5, pool="mean").double(), random_images(2, 3, 32, 32).double()
     answers, gradients = [], []
     for chosen in (False, True):
-        for name in ("trains_faster_by_matmul", "predicts_faster_by_matmul"):
-            monkeypatch.setattr(token_merging, name, lambda _, on=chosen and name == kernel: on)
+        monkeypatch.setattr(attention, "faster_by_matmul", lambda _, on=chosen: on)
         model.zero_grad()
         answers.append(model(images))
         answers[-1].square().sum().backward()

@@ -29,7 +29,7 @@ def test_what_is_traced_is_what_forward_computes(attention: bool, overrides: dic
     torch.testing.assert_close(trace["logits"], model(images))
     torch.testing.assert_close(trace["pooled"], model.embed(images))
     torch.testing.assert_close(trace["features"], model.forward_features(images))
-    torch.testing.assert_close(trace["embeddings"], model.embeddings(images))
+    torch.testing.assert_close(trace["embeddings"], model.prepare_tokens(images))
     torch.testing.assert_close(trace["patch_embeddings"], model.patch_embedding(images))
     torch.testing.assert_close(trace["features"], model.norm(trace["block2"]))
 

@@ -187,9 +187,9 @@ def test_both_ways_to_embed_patches_share_their_weights() -> None:
 
 def test_dropout_follows_the_position_embedding_in_training_only() -> None:
     model, images = small_model(dropout=0.5), random_images(8, 3, 32, 32)
-    assert (model.embeddings(images) != 0).all()
+    assert (model.prepare_tokens(images) != 0).all()
     torch.manual_seed(0)
-    zeros = (model.train().embeddings(images) == 0).double().mean()
+    zeros = (model.train().prepare_tokens(images) == 0).double().mean()
     assert 0.4 < zeros < 0.6
 
 
@@ -234,19 +234,18 @@ def test_windows_that_do_not_tile_an_image_are_refused_with_the_numbers() -> Non
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_the_model_goes_on_from_patch_embeddings_and_from_tokens(pool: str) -> None:
     model, images = small_model(pool=pool, num_registers=1), random_images(2, 3, 32, 48)
-    z0 = model.assemble(model.patch_embedding(images), (4, 6))
-    assert torch.equal(z0, model.embeddings(images))
-    zL = model.encode_tokens(z0, (4, 6))
-    assert torch.equal(zL, model.encode(images))
+    z0 = model.prepare_tokens(images, patches=model.patch_embedding(images))
+    assert torch.equal(z0, model.prepare_tokens(images))
+    zL = model.encode(z0, (4, 6))
     assert torch.equal(model.norm(zL), model.forward_features(images))
-    first = model.encode_tokens(z0, (4, 6), read=slice(0, 1))
+    first = model.encode(z0, (4, 6), read=slice(0, 1))
     torch.testing.assert_close(first, zL[:, :1])
 
 
 def test_a_trace_keeps_the_embeddings_that_were_given() -> None:
     model, trace = small_model(), Trace()
     patches = random_images(2, 16, 16)
-    z0 = model.assemble(patches, (4, 4), trace)
+    z0 = model.prepare_tokens(random_images(2, 3, 32, 32), trace, patches)
     assert torch.equal(trace["patch_embeddings"], patches)
     assert torch.equal(trace["embeddings"], z0)
 
@@ -257,13 +256,13 @@ def test_the_model_goes_on_from_any_block(positions: str) -> None:
     trace = model.trace(images)
     for index in range(3):
         before = trace[f"block{index - 1}" if index else "embeddings"]
-        one = model.encode_tokens(before, (4, 6), blocks=range(index, index + 1))
-        rest = model.encode_tokens(before, (4, 6), blocks=range(index, 3))
+        one = model.encode(before, (4, 6), blocks=range(index, index + 1))
+        rest = model.encode(before, (4, 6), blocks=range(index, 3))
         torch.testing.assert_close(one, trace[f"block{index}"])
         torch.testing.assert_close(rest, trace["block2"])
-        first = model.encode_tokens(before, (4, 6), read=slice(0, 1), blocks=range(index, 3))
+        first = model.encode(before, (4, 6), read=slice(0, 1), blocks=range(index, 3))
         torch.testing.assert_close(first, trace["block2"][:, :1])
-    assert torch.equal(model.encode_tokens(before, (4, 6), blocks=range(3, 3)), before)
+    assert torch.equal(model.encode(before, (4, 6), blocks=range(3, 3)), before)
 
 
 # The tokens beside the patches
@@ -272,7 +271,7 @@ def test_the_model_goes_on_from_any_block(positions: str) -> None:
 def test_the_sequence_is_class_token_distillation_token_registers_patches() -> None:
     model = small_model(distillation_token=True, num_registers=2, positions="none")
     images = random_images(2, 3, 32, 32)
-    tokens = model.embeddings(images)
+    tokens = model.prepare_tokens(images)
     parts = [model.class_token, model.distillation_token, model.registers]
     expected = torch.cat([*(part.expand(2, -1, -1) for part in parts), model.patch_embedding(images)], dim=1)
     assert torch.equal(tokens, expected)
@@ -295,7 +294,7 @@ def test_the_embedding_norm_is_of_the_tokens_with_their_positions() -> None:
 
 def test_the_embedding_norm_follows_the_dropout() -> None:
     model = small_model(embedding_norm=True, dropout=0.5).train()
-    assert (model.embeddings(random_images(2, 3, 32, 32)) != 0).all()
+    assert (model.prepare_tokens(random_images(2, 3, 32, 32)) != 0).all()
 
 
 # Every option
@@ -317,17 +316,16 @@ def test_what_is_traced_is_what_the_model_computes(options: dict[str, Any]) -> N
 
 
 @variants
-def test_an_answer_is_what_is_pooled_and_the_logits(options: dict[str, Any]) -> None:
+def test_forward_head_pools_and_classifies_the_features(options: dict[str, Any]) -> None:
     model, images, trace = small_model(**options), random_images(2, 3, 32, 32), Trace()
-    pooled, logits = model.answer(model.encode(images), trace)
-    torch.testing.assert_close(pooled, model.embed(images))
+    features = model.forward_features(images)
+    logits = model.forward_head(features, trace)
+    torch.testing.assert_close(model.pool_features(features), model.embed(images))
     torch.testing.assert_close(logits, model(images))
-    assert list(trace.values) == ["features", "pooled", "logits"]
-    assert trace["pooled"] is pooled
+    assert list(trace.values) == ["pooled", "logits"]
     assert trace["logits"] is logits
-    of_read = model.answer(model.encode(images, read=model.pool.read))
-    for part, expected in zip(of_read, (pooled, logits), strict=True):
-        torch.testing.assert_close(part, expected)
+    of_read = model.forward_head(model.forward_features(images, read=model.pool.read))
+    torch.testing.assert_close(of_read, logits)
 
 
 @variants

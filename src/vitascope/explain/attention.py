@@ -128,8 +128,8 @@ def layer_attention(model: VisionTransformer, images: Tensor, layer: int) -> Ten
     index, grid = check_layer(model.config, layer), model.grid_of(images)
     trace = Trace(attention=True)
     with evaluation_mode(model):
-        tokens = model.encode_tokens(model.embeddings(images), grid, blocks=range(index))
-        model.encode_tokens(tokens, grid, trace, blocks=range(index, index + 1))
+        tokens = model.encode(model.prepare_tokens(images), grid, blocks=range(index))
+        model.encode(tokens, grid, trace, blocks=range(index, index + 1))
     assert trace.attention is not None
     return trace.attention[0]
 
@@ -218,4 +218,4 @@ def stream_attention(
         read: the rows that are wanted of the last block's weights, (B, heads, Q, T).
     """
     with evaluation_mode(model):
-        model.encode(images, AttentionStream(consume), read)
+        model.forward_features(images, AttentionStream(consume), read)

@@ -81,13 +81,13 @@ def _of_tokens(model: VisionTransformer, images: Tensor, target: TargetLike, lay
     else:
         first = check_layer(model.config, layer)
     with torch.no_grad():
-        tokens = model.encode_tokens(model.embeddings(images), grid, blocks=range(first))  # (B, T, D)
+        tokens = model.encode(model.prepare_tokens(images), grid, blocks=range(first))  # (B, T, D)
     trace = Trace()
     tokens.requires_grad_()
-    last = model.encode_tokens(tokens, grid, trace, model.pool.read, blocks=range(first, depth))
-    pooled, logits = model.answer(last, trace)
-    activations = trace["features"] if first == depth else trace.attended[0]
-    gradients = _gradients(model, activations, pooled, logits, target)
+    features = model.norm(model.encode(tokens, grid, trace, model.pool.read, blocks=range(first, depth)))
+    activations = features if first == depth else trace.attended[0]
+    pooled = model.pool_features(features)
+    gradients = _gradients(model, activations, pooled, model.head(pooled), target)
     P = model.config.num_prefix_tokens
     return activations.detach()[:, P:], gradients[:, P:], grid
 

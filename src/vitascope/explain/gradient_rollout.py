@@ -72,7 +72,7 @@ def _through_block(
     trace = Trace(attention=True)
     with torch.enable_grad():
         state.requires_grad_()  # z_(l-1), (B, T, D)
-        after = model.encode_tokens(state, grid, trace, blocks=range(index, index + 1))
+        after = model.encode(state, grid, trace, blocks=range(index, index + 1))
     assert trace.attention is not None
     weights = trace.attention[0]  # (B, heads, T, T)
     d_weights, before = torch.autograd.grad(after, (weights, state), gradient)
@@ -83,6 +83,7 @@ def _of_last(model: VisionTransformer, zL: Tensor, target: TargetLike) -> Tensor
     """The gradient of the target's score with respect to z_L, (B, T, D)."""
     with torch.enable_grad():
         zL.requires_grad_()
-        pooled, logits = model.answer(zL)
+        pooled = model.pool_features(model.norm(zL))
+        logits = model.head(pooled)
         score = as_target(target, model.config, logits).score(pooled, logits)
         return torch.autograd.grad(score.sum(), zL)[0]

@@ -220,6 +220,6 @@ def feature_colours(model: Classifier, images: Tensor, layer: int = -1) -> Tenso
 def _patch_features(model: VisionTransformer, images: Tensor, layer: int) -> Tensor:
     """The patches as a block gives them, under the final norm: (B, N, D). Later blocks are not run."""
     with evaluation_mode(model):
-        z0, grid = model.embeddings(images), model.grid_of(images)
-        tokens = model.norm(model.encode_tokens(z0, grid, blocks=range(layer + 1)))  # (B, T, D)
+        z0, grid = model.prepare_tokens(images), model.grid_of(images)
+        tokens = model.norm(model.encode(z0, grid, blocks=range(layer + 1)))  # (B, T, D)
     return tokens[:, model.config.num_prefix_tokens :]

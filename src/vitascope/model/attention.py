@@ -21,14 +21,59 @@ from vitascope.model.hardware import bf16_units
 from vitascope.model.positions import Layout
 from vitascope.model.trace import Trace
 
+EVERY_TOKEN = slice(None)
+
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
     """A = softmax(q k^T / sqrt(hd)), equation 6: (B, heads, Q, hd), (B, heads, T, hd) -> (B, heads, Q, T).
 
-    `bias` (heads, Q, T) adds to the scores: relative positions.
+    `bias`, which broadcasts to the result, is added to the scores.
     """
     scores = q * q.shape[-1] ** -0.5 @ k.mT
     return (scores if bias is None else scores + bias.to(scores.dtype)).softmax(dim=-1)
+
+
+def weighted_values(weights: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """[A_1 v_1; ...; A_k v_k], equation 7: (B, heads, Q, T), (B, heads, T, hd) -> (B, Q, heads hd)."""
+    return join_heads(F.dropout(weights, dropout) @ v)
+
+
+def join_heads(mixed: Tensor) -> Tensor:
+    """(B, heads, Q, hd) -> (B, Q, heads hd)."""
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """Equations 6 and 7 in PyTorch's fused kernel: (B, heads, Q, hd) -> (B, heads, Q, width of v).
+
+    `bias` has four dimensions: with three, the kernel is 3 times slower.
+    """
+    return F.scaled_dot_product_attention(q, k, v, None if bias is None else bias.to(q.dtype), dropout)
+
+
+def attention(
+    qkv: Tensor, bias: Tensor | None = None, read: slice = EVERY_TOKEN, dropout: float = 0.0
+) -> Tensor:
+    """Equations 6 and 7 in the fastest kernel: (B, T, 3, heads, hd) -> (B, Q, heads hd).
+
+    Args:
+        qkv: queries, keys and values in one tensor.
+        bias: is added to the scores; (1, heads, T, T), or (B, 1, 1, T) without a gradient.
+        read: the Q queries to compute.
+        dropout: rate of the weights that are set to zero.
+    """
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
+    by_key = bias is not None and bias.shape[1:3] == (1, 1) and not bias.requires_grad
+    if read == EVERY_TOKEN:
+        if dropout == 0 and (bias is None or by_key) and faster_by_matmul(qkv):
+            return MatmulAttention.apply(qkv, None if bias is None else bias[:, 0])  # type: ignore[no-untyped-call]
+        return join_heads(fused_attention(q, k, v, bias, dropout))
+    if by_key:
+        return join_heads(fused_attention(q[:, :, read], k, v, bias, dropout))
+    weights = attention_weights(q[:, :, read], k, None if bias is None else bias[:, :, read])
+    return weighted_values(weights, v, dropout)
 
 
 class MatmulAttention(torch.autograd.Function):
@@ -40,11 +85,11 @@ class MatmulAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, bias: Tensor | None = None) -> Tensor:
-        """(B, T, 3, heads, hd) -> (B, T, D); `bias` (B, 1, T), which learns nothing, adds to the scores."""
+        """(B, T, 3, heads, hd) -> (B, T, D); `bias` (B, 1, T), without a gradient, is added to the scores."""
         B, T, _, H, hd = qkv.shape
         qkv = qkv.permute(2, 0, 3, 1, 4).reshape(3, B * H, T, hd)
         q, k, v = qkv
-        added = qkv.new_empty(1, 1, 1) if bias is None else bias.repeat_interleave(H, dim=0)
+        added = qkv.new_empty(1, 1, 1) if bias is None else bias.to(qkv.dtype).repeat_interleave(H, dim=0)
         scores = torch.baddbmm(added, q, k.mT, beta=int(bias is not None), alpha=hd**-0.5)
         weights = scores.softmax(dim=-1)  # (B*H, T, T)
         ctx.save_for_backward(qkv, weights)
@@ -72,25 +117,17 @@ class MatmulAttention(torch.autograd.Function):
 _MATMUL_LIMIT = {torch.float32: 2**24, torch.bfloat16: 2**28}
 
 
-def trains_faster_by_matmul(qkv: Tensor) -> bool:
-    """Whether `MatmulAttention` beats the fused kernel's backward pass for qkv (B, T, 3, heads, hd)."""
-    if qkv.device.type != "cpu" or not qkv.requires_grad:
-        return False
-    if torch.compiler.is_exporting():
-        return False  # what is exported predicts, and a limit to its batch would be part of it
+def faster_by_matmul(qkv: Tensor) -> bool:
+    """Whether `MatmulAttention` beats the fused kernel for qkv (B, T, 3, heads, hd)."""
+    if qkv.device.type != "cpu" or torch.compiler.is_exporting():
+        return False  # an exported model predicts, maybe elsewhere; the limit would bound its batch
     B, T, _, H, _ = qkv.shape
-    return B * H * T * T * qkv.element_size() <= _MATMUL_LIMIT.get(qkv.dtype, 0)
-
-
-def predicts_faster_by_matmul(qkv: Tensor) -> bool:
-    """Whether `MatmulAttention` beats the fused kernel's forward pass for qkv (B, T, 3, heads, hd)."""
-    if qkv.device.type != "cpu" or qkv.requires_grad or qkv.dtype != torch.bfloat16:
-        return False
+    fits = B * H * T * T * qkv.element_size() <= _MATMUL_LIMIT.get(qkv.dtype, 0)
+    if qkv.requires_grad:
+        return fits
     if torch.compiler.is_compiling():
-        return False  # what is compiled or exported may run elsewhere
-    B, T, _, H, _ = qkv.shape
-    fits = B * H * T * T * qkv.element_size() <= _MATMUL_LIMIT[qkv.dtype]
-    return T >= 128 and fits and bf16_units() == "AVX-512 BF16"
+        return False  # a compiled model may run elsewhere
+    return fits and qkv.dtype == torch.bfloat16 and T >= 128 and bf16_units() == "AVX-512 BF16"
 
 
 def rotate(qkv: Tensor, layout: Layout) -> Tensor:
@@ -133,39 +170,32 @@ class SelfAttention(nn.Module):
         self.dropout = nn.Dropout(config.training.dropout)
 
     def forward(
-        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = slice(None)
+        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = EVERY_TOKEN
     ) -> Tensor:
         """Mix tokens (B, T, D) into (B, Q, D), for the queries that `read` selects."""
         rate = self.attention_dropout if self.training else 0.0
-        if trace is not None:
-            trace.keep_attended(tokens)
         qkv = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, heads, hd)
         qkv = rotate(qkv, layout)
-        if trace is not None and trace.attention is not None:
-            # Copied apart here, once; each product below would copy its own factors.
+        if trace is not None:
+            trace.keep_attended(tokens)
+        if trace is None or trace.attention is None:
+            mixed = self.mix(qkv, layout, read, rate)
+        else:
+            # One copy here instead of one in each product below.
             q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous()  # (B, heads, T, hd)
             weights = self.weights(q, k, layout)[:, :, read]  # (B, heads, Q, T)
             trace.keep_attention(weights)
-            mixed = (F.dropout(weights, rate) @ v).transpose(1, 2).flatten(2)
-        else:
-            mixed = self.mix(qkv, layout, read, rate)
+            mixed = weighted_values(weights, v, rate)
         return self.dropout(self.proj(mixed))  # (B, Q, D)
 
+    def bias(self, k: Tensor, layout: Layout) -> Tensor | None:
+        """The numbers to add to the scores, for keys (B, heads, T, hd); see `attention`."""
+        return layout.bias(layout.grid)
+
     def weights(self, q: Tensor, k: Tensor, layout: Layout) -> Tensor:
-        """Each query's weights over all tokens, rows that sum to one: (B, heads, T, T)."""
-        return attention_weights(q, k, layout.bias(layout.grid))
+        """The weights of all tokens for each query, rows that sum to one: (B, heads, T, T)."""
+        return attention_weights(q, k, self.bias(k, layout))
 
     def mix(self, qkv: Tensor, layout: Layout, read: slice, rate: float) -> Tensor:
-        """The values under those weights, by the fastest kernel: (B, T, 3, heads, hd) -> (B, Q, D)."""
-        bias = layout.bias(layout.grid)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
-        if read != slice(None):
-            weights = attention_weights(q[:, :, read], k, None if bias is None else bias[:, read])
-            return (F.dropout(weights, rate) @ v).transpose(1, 2).flatten(2)
-        by_matmul = trains_faster_by_matmul(qkv) or predicts_faster_by_matmul(qkv)
-        if rate == 0 and bias is None and by_matmul:
-            return MatmulAttention.apply(qkv)  # type: ignore[no-untyped-call]
-        mask = (
-            None if bias is None else bias.to(q.dtype)[None]
-        )  # without a batch the kernel is 3 times slower
-        return F.scaled_dot_product_attention(q, k, v, mask, rate).transpose(1, 2).flatten(2)
+        """The values under these weights: (B, T, 3, heads, hd) -> (B, Q, heads hd)."""
+        return attention(qkv, self.bias(qkv[:, :, 1].transpose(1, 2), layout), read, rate)

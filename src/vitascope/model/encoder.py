@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitascope.errors import UserError
-from vitascope.model.attention import SelfAttention
+from vitascope.model.attention import EVERY_TOKEN, SelfAttention
 from vitascope.model.config import ViTConfig
 from vitascope.model.local_attention import LocalAttention
 from vitascope.model.positions import Layout
@@ -128,19 +128,24 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(
-        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = slice(None)
+        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = EVERY_TOKEN
     ) -> Tensor:
         """(B, T, D) -> (B, Q, D): the tokens that `read` selects, each having looked at all T."""
         mixed = self.scale1(self.attention(self.norm1(tokens), layout, trace, read))
         tokens = tokens[:, read] + self.drop_path(mixed)  # equation 2
+        tokens = self.between(tokens, layout, read)
         return tokens + self.drop_path(self.scale2(self.mlp(self.norm2(tokens))))  # equation 3
+
+    def between(self, tokens: Tensor, layout: Layout, read: slice) -> Tensor:
+        """A step between attention and MLP; here there is none."""
+        return tokens
 
 
 class PostNormBlock(Block):
     """The block of the Transformer of 2017: each sum is normalized (Vaswani et al. 2017, section 3.1)."""
 
     def forward(
-        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = slice(None)
+        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = EVERY_TOKEN
     ) -> Tensor:
         """(B, T, D) -> (B, Q, D): the tokens that `read` selects, each having looked at all T."""
         mixed = self.scale1(self.attention(tokens, layout, trace, read))
@@ -155,16 +160,10 @@ class MergingBlock(Block):
         super().__init__(config, drop_path)
         self.token_merging = config.block.token_merging
 
-    def forward(
-        self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = slice(None)
-    ) -> Tensor:
-        """(B, Q, D) -> (B, Q - r, D); or, where only tokens of the prefix are read, those."""
+    def between(self, tokens: Tensor, layout: Layout, read: slice) -> Tensor:
+        """(B, Q, D) -> (B, Q - r, D); the prefix alone, if only that is read, stays as it is."""
         assert isinstance(layout, MergingLayout)
-        mixed = self.scale1(self.attention(self.norm1(tokens), layout, trace, read))
-        tokens = tokens[:, read] + self.drop_path(mixed)  # equation 2
-        if read == slice(None):
-            tokens = layout.merge(tokens, self.token_merging)
-        return tokens + self.drop_path(self.scale2(self.mlp(self.norm2(tokens))))  # equation 3
+        return layout.merge(tokens, self.token_merging) if read == EVERY_TOKEN else tokens
 
 
 _BLOCKS = {"pre": Block, "post": PostNormBlock}
@@ -186,7 +185,7 @@ class Encoder(nn.Module):
         tokens: Tensor,
         layout: Layout,
         trace: Trace | None = None,
-        read: slice = slice(None),
+        read: slice = EVERY_TOKEN,
         blocks: range | None = None,
     ) -> Tensor:
         """z_0 -> z_L: (B, T, D) -> (B, Q, D).
@@ -199,7 +198,7 @@ class Encoder(nn.Module):
         recompute = self.gradient_checkpointing and self.training and trace is None
         for index in range(last + 1) if blocks is None else blocks:
             block = self.blocks[index]
-            arguments = (tokens, layout, trace, read if index == last else slice(None))
+            arguments = (tokens, layout, trace, read if index == last else EVERY_TOKEN)
             tokens = checkpoint(block, *arguments, use_reentrant=False) if recompute else block(*arguments)
             if trace is not None:
                 trace.keep(f"block{index}", tokens)
@@ -214,7 +213,7 @@ class MergingEncoder(Encoder):
         tokens: Tensor,
         layout: Layout,
         trace: Trace | None = None,
-        read: slice = slice(None),
+        read: slice = EVERY_TOKEN,
         blocks: range | None = None,
     ) -> Tensor:
         """z_0 -> z_L: (B, T, D) -> (B, T, D), or the tokens of the prefix that `read` selects.

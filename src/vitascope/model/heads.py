@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitascope.model.attention import fused_attention, join_heads
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import MLP, SwiGLU
 
@@ -67,7 +67,7 @@ class AttentionPool(MeanPool):
         q = self.q(query).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, 1, hd)
         kv = self.kv(patches).unflatten(-1, (2, self.num_heads, -1))  # (B, N, 2, heads, hd)
         k, v = kv.permute(2, 0, 3, 1, 4)  # (B, heads, N, hd)
-        pooled = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # (B, 1, D)
+        pooled = self.proj(join_heads(fused_attention(q, k, v)))  # (B, 1, D)
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
 
 

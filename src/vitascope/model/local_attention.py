@@ -11,10 +11,9 @@ values, which a trace shows exactly.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from vitascope.model.attention import SelfAttention
+from vitascope.model.attention import SelfAttention, fused_attention, join_heads
 from vitascope.model.config import ViTConfig
 from vitascope.model.positions import Grid, Layout
 
@@ -49,21 +48,19 @@ def attend_in_windows(
     """Each patch over its window and the prefix, the prefix over everything: (B, heads, T, width of v)."""
     P, grid = layout.num_prefix_tokens, layout.grid
     bias = layout.bias(window)
-    bias = None if bias is None else bias.to(q.dtype)[None]  # (1, heads, P + n, P + n)
+    bias = None if bias is None else bias.to(q.dtype)  # (1, heads, P + n, P + n)
     queries = split_windows(q[:, :, P:], grid, window)  # (B, G, heads, n, hd)
     keys, values = (with_prefix(part, P, split_windows(part[:, :, P:], grid, window)) for part in (k, v))
     mask = None if bias is None else bias[:, :, P:]
-    # One batch of windows: the fused kernels take four dimensions.
-    mixed = F.scaled_dot_product_attention(
-        queries.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), mask, rate
-    )
+    # One batch of all windows: the fused kernels take four dimensions.
+    mixed = fused_attention(queries.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), mask, rate)
     patches = join_windows(mixed.unflatten(0, queries.shape[:2]), grid, window)
     if not P:
         return patches
     if bias is not None:  # a prefix token scores every patch alike
         within, to_patch = bias[:, :, :P, :P], bias[:, :, :P, P : P + 1]
         bias = torch.cat([within, to_patch.expand(-1, -1, -1, k.shape[2] - P)], dim=3)
-    prefix = F.scaled_dot_product_attention(q[:, :, :P], k, v, bias, rate)
+    prefix = fused_attention(q[:, :, :P], k, v, bias, rate)
     return torch.cat([prefix, patches], dim=2)
 
 
@@ -90,4 +87,4 @@ class LocalAttention(SelfAttention):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
         for window in self.windows_of(layout.grid):
             v = attend_in_windows(q, k, v, window, layout, rate)
-        return v[:, :, read].transpose(1, 2).flatten(2)
+        return join_heads(v[:, :, read])

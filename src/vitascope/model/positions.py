@@ -145,7 +145,7 @@ class Layout:
     rotation: tuple[Tensor, Tensor] | None = None
     """Cosines and sines for the patches' queries and keys, float32 (N, hd) or (B, N, hd)."""
     biases: dict[Grid, Tensor] = dataclasses.field(default_factory=dict)
-    """By window: what adds to the scores in it and its prefix, (heads, P + n, P + n)."""
+    """By window: numbers to add to the scores in it and its prefix, (1, heads, P + n, P + n)."""
 
     def bias(self, window: Grid) -> Tensor | None:
         """What adds to the scores in a window, if anything does; while exporting a size may be a symbol."""
@@ -313,7 +313,7 @@ class RelativeBias(Positions):
     def layout(self, grid: Grid, device: torch.device) -> Layout:
         """The layout with what adds to the scores."""
         offsets = self.offsets_for(grid)
-        biases = {window: self.bias(offsets, grid, window) for window in self.windows_of(grid)}
+        biases = {window: self.bias(offsets, grid, window)[None] for window in self.windows_of(grid)}
         return Layout(grid, self.num_prefix_tokens, biases=biases)
 
     def offsets_for(self, grid: Grid) -> Tensor:

@@ -18,13 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitascope.model.attention import (
-    MatmulAttention,
-    SelfAttention,
-    attention_weights,
-    predicts_faster_by_matmul,
-    trains_faster_by_matmul,
-)
+from vitascope.model.attention import SelfAttention
 from vitascope.model.positions import Layout
 from vitascope.model.trace import Trace
 
@@ -39,11 +33,6 @@ class MergingLayout(Layout):
     """How many tokens each is made of, float32 (B, Q); None while each is one."""
     owners: Tensor | None = None
     """Which of the Q tokens each of the T has become part of: (B, T); None while each is itself."""
-
-    @property
-    def log_sizes(self) -> Tensor | None:
-        """What proportional attention adds to the scores: (B, 1, 1, Q)."""
-        return None if self.sizes is None else self.sizes.log()[:, None, None]
 
     def merge(self, tokens: Tensor, count: int) -> Tensor:
         """Make `count` tokens fewer, or as many as there are pairs: (B, Q, D) -> (B, Q - count, D)."""
@@ -128,24 +117,11 @@ def take(tokens: Tensor, places: Tensor) -> Tensor:
 class MergingAttention(SelfAttention):
     """Proportional attention, A = softmax(q k^T / sqrt(hd) + log s), equation 1; it leaves its keys."""
 
-    def weights(self, q: Tensor, k: Tensor, layout: Layout) -> Tensor:
-        """Each query's weights over the tokens there are, rows that sum to one: (B, heads, Q, Q)."""
+    def bias(self, k: Tensor, layout: Layout) -> Tensor | None:
+        """log s, (B, 1, 1, Q); None while each token is one patch."""
         assert isinstance(layout, MergingLayout)
         layout.keys = k.mean(dim=1)
-        return attention_weights(q, k, layout.log_sizes)
-
-    def mix(self, qkv: Tensor, layout: Layout, read: slice, rate: float) -> Tensor:
-        """The values under those weights: (B, Q, 3, heads, hd) -> (B, tokens read, D)."""
-        assert isinstance(layout, MergingLayout)
-        layout.keys = qkv[:, :, 1].mean(dim=2)
-        if layout.log_sizes is None:
-            return super().mix(qkv, layout, read, rate)
-        bias = layout.log_sizes.to(qkv.dtype)
-        by_matmul = trains_faster_by_matmul(qkv) or predicts_faster_by_matmul(qkv)
-        if by_matmul and rate == 0 and read == slice(None):
-            return MatmulAttention.apply(qkv, bias[:, 0])  # type: ignore[no-untyped-call]
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, Q, hd)
-        return F.scaled_dot_product_attention(q[:, :, read], k, v, bias, rate).transpose(1, 2).flatten(2)
+        return None if layout.sizes is None else layout.sizes.log()[:, None, None]
 
 
 class WholeTrace(Trace):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vitascope.model.attention import EVERY_TOKEN
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import PatchDropout, transformer_encoder
 from vitascope.model.heads import classification_head, pooling
@@ -54,70 +55,53 @@ class VisionTransformer(nn.Module):
         initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, K) of images (B, C, H, W); with `head="none"`, what `embed` gives."""
-        return self.head(self.embed(images))
+        """Logits (B, K) of images (B, C, H, W); with `head="none"`, the same as `embed`."""
+        return self.forward_head(self.forward_features(images, read=self.pool.read))
 
     def embed(self, images: Tensor) -> Tensor:
         """The pooled representation y of equation 4: (B, C, H, W) -> (B, D).
 
-        (B, 2D) where two are set side by side: class and distillation token, or class token and mean.
+        (B, 2D) with two pooled vectors: class and distillation token, or class token and mean.
         """
-        zL = self.encode(images, read=self.pool.read)  # (B, 1, D) with a class token
-        return self.pool_norm(self.pool(self.norm(zL)))
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Every token after the final norm: (B, C, H, W) -> (B, T, D).
-
-        With `pool_norm="after"` the final norm is of the pooled vector, and these are without one.
-        """
-        return self.norm(self.encode(images))
+        return self.pool_features(self.forward_features(images, read=self.pool.read))
 
     def trace(self, images: Tensor, attention: bool = False) -> Trace:
-        """The forward pass with every intermediate kept, and the attention weights if asked for."""
+        """The forward pass with every intermediate, and with the attention weights if asked for."""
         trace = Trace(attention=attention)
-        self.answer(self.encode(images, trace), trace)
+        self.forward_head(self.forward_features(images, trace), trace)
         return trace
 
-    def answer(self, zL: Tensor, trace: Trace | None = None) -> tuple[Tensor, Tensor]:
-        """The pooled representation and the logits of z_L, equation 4: (B, T, D) -> (B, D), (B, K)."""
-        features = self.norm(zL)
-        pooled = self.pool_norm(self.pool(features))
-        logits = self.head(pooled)
+    def forward_features(
+        self, images: Tensor, trace: Trace | None = None, read: slice = EVERY_TOKEN
+    ) -> Tensor:
+        """The tokens after the final norm: (B, C, H, W) -> (B, T, D), or only those that `read` selects.
+
+        With `pool_norm="after"` the final norm follows the pooling, and these tokens have none.
+        """
+        z0 = self.prepare_tokens(images, trace)
+        features = self.norm(self.encode(z0, self.grid_of(images), trace, read))
         if trace is not None:
             trace.keep("features", features)
+        return features
+
+    def forward_head(self, features: Tensor, trace: Trace | None = None) -> Tensor:
+        """The logits of `forward_features`' tokens: (B, T, D) -> (B, K)."""
+        pooled = self.pool_features(features)
+        logits = self.head(pooled)
+        if trace is not None:
             trace.keep("pooled", pooled)
             trace.keep("logits", logits)
-        return pooled, logits
+        return logits
 
-    def encode(self, images: Tensor, trace: Trace | None = None, read: slice = slice(None)) -> Tensor:
-        """z_L, equations 1 to 3: (B, C, H, W) -> (B, T, D), or only the tokens that `read` selects."""
-        return self.encode_tokens(self.embeddings(images, trace), self.grid_of(images), trace, read)
-
-    def encode_tokens(
-        self,
-        z0: Tensor,
-        grid: tuple[int, int],
-        trace: Trace | None = None,
-        read: slice = slice(None),
-        blocks: range | None = None,
+    def prepare_tokens(
+        self, images: Tensor, trace: Trace | None = None, patches: Tensor | None = None
     ) -> Tensor:
-        """z_L from z_0 of a grid, equations 2 and 3: (B, T, D) -> (B, T, D), or what `read` selects.
+        """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1: (B, C, H, W) -> (B, T, D).
 
-        With `blocks`, those alone: z_j from z_i, as in evaluation, where no patches are dropped.
+        `patches` (B, N, D) replace x_p E, the images' own `patch_embedding`.
         """
-        z0, layout = self.patch_dropout(z0, self.positions.layout(grid, z0.device))
-        return self.encoder(z0, layout, trace, read, blocks)
-
-    def embeddings(self, images: Tensor, trace: Trace | None = None) -> Tensor:
-        """z_0 of images, equation 1: (B, C, H, W) -> (B, T, D)."""
         grid = self.grid_of(images)
-        return self.assemble(self.patch_embedding(images), grid, trace)
-
-    def assemble(self, patches: Tensor, grid: tuple[int, int], trace: Trace | None = None) -> Tensor:
-        """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1: (B, N, D) -> (B, T, D).
-
-        `patches` are what `patch_embedding` gives, x_p E of a grid; a task may change them on the way.
-        """
+        patches = self.patch_embedding(images) if patches is None else patches
         prefix = [self.class_token, self.distillation_token, self.registers]
         tokens = [
             part.to(patches.dtype).expand(patches.shape[0], -1, -1) for part in prefix if part is not None
@@ -128,6 +112,25 @@ class VisionTransformer(nn.Module):
             trace.keep("patch_embeddings", patches)
             trace.keep("embeddings", z0)
         return z0
+
+    def encode(
+        self,
+        tokens: Tensor,
+        grid: tuple[int, int],
+        trace: Trace | None = None,
+        read: slice = EVERY_TOKEN,
+        blocks: range | None = None,
+    ) -> Tensor:
+        """z_L of z_0, equations 2 and 3: (B, T, D) -> (B, T, D), or only the tokens that `read` selects.
+
+        With `blocks`, z_j of z_i: these blocks alone, where evaluation mode is assumed.
+        """
+        tokens, layout = self.patch_dropout(tokens, self.positions.layout(grid, tokens.device))
+        return self.encoder(tokens, layout, trace, read, blocks)
+
+    def pool_features(self, features: Tensor) -> Tensor:
+        """y = LN(z_L^0), equation 4, of tokens that `norm` has normalized: (B, T, D) -> (B, D)."""
+        return self.pool_norm(self.pool(features))
 
     def resize(self, image_size: int | tuple[int, int]) -> None:
         """Make another image size the model's own: positions are interpolated, for good."""

@@ -166,7 +166,9 @@ def test_mask_stands_for_the_embedding_of_a_hidden_patch() -> None:
     module, images = small_module(masked_task()), random_images(1, 3, 32, 32)
     patches = module.body.patch_embedding(images)
     patches = torch.cat([patches[:, :4], module.mask_token, patches[:, 7:8], patches[:, 6:]], dim=1)
-    features = module.body.norm(module.body.encode_tokens(module.body.assemble(patches, (4, 4)), (4, 4)))
+    features = module.body.norm(
+        module.body.encode(module.body.prepare_tokens(images, patches=patches), (4, 4))
+    )
     places, sources = torch.tensor([[4, 5]]), torch.tensor([[4, 7]])
     said = module(images, places, sources, torch.tensor([[True, False]]))
     torch.testing.assert_close(said, module.head(features[:, [5, 6]]))

@@ -153,8 +153,8 @@ class MaskedPatchModel(nn.Module):
         patches = body.patch_embedding(images)  # (B, N, D)
         mask = self.mask_token.to(patches.dtype)
         stand_ins = torch.where(masked[:, :, None], mask, at(sources, patches))  # (B, n, D)
-        z0 = body.assemble(put(places, patches, stand_ins), grid)  # (B, T, D)
-        zL = body.encode_tokens(z0, grid)
+        z0 = body.prepare_tokens(images, patches=put(places, patches, stand_ins))  # (B, T, D)
+        zL = body.encode(z0, grid)
         return self.head(body.norm(at(places, zL[:, body.config.num_prefix_tokens :])))
 
 
