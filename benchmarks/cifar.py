@@ -41,7 +41,8 @@ import vitascope as vs
 from contest import describe_machine, describe_versions, positive
 from learning import named_values, train
 from reports import Numbers, markdown_table, note, publish
-from vitascope.data.datasets import Splits, open_data
+from vitascope.data.datasets import open_data
+from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.explain.plots import GREY, RIGHT, SERIES, WRONG, new_figure, plain, save_figure
 from vitascope.report.records import read_metrics

@@ -43,7 +43,7 @@ from contestants import inference_entrants, peer_inference_entrant, write_peer_w
 from exported import RUNTIMES, exported_engine, exported_entrant, int8_matmul_entrants
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
-from vitascope.data.preprocess import ImageSource
+from vitascope.data.decoding import ImageSource
 from vitascope.deploy.predict.engine import Engine
 from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.config import ViTConfig

@@ -39,7 +39,8 @@ import vitascope as vs
 from contest import describe_machine, describe_versions, positive
 from learning import engine, named_values, options, train, vit, write_images
 from reports import Numbers, fill_in, markdown_table, note, publish
-from vitascope.data.datasets import Splits, open_data
+from vitascope.data.datasets import open_data
+from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.explain.plots import INK, RIGHT, SERIES, new_figure, plain, save_figure
 

@@ -18,8 +18,9 @@ import torch
 import vitascope as vs
 from contest import describe_machine, describe_versions, positive
 from reports import note
-from vitascope.data.datasets import ImageSet, open_data
-from vitascope.data.preprocess import read_image
+from vitascope.data.datasets import open_data
+from vitascope.data.decoding import read_image
+from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.training.finish import TrainResult
 

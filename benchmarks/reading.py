@@ -36,11 +36,12 @@ from torch import Tensor
 from contest import describe_machine, describe_versions, missing_peers, positive, rate
 from reports import markdown_table, note, publish
 from vitascope.data.augment import Augmentation
-from vitascope.data.datasets import median_size, read_tree
+from vitascope.data.datasets import median_size
+from vitascope.data.formats.folder import read_tree
+from vitascope.data.formats.shards import read_shards
 from vitascope.data.loading import Loader
 from vitascope.data.pack import pack
 from vitascope.data.preprocess import Preprocess
-from vitascope.data.shards import read_shards
 from vitascope.data.splits import ImageSet
 from vitascope.model.hardware import reuse_freed_memory
 

@@ -29,7 +29,8 @@ from vitascope.cli import main
 from vitascope.cli.export import Export
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
-from vitascope.data import datasets, download, folders, hub_datasets, loading, pack, reading, shards, unpack
+from vitascope.data import datasets, download, loading, pack, reading, splits
+from vitascope.data.formats import archive, folder, hub, shards
 from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.sizes import named_config
 from vitascope.training import defaults
@@ -296,7 +297,7 @@ def table(page: Path, header: str) -> list[list[str]]:
 def test_every_kind_of_data_has_its_line() -> None:
     named = [set(re.findall(r"`([^`]+)`", cell)) for cell, _ in table(DATA_PAGE, "DATA")]
     assert set.union(*named) >= set(datasets.NAMES)
-    assert {*unpack.TAR_SUFFIXES, "photos.zip"} in named
+    assert {*archive.TAR_SUFFIXES, "photos.zip"} in named
     used = {
         word for program, step in steps(DATA_PAGE) if program == "vitascope" for word in shlex.split(step)
     }
@@ -304,15 +305,15 @@ def test_every_kind_of_data_has_its_line() -> None:
     assert {"photos/", "photos.zip", "photos-hf/", "shards"} <= used
     files = {file.name for published in download.KNOWN_SETS.values() for file in published}
     assert "cifar-10-python.tar.gz" in files
-    assert hub_datasets.looks_like_hub_id("owner/name")
-    assert hub_datasets.looks_like_hub_id("owner/name@revision")
+    assert hub.looks_like_hub_id("owner/name")
+    assert hub.looks_like_hub_id("owner/name@revision")
 
 
 def test_numbers_and_names_of_the_data_page_are_those_of_the_code(monkeypatch) -> None:
     text = " ".join(DATA_PAGE.read_text(encoding="utf-8").split())
-    assert datasets.VAL_SHARE == datasets.TEST_SHARE == loading.MAX_UNREADABLE == 0.1  # "a tenth"
-    assert set(re.findall(r"`([^`]+)`", marked(DATA_PAGE, "suffixes"))) == folders.IMAGE_SUFFIXES
-    assert {"valid", "validation"} < set(folders.SPLIT_FOLDERS["val"])
+    assert splits.VAL_SHARE == splits.TEST_SHARE == loading.MAX_UNREADABLE == 0.1  # "a tenth"
+    assert set(re.findall(r"`([^`]+)`", marked(DATA_PAGE, "suffixes"))) == folder.IMAGE_SUFFIXES
+    assert {"valid", "validation"} < set(folder.SPLIT_FOLDERS["val"])
     for phrase in (
         f"fit into {loading.MEMORY_BUDGET // 2**30} GiB",
         f"{reading.READ_AHEAD} batches ahead",
@@ -320,7 +321,7 @@ def test_numbers_and_names_of_the_data_page_are_those_of_the_code(monkeypatch) -
         f"of quality {pack.JPEG_QUALITY}",
         f"at most {defaults.SMALL_IMAGE} pixels",
         f"all others at {defaults.LARGE_IMAGE}",
-        "called `{}`, `{}`, `{}` or `{}`".format(*hub_datasets.LABEL_COLUMNS),
+        "called `{}`, `{}`, `{}` or `{}`".format(*hub.LABEL_COLUMNS),
     ):
         assert phrase in text, phrase
     monkeypatch.setenv("VITASCOPE_CACHE", "/own")

@@ -24,7 +24,7 @@ import pytest
 from PIL import Image
 
 from vitascope.cli import main
-from vitascope.data.preprocess import read_image
+from vitascope.data.decoding import read_image
 from vitascope.report.records import read_metrics
 
 DOCS = Path(__file__).parent.parent / "docs"

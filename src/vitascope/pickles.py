@@ -45,7 +45,7 @@ def scan_pickle(stream: IO[bytes], admits: Callable[[str], bool]) -> Iterator[tu
                     raise pickle.UnpicklingError(f"place {place:,} in the memo after {count:,} instructions")
                 memo[place], argument = texts[1], place
             elif instruction.endswith("GET"):
-                texts = [texts[1], memo.get(argument, "")]
+                texts = [texts[1], memo.get(argument or 0, "")]
             elif instruction.endswith("GLOBAL") or instruction == "INST":
                 name = ".".join(texts) if argument is None else argument.replace(" ", ".")
                 if not admits(name):

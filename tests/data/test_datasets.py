@@ -12,17 +12,15 @@ from PIL import Image
 from tests.data import write_picture, write_tree
 from vitascope.data import datasets
 from vitascope.data.datasets import (
-    ImageSet,
-    Splits,
     class_counts,
     described,
     median_size,
     open_data,
     open_for_evaluation,
     open_pictures,
-    read_tree,
 )
-from vitascope.data.folders import sort_by_name
+from vitascope.data.formats.folder import read_tree, sort_by_name
+from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 
 
@@ -261,7 +259,7 @@ def test_a_mistyped_path_is_no_data_set_of_the_hub(
     def no_hub(*_: object, **__: object) -> None:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr("vitascope.data.hub_datasets.open_hub_dataset", no_hub)
+    monkeypatch.setattr("vitascope.data.formats.hub.open_hub_dataset", no_hub)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos" / "cats").mkdir(parents=True)
     with pytest.raises(UserError) as refused:

@@ -304,7 +304,7 @@ def test_known_sets_are_whole() -> None:
 def test_name_of_a_set_of_idx_files_is_data(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    from tests.data.test_idx import write_set
+    from tests.data.formats.test_idx import write_set
 
     source = write_set(tmp_path / "source", packed=True)
     files = []
@@ -322,7 +322,7 @@ def test_name_of_a_set_of_idx_files_is_data(
 def test_name_of_cifar_is_downloaded_and_read(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from tests.data.test_cifar import check, cifar_files, write_tar
+    from tests.data.formats.test_cifar import check, cifar_files, write_tar
 
     monkeypatch.chdir(tmp_path)  # a folder of that name would come first
     server.content = write_tar(tmp_path / "cifar.tgz", cifar_files("10-python")).read_bytes()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.data import noise, write_picture, write_tree
 from vitascope.data import loading
-from vitascope.data.datasets import read_tree
+from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Batch, Loader, even_cuts
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.randomness import epoch_order

@@ -16,9 +16,9 @@ from tests.data import noise, write_picture, write_tree
 from vitascope.cli.pack import Pack
 from vitascope.data import pack as packing
 from vitascope.data.datasets import open_data
+from vitascope.data.decoding import Encoded, read_image
+from vitascope.data.formats.shards import open_shards
 from vitascope.data.pack import pack
-from vitascope.data.preprocess import Encoded, read_image
-from vitascope.data.shards import open_shards
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 

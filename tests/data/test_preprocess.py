@@ -17,7 +17,8 @@ from PIL import Image
 
 from tests.data import noise, write_picture
 from tests.model import law
-from vitascope.data.preprocess import Encoded, ImageError, Preprocess, header_size, read_image
+from vitascope.data.decoding import Encoded, ImageError, header_size, read_image
+from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 
 # What a camera stores so that the orientation turns it into the upright picture: the inverse of the turn.

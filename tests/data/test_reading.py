@@ -18,8 +18,9 @@ from PIL import Image
 
 from tests.data import noise, write_tree
 from vitascope.data.augment import crop_draws
-from vitascope.data.datasets import read_tree
-from vitascope.data.preprocess import ImageError, Preprocess
+from vitascope.data.decoding import ImageError
+from vitascope.data.formats.folder import read_tree
+from vitascope.data.preprocess import Preprocess
 from vitascope.data.reading import Reader, ReadingPool, random_crop
 from vitascope.errors import UserError
 
@@ -197,7 +198,7 @@ def test_processes_read_on_when_their_group_is_told_to_stop(signum: signal.Signa
 SCRIPT = """
     import os, signal, sys
     import numpy as np
-    from vitascope.data.datasets import read_tree
+    from vitascope.data.formats.folder import read_tree
     from vitascope.data.preprocess import Preprocess
     from vitascope.data.reading import Reader, ReadingPool
     from pathlib import Path

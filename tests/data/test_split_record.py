@@ -10,8 +10,8 @@ import pytest
 
 from tests.data import write_picture, write_tree
 from vitascope.data.datasets import list_images, open_data
+from vitascope.data.decoding import ImageError, read_image
 from vitascope.data.pack import pack
-from vitascope.data.preprocess import ImageError, read_image
 from vitascope.data.split_record import (
     PIECE,
     UNREADABLE,

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from tests.data import noise, write_tree
+from vitascope.data.decoding import read_image
+from vitascope.data.formats.shards import open_shards, read_shards
 from vitascope.data.pack import pack
-from vitascope.data.preprocess import read_image
-from vitascope.data.shards import open_shards, read_shards
 
 webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed (vitascope[peers])")
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.data import noise
 from tests.model import law, small_model, small_resnet
-from vitascope.data.datasets import ImageSet
+from vitascope.data.splits import ImageSet
 from vitascope.model.classifier import Classifier
 from vitascope.report.figures import choose_shown, draw_figures, to_picture
 from vitascope.weights.preprocess import default_preprocess

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from tests.model import small_model
 from tests.training import tiny_config, write_folder
 from vitascope.cli import main
-from vitascope.data.datasets import Splits, open_data
+from vitascope.data.datasets import open_data
+from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.training import train

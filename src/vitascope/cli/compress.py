@@ -17,7 +17,7 @@ from vitascope.training.options import MaybeFloat, MaybeInt, MaybeText
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitascope.data.datasets import ImageSet
+    from vitascope.data.splits import ImageSet
     from vitascope.deploy.predict.engine import TorchEngine
     from vitascope.model.classifier import Classifier
 

@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from vitascope import explain
 from vitascope.data.datasets import open_pictures
-from vitascope.data.preprocess import ImageError, ImageSource, Pixels, Preprocess
+from vitascope.data.decoding import ImageError, ImageSource
+from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError, printable
 from vitascope.explain import model_plots, plots
 from vitascope.explain.attention import attending

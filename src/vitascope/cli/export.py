@@ -14,7 +14,7 @@ from vitascope.errors import UserError
 from vitascope.training.options import MaybeText
 
 if TYPE_CHECKING:
-    from vitascope.data.preprocess import ImageSource
+    from vitascope.data.decoding import ImageSource
     from vitascope.deploy.export.export import Export as Done
 
 COMPARED = 32

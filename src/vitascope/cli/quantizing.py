@@ -12,7 +12,7 @@ from vitascope.report.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vitascope.data.preprocess import ImageSource
+    from vitascope.data.decoding import ImageSource
     from vitascope.data.splits import ImageSet
     from vitascope.deploy.export.accuracy import Comparison, Measured
     from vitascope.deploy.export.quantize import Quantization

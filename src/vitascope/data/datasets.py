@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.cifar import is_cifar, open_cifar
+from vitascope.data.decoding import ImageError, ImageSource, header_size
 from vitascope.data.download import KNOWN_SETS, fetch_set
-from vitascope.data.folders import (
+from vitascope.data.formats.archive import is_archive, unpack
+from vitascope.data.formats.cifar import is_cifar, open_cifar
+from vitascope.data.formats.folder import (
     IMAGE_SUFFIXES,
-    SPLIT_FOLDERS,
     has_classes,
     image_files,
     inner_folder,
@@ -26,29 +27,10 @@ from vitascope.data.folders import (
     read_tree,
     split_folder,
 )
-from vitascope.data.idx import is_idx, open_idx
-from vitascope.data.preprocess import ImageError, ImageSource, header_size
+from vitascope.data.formats.idx import is_idx, open_idx
 from vitascope.data.split_record import Inventory
-from vitascope.data.splits import TEST_SHARE, VAL_SHARE, ImageSet, Splits, stratified_split
-from vitascope.data.unpack import is_archive, unpack
+from vitascope.data.splits import VAL_SHARE, ImageSet, Splits, stratified_split
 from vitascope.errors import UserError, nearest, nearest_path, printable
-
-__all__ = [
-    "IMAGE_SUFFIXES",
-    "SPLIT_FOLDERS",
-    "TEST_SHARE",
-    "VAL_SHARE",
-    "ImageSet",
-    "Splits",
-    "class_counts",
-    "described",
-    "digits_baseline",
-    "median_size",
-    "open_data",
-    "open_for_evaluation",
-    "read_tree",
-    "stratified_split",
-]
 
 LISTED_CLASSES = 12
 """Classes up to which the images of each are counted in words."""
@@ -71,7 +53,7 @@ def open_data(data: str, *, seed: int = 0, labelled: bool = True) -> Splits:
     - a folder of IDX files, the format of MNIST (`idx.open_idx`);
     - WebDataset shards (`shards.open_shards`);
     - a data set of the Hugging Face hub: its id, or a folder that it was saved in
-      (`hub_datasets.open_hub_dataset`);
+      (`hub.open_hub_dataset`);
     - a `.zip` or tar of any of these folders, unpacked once (`unpack.unpack`).
 
     What is missing of validation is taken from train, a tenth of each class by seed. Without `labelled` a
@@ -142,7 +124,7 @@ def list_images(data: str, *, seed: int = 0) -> Inventory:
 
 def _found(data: str, seed: int) -> Splits | Path:
     """What a DATA argument means: splits, or a folder of class folders."""
-    from vitascope.data import hub_datasets
+    from vitascope.data.formats import hub
 
     if data == "digits":
         return _digits(seed)
@@ -152,9 +134,9 @@ def _found(data: str, seed: int) -> Splits | Path:
     if not data or not path.exists():  # Path("") would be the current folder
         mistyped = nearest_path(str(path)) if data else ""
         local = bool(mistyped) or (len(path.parts) > 1 and path.parent.is_dir())  # more likely than an owner
-        hub_id = bool(data) and hub_datasets.looks_like_hub_id(data)
+        hub_id = bool(data) and hub.looks_like_hub_id(data)
         if hub_id and (not local or "@" in data):
-            return hub_datasets.open_hub_dataset(data, seed=seed)
+            return hub.open_hub_dataset(data, seed=seed)
         if hub_id:
             raise UserError(f"{data}: no such folder{mistyped}; {data}@main is the hub's")
         hint = "" if os.sep in data else nearest(data, NAMES)
@@ -170,14 +152,14 @@ def _found(data: str, seed: int) -> Splits | Path:
 
 def _ready_made(path: Path, seed: int) -> Splits | None:
     """The splits of a file or folder in a format of its own; None for everything else."""
-    from vitascope.data import hub_datasets, shards  # they import this module
+    from vitascope.data.formats import hub, shards
 
     if is_cifar(path):
         return open_cifar(path, seed=seed)
     if is_idx(path):
         return open_idx(path, seed=seed)
-    if path.is_dir() and hub_datasets.is_saved_dataset(path):
-        return hub_datasets.open_hub_dataset(str(path), seed=seed)
+    if path.is_dir() and hub.is_saved_dataset(path):
+        return hub.open_hub_dataset(str(path), seed=seed)
     if shards.is_shards(path):
         return shards.open_shards(path, seed=seed)
     return None

@@ -23,16 +23,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from vitascope.data.datasets import open_data
-from vitascope.data.folders import IMAGE_SUFFIXES
+from vitascope.data.decoding import Encoded, ImageError, ImageSource, naming_faults, read_image, source_name
+from vitascope.data.formats.folder import IMAGE_SUFFIXES
 from vitascope.data.loading import MAX_UNREADABLE
-from vitascope.data.preprocess import (
-    Encoded,
-    ImageError,
-    ImageSource,
-    naming_faults,
-    read_image,
-    source_name,
-)
 from vitascope.data.randomness import epoch_order
 from vitascope.data.shard_index import Index, Shard
 from vitascope.data.splits import ImageSet

@@ -25,7 +25,8 @@ import numpy.typing as npt
 import torch
 
 from vitascope.data.augment import crop_draws
-from vitascope.data.preprocess import Box, ImageError, ImageSource, Pixels, Preprocess
+from vitascope.data.decoding import ImageError, ImageSource
+from vitascope.data.preprocess import Box, Pixels, Preprocess
 from vitascope.errors import UserError
 
 READ_AHEAD = 4

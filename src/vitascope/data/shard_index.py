@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitascope.data.folders import IMAGE_SUFFIXES, SPLIT_FOLDERS, split_folder
+from vitascope.data.formats.folder import IMAGE_SUFFIXES, SPLIT_FOLDERS, split_folder
 from vitascope.errors import UserError
 
 INDEX = "index.json"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from vitascope.data.folders import IMAGE_SUFFIXES
+from vitascope.data.formats.folder import IMAGE_SUFFIXES
 from vitascope.data.tar import Entry, entries
 from vitascope.errors import UserError
 

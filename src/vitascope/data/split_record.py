@@ -26,8 +26,8 @@ import numpy.typing as npt
 from PIL import Image
 from tqdm import tqdm
 
-from vitascope.data.preprocess import Encoded, ImageSource, source_name
-from vitascope.data.shards import Member
+from vitascope.data.decoding import Encoded, ImageSource, source_name
+from vitascope.data.formats.shards import Member
 from vitascope.data.splits import ImageSet, Splits, check_known_classes
 from vitascope.errors import UserError
 

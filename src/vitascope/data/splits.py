@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.preprocess import ImageSource
+from vitascope.data.decoding import ImageSource
 from vitascope.data.randomness import epoch_order
 from vitascope.errors import UserError, nearest
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.datasets import ImageSet
+from vitascope.data.splits import ImageSet
 from vitascope.explain import plots
 from vitascope.report.confusion import MAX_CLASSES, draw_confusion
 from vitascope.report.figures import to_picture

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from matplotlib.figure import Figure
 
-from vitascope.data.datasets import ImageSet
 from vitascope.data.preprocess import Preprocess
+from vitascope.data.splits import ImageSet
 from vitascope.explain import model_plots, plots, rollout
 from vitascope.explain.learned import patch_filters, position_similarity
 from vitascope.model.classifier import Classifier

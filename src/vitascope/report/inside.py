@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from vitascope.data.datasets import ImageSet
 from vitascope.data.preprocess import Preprocess
+from vitascope.data.splits import ImageSet
 from vitascope.explain.learned import attention_distance, uniform_distance
 from vitascope.explain.model_plots import draw_attention_distance
 from vitascope.model.classifier import Classifier

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import shlex
 
-from vitascope.data.datasets import Splits, class_counts
+from vitascope.data.datasets import class_counts
+from vitascope.data.splits import Splits
 from vitascope.model.classifier import Classifier
 from vitascope.report.html import (
     Markup,

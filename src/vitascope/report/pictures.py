@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from vitascope.data.datasets import ImageSet
-from vitascope.data.preprocess import ImageError, Preprocess, source_name
+from vitascope.data.decoding import ImageError, source_name
+from vitascope.data.preprocess import Preprocess
+from vitascope.data.splits import ImageSet
 from vitascope.explain import plots, rollout
 from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from vitascope.data.datasets import Splits, list_images, open_data
+from vitascope.data.datasets import list_images, open_data
 from vitascope.data.split_record import Restored, SplitRecord, restore
+from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.storage import settle
 

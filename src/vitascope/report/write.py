@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 from vitascope._version import __version__
-from vitascope.data.datasets import ImageSet, Splits
-from vitascope.data.preprocess import ImageError
+from vitascope.data.decoding import ImageError
+from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.report import answers, inside, overview

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from vitascope.data.datasets import Splits, median_size
+from vitascope.data.datasets import median_size
+from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import MATTERS_WITH

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitascope.data.datasets import ImageSet, open_for_evaluation
+from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.data.split_record import SplitRecord
+from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.model.modes import evaluation_mode

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitascope.data.datasets import ImageSet, Splits
 from vitascope.data.loading import Batch, Loader
 from vitascope.data.randomness import step_seed
+from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import Interrupted, UserError
 from vitascope.model.classifier import build
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from vitascope.data.augment import Augmentation
-from vitascope.data.datasets import ImageSet, Splits
+from vitascope.data.decoding import source_name
 from vitascope.data.mixing import Mixing
-from vitascope.data.preprocess import Preprocess, source_name
+from vitascope.data.preprocess import Preprocess
 from vitascope.data.randaugment import RandAugment
+from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig

@@ -12,7 +12,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from vitascope.data.datasets import Splits, described, open_data
+from vitascope.data.datasets import described, open_data
+from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.model.hardware import explaining_memory
 from vitascope.model.sizes import ModelConfig

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitascope.data.preprocess import ImageSource, Preprocess, as_pictures
+from vitascope.data.decoding import ImageSource, as_pictures
+from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig

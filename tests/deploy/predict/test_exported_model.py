@@ -13,7 +13,8 @@ from PIL import Image
 
 from tests.data import noise
 from tests.model import law, small_config
-from vitascope.data.preprocess import ImageError, Preprocess
+from vitascope.data.decoding import ImageError
+from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.predict.exported_model import (
     Answers,
     Batch,

@@ -13,7 +13,8 @@ from PIL import Image
 
 from tests.data import noise, write_picture, write_tree
 from tests.model import small_model, small_resnet, with_preprocess
-from vitascope.data.preprocess import ImageError, ImageSource, Pixels, Preprocess
+from vitascope.data.decoding import ImageError, ImageSource
+from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import READ_AHEAD
 from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.predict.image_files import find_images

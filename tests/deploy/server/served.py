@@ -18,7 +18,8 @@ from PIL import Image
 
 from tests.data import noise
 from tests.model import small_model
-from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
+from vitascope.data.decoding import ImageSource
+from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.server import decoder_process
 from vitascope.deploy.server.app import create_app

@@ -26,7 +26,8 @@ from tests.deploy.server.served import (
     serving,
     until,
 )
-from vitascope.data.preprocess import ImageSource, Pixels
+from vitascope.data.decoding import ImageSource
+from vitascope.data.preprocess import Pixels
 from vitascope.deploy.server.decoder_pool import UNKNOWN, Decoders, Displaced, Late, announced_pixels
 from vitascope.deploy.server.decoder_process import Orders, Refused, decode
 

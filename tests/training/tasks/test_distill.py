@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.model import random_images, randomize, small_model
 from tests.training import write_folder
-from vitascope.data.datasets import read_tree
+from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError

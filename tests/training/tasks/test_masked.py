@@ -9,8 +9,8 @@ from PIL import Image
 
 from tests.data import noise
 from tests.model import VARIANTS, random_images, randomize, small_config, small_model, with_preprocess
-from vitascope.data.datasets import ImageSet
 from vitascope.data.loading import Loader
+from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.masked import draw_masked_patches

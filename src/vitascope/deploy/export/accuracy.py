@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.decoding import ImageError, source_name
 from vitascope.data.loading import MAX_UNREADABLE
-from vitascope.data.preprocess import ImageError, Pixels, source_name
+from vitascope.data.preprocess import Pixels
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.predict.exported_model import ExportedEngine, files_of
 from vitascope.errors import UserError

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.preprocess import ImageError, ImageSource, Preprocess
+from vitascope.data.decoding import ImageError, ImageSource
+from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.predict.exported_model import Batch, Metadata
 from vitascope.errors import UserError
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitascope.data.preprocess import ImageSource, Preprocess, as_pictures
+from vitascope.data.decoding import ImageSource, as_pictures
+from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.formats import FORMATS, check_path, check_room, settled, traced
 from vitascope.deploy.export.graph import WholeModel
 from vitascope.deploy.export.verification import (

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-from vitascope.data.preprocess import ImageSource, as_pictures
+from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.accuracy import Comparison, compare, size_of
 from vitascope.deploy.export.calibration import Calibration

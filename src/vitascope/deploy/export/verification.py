@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
-from vitascope.data.preprocess import ImageSource
+from vitascope.data.decoding import ImageSource
 from vitascope.errors import UserError
 
 TOLERANCES = {"pixels": 1e-3, "pictures": 1e-2}

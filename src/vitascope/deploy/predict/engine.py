@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
+from vitascope.data.decoding import ImageSource
+from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device, resolve_precision

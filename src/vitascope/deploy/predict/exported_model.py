@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from vitascope._version import __version__
-from vitascope.data.preprocess import ImageSource, Pixels, Preprocess
+from vitascope.data.decoding import ImageSource
+from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.deploy.predict.engine import Engine
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from vitascope.data.folders import IMAGE_SUFFIXES
-from vitascope.data.preprocess import ImageError, Pixels
+from vitascope.data.decoding import ImageError
+from vitascope.data.formats.folder import IMAGE_SUFFIXES
+from vitascope.data.preprocess import Pixels
 from vitascope.data.reading import StreamingPool
 from vitascope.deploy.predict.engine import Engine
 from vitascope.errors import UserError

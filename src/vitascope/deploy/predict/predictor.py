@@ -9,7 +9,8 @@ from typing import overload
 
 import torch
 
-from vitascope.data.preprocess import ImageSource, Preprocess, as_pictures, is_one_picture
+from vitascope.data.decoding import ImageSource, as_pictures, is_one_picture
+from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.predict.engine import Engine
 from vitascope.deploy.predict.image_files import answer_all, find_images
 from vitascope.deploy.predict.runtimes import open_engine

@@ -24,7 +24,8 @@ from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
-from vitascope.data.preprocess import ImageError, Pixels, naming_faults
+from vitascope.data.decoding import ImageError, naming_faults
+from vitascope.data.preprocess import Pixels
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """The formats that are decoded: those of cameras, phones, browsers and scanners. Pillow reads more, some in

@@ -16,10 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vitascope.data.datasets import ImageSet
+from vitascope.data.decoding import ImageError
 from vitascope.data.loading import Loader
-from vitascope.data.preprocess import ImageError, Preprocess
+from vitascope.data.preprocess import Preprocess
 from vitascope.data.randomness import uniform
+from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.modes import evaluation_mode

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitascope.data import cifar
-from vitascope.data.cifar import is_cifar, open_cifar
 from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
+from vitascope.data.formats import cifar
+from vitascope.data.formats.cifar import is_cifar, open_cifar
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError

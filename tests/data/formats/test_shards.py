@@ -16,9 +16,9 @@ from tests.data import write_tree
 from tests.data.test_tar import write_tar
 from tests.model import law
 from vitascope.data import shard_samples
+from vitascope.data.decoding import ImageError, read_image
+from vitascope.data.formats.shards import is_shards, open_shards, read_shards, shard_order
 from vitascope.data.pack import pack
-from vitascope.data.preprocess import ImageError, read_image
-from vitascope.data.shards import is_shards, open_shards, read_shards, shard_order
 from vitascope.errors import UserError
 
 

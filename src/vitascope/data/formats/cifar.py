@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.decoding import ImageSource
+from vitascope.data.formats.archive import is_tar, naming_faults, open_tar, refuse, tar_content, tar_members
 from vitascope.data.formats.pickled_arrays import read_pickle
-from vitascope.data.preprocess import ImageSource
 from vitascope.data.splits import VAL_SHARE, ImageSet, Splits, stratified_split
-from vitascope.data.unpack import is_tar, naming_faults, open_tar, refuse, tar_content, tar_members
 from vitascope.errors import UserError
 
 PIXELS = 3 * 32 * 32

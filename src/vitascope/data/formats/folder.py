@@ -252,7 +252,9 @@ def _sorting_advice(folder: Path) -> str:
         return ""
     listed = ", ".join(f"{label}: {count:,}" for label, count in sorted(counts.items())[:_LISTED_LABELS])
     more = ", ..." if len(counts) > _LISTED_LABELS else ""
-    script = f"from vitascope.data.folders import sort_by_name; sort_by_name({json.dumps(str(folder))})"
+    script = (
+        f"from vitascope.data.formats.folder import sort_by_name; sort_by_name({json.dumps(str(folder))})"
+    )
     return (
         f"; its images have labels in their names ({listed}{more}); if these are the classes, this sorts "
         f"the images into folders: python -c {shlex.quote(script)}"

@@ -16,10 +16,10 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.folders import SPLIT_FOLDERS, split_of
-from vitascope.data.preprocess import Encoded
+from vitascope.data.decoding import Encoded
+from vitascope.data.formats.folder import SPLIT_FOLDERS, split_of
+from vitascope.data.formats.shards import complete_splits, numbered_classes
 from vitascope.data.shard_index import files_of_splits, has_class_folders
-from vitascope.data.shards import complete_splits, numbered_classes
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 

@@ -11,13 +11,8 @@ import pytest
 from PIL import Image
 
 from tests.data import noise, write_picture
-from vitascope.data.hub_datasets import (
-    is_saved_dataset,
-    looks_like_hub_id,
-    open_hub_dataset,
-    read_hub_dataset,
-)
-from vitascope.data.preprocess import ImageError, read_image
+from vitascope.data.decoding import ImageError, read_image
+from vitascope.data.formats.hub import is_saved_dataset, looks_like_hub_id, open_hub_dataset, read_hub_dataset
 from vitascope.errors import UserError
 
 

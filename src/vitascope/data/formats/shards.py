@@ -21,7 +21,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.preprocess import Encoded
+from vitascope.data.decoding import Encoded
 from vitascope.data.shard_index import INDEX, has_class_folders, read_index, shard_files
 from vitascope.data.shard_samples import samples
 from vitascope.data.splits import VAL_SHARE, ImageSet, Splits, split_tree, stratified_split

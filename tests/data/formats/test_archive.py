@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from tests.data import write_tree
-from vitascope.data import unpack as module
 from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
-from vitascope.data.unpack import is_archive, unpack
+from vitascope.data.formats import archive as module
+from vitascope.data.formats.archive import is_archive, unpack
 from vitascope.errors import UserError
 
 MODES = {".tar": "w", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.bz2": "w:bz2", ".tar.xz": "w:xz", ".zip": ""}
@@ -122,7 +122,7 @@ def test_rests_of_another_system_are_no_folder(tmp_path: Path) -> None:
 
 
 def test_archive_of_known_files_is_read_as_they_are(tmp_path: Path) -> None:
-    from tests.data.test_idx import write_set
+    from tests.data.formats.test_idx import write_set
 
     root = write_set(tmp_path / "source")
     assert open_data(str(pack(tmp_path / "digits.zip", root, "raw/"))).channels == 1
@@ -332,7 +332,7 @@ def test_disk_that_fills_is_one_line_and_leaves_nothing(tmp_path: Path, options:
     disk.mkdir()
     noise = np.random.default_rng(0).bytes(3000)
     path = zip_of(tmp_path / "a.zip", *[(f"cat/{n}.png", noise) for n in range(12)])
-    code = "import shutil, sys; from pathlib import Path; from vitascope.data.unpack import unpack\n"
+    code = "import shutil, sys; from pathlib import Path; from vitascope.data.formats.archive import unpack\n"
     code += "shutil.disk_usage = lambda path: shutil._ntuple_diskusage(1, 0, 2**30)\n"
     code += "from vitascope.errors import UserError\n"
     code += "try: unpack(Path(sys.argv[1]))\nexcept UserError as error: print(error)\n"

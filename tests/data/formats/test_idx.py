@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitascope.data import idx
 from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
-from vitascope.data.idx import FASHION_NAMES, is_idx, open_idx, read_idx
+from vitascope.data.formats import idx
+from vitascope.data.formats.idx import FASHION_NAMES, is_idx, open_idx, read_idx
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 
