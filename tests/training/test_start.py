@@ -68,7 +68,7 @@ def test_every_recipe_makes_a_run_of_a_folder_of_photos_or_says_the_way_out(
     assert optimization.batch_size is not None
     steps = math.ceil(len(splits.train) / optimization.batch_size)
     if optimization.warmup_steps is not None:  # meant for a million images and more
-        with pytest.raises(UserError, match="give a smaller --warmup-steps or more --epochs"):
+        with pytest.raises(UserError, match="lower warmup_steps or raise epochs"):
             learning_rate(optimization, optimization.batch_size, 0, steps)
         optimization = dataclasses.replace(optimization, warmup_steps=0)
     last = optimization.epochs * steps - 1

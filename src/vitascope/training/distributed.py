@@ -1,6 +1,6 @@
-"""Several processes under `torchrun`: who this one is, what they agree on, how a model is spread over them.
+"""Several processes under `torchrun`: ranks, collective calls, and models in copies (DDP) or shards (FSDP2).
 
-torch.distributed does the work; without torchrun every function here is the identity.
+Without torchrun there is one process, and every function returns what it is given.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ T = TypeVar("T")
 
 
 def join_processes(device: str) -> torch.device:
-    """Join the processes that torchrun has started, if it has; returns this process's device.
+    """Join the process group of torchrun, if it started this process; returns this process's device.
 
-    With CUDA each process has the GPU of its local rank; tensors are reduced by NCCL there, by gloo on CPUs.
-    Once joined, a process stays so until it ends: torchrun's cannot meet twice.
+    With CUDA, each process uses the GPU of its local rank. Reductions use NCCL on GPUs and gloo on CPUs.
 
     Raises:
         UserError: a device that this machine lacks, or more processes on a machine than it has GPUs.
@@ -40,36 +39,36 @@ def join_processes(device: str) -> torch.device:
     if resolved.type == "cuda":
         local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
         if local >= gpus:
-            raise UserError(f"process {local} has no GPU of its own: this machine has {gpus}; start as many")
+            raise UserError(f"process {local} has no GPU: this machine has {gpus}; start {gpus} processes")
         resolved = torch.device("cuda", local)
         torch.cuda.set_device(resolved)
     if not dist.is_initialized():
-        # Never destroyed: at the end of the program, gloo's threads of a sharded model abort it now and then.
+        # Never destroyed: with a sharded model, gloo's threads sometimes abort the program at its end.
         dist.init_process_group("cpu:gloo,cuda:nccl" if resolved.type == "cuda" else "gloo")
     return resolved
 
 
 def rank() -> int:
-    """This process's number, from 0, also before it has joined the others and after it has left them."""
+    """The number of this process, from 0, also before it has joined the group."""
     if dist.is_initialized():
         return dist.get_rank()
     return int(os.environ["RANK"]) if dist.is_torchelastic_launched() else 0
 
 
 def world_size() -> int:
-    """How many processes there are."""
+    """The number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def is_first() -> bool:
-    """Whether this process writes the run folder and speaks."""
+    """Whether this process is the one that writes the run folder and prints."""
     return rank() == 0
 
 
 def by_first(make: Callable[[], T]) -> T:
-    """What the first process makes, in all of them; a UserError of its is raised in all of them.
+    """Call a function in the first process alone; all processes get its value, or raise its UserError.
 
-    The value is pickled on its way, between processes of one run.
+    The value is pickled between the processes.
     """
     if world_size() == 1:
         return make()
@@ -86,9 +85,9 @@ def by_first(make: Callable[[], T]) -> T:
 
 
 def by_all(make: Callable[[], T]) -> T:
-    """What every process makes for itself; a UserError of one is raised in all of them.
+    """Call a function in every process; a UserError of one is raised in all of them, so that none waits.
 
-    Without it the others would wait for one that is gone. Nothing that is made may wait for the others.
+    The function must not communicate.
     """
     value, fault = None, None
     try:
@@ -103,20 +102,20 @@ def by_all(make: Callable[[], T]) -> T:
 
 
 def _of_all(error: UserError) -> UserError:
-    """An error that is raised in all processes, and printed by the first."""
+    """Mark an error that all processes raise, so that only the first one prints it."""
     error.said_elsewhere = not is_first()
     return error
 
 
 def lost_connection(error: RuntimeError) -> bool:
-    """Whether gloo or NCCL raised this because another process is gone, or does not answer any more."""
+    """Whether gloo or NCCL raised this error because another process has ended or hangs."""
     if world_size() == 1:
         return False
     return isinstance(error, dist.DistError) or re.search("gloo|nccl", str(error), re.IGNORECASE) is not None
 
 
 def gather(value: T) -> list[T]:
-    """A value from each process, in all of them, by rank."""
+    """The values of all processes, by rank, in every process."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -135,7 +134,7 @@ def sum_over_processes(sums: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def largest(*values: float) -> tuple[float, ...]:
-    """The largest of each value over the processes: what one of them asks for, all do."""
+    """The maximum of each value over the processes."""
     if world_size() == 1:
         return values
     flags = torch.tensor(values, dtype=torch.float64)
@@ -144,14 +143,13 @@ def largest(*values: float) -> tuple[float, ...]:
 
 
 def spread(module: nn.Module, parallel: str, device: torch.device) -> nn.Module:
-    """A module whose gradients are averaged over the processes.
+    """Wrap or shard a module, so that its gradients are averaged over the processes.
 
     Args:
         module: the same in every process, on its device.
-        parallel: `ddp`: every process holds all of it. `fsdp`: every process holds a shard of each block
-            and of the rest, and gathers a block when it is computed (Zhao et al. 2023; FSDP2's
-            `fully_shard`, in place).
-        device: this process's.
+        parallel: `ddp` keeps the whole module in every process. `fsdp` keeps a shard of each block and of the
+            rest, and gathers a block to compute it (Zhao et al. 2023; FSDP2's `fully_shard`, in place).
+        device: of this process.
     """
     if world_size() == 1:
         return module
@@ -172,7 +170,7 @@ def shard(module: nn.Module, device: torch.device) -> None:
 
 @contextmanager
 def reducing(module: nn.Module, wanted: bool) -> Iterator[None]:
-    """Whether a backward pass averages gradients over the processes, or only adds to this one's own."""
+    """Within the context, a backward pass averages gradients over the processes if `wanted`."""
     if isinstance(module, DistributedDataParallel) and not wanted:
         with module.no_sync():
             yield

@@ -1,4 +1,4 @@
-"""The optimizer with the usual exceptions from weight decay, the schedule, and the running average."""
+"""The optimizer with its parameter groups, the learning rate schedule, and the average of the weights."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from vitascope.errors import UserError
 from vitascope.report.wording import counted
 from vitascope.training.options import Optimization
 
-# Parameters that are tokens or places, not matrices that multiply.
-_STATES = ("class_token", "distillation_token", "registers", "mask_token", "positions.", "pool.query")
-_EMBEDDING = (*_STATES[:-1], "patch_embedding.", "embedding_norm.")
+# Parameters that are tokens or positions, which have no weight decay.
+_TOKENS = ("class_token", "distillation_token", "registers", "mask_token", "positions.", "pool.query")
+_EMBEDDING = (*_TOKENS[:-1], "patch_embedding.", "embedding_norm.")
 MOMENTUM = 0.9
 
 
 def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) or SGD with momentum, over whatever is not frozen.
+    """AdamW (Loshchilov and Hutter 2019) or SGD with momentum, for the parameters that are not frozen.
 
-    Weight decay is for matrices only. Each group has a factor `lr_scale`, which layer-wise decay makes
-    smaller towards the image (Clark et al. 2020, ELECTRA; Bao et al. 2022, BEiT).
+    Only matrices have weight decay. Each group has a factor `lr_scale`, which layer-wise decay makes smaller
+    towards the image (Clark et al. 2020, ELECTRA; Bao et al. 2022, BEiT).
 
     Raises:
-        UserError: layer-wise decay for a model that has no blocks.
+        UserError: layer-wise decay for a model without blocks.
     """
-    depth = depth_of(name for name, _ in module.named_parameters())
+    depth = num_blocks(name for name, _ in module.named_parameters())
     if options.layer_decay != 1 and not depth:
-        raise UserError("layer_decay is for Vision Transformers: this model has no blocks; leave it at 1")
+        raise UserError("layer_decay needs a Vision Transformer: this model has no blocks; leave it at 1")
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            name = name.removeprefix("body.")  # a task's module holds the model by this name
-            decayed = parameter.ndim > 1 and not name.startswith(_STATES)
+            name = name.removeprefix("body.")  # the model's name in the module of a task
+            decayed = parameter.ndim > 1 and not name.startswith(_TOKENS)
             scale = options.layer_decay ** (depth + 1 - layer_of(name, depth))
             groups.setdefault((decayed, scale), []).append(parameter)
     parameters = [
@@ -45,20 +45,19 @@ def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimi
         if found
     ]
     if options.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=options.lr, momentum=MOMENTUM, foreach=True
-        )  # fused takes no shards
+        # foreach, because fused does not support shards
+        return torch.optim.SGD(parameters, lr=options.lr, momentum=MOMENTUM, foreach=True)
     return torch.optim.AdamW(parameters, lr=options.lr, fused=True)
 
 
-def depth_of(names: Iterable[str]) -> int:
-    """How many encoder blocks the parameters of these names are of."""
+def num_blocks(names: Iterable[str]) -> int:
+    """The number of encoder blocks, from the names of the parameters."""
     blocks = [re.search(r"(?:^|\.)encoder\.blocks\.(\d+)\.", name) for name in names]
     return max((int(found[1]) + 1 for found in blocks if found), default=0)
 
 
 def layer_of(name: str, depth: int) -> int:
-    """Which layer a parameter lies in: 0 before the blocks, 1 to `depth` in them, `depth` + 1 after them."""
+    """The layer of a parameter: 0 before the blocks, 1 to `depth` in them, `depth` + 1 after them."""
     block = re.match(r"encoder\.blocks\.(\d+)\.", name)
     if block:
         return int(block[1]) + 1
@@ -66,13 +65,13 @@ def layer_of(name: str, depth: int) -> int:
 
 
 def freeze_body(model: nn.Module) -> None:
-    """Leave nothing to train but the head, on features without dropout."""
+    """Freeze all parameters but those of the head."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("head."))
 
 
 def train_mode(model: nn.Module, *, frozen: bool) -> None:
-    """Training mode; of a frozen model, for the head alone."""
+    """Set training mode; for a frozen body, in the head alone."""
     model.train()
     if frozen:
         for name, part in model.named_children():
@@ -80,15 +79,15 @@ def train_mode(model: nn.Module, *, frozen: bool) -> None:
 
 
 def peak_rate(options: Optimization, batch_size: int) -> float:
-    """The largest rate of the run: `lr`, scaled in proportion to the batch where it is meant for another."""
+    """The peak learning rate: `lr`, scaled linearly with the batch size if `lr_batch` is set."""
     return options.lr if options.lr_batch is None else options.lr * batch_size / options.lr_batch
 
 
 def learning_rate(options: Optimization, batch_size: int, step: int, steps_per_epoch: int) -> float:
-    """The rate of a step, counted from 0: linear warm-up to the peak, then down to 0 at the end.
+    """The learning rate of a step, counted from 0: linear warm-up to the peak, then the schedule.
 
     Raises:
-        UserError: a warm-up in steps that would not end within the run.
+        UserError: a warm-up as long as the run, or longer.
     """
     peak = peak_rate(options, batch_size)
     total = options.epochs * steps_per_epoch
@@ -96,7 +95,7 @@ def learning_rate(options: Optimization, batch_size: int, step: int, steps_per_e
         epochs = counted(options.epochs, "epoch")
         raise UserError(
             f"the warm-up of {options.warmup_steps:,} steps would not end: the run has {total:,} "
-            f"({epochs} of {steps_per_epoch}); give a smaller --warmup-steps or more --epochs"
+            f"({epochs} of {steps_per_epoch}); lower warmup_steps or raise epochs"
         )
     warmup = options.warmup_steps
     if warmup is None:
@@ -107,29 +106,25 @@ def learning_rate(options: Optimization, batch_size: int, step: int, steps_per_e
     passed = (step - warmup) / (total - warmup)
     if options.schedule == "constant":
         return peak
-    return (
-        peak * (1 - passed) if options.schedule == "linear" else peak * 0.5 * (1 + math.cos(math.pi * passed))
-    )
+    if options.schedule == "linear":
+        return peak * (1 - passed)
+    return peak * 0.5 * (1 + math.cos(math.pi * passed))
 
 
 def average_decay(decay: float, step: int) -> float:
-    """The running average's decay at a step, counted from 0: min(decay, (1 + step) / (10 + step)).
+    """The decay of the average at a step, counted from 0: min(decay, (1 + step) / (10 + step)).
 
-    With the full decay from the first step on, a run much shorter than 1 / (1 - decay) steps would end with
-    an average that has hardly left its first weights. With this warm-up, that of TensorFlow's
-    `ExponentialMovingAverage` with `num_updates`, it covers about the last tenth of the steps so far.
+    With the full decay from the first step on, a run much shorter than 1 / (1 - decay) steps would end close
+    to its initial weights. With this warm-up, that of TensorFlow's `ExponentialMovingAverage` with
+    `num_updates`, the average covers about the last tenth of the steps so far.
     """
     return min(decay, (1 + step) / (10 + step))
 
 
 def update_average(average: nn.Module, module: nn.Module, decay: float, step: int) -> None:
-    """One step of the exponential moving average of the weights (Polyak and Juditsky 1992, for decay 0.9999).
+    """Update the exponential moving average of the weights in place (Polyak and Juditsky 1992).
 
-    Args:
-        average: the averaged weights, updated in place.
-        module: the weights of this step.
-        decay: the largest decay, in [0, 1); see `average_decay`.
-        step: optimizer steps before this one. The first, at `step` 0, copies the weights.
+    Step 0 copies the weights. `decay` is the largest one; see `average_decay`.
     """
     theirs, ours = list(average.parameters()), list(module.parameters())
     with torch.no_grad():

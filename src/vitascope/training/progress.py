@@ -1,4 +1,4 @@
-"""How far a run is: a line per epoch, or every few, and on a terminal a bar."""
+"""The progress of a run: a line per epoch or every few epochs, and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from tqdm import tqdm
 from vitascope.report.wording import speed
 
 LINES = 20
-"""About how many epochs of a run are a line; of more epochs, every so manieth."""
+"""Approximate number of lines per run."""
 LINE_SECONDS = 30.0
-"""Without a terminal, shortest time between lines within an epoch; in a long run, a twentieth of it."""
+"""Shortest time between two lines within an epoch, without a terminal."""
 
 
 class Progress:
-    """Counts images and prints the epochs' results, the speed and the time left.
-
-    An epoch's line goes to stdout and stays there. On a terminal there is a bar too, on stderr.
+    """Counts images; prints the results of epochs to stdout, and a bar to stderr if that is a terminal.
 
     Args:
         epochs: of the whole run.
         images_per_epoch: training images.
-        done: images of the run that were done before, when it is resumed.
-        shown: whether to say it.
+        done: images of the run before this process resumed it.
+        shown: print; otherwise only count.
     """
 
     def __init__(self, epochs: int, images_per_epoch: int, done: int = 0, *, shown: bool = True) -> None:
@@ -54,11 +52,11 @@ class Progress:
 
     @property
     def images_per_second(self) -> float:
-        """Since the start of this process, all included."""
+        """Mean speed since the start of this process, with validation and checkpoints."""
         return (self.done - self._done_before) / max(1e-9, time.monotonic() - self._started)
 
     def advance(self, images: int) -> None:
-        """Some images more."""
+        """Count images; print a line if the last one is long ago."""
         self.done += images
         if self._bar is not None:
             self._bar.update(images)
@@ -66,12 +64,12 @@ class Progress:
             self._print(f"{self.done:,} of {self.total:,} images")
 
     def epoch(self, epoch: int, train_loss: float, val: Mapping[str, float]) -> None:
-        """An epoch (counted from 1) has ended.
+        """Print the results of an epoch, counted from 1.
 
         Args:
-            epoch: which.
-            train_loss: its mean.
-            val: the validation's `loss`, and of a classifier `accuracy` and `majority`.
+            epoch: number of the epoch.
+            train_loss: mean training loss.
+            val: validation results: `loss`, and for a classifier `accuracy` and `majority`.
         """
         measured = f"loss {train_loss:.3f}  val loss {val['loss']:.3f}"
         if "accuracy" in val:
@@ -84,7 +82,7 @@ class Progress:
             self._print(f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}  {measured}")
 
     def left_out(self, unreadable: Mapping[str, str]) -> None:
-        """Name the images that cannot be read, each once; path and reason."""
+        """Print the path and the reason of each unreadable image, once."""
         for path, reason in unreadable.items():
             if path not in self._named and self.shown:
                 tqdm.write(f"left out: {reason if path in reason else f'{path}: {reason}'}")
@@ -92,7 +90,7 @@ class Progress:
 
     @property
     def _whole_time(self) -> float:
-        """Seconds that all images of this process take, at its speed so far."""
+        """Estimated seconds for all images of this process."""
         return (self.total - self._done_before) / max(1e-9, self.images_per_second)
 
     def _print(self, text: str) -> None:
@@ -105,6 +103,6 @@ class Progress:
         sys.stdout.flush()
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()

@@ -250,7 +250,7 @@ def test_only_corrupted_patches_are_asked_for(target: str) -> None:
             return said
 
     loss, sums = task.loss(Constant(), examples(images, first=10, seed=4, epoch=1))
-    wanted = task.target.wanted(images)
+    wanted = task.target.targets(images)
     asked = torch.stack([wanted[row, drawn.places[row]] for row in range(12)])  # (B, n, X)
     if target == "pixels":
         expected = (said - asked).square().mean()

@@ -76,7 +76,7 @@ def test_each_classes_colour_is_of_that_class(channels: int) -> None:
 def test_the_picture_of_the_right_classes_is_the_image_in_3_bits() -> None:
     images = images_of(2, 3, 8, 16).repeat_interleave(2, 2).repeat_interleave(2, 3)
     target = ColorTarget(side=4, patch=(8, 8), channels=3)
-    shown = target.pictures(target.wanted(images))  # (B, N, C, ph, pw)
+    shown = target.pictures(target.targets(images))  # (B, N, C, ph, pw)
     tiles = images.unflatten(2, (2, 8)).unflatten(4, (4, 8)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
     assert torch.equal(shown, (tiles * 8).floor() / 8 + 1 / 16)
 
@@ -86,7 +86,7 @@ def test_what_is_said_is_the_likeliest_class_of_each_part() -> None:
     classes = torch.randint(512, (2, 5, 16), generator=torch.Generator().manual_seed(0))
     logits = torch.nn.functional.one_hot(classes, 512).float().flatten(2)
     assert target.outputs == logits.shape[2] == 16 * 512
-    assert torch.equal(target.said(logits), classes)
+    assert torch.equal(target.predictions(logits), classes)
     measured = target.measure(20 * logits, classes)
     assert torch.equal(measured["correct"], torch.ones(2))
     assert measured["loss"].max() < 1e-4
@@ -95,14 +95,14 @@ def test_what_is_said_is_the_likeliest_class_of_each_part() -> None:
 def test_pixels_are_normalized_patches_and_their_picture_is_the_image() -> None:
     preprocess = Preprocess(image_size=(8, 12), mean=(0.1, 0.5, 0.7), std=(0.2, 0.3, 0.4))
     target, images = PixelTarget(patch=(4, 6), preprocess=preprocess), images_of(2, 3, 8, 12)
-    wanted = target.wanted(images)
+    wanted = target.targets(images)
     expected = [
         [tile.ravel() for tile in patches_of(image, (4, 6))] for image in preprocess.normalize(images).numpy()
     ]
     np.testing.assert_array_equal(wanted.numpy(), np.array(expected))
     assert target.outputs == wanted.shape[2]
     tiles = torch.from_numpy(np.array([patches_of(image, (4, 6)) for image in images.numpy()]))
-    torch.testing.assert_close(target.pictures(target.said(wanted)), tiles)
+    torch.testing.assert_close(target.pictures(target.predictions(wanted)), tiles)
     said = torch.zeros_like(wanted).requires_grad_()
     torch.testing.assert_close(target.measure(said, wanted)["loss"], wanted.square().mean(dim=(1, 2)))
 

@@ -1,4 +1,4 @@
-"""The task of classification: images to classes."""
+"""Classification: images to classes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Classify:
         return loss, classified(loss, logits, examples.labels)
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
-        """Cross-entropy without smoothing, accuracy, and the commonest class's share, over all processes."""
+        """Cross-entropy without smoothing, accuracy, and the share of the commonest class."""
         measured = evaluate(module, loader, precision=precision)
         return {"loss": measured.loss, "accuracy": measured.accuracy, "majority": measured.score.majority}
 
 
 def classified(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
-    """The sums of a classification: of the mean loss of logits (B, K) for labels (B,)."""
-    count = torch.full((), float(len(labels)), device=loss.device)  # filled there: a copy would be waited for
+    """Sums over images from their mean loss, logits (B, K) and labels (B,)."""
+    count = torch.full((), float(len(labels)), device=loss.device)  # a copy from the CPU would have to wait
     correct = (logits.argmax(dim=1) == labels).sum()
     return {"loss": loss.detach() * count, "correct": correct, "count": count}

@@ -1,4 +1,4 @@
-"""The task of distillation: a teacher teaches a second token (Touvron et al. 2021, DeiT, section 4)."""
+"""Distillation: a teacher trains a second token (Touvron et al. 2021, DeiT, section 4)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.heads import DistilledHead
-from vitascope.model.modes import evaluation_mode
 from vitascope.model.vit import VisionTransformer
-from vitascope.training.distributed import sum_over_processes
 from vitascope.training.options import Distillation
 from vitascope.training.tasks.classify import Classify, classified
 from vitascope.training.tasks.task import Examples, Sums
@@ -22,32 +20,32 @@ from vitascope.training.tasks.teachers import Teacher
 
 
 class BothHeads(nn.Module):
-    """A student whose heads answer apart: images (B, C, H, W) -> logits (B, K) by label, and by teacher.
+    """A student with separate outputs: images (B, C, H, W) -> logits (B, K) of both heads.
 
     Raises:
-        UserError: a model without a distillation token and the two heads of one.
+        UserError: a model without a distillation token and its head.
     """
 
     def __init__(self, body: VisionTransformer) -> None:
         super().__init__()
         if not isinstance(body.head, DistilledHead):
             raise UserError(
-                "a student needs a distillation token with a head of its own: distillation_token=True, with "
-                f'pool "cls" and head "linear" or "zero", not with {body.config.readout.pool!r} and '
+                "a student needs a distillation token with its own head: distillation_token=True, with pool "
+                f'"cls" and head "linear" or "zero", not {body.config.readout.pool!r} and '
                 f"{body.config.readout.head!r}"
             )
         self.body = body
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """What the class token says, and what the distillation token does."""
+        """The logits of the class head and of the distillation head."""
         assert isinstance(self.body.head, DistilledHead)
         return self.body.head.both(self.body.embed(images))
 
 
 class MeanOfHeads(nn.Module):
-    """What `BothHeads` says in the mean: images (B, C, H, W) -> logits (B, K).
+    """The mean of both heads' logits: images (B, C, H, W) -> (B, K).
 
-    The same as its body says, and by a call alone: the weights may be spread over several processes.
+    Only calls the module, whose weights may be sharded.
     """
 
     def __init__(self, both: nn.Module) -> None:
@@ -62,41 +60,38 @@ class MeanOfHeads(nn.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distill:
-    """Labels teach the class token, a teacher the distillation token, of the same augmented images.
+    """Labels train the class token, a teacher the distillation token, with the same augmented images.
 
     Raises:
-        UserError: a teacher of images with other channels than the student's.
+        UserError: a teacher with another number of image channels than the student.
     """
 
     options: Distillation
-    """How much of the teacher, and what of it."""
     preprocess: Preprocess
-    """The student's."""
+    """The student's preprocessing."""
     teacher: Teacher
-    """Its outputs are in the data's order of classes."""
     label_smoothing: float = 0.0
-    """Of the labels; a teacher's decision is never smoothed (section 4, "Hard-label distillation")."""
+    """For the labels; the teacher's decision is never smoothed (section 4, "Hard-label distillation")."""
 
     def __post_init__(self) -> None:
-        """Refuse a teacher that sees other images."""
         theirs, ours = self.teacher.preprocess.channels, self.preprocess.channels
         if theirs != ours:
             raise UserError(
-                f"teacher {self.teacher.name} sees images of {_channels(theirs)}, the student of "
-                f"{_channels(ours)}: both must see the same"
+                f"teacher {self.teacher.name} takes images of {_channels(theirs)}, the student of "
+                f"{_channels(ours)}: both must take the same"
             )
 
     def module(self, model: VisionTransformer) -> nn.Module:
-        """The model with its heads apart; UserError where it has not two."""
+        """The model with separate outputs; UserError if it has not two heads."""
         return BothHeads(model)
 
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
         """The mean loss, a scalar with gradients, and sums over the images.
 
-        (1 - w) CE(class head, targets) + w L, where w is `distill_weight` and L, of the distillation head,
-        CE with the teacher's decision (equation 3) or the divergence from its softened probabilities
-        (equation 2). The sums are `loss`, `correct` (of both heads' mean), `count`, and `agree`: how often
-        the distillation head says what the teacher says.
+        The loss is (1 - w) CE(class head, targets) + w L, where w is `distill_weight` and L the loss of the
+        distillation head: CE with the teacher's decision (equation 3), or the divergence from its softened
+        probabilities (equation 2). The sums are `loss`, `correct` (of both heads' mean), `count`, and
+        `agree`: how often the distillation head and the teacher predict the same class.
         """
         by_label, by_teacher = module(self.preprocess.normalize(examples.images))  # (B, K) each
         by_label, by_teacher = by_label.float(), by_teacher.float()
@@ -108,42 +103,17 @@ class Distill:
         return loss, sums | {"agree": (by_teacher.argmax(dim=1) == taught.argmax(dim=1)).sum()}
 
     def _from_teacher(self, logits: Tensor, taught: Tensor) -> Tensor:
-        """The distillation head's loss: its logits (B, K) beside the teacher's."""
+        """The loss of the distillation head's logits (B, K) against the teacher's."""
         if self.options.distill == "hard":
             return F.cross_entropy(logits, taught.argmax(dim=1))
         tau = self.options.temperature
         student, teacher = (values.div(tau).log_softmax(dim=1) for values in (logits, taught))
-        # The gradient of softened probabilities falls as 1 / tau^2 (Hinton et al. 2015, section 2).
+        # The gradient of softened probabilities decreases as 1 / tau^2 (Hinton et al. 2015, section 2).
         return tau**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
-        """Cross-entropy and accuracy of both heads' mean, over all processes; no teacher is asked."""
+        """Cross-entropy and accuracy of both heads' mean; the teacher is not used."""
         return Classify(self.preprocess).validate(MeanOfHeads(module), loader, precision)
-
-
-@torch.inference_mode()
-def both_heads(model: VisionTransformer, loader: Loader, precision: torch.dtype) -> dict[str, float]:
-    """Accuracy of each head on a split and of their mean: `class_head`, `distillation_head`, `both_heads`.
-
-    Under torchrun every process has to call it.
-
-    Raises:
-        UserError: a model without the two heads, or no image could be read.
-    """
-    module = BothHeads(model)
-    correct, count = torch.zeros(3, dtype=torch.int64, device=loader.device), 0
-    with evaluation_mode(module):
-        for batch in loader.epoch():
-            with torch.autocast(batch.pixels.device.type, precision, enabled=precision != torch.float32):
-                by_label, by_teacher = module(loader.preprocess.normalize(batch.pixels))  # (B, K) each
-            logits = torch.stack([by_label, by_teacher, (by_label + by_teacher) / 2])  # (3, B, K)
-            correct += (logits.argmax(dim=2) == batch.labels).sum(dim=1)
-            count += len(batch.labels)
-    sums = {"class_head": correct[0], "distillation_head": correct[1], "both_heads": correct[2]}
-    totals = sum_over_processes(sums | {"count": torch.tensor(count)})
-    if not totals["count"]:
-        raise UserError(f"no image of the {loader.images.name} set could be read")
-    return {name: float(totals[name] / totals["count"]) for name in sums}
 
 
 def _channels(count: int) -> str:

@@ -1,7 +1,7 @@
 """Masked patch prediction (Dosovitskiy et al. 2021, section 4.6 and appendix B.1.2): learning without labels.
 
-Half of the patch embeddings are corrupted, and the model says what was there: the patch's mean colour, a
-small picture of it, or its pixels.
+Half of the patch embeddings are corrupted. The model predicts a target for each of them: its mean colour, the
+colours of its 4x4 picture, or its pixels.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from vitascope.training.tasks.patch_targets import Target, target_of
 from vitascope.training.tasks.task import Examples, Sums
 
 MASKED, REPLACED = 0.8, 0.1
-"""Of the corrupted patches, the shares that become [mask] and another patch; the rest stays as it is."""
+"""The shares of the corrupted patches that become [mask] and another patch; the others stay."""
 _STREAM = 0x6D61736B
-"""Keeps an image's corruption independent of its augmentation, which draws from the same seed and epoch."""
+"""Makes the corruption independent of the augmentation, which draws from the same seed and epoch."""
 
 
-# What is corrupted
+# Corruption
 
 
 class Corruption(NamedTuple):
-    """Which n of its N patches each image has corrupted, and what stands in their places: (B, n) each."""
+    """The n corrupted patches of each image and their replacements, (B, n) each."""
 
     places: Tensor
-    """The corrupted patches, in their order; int64."""
+    """Positions of the corrupted patches, ascending; int64."""
     sources: Tensor
-    """Whose embedding stands there: another patch's, or the patch's own; int64."""
+    """Positions of the patches whose embeddings are used instead, perhaps the same ones; int64."""
     masked: Tensor
-    """Where [mask] stands instead; boolean."""
+    """Whether [mask] is used instead; boolean."""
 
     def to(self, device: torch.device) -> Corruption:
         """The same on a device."""
@@ -59,7 +59,7 @@ class Corruption(NamedTuple):
 
 
 def num_corrupted(num_patches: int, share: float) -> int:
-    """How many of an image's patches are corrupted: the share, rounded.
+    """The number of corrupted patches per image: the share, rounded.
 
     Raises:
         UserError: none of them, or all.
@@ -67,8 +67,8 @@ def num_corrupted(num_patches: int, share: float) -> int:
     count = round(share * num_patches)
     if not 0 < count < num_patches:
         raise UserError(
-            f"corrupt {share:g} of {num_patches} patches is {count}: some must be hidden and some seen; "
-            "take another share or smaller patches"
+            f"corrupt {share:g} of {num_patches} patches is {count}: some must be hidden and some visible; "
+            "choose another share or smaller patches"
         )
     return count
 
@@ -76,11 +76,11 @@ def num_corrupted(num_patches: int, share: float) -> int:
 def corruption(
     seed: int, epoch: int, indices: npt.NDArray[np.int64], num_patches: int, share: float
 ) -> Corruption:
-    """What is corrupted in each image: a function of seed, epoch and the image's index, on the CPU.
+    """Draw the corruption of each image, a function of the seed, the epoch and the image's index; on the CPU.
 
     A corrupted patch becomes [mask] with probability 0.8, another patch with 0.1, and stays with 0.1. The
-    other patch comes from the same image, so that an image's result does not depend on its batch, and is one
-    that is not corrupted: what is hidden in one place does not show in another.
+    other patch is an uncorrupted one of the same image: results do not depend on the batch, and no hidden
+    patch becomes visible elsewhere.
 
     Raises:
         UserError: a share that corrupts no patch, or all.
@@ -96,40 +96,39 @@ def corruption(
     return Corruption(*(torch.from_numpy(field) for field in (places, sources, kind < MASKED)))
 
 
-# What predicts
+# The model
 
 
 def body_config(config: ViTConfig) -> ViTConfig:
-    """A model as it is pre-trained: without a head.
+    """The configuration for pre-training: no head, and an explicit `class_token`.
 
-    Whether it has a class token is written down, so that a classifier that starts from it may read the class
-    token or the mean of the patches.
+    With it, a classifier that starts from the body may pool the class token or the mean of the patches.
     """
     return config.replace(head="none", class_token=config.readout.has_class_token)
 
 
-def at(places: Tensor, patches: Tensor) -> Tensor:
-    """Some of each image's patches: places (B, n) of (B, N, X) -> (B, n, X)."""
+def take_patches(patches: Tensor, places: Tensor) -> Tensor:
+    """Select patches (B, N, X) at places (B, n): (B, n, X)."""
     return patches.gather(1, places[:, :, None].expand(-1, -1, patches.shape[2]))
 
 
-def put(places: Tensor, patches: Tensor, others: Tensor) -> Tensor:
-    """Patches (B, N, X) with others (B, n, X) at some places (B, n)."""
+def put_patches(patches: Tensor, places: Tensor, others: Tensor) -> Tensor:
+    """Replace patches (B, N, X) at places (B, n) by others (B, n, X)."""
     return patches.scatter(1, places[:, :, None].expand(-1, -1, patches.shape[2]), others)
 
 
 class MaskedPatchModel(nn.Module):
-    """A Vision Transformer without a head, [mask], and one linear layer that says what a patch was.
+    """A Vision Transformer without a head, a [mask] embedding, and one linear layer for the targets.
 
-    Both start at zero, as the class token and the head of the paper's code do.
+    [mask] and the layer start at zero, as the class token and the head in the paper's code.
 
     Args:
-        body: what is pre-trained, and all that is kept.
-        outputs: numbers to be said of a patch.
+        body: the model to pre-train, the only part that is saved.
+        outputs: number of outputs per patch.
 
     Raises:
-        UserError: a body whose patches share pixels, which leaves patches out, or part of which nothing here
-            would train.
+        UserError: a body whose patches share pixels, that drops patches, or with parameters that this task
+            does not train.
     """
 
     def __init__(self, body: VisionTransformer, outputs: int) -> None:
@@ -143,24 +142,22 @@ class MaskedPatchModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images: Tensor, places: Tensor, sources: Tensor, masked: Tensor) -> Tensor:
-        """What is said of the corrupted patches, (B, n, outputs).
+        """The outputs for the corrupted patches, (B, n, outputs).
 
-        Args:
-            images: normalized floats (B, C, H, W).
-            places, sources, masked: the fields of a `Corruption`, (B, n).
+        Takes normalized images (B, C, H, W) and the fields of a `Corruption`, (B, n) each.
         """
         body = self.body
         grid = body.grid_of(images)
         patches = body.patch_embedding(images)  # (B, N, D)
         mask = self.mask_token.to(patches.dtype)
-        stand_ins = torch.where(masked[:, :, None], mask, at(sources, patches))  # (B, n, D)
-        z0 = body.prepare_tokens(images, patches=put(places, patches, stand_ins))  # (B, T, D)
+        replacements = torch.where(masked[:, :, None], mask, take_patches(patches, sources))  # (B, n, D)
+        z0 = body.prepare_tokens(images, patches=put_patches(patches, places, replacements))  # (B, T, D)
         zL = body.encode(z0, grid)
-        return self.head(body.norm(at(places, zL[:, body.config.num_prefix_tokens :])))
+        return self.head(body.norm(take_patches(zL[:, body.config.num_prefix_tokens :], places)))
 
 
 def check_body(body: VisionTransformer) -> None:
-    """Refuse a model that cannot learn by masked patch prediction.
+    """Reject a model that masked patch prediction cannot train.
 
     Raises:
         UserError: as `MaskedPatchModel`.
@@ -168,16 +165,16 @@ def check_body(body: VisionTransformer) -> None:
     stem = body.config.embedding.stem
     if stem not in ("conv", "linear"):
         raise UserError(
-            f"stem {stem!r}: its patches share pixels, so a hidden one shows in its neighbours; masked patch "
-            'prediction needs the stem "conv" or "linear"'
+            f"stem {stem!r}: its patches share pixels, so that a hidden patch is visible in its neighbours; "
+            'masked patch prediction needs the stem "conv" or "linear"'
         )
     if body.config.training.patch_dropout:
-        raise UserError("patch_dropout leaves out patches that are to be predicted; set it to 0")
+        raise UserError("patch_dropout drops patches that are to be predicted; set it to 0")
     idle = [name for name, _ in body.named_parameters() if name.startswith(("pool", "head."))]
     if idle:
         raise UserError(
-            f"masked patch prediction would not train {idle[0]}, which only a pooled answer needs; "
-            'take the pool "cls" or "mean", pool_norm "before" and head "none"'
+            f"masked patch prediction would not train {idle[0]}, which belongs to pooling; "
+            'use the pool "cls" or "mean", pool_norm "before" and head "none"'
         )
 
 
@@ -186,40 +183,35 @@ def check_body(body: VisionTransformer) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Masked:
-    """Masked patch prediction as a `Task`; see `MaskedPatchModel` for what is called.
+    """Masked patch prediction as a `Task`.
 
     Raises:
-        UserError: a target that the patches do not have, a share that corrupts none of them or all.
+        UserError: patches that are too small for the target, a share that corrupts no patch or all.
     """
 
     masking: Masking
-    """What is predicted, and of how many patches."""
     config: ViTConfig
-    """The model's."""
     preprocess: Preprocess
-    """The model's."""
     target: Target = dataclasses.field(init=False)
-    """What is said of a patch."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be predicted."""
         num_corrupted(self.num_patches, self.masking.corrupt)
         target = target_of(self.masking.target, self.config, self.preprocess)
         object.__setattr__(self, "target", target)
 
     @property
     def num_patches(self) -> int:
-        """Patches of an image, N."""
+        """Patches per image, N."""
         return self.config.grid[0] * self.config.grid[1]
 
     def module(self, model: VisionTransformer) -> MaskedPatchModel:
-        """What is trained around a model without a head."""
+        """The trained module around a model without a head."""
         return MaskedPatchModel(model, self.target.outputs)
 
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
-        """The mean over the corrupted patches, and sums of the images' means.
+        """The mean loss of the corrupted patches, and sums of the images' means: `loss`, `count`, `correct`.
 
-        The sums are `loss`, `count` and, where patches are classified, `correct`: the shares of right ones.
+        `correct` is there if patches are classified: the share of right ones.
         """
         drawn = self.corruption(examples.seed, examples.epoch, examples.indices)
         means = self._means(module, examples.images, drawn)
@@ -229,12 +221,12 @@ class Masked:
 
     @torch.inference_mode()
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
-        """Means over a split, of all processes: `loss`, and `accuracy` where patches are classified.
+        """The means over a split: `loss`, and `accuracy` if patches are classified.
 
-        The same patches are corrupted every time.
+        The corruption is the same every time.
 
         Raises:
-            UserError: no image could be read.
+            UserError: no readable image.
         """
         sums: Sums = {}
         with evaluation_mode(module):
@@ -251,14 +243,14 @@ class Masked:
         return {names[name]: float(value / sums["count"]) for name, value in sums.items() if name in names}
 
     def corruption(self, seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> Corruption:
-        """`corruption` of the model's patches."""
+        """`corruption` with this task's patches and share."""
         return corruption(seed, epoch, indices, self.num_patches, self.masking.corrupt)
 
     def _means(self, module: nn.Module, images: Tensor, drawn: Corruption) -> dict[str, Tensor]:
-        """What is measured, a mean over the corrupted patches of each image: (B,) each."""
+        """The mean measures of each image's corrupted patches, (B,) each."""
         drawn = drawn.to(images.device)
-        predictions = module(self.preprocess.normalize(images), *drawn)  # (B, n, outputs)
-        return self.target.measure(predictions, at(drawn.places, self.target.wanted(images)))
+        outputs = module(self.preprocess.normalize(images), *drawn)  # (B, n, outputs)
+        return self.target.measure(outputs, take_patches(self.target.targets(images), drawn.places))
 
 
 # The figure
@@ -268,47 +260,41 @@ class Masked:
 def draw_masked(
     run: Path, task: Masked, module: nn.Module, images: ImageSet, count: int = 8
 ) -> dict[str, Path]:
-    """Draw what the model makes of corrupted images into the run's `figures/`; returns the path by its name.
+    """Draw predictions for `count` images, spread evenly over a set, to the run's `figures/masked.png`.
 
-    Every process computes, since each may hold a part of the model; the first one draws.
-
-    Args:
-        run: the run folder.
-        task: what the model was trained for.
-        module: the trained model, on any device.
-        images: some of them are shown, spread evenly over the set; one that cannot be read is not.
-        count: how many.
+    Every process computes, since each may hold a part of the module; the first one draws. Unreadable images
+    are left out. Returns the path by its name.
     """
     device = next(module.parameters()).device
     pixels = torch.from_numpy(_some_pixels(images, task.preprocess, count)).to(device) / 255  # (n, C, H, W)
     drawn = task.corruption(0, 0, np.arange(len(pixels))).to(device)
     with evaluation_mode(module):
-        predictions = module(task.preprocess.normalize(pixels), *drawn)
+        outputs = module(task.preprocess.normalize(pixels), *drawn)
     target, (patch, grid) = task.target, (task.config.patch_hw, task.config.grid)
     patches = patchify(pixels, patch)  # (n, N, C * ph * pw)
 
     def with_patches(others: Tensor) -> npt.NDArray[np.uint8]:
-        """The images with others in the corrupted places."""
-        whole = unpatchify(put(drawn.places, patches, others), grid, patch)
+        """The images with `others` in place of the corrupted patches."""
+        whole = unpatchify(put_patches(patches, drawn.places, others), grid, patch)
         return (whole * 255).round().byte().cpu().numpy()
 
-    wanted = at(drawn.places, target.wanted(pixels))
+    targets = take_patches(target.targets(pixels), drawn.places)
     rows = {
-        "image": with_patches(at(drawn.places, patches)),
-        "given": with_patches(at(drawn.sources, patches)),
-        "predicted": with_patches(target.pictures(target.said(predictions)).flatten(2)),
-        "right answer": with_patches(target.pictures(wanted).flatten(2)),
+        "image": with_patches(take_patches(patches, drawn.places)),
+        "given": with_patches(take_patches(patches, drawn.sources)),
+        "predicted": with_patches(target.pictures(target.predictions(outputs)).flatten(2)),
+        "right answer": with_patches(target.pictures(targets).flatten(2)),
     }
-    borrowed = drawn.sources != drawn.places  # (n, corrupted)
-    marks = (drawn.masked, borrowed, ~borrowed & ~drawn.masked)
+    replaced = drawn.sources != drawn.places  # (n, corrupted)
     nothing = patches.new_zeros(patches.shape[:2], dtype=torch.bool)  # (n, N)
-    hidden, replaced, kept = (
-        nothing.scatter(1, drawn.places, mark).unflatten(1, grid).cpu().numpy() for mark in marks
+    marks = (
+        nothing.scatter(1, drawn.places, mark).unflatten(1, grid).cpu().numpy()
+        for mark in (drawn.masked, replaced, ~replaced & ~drawn.masked)
     )
 
     def draw() -> dict[str, Path]:
         with explaining_failure(run, "the figures", to_resume(run)):
-            return draw_masked_patches(run, rows, hidden, replaced, kept)
+            return draw_masked_patches(run, rows, *marks)
 
     return by_first(draw)
 
@@ -317,6 +303,6 @@ def _some_pixels(images: ImageSet, preprocess: Preprocess, count: int) -> npt.ND
     """Pixels (n, C, H, W) of images spread evenly over a set."""
     pixels = []
     for index in np.unique(np.linspace(0, len(images) - 1, min(count, len(images))).astype(int)):
-        with contextlib.suppress(ImageError):  # the loader has counted and named it
+        with contextlib.suppress(ImageError):  # the loader has reported it
             pixels.append(preprocess.pixels(images.sources[index]))
     return np.stack(pixels)

@@ -1,4 +1,4 @@
-"""What a run learns: the one interface between the loop and its tasks."""
+"""The interface between the training loop and its tasks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from vitascope.data.loading import Loader
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Examples:
-    """What a step learns from, on the model's device.
+    """The training images of a step, on the model's device.
 
     Attributes:
-        images: augmented and mixed, floats in [0, 1], (B, C, H, W): a task normalizes them itself, since a
-            teacher may want other numbers than its student. It may overwrite them.
+        images: augmented and mixed, floats in [0, 1], (B, C, H, W). A task normalizes them, and may overwrite
+            them.
         labels: the images' own classes, int64 (B,).
-        targets: what is to be said: the labels, or after mixing probabilities (B, K).
+        targets: the labels, or probabilities (B, K) after mixing.
         indices: of the images in the data set, (B,).
-        seed, epoch: with the indices, what anything random may depend on.
+        seed, epoch: random draws may depend on these and on the indices only.
     """
 
     images: Tensor
@@ -35,23 +35,23 @@ class Examples:
 
 
 Sums = dict[str, Tensor]
-"""Sums over images, among them `loss` and `count`: over the count they are means, whatever the parts."""
+"""Sums over images, among them `loss` and `count`, the number of images."""
 
 
 class Task(Protocol):
-    """A thing to learn: a module around the model, a loss, a validation."""
+    """A training task: a module around the model, a loss, a validation."""
 
     def module(self, model: Any) -> nn.Module:
-        """What is trained: the model, or a module that holds it as `body` and what else the task needs."""
+        """The trained module: the model, or a module that has it as `body`."""
 
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
-        """The mean loss of some examples, a scalar with gradients, and detached sums over them.
+        """The mean loss of the examples, a scalar with gradients, and detached sums over them.
 
-        The module is only ever called, never reached into: it may be wrapped for several processes.
+        The module may be wrapped for several processes: it may be called, but has no other attributes.
         """
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
-        """Means over a split, of all processes: `loss`, which chooses the best weights, and others.
+        """Means over a split, over all processes: `loss`, which selects the best weights, and others.
 
-        A classifier's have `accuracy` and `majority`, that of always naming the commonest class.
+        Classification adds `accuracy`, and `majority`: the accuracy of always predicting the commonest class.
         """
