@@ -18,13 +18,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import vitascope as vs
 from learning import engine, heading, named_values, options, schedule, train, vit, write_limited
 from reports import markdown_table, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.model.hardware import resolve_device, resolve_precision
-from vitascope.training.tasks.distill import both_heads
+from vitascope.model.modes import evaluation_mode
+from vitascope.training.tasks.distill import BothHeads
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.store import from_pretrained
 
@@ -100,6 +103,22 @@ def measure_heads(run: Path, config: vs.TrainConfig) -> dict[str, float]:
     precision = resolve_precision("auto", model.config, device, 128, training=False)
     loader = Loader(images, preprocess_of(model), 128, device=device)
     return both_heads(model.to(device), loader, precision)
+
+
+@torch.inference_mode()
+def both_heads(model: vs.VisionTransformer, loader: Loader, precision: torch.dtype) -> dict[str, float]:
+    """Accuracy on a split: `class_head`, `distillation_head`, and `both_heads` of their mean."""
+    module = BothHeads(model)
+    correct, count = torch.zeros(3, dtype=torch.int64, device=loader.device), 0
+    with evaluation_mode(module):
+        for batch in loader.epoch():
+            with torch.autocast(batch.pixels.device.type, precision, enabled=precision != torch.float32):
+                by_label, by_teacher = module(loader.preprocess.normalize(batch.pixels))  # (B, K) each
+            logits = torch.stack([by_label, by_teacher, (by_label + by_teacher) / 2])  # (3, B, K)
+            correct += (logits.argmax(dim=2) == batch.labels).sum(dim=1)
+            count += len(batch.labels)
+    names = ("class_head", "distillation_head", "both_heads")
+    return dict(zip(names, (correct / count).tolist(), strict=True))
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:

@@ -18,21 +18,25 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitascope as vs
-from tests.model import random_images, small_config, small_model
+from tests.model import random_images, randomize, small_config, small_model
+from tests.training import write_folder
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
-from vitascope.data.datasets import open_data
+from vitascope.data.datasets import open_data, read_tree
+from vitascope.data.loading import Loader
 from vitascope.data.mixing import Mixing
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import BlockOptions, EmbeddingOptions, ReadoutOptions, TrainingOptions
 from vitascope.model.sizes import named_config
+from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.store import save_pretrained
 
 ROOT = Path(__file__).parent.parent
@@ -379,6 +383,17 @@ def test_each_head_of_a_student_stands_in_its_row() -> None:
         "taught", "1,200", "50.00", "25.00", "75.00", "60",
     )  # fmt: skip
     assert distillation.Result("alone", 1200, {"class_head": 0.5}, 60.0).row()[2:5] == ("50.00", "-", "-")
+
+
+@torch.no_grad()
+def test_each_head_is_measured_alone_and_both_together(tmp_path: Path) -> None:
+    model = randomize(small_model(distillation_token=True, num_classes=2), seed=3)
+    model.head.linear.bias.copy_(torch.tensor([50.0, -50.0]))  # always 0
+    model.head.distillation.bias.copy_(torch.tensor([-200.0, 200.0]))  # always 1, and more certain
+    images = read_tree(write_folder(tmp_path / "data", per_class=5, side=32))
+    images = images.subset("test", np.arange(1, 10))  # four of one class, five of the other
+    found = distillation.both_heads(model, Loader(images, preprocess_of(model), 3), torch.float32)
+    assert found == pytest.approx({"class_head": 4 / 9, "distillation_head": 5 / 9, "both_heads": 5 / 9})
 
 
 def test_fine_tuning_starts_from_what_was_pretrained_with_the_same_settings(monkeypatch) -> None:

@@ -279,7 +279,7 @@ def test_without_a_teacher_the_task_is_classification_with_the_smoothing_asked_f
     ("options", "said"),
     [
         (["--teacher", "nowhere"], "nowhere: no such model"),
-        (["--teacher", "{weights}"], "knows 5 classes, without names; the data have 2"),
+        (["--teacher", "{weights}"], "has 5 classes, without names; the data have 2"),
         (["--teacher", "{weights}", "--recipe", "small-data"], "add --pool cls, or take --recipe distill"),
         (["--teacher", "{weights}", "--pool", "map"], "add --pool cls"),
         (["--teacher", "{weights}", "--model", "resnet29_w32_cifar"], "leave out --teacher"),

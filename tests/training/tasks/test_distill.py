@@ -7,17 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.model import random_images, randomize, small_model
+from tests.model import random_images, small_model, with_preprocess
 from tests.training import write_folder
 from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
-from vitascope.training.evaluate import evaluate
 from vitascope.training.options import Distillation
 from vitascope.training.tasks.classify import Classify
-from vitascope.training.tasks.distill import BothHeads, Distill, MeanOfHeads, both_heads
+from vitascope.training.tasks.distill import BothHeads, Distill, MeanOfHeads
 from vitascope.training.tasks.task import Examples
 from vitascope.training.tasks.teachers import Teacher
 from vitascope.weights.preprocess import default_preprocess
@@ -33,7 +32,7 @@ def student(seed: int = 0, **options) -> VisionTransformer:
 
 def teacher(preprocess: Preprocess = THEIRS) -> Teacher:
     model = small_model(seed=7, in_channels=preprocess.channels).requires_grad_(False)
-    return Teacher(name="the teacher", model=model, preprocess=preprocess)
+    return Teacher(name="the teacher", model=with_preprocess(model, preprocess))
 
 
 def distill(label_smoothing: float = 0.0, **options) -> Distill:
@@ -194,7 +193,7 @@ def test_a_student_learns_from_a_teacher_without_ever_seeing_a_label(kind: str) 
     task = Distill(
         options=Distillation(distill=kind, distill_weight=1.0),
         preprocess=plain,
-        teacher=Teacher(name="bright", model=Bright(), preprocess=plain),
+        teacher=Teacher(name="bright", model=with_preprocess(Bright(), plain)),
     )
     torch.manual_seed(0)
     model = VisionTransformer(student(num_classes=4, depth=1).config)
@@ -228,7 +227,7 @@ def test_teacher_and_student_see_the_same_channels() -> None:
         (grey, colour, r"1 channel \(grey\), the student of 3 channels \(colour\)"),
         (colour, grey, r"3 channels \(colour\), the student of 1 channel \(grey\)"),
     ):
-        with pytest.raises(UserError, match=f"teacher the teacher sees images of {message}"):
+        with pytest.raises(UserError, match=f"teacher the teacher takes images of {message}"):
             Distill(options=Distillation(), preprocess=ours, teacher=teacher(theirs))
 
 
@@ -254,17 +253,3 @@ def test_validation_measures_the_mean_of_both_heads_and_gives_the_mode_back(load
 def test_the_mean_of_heads_is_what_the_model_says() -> None:
     model, images = student(), random_images(2, 3, 32, 32)
     torch.testing.assert_close(MeanOfHeads(BothHeads(model))(images), model(images))
-
-
-@torch.no_grad()
-def test_each_head_is_measured_alone_and_both_together(loader: Loader) -> None:
-    model = randomize(student(num_classes=2), seed=3).train()
-    model.head.linear.bias.copy_(torch.tensor([50.0, -50.0]))  # says 0 always
-    model.head.distillation.bias.copy_(torch.tensor([-200.0, 200.0]))  # says 1 always, and louder
-    found = both_heads(model, loader, torch.float32)
-    ones = float(loader.images.labels.mean())
-    assert found == pytest.approx({"class_head": 1 - ones, "distillation_head": ones, "both_heads": ones})
-    assert found["both_heads"] == evaluate(model, loader).accuracy
-    assert model.training
-    with pytest.raises(UserError, match="distillation token"):
-        both_heads(small_model(), loader, torch.float32)

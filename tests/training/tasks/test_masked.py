@@ -202,7 +202,7 @@ def test_every_parameter_has_a_gradient_whatever_the_options(options: dict[str, 
         ({"stem": "resnet", "resnet_layers": (1,)}, "stem 'resnet': its patches share pixels"),
         ({"pool": "map"}, "would not train pool.query"),
         ({"pool_norm": "after"}, "would not train pool_norm.weight"),
-        ({"patch_dropout": 0.5}, "patch_dropout leaves out patches"),
+        ({"patch_dropout": 0.5}, "patch_dropout drops patches"),
     ],
 )
 def test_a_body_that_cannot_learn_so_is_refused(options: dict[str, Any], message: str) -> None:

@@ -94,9 +94,9 @@ def test_other_classes_are_refused_and_the_difference_is_told(tmp_path: Path) ->
 def test_a_nameless_teacher_is_taken_with_a_note_if_it_has_as_many_classes(tmp_path: Path, capsys) -> None:
     ref = saved(tmp_path)
     assert open_teacher(ref, PETS, device="cpu").order is None
-    note = f"teacher {ref} names no classes: its 5 are taken to be the data's, in the same order\n"
+    note = f"teacher {ref} has no class names: its 5 are assumed to be in the data's order\n"
     assert capsys.readouterr().out == note
-    with pytest.raises(UserError, match="knows 5 classes, without names; the data have 3"):
+    with pytest.raises(UserError, match="has 5 classes, without names; the data have 3"):
         open_teacher(ref, PETS[:3], device="cpu")
     open_teacher(saved(tmp_path / "named", class_names=PETS), PETS, device="cpu")
     assert capsys.readouterr().out == ""
@@ -105,7 +105,7 @@ def test_a_nameless_teacher_is_taken_with_a_note_if_it_has_as_many_classes(tmp_p
 def test_names_that_are_numbered_or_too_many_are_no_names(capsys) -> None:
     assert class_order("t", ("LABEL_0", "LABEL_1"), 2, ("ant", "bee")) is None
     assert class_order("t", ("cat", "dog", "elk"), 2, ("ant", "bee")) is None
-    assert capsys.readouterr().out.count("names no classes") == 2
+    assert capsys.readouterr().out.count("has no class names") == 2
 
 
 def test_wordnet_ids_are_words_in_another_language(capsys) -> None:
@@ -126,7 +126,7 @@ def test_features_are_no_answers(tmp_path: Path) -> None:
 
 def test_a_model_that_cannot_take_its_own_images_is_refused(tmp_path: Path) -> None:
     ref = saved(tmp_path, Preprocess(image_size=(30, 30)), class_names=PETS)
-    with pytest.raises(UserError, match=r"takes no images \(1, 3, 30, 30\): .*multiple of patch 8"):
+    with pytest.raises(UserError, match=r"does not take images \(1, 3, 30, 30\): .*multiple of patch 8"):
         open_teacher(ref, PETS, device="cpu")
 
 
@@ -181,19 +181,17 @@ def test_a_processor_is_known_by_what_it_makes_of_colours() -> None:
     colours = torch.tensor([[0.0, 0, 0], [1, 1, 1], [1, 0, 0]]).view(3, 3, 1, 1)
     given = Preprocess(image_size=(6, 4), mean=(0.1, 0.4, 0.7), std=(0.2, 0.3, 0.6))
     answers = given.normalize(colours).expand(3, 3, 6, 4).clone()
-    found = teachers._seen_through("t", answers, colours)
+    found = teachers._probed_preprocess("t", answers, colours)
     assert found.image_size == (6, 4)
     assert (*found.mean, *found.std) == pytest.approx((*given.mean, *given.std), abs=1e-6)
     bordered = answers.clone()
     bordered[:, :, 0] = 0
     for others in (answers.flip(1), bordered, answers[:, :1], torch.zeros(3, 3, 6, 4)):
-        with pytest.raises(UserError, match="does more to a picture"):
-            teachers._seen_through("t", others, colours)
+        with pytest.raises(UserError, match="does more than resize"):
+            teachers._probed_preprocess("t", others, colours)
 
 
 def test_teachers_are_compared_by_identity_so_that_a_task_may_hold_one() -> None:
-    one, other = (
-        Teacher(name="t", model=torch.nn.Identity(), preprocess=Preprocess(image_size=(2, 2))) for _ in "ab"
-    )
+    one, other = (Teacher(name="t", model=torch.nn.Identity()) for _ in "ab")
     assert one != other
     assert hash(one) != hash(other)
