@@ -45,7 +45,7 @@ from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.explain.plots import GREY, RIGHT, SERIES, WRONG, new_figure, plain, save_figure
-from vitascope.report.records import read_metrics
+from vitascope.run import run as run_folder
 from vitascope.training.defaults import resolve_config
 
 MOST_PARAMETERS = 6_300_000
@@ -171,7 +171,7 @@ def run_of(config: vs.TrainConfig, seed: int, images: int, kept: Path | None = N
     with tempfile.TemporaryDirectory() as folder:
         run = (kept or Path(folder)) / f"seed-{seed}"
         result = train(f"seed {seed}", config.replace(seed=seed, run=str(run)))
-        epochs = [record for record in read_metrics(run) if record["kind"] == "epoch"]
+        epochs = [record for record in run_folder.Run(run).metrics if record["kind"] == "epoch"]
     evaluation = result.evaluation
     return Run(
         seed=seed,

@@ -39,6 +39,7 @@ from vitascope.data.splits import ImageSet, Splits
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_device
 from vitascope.model.vit import VisionTransformer
+from vitascope.run.run import Run
 from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import RECORD_EVERY, Trainer
 from vitascope.training.optim import optimizer_of
@@ -228,7 +229,7 @@ def loop_step(case: Case, splits: Splits, setting: Setting, mode: str, run: Path
     config, model_config = resolve_config(
         case.config(precision=precision, compile=mode == "compiled"), splits
     )
-    trainer = Trainer(run, config, model_config, splits, setting.device)
+    trainer = Trainer(Run(run), config, model_config, splits, setting.device)
     trainer.module.train()
     batches = ((batch, epoch) for epoch in itertools.count() for batch in trainer.train_loader.epoch(epoch))
 

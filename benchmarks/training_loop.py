@@ -27,6 +27,7 @@ from reports import markdown_table, publish
 from vitascope.data.datasets import open_data
 from vitascope.model.classifier import build
 from vitascope.model.hardware import resolve_device
+from vitascope.run.run import Run
 from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import optimizer_of
@@ -93,7 +94,7 @@ def main() -> None:
     splits = open_data(config.data)
     config, model_config = resolve_config(config, splits)
     with tempfile.TemporaryDirectory() as run:
-        trainer = Trainer(Path(run), config, model_config, splits, resolve_device("auto"))
+        trainer = Trainer(Run(Path(run)), config, model_config, splits, resolve_device("auto"))
         trainer.module.train()
         steps = {"loop": loop_step(trainer), "bare step": bare_step(trainer)}
         for step in steps.values():

@@ -16,11 +16,12 @@ FILES = sorted(ROOT.rglob("*.py"))
 ALLOWED = {
     "model": set(),
     "data": set(),
-    "weights": {"model", "data.decoding", "data.preprocess"},
+    "weights": {"model", "data.decoding", "data.preprocess", "run.layout"},
+    "run": {"data", "weights", "model"},
     "explain": {"model"},
-    "report": {"explain", "data", "weights", "model"},
-    "training": {"model", "weights", "data", "report"},
-    "deploy": {"model", "weights", "data", "explain"},
+    "report": {"explain", "data", "weights", "model", "run"},
+    "training": {"model", "weights", "data", "report", "run"},
+    "deploy": {"model", "weights", "data", "explain", "run"},
     "errors": set(),
     "storage": set(),
     "pickles": set(),
@@ -144,6 +145,15 @@ def test_only_the_package_itself_imports_by_text(path: Path) -> None:
 def test_every_file_has_a_name_that_says_what_is_in_it(path: Path) -> None:
     for part in path.relative_to(ROOT).with_suffix("").parts:
         assert part.strip("_") not in {"utils", "util", "common", "misc", "helpers", "helper"}
+
+
+def test_only_run_knows_the_names_of_the_files_in_a_run_folder() -> None:
+    names = {"config.yaml", "metrics.jsonl", "environment.json", "predictions.npz", "split.jsonl.gz"}
+    for path in FILES:
+        if layer_of(path) != "run":
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+            assert not texts & names, name_of(path)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -22,6 +22,7 @@ from vitascope.cli.explain import (
     OfPicture,
 )
 from vitascope.explain.methods import METHODS
+from vitascope.run.run import Run
 
 PICTURE = "data/red/0.png"
 
@@ -188,7 +189,7 @@ def test_grid_of_test_images_has_32_of_them_with_what_was_predicted(
 
     everything = open_for_evaluation("data", ("blue", "red"))
     forty = everything.subset("test", np.arange(40) % 20)
-    monkeypatch.setattr(explaining, "own_images", lambda run: forty)
+    monkeypatch.setattr(Run, "test_images", lambda run: forty)
     subject = explaining.Subject.load("runs/tiny", None, "cpu")
     figure, said = explaining.draw_tests(subject, "attention", None, {"layer": 0})
     assert said == "attention, layer 0 over 32 test images"
@@ -210,7 +211,7 @@ def test_unreadable_test_image_is_named_and_left_out(
 
     sources = ["broken.jpg", "data/red/0.png"]
     tests = ImageSet("test", sources, np.array([1, 1]), ("blue", "red"))
-    monkeypatch.setattr(explaining, "own_images", lambda run: tests)
+    monkeypatch.setattr(Run, "test_images", lambda run: tests)
     pictures, called = explaining.Subject.load("runs/tiny", None, "cpu").test_pictures()
     assert ([picture.name for picture in pictures], called) == (["0.png"], "1 test image")
     assert capsys.readouterr().err.startswith("left out: broken.jpg: not a picture")

@@ -25,7 +25,7 @@ from PIL import Image
 
 from vitascope.cli import main
 from vitascope.data.decoding import read_image
-from vitascope.report.records import read_metrics
+from vitascope.run.run import Run
 
 DOCS = Path(__file__).parent.parent / "docs"
 ENGLISH, CHINESE = DOCS / "walkthrough.md", DOCS / "walkthrough.zh.md"
@@ -175,7 +175,7 @@ def test_links_within_a_page_lead_to_its_headings(page: Path) -> None:
 
 def redraw(run: str, photo: str) -> None:
     """Make the pictures, outputs and accuracy of both pages: a finished run of CIFAR-10, and a photograph."""
-    (tested,) = (record for record in read_metrics(Path(run)) if record["kind"] == "test")
+    (tested,) = (record for record in Run(Path(run)).metrics if record["kind"] == "test")
     model, photo = os.path.abspath(run), os.path.abspath(photo)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         printed = run_page(ENGLISH, model, photo)

@@ -15,6 +15,7 @@ from tests.model import law, small_model, small_resnet
 from vitascope.data.splits import ImageSet
 from vitascope.model.classifier import Classifier
 from vitascope.report.figures import choose_shown, draw_figures, to_picture
+from vitascope.run.run import Run
 from vitascope.weights.preprocess import default_preprocess
 
 
@@ -98,11 +99,12 @@ def test_a_resnet_has_the_figures_that_need_no_attention(tmp_path: Path) -> None
     assert drawn(tmp_path, model) == {"curves", "confusion", "predictions"}
 
 
-def drawn(run: Path, model: Classifier) -> set[str]:
+def drawn(folder: Path, model: Classifier) -> set[str]:
     """The figures of a run, each of which shows something."""
+    run = Run(folder)
     record = {"kind": "epoch", "step": 2, "epoch": 1, "train_loss": 1.0, "val_loss": 1.2}
     record |= {"train_accuracy": 0.5, "val_accuracy": 0.4}
-    (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    run.metrics_file.write_text(json.dumps(record) + "\n")
     labels, probabilities = answers(12, 5, 0)
     sources = [noise(20, 20, seed=number) for number in range(12)]
     images = ImageSet("test", sources, labels, NAMES)

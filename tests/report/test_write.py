@@ -20,8 +20,8 @@ from vitascope.cli import main
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
 from vitascope.report import inside, write
-from vitascope.report.records import load_predictions, save_predictions
 from vitascope.report.write import write_report
+from vitascope.run.run import Run
 from vitascope.training import finish, train
 from vitascope.weights.store import save_pretrained
 
@@ -85,7 +85,7 @@ def test_training_writes_a_report_of_everything(made) -> None:
 
 @pytest.mark.parametrize("weights", [None, "somewhere/model"])
 def test_a_model_no_better_than_the_commonest_class_comes_with_a_hint(run, quick, weights) -> None:
-    kept = load_predictions(run)
+    kept = Run(run).predictions
     assert kept is not None
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(
@@ -93,8 +93,8 @@ def test_a_model_no_better_than_the_commonest_class_comes_with_a_hint(run, quick
     )
     for right, expected in ((kept.labels, False), (1 - kept.labels, True)):
         answers = np.eye(2, dtype=np.float32)[right]
-        save_predictions(run, dataclasses.replace(kept, probabilities=answers))
-        said = read(write_report(run)).text
+        Run(run).save_predictions(dataclasses.replace(kept, probabilities=answers))
+        said = read(write_report(Run(run))).text
         assert ("This model is no better than always naming the commonest class" in said) == expected
         assert ("--weights google/vit-base-patch16-224-in21k" in said) == (expected and weights is None)
 
@@ -102,7 +102,7 @@ def test_a_model_no_better_than_the_commonest_class_comes_with_a_hint(run, quick
 def test_one_epoch_is_singular(run, quick) -> None:
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("epochs: 2", "epochs: 1"))
-    said = read(write_report(run)).text
+    said = read(write_report(Run(run))).text
     assert "1 epoch, batches of" in said
     assert "1 epochs" not in said
 
@@ -148,7 +148,7 @@ def test_names_of_classes_and_values_are_text(made, run, quick) -> None:
     (run / "environment.json").write_text(
         json.dumps({"cpu": "<img src=x>", "started": "2026-01-02T03:04:05"})
     )
-    page = read(write_report(run))
+    page = read(write_report(Run(run)))
     assert not [name for name, _ in page.elements if name in ("b&", "script")]
     assert f"Is {STRANGE}, taken for light" in page.text or f"Is light, taken for {STRANGE}" in page.text
     assert "<script>alert(1)</script>" in page.text
@@ -157,18 +157,18 @@ def test_names_of_classes_and_values_are_text(made, run, quick) -> None:
 
 
 def test_it_is_the_same_again(run, quick) -> None:
-    first = write_report(run, device="cpu").read_bytes()
-    assert write_report(run, device="cpu").read_bytes() == first
+    first = write_report(Run(run), device="cpu").read_bytes()
+    assert write_report(Run(run), device="cpu").read_bytes() == first
     assert not (run / ".report.html").exists()
 
 
 def test_the_surest_mistakes_and_the_worst_pair_are_shown(made, run, quick) -> None:
-    kept = load_predictions(run)
+    kept = Run(run).predictions
     assert kept is not None
     probabilities = np.array([[0.01, 0.99], [0.3, 0.7], [0.6, 0.4], [0.2, 0.8]], dtype=np.float32)
     assert kept.labels.tolist() == [0, 0, 1, 1]
-    save_predictions(run, dataclasses.replace(kept, probabilities=probabilities))
-    text = read(write_report(run)).text
+    Run(run).save_predictions(dataclasses.replace(kept, probabilities=probabilities))
+    text = read(write_report(Run(run))).text
     assert f"Is {STRANGE}, taken for light: 2 of 2" in text
     assert text.index("said light (99.0%)") < text.index("said light (70.0%)")
     assert "All 3 mistakes" in text
@@ -176,10 +176,12 @@ def test_the_surest_mistakes_and_the_worst_pair_are_shown(made, run, quick) -> N
 
 
 def test_a_classifier_without_mistakes_has_no_such_section(run, quick) -> None:
-    kept = load_predictions(run)
+    kept = Run(run).predictions
     assert kept is not None
-    save_predictions(run, dataclasses.replace(kept, probabilities=np.eye(2, dtype=np.float32)[kept.labels]))
-    page = write_report(run)
+    Run(run).save_predictions(
+        dataclasses.replace(kept, probabilities=np.eye(2, dtype=np.float32)[kept.labels])
+    )
+    page = write_report(Run(run))
     assert sections(page) == ALL - {"mistakes"}
     assert "No class was ever taken for another" in read(page).text
 
@@ -188,7 +190,7 @@ def test_a_resnet_has_what_needs_no_attention(run, quick) -> None:
     shutil.rmtree(run / "model")
     names = (STRANGE, "light")
     save_pretrained(small_resnet(class_names=names, num_classes=2, image_size=16), run / "model")
-    page = write_report(run)
+    page = write_report(Run(run))
     assert sections(page) == ALL - {"attention", "learned"}
     assert "attention" not in read(page).text.partition("Configuration")[0].lower()
 
@@ -196,7 +198,7 @@ def test_a_resnet_has_what_needs_no_attention(run, quick) -> None:
 def test_a_run_without_recorded_answers_says_so(run, quick) -> None:
     (run / "predictions.npz").unlink()
     (run / "environment.json").unlink()
-    page = write_report(run)
+    page = write_report(Run(run))
     assert sections(page) == ALL - ABOUT_ANSWERS | {"answers"}
     said = read(page).text
     assert "answers are not recorded" in said
@@ -210,7 +212,7 @@ def test_an_unfinished_run_shows_how_far_it_is_and_how_it_goes_on(run, epochs: i
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [record for record in records if record["kind"] == "epoch"][:epochs]
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
-    page = write_report(run)
+    page = write_report(Run(run))
     expected = {"trained", "configuration", "environment"} | ({"curves"} if epochs else set())
     assert sections(page) == expected
     said = read(page).text
@@ -293,20 +295,20 @@ def test_data_that_are_gone_are_named_and_the_rest_is_there(made, run, away, cap
 
 
 def test_data_that_are_others_by_now_are_not_shown(made, run, quick) -> None:
-    kept = load_predictions(run)
+    kept = Run(run).predictions
     assert kept is not None
     for changed in ({"labels": kept.labels[::-1]}, {"indices": kept.indices + 1000}, {"split": "val"}):
-        save_predictions(run, dataclasses.replace(kept, **changed))
-        page = read(write_report(run))
+        Run(run).save_predictions(dataclasses.replace(kept, **changed))
+        page = read(write_report(Run(run)))
         assert "the data are others by now" in page.text
         assert not [name for name, _ in page.elements if name == "img"]
 
 
 def test_pictures_and_answers_belong_together_when_images_were_deleted(made, run, tmp_path, quick) -> None:
-    kept = load_predictions(run)
+    kept = Run(run).predictions
     assert kept is not None
     wrong = np.eye(2, dtype=np.float32)[1 - kept.labels]
-    save_predictions(run, dataclasses.replace(kept, probabilities=wrong))
+    Run(run).save_predictions(dataclasses.replace(kept, probabilities=wrong))
     photos = Path(shutil.copytree(made / "photos", tmp_path / "photos"))
     config = (run / "config.yaml").read_text()
     lines = [line for line in config.splitlines() if not line.startswith("data:")]
@@ -315,7 +317,7 @@ def test_pictures_and_answers_belong_together_when_images_were_deleted(made, run
     tested = record.parts["test"].names
     (photos / record.parts["train"].names[0]).unlink()
     (photos / tested[1]).unlink()
-    page = write_report(run)
+    page = write_report(Run(run))
     said = read(page).text
     assert [name in said.rpartition("surest mistakes")[2] for name in tested] == [True, False, True, True]
     assert "1 of the pictures cannot be read any more" in said
@@ -324,17 +326,17 @@ def test_pictures_and_answers_belong_together_when_images_were_deleted(made, run
 
 
 def test_pictures_that_cannot_be_read_any_more_are_counted(made, run, monkeypatch, quick) -> None:
-    kept = load_predictions(run)
+    kept = Run(run).predictions
     assert kept is not None
     wrong = np.eye(2, dtype=np.float32)[1 - kept.labels]
-    save_predictions(run, dataclasses.replace(kept, probabilities=wrong, unreadable=("x.png: broken",)))
+    Run(run).save_predictions(dataclasses.replace(kept, probabilities=wrong, unreadable=("x.png: broken",)))
     from vitascope.data.datasets import open_data
 
     broken = open_data(str(made / "photos"), seed=0).final.sources[0]
     content = broken.read_bytes()
     broken.write_bytes(b"no picture")
     try:
-        said = read(write_report(run)).text
+        said = read(write_report(Run(run))).text
     finally:
         broken.write_bytes(content)
     assert "1 of the pictures cannot be read any more" in said
@@ -342,14 +344,14 @@ def test_pictures_that_cannot_be_read_any_more_are_counted(made, run, monkeypatc
 
 
 def test_many_classes_have_their_worst_pairs_and_no_matrix(made, run, quick) -> None:
-    kept = load_predictions(run)
+    kept = Run(run).predictions
     assert kept is not None
     names = tuple(f"class {k}" for k in range(61))
     wide = np.full((4, 61), 1e-3, dtype=np.float32)
     wide[:, 60] = 0.9
     data = {"class_names": names, "probabilities": wide}
-    save_predictions(run, dataclasses.replace(kept, **data))
-    page = read(write_report(run))
+    Run(run).save_predictions(dataclasses.replace(kept, **data))
+    page = read(write_report(Run(run)))
     assert "too large to read" in page.text
     assert "Is class 0, taken for class 60: 2 of 2" in page.text
     assert not [
@@ -400,7 +402,7 @@ def test_any_vision_transformer_has_a_report(run, options) -> None:
     values = {"class_names": (STRANGE, "light"), "num_classes": 2, "image_size": 16, **options}
     save_pretrained(small_model(**values), run / "model")
     without = {"learned"} if options.get("positions") == "relative" else set()  # and no patches of pixels
-    assert sections(write_report(run)) == ALL - without
+    assert sections(write_report(Run(run))) == ALL - without
 
 
 def test_what_is_no_run_is_refused(tmp_path, capsys) -> None:

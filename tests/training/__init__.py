@@ -58,6 +58,6 @@ def undrawn() -> Iterator[None]:
         patch.setattr(finish, "draw_figures", lambda *_: {})
         patch.setattr(finish, "draw_masked", lambda *_: {})
         patch.setattr(write, "draw_again", lambda *_: None)
-        patch.setattr(finish, "report_of", lambda trainer: trainer.run / "report.html")
+        patch.setattr(finish, "report_of", lambda trainer: trainer.run.report)
         patch.setattr(finish, "remove_checkpoints", lambda run: None)
         yield

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitascope as vs
 from vitascope.data.splits import ImageSet, Splits
+from vitascope.run.run import Run
 from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import Trainer
 
@@ -79,7 +80,7 @@ def trainer_of(run: Path, recipe: str, **options: Any) -> Trainer:
     small = {"embed_dim": 24, "num_heads": 2, "depth": 2, "patch_size": 8, "batch_size": 8}
     config = vs.TrainConfig.from_recipe(recipe, data="noise", device="cpu", **small, **options)
     config, model_config = resolve_config(config, splits)
-    trainer = Trainer(run, config, model_config, splits, CPU)
+    trainer = Trainer(Run(run), config, model_config, splits, CPU)
     trainer.module.train()
     return trainer
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.errors import UserError
-from vitascope.report.records import read_metrics
+from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint
 from vitascope.training.distributed import by_first, gather, largest, sum_over_processes
@@ -99,9 +99,7 @@ def run_two(folder: Path) -> None:
 
 def losses(run: Path) -> list[tuple[int, float]]:
     names = ("loss", "train_loss", "val_loss")
-    return [
-        (record["step"], record[name]) for record in read_metrics(run) for name in names if name in record
-    ]
+    return [(record["step"], record[name]) for record in Run(run).metrics for name in names if name in record]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

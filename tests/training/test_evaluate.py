@@ -16,9 +16,10 @@ from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
-from vitascope.report.records import SPLIT
+from vitascope.run.layout import SPLIT
+from vitascope.run.run import Run
 from vitascope.training import train
-from vitascope.training.evaluate import evaluate, evaluate_pretrained, own_images
+from vitascope.training.evaluate import evaluate, evaluate_pretrained
 from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.store import save_pretrained
 
@@ -141,7 +142,7 @@ def test_nothing_is_measured_on_images_that_were_trained_on(project, caplog) -> 
     assert "3 missing (1 train, 1 val, 1 test)" in said[0]
     assert "measured on 5 of the run's 6 test images" in said[1]
     trained = {path.read_bytes() for path in paths(project, "train") if path.exists()}
-    assert not [path for path in own_images(run).sources if path.read_bytes() in trained]
+    assert not [path for path in Run.open(run).test_images().sources if path.read_bytes() in trained]
 
 
 def test_training_images_among_other_data_are_left_out_and_counted(project, capsys, caplog) -> None:
@@ -170,15 +171,15 @@ def test_an_accuracy_on_training_images_alone_is_called_that(project, caplog) ->
 def test_a_moved_project_finds_its_data_and_no_others_of_that_name(project, caplog) -> None:
     run = project / "runs" / "photos"
     write_tree(Path("photos"), {"cat": 30, "dog": 30}, size=(18, 18))  # where we are
-    sources = own_images(run).sources
+    sources = Run.open(run).test_images().sources
     assert [os.path.samefile(*pair) for pair in zip(sources, paths(project, "test"), strict=True)]
     assert not caplog.records
     shutil.rmtree(project / "photos")
     with pytest.raises(UserError, match=r"photos: no such folder"):
-        own_images(run)
+        Run.open(run).test_images()
     shutil.copytree("photos", project / "photos")
     with pytest.raises(UserError, match="none of the 6 test images of the run is there unchanged: 6 changed"):
-        own_images(run).sources  # noqa: B018
+        Run.open(run).test_images().sources  # noqa: B018
 
 
 def test_a_run_without_a_record_of_its_split_says_that_it_cannot_be_verified(project, caplog) -> None:
@@ -188,5 +189,5 @@ def test_a_run_without_a_record_of_its_split_says_that_it_cannot_be_verified(pro
     lines = [line for line in config.splitlines() if not line.startswith("data:")]
     (run / "config.yaml").write_text("\n".join([*lines, f"data: {project / 'photos'}"]))
     caplog.set_level(logging.WARNING)
-    assert len(own_images(run)) == 6
+    assert len(Run.open(run).test_images()) == 6
     assert "cannot be verified" in caplog.text

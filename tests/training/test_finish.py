@@ -13,7 +13,7 @@ from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
 from vitascope.model.classifier import build
-from vitascope.report.records import load_predictions, read_metrics
+from vitascope.run.run import Run
 from vitascope.training import finish, train
 from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.defaults import resolve_config
@@ -31,7 +31,7 @@ def data(tmp_path_factory) -> Path:
 def no_pictures(monkeypatch) -> None:
     monkeypatch.setattr(finish, "draw_figures", lambda *_: {})
     monkeypatch.setattr(finish, "draw_masked", lambda *_: {})
-    monkeypatch.setattr(finish, "write_report", lambda run, **_: run / "report.html")
+    monkeypatch.setattr(finish, "write_report", lambda run, **_: run.report)
 
 
 @pytest.fixture
@@ -97,12 +97,12 @@ def test_it_is_measured_once_on_the_images_that_nothing_has_seen(
 
 def test_its_answers_are_kept_as_they_were_measured(data, tmp_path, no_pictures) -> None:
     result = train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
-    kept = load_predictions(result.run)
+    kept = Run(result.run).predictions
     assert kept is not None
     assert (kept.split, kept.class_names) == ("test", ("dark", "light"))
     for name in ("indices", "labels", "probabilities"):
         np.testing.assert_array_equal(getattr(kept, name), getattr(result.evaluation, name))
-    assert kept.right.mean() == result.evaluation.accuracy
+    assert kept.correct.mean() == result.evaluation.accuracy
 
 
 @pytest.mark.parametrize("task", ["classify", "masked"])
@@ -111,9 +111,9 @@ def test_the_report_comes_last_with_the_data_that_are_open(
 ) -> None:
     seen = []
 
-    def watched(run: Path, *, splits, device: str) -> Path:
-        seen.append(((run / "model" / "config.json").is_file(), splits.final.name, device))
-        return run / "report.html"
+    def watched(run: Run, *, splits, device: str) -> Path:
+        seen.append((run.finished, splits.final.name, device))
+        return run.report
 
     monkeypatch.setattr(finish, "write_report", watched)
     run = tmp_path / "run"
@@ -129,7 +129,7 @@ def test_a_report_that_fails_leaves_a_finished_run(data, tmp_path, no_pictures, 
     with pytest.raises(KeyboardInterrupt):
         train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
     assert from_pretrained(tmp_path / "run").config.num_classes == 2
-    assert load_predictions(tmp_path / "run") is not None
+    assert Run(tmp_path / "run").predictions is not None
 
 
 @pytest.mark.parametrize("options", [{"keep": "best"}, {"keep": "last"}, {"task": "masked"}])
@@ -173,7 +173,7 @@ def printed_before(monkeypatch, capsys) -> dict[str, str]:
         return made
 
     monkeypatch.setattr(finish, "draw_figures", lambda *_: begin("figures", {}))
-    monkeypatch.setattr(finish, "write_report", lambda run, **_: begin("report", run / "report.html"))
+    monkeypatch.setattr(finish, "write_report", lambda run, **_: begin("report", run.report))
     return seen
 
 
@@ -255,21 +255,21 @@ def test_a_signal_at_the_end_of_a_run_is_answered_with_the_way_on(
 
 
 @pytest.mark.parametrize(
-    ("place", "what", "way_on"),
+    ("owner", "place", "what", "way_on"),
     [
-        ("save_predictions", "the finished model", "vitascope train --resume {run}"),
-        ("draw_figures", "the figures", "vitascope report {run}"),
-        ("write_report", "the report", "vitascope report {run}"),
+        (Run, "save_predictions", "the finished model", "vitascope train --resume {run}"),
+        (finish, "draw_figures", "the figures", "vitascope report {run}"),
+        (finish, "write_report", "the report", "vitascope report {run}"),
     ],
 )
 def test_a_full_disk_at_the_end_of_a_run_names_the_place_and_the_way_on(
-    data, tmp_path, no_pictures, monkeypatch, place: str, what: str, way_on: str
+    data, tmp_path, no_pictures, monkeypatch, owner, place: str, what: str, way_on: str
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     run = tmp_path / "run"
-    monkeypatch.setattr(finish, place, full)
+    monkeypatch.setattr(owner, place, full)
     with pytest.raises(UserError) as refused:
         train.train(tiny_config(data, run=str(run), epochs=1))
     said = str(refused.value)
@@ -290,7 +290,7 @@ def stop_at_the_model(self: Trainer, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "place", "name", "broken"),
     [
-        ("classify", finish, "save_predictions", stop),
+        ("classify", Run, "save_predictions", stop),
         ("classify", finish, "save_pretrained", stop),
         ("masked", finish, "draw_masked", stop),
         ("masked", Trainer, "save_model", stop_at_the_model),
@@ -308,7 +308,7 @@ def test_an_ending_that_was_broken_off_is_done_again_and_recorded_once(
             )
     assert not (run / "model").exists()
     train.resume(run)
-    assert [record["kind"] for record in read_metrics(run)] == ["epoch", "test"]
+    assert [record["kind"] for record in Run(run).metrics] == ["epoch", "test"]
     assert (run / "model" / "config.json").is_file()
 
 
@@ -328,7 +328,7 @@ def test_pre_training_takes_grey_images_and_its_weights_start_either_command(
     small = ["--data", "digits", "--epochs", "1", "--device", "cpu"]
     assert main(["pretrain", "--run", str(body), *small, *sizes]) == 0
     assert from_pretrained(body).config.in_channels == 1
-    assert read_metrics(body)[-1]["split"] == "test"
+    assert Run(body).metrics[-1]["split"] == "test"
     for name, further in (("more", "pretrain"), ("tuned", "train")):
         options = ["--weights", str(body), "--run", str(tmp_path / name), "--lr", "1e-30"]
         assert main([further, *options, *small]) == 0

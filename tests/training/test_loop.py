@@ -15,7 +15,7 @@ from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Batch, Loader
 from vitascope.errors import UserError
-from vitascope.report.records import read_metrics
+from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint, load_checkpoint_at
 from vitascope.training.defaults import resolve_config
@@ -47,7 +47,7 @@ def streamed(monkeypatch) -> None:
 def trainer_of(config: TrainConfig) -> Trainer:
     splits = open_data(config.data, seed=config.seed)
     resolved, model_config = resolve_config(config, splits)
-    return Trainer(Path(config.run or "run"), resolved, model_config, splits, torch.device("cpu"))
+    return Trainer(Run(Path(config.run or "run")), resolved, model_config, splits, torch.device("cpu"))
 
 
 def steps(trainer: Trainer, epoch: int = 0) -> list[float]:
@@ -318,7 +318,7 @@ def test_a_checkpoint_before_the_first_real_step_takes_no_step(data) -> None:
 def test_a_run_goes_on_in_another_precision(data, tmp_path, begun: str, resumed: str) -> None:
     run = stopped(tiny_config(data, run=str(tmp_path / "run"), precision=begun))
     train.resume(run, precision=resumed)
-    assert read_metrics(run)[-1]["kind"] == "test"
+    assert Run(run).metrics[-1]["kind"] == "test"
 
 
 # The ends of a run
@@ -409,7 +409,7 @@ def test_weights_that_break_in_the_last_step_of_an_epoch_are_not_the_best(
     with pytest.raises(UserError, match="the validation loss is nan at step 5"):
         train.train(tiny_config(data, run=str(run), ema=0.0, precision=precision))
     assert not list(run.rglob("model.safetensors"))
-    assert not read_metrics(run)
+    assert not Run(run).metrics
 
 
 def test_sums_of_an_epoch_survive_a_stop_in_its_middle(data, tmp_path) -> None:
@@ -418,7 +418,7 @@ def test_sums_of_an_epoch_survive_a_stop_in_its_middle(data, tmp_path) -> None:
     train.resume(run)
     clocks = {"images_per_second", "seconds"}
     ours, theirs = (
-        [{k: v for k, v in record.items() if k not in clocks} for record in read_metrics(each)]
+        [{k: v for k, v in record.items() if k not in clocks} for record in Run(each).metrics]
         for each in (run, whole)
     )
     assert ours == theirs
@@ -426,14 +426,14 @@ def test_sums_of_an_epoch_survive_a_stop_in_its_middle(data, tmp_path) -> None:
 
 def test_what_is_recorded_has_the_documented_names(data, tmp_path) -> None:
     run = train.train(tiny_config(data, run=str(tmp_path / "run"), mixup=0.8)).run
-    names = {record["kind"]: list(record) for record in read_metrics(run)}
+    names = {record["kind"]: list(record) for record in Run(run).metrics}
     assert names["step"] == ["kind", "step", "loss", "lr"]
     means = ["train_loss", "train_accuracy", "val_loss", "val_accuracy", "val_majority"]
     assert names["epoch"] == ["kind", "step", "epoch", *means, "images_per_second"]
     test = ["split", "images", "unreadable", "correct", "accuracy", "accuracy_low", "accuracy_high"]
     test += ["balanced_accuracy", "majority", "loss", "seconds"]
     assert names["test"] == ["kind", "step", *test]
-    last = read_metrics(run)[-2]
+    last = Run(run).metrics[-2]
     loader = Loader(open_data(str(data)).train, trainer_of(tiny_config(data)).preprocess, 4)
     assert (
         0

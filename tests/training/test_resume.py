@@ -14,7 +14,7 @@ import torch
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.data.loading import Loader
 from vitascope.errors import UserError
-from vitascope.report.records import read_metrics
+from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import STATE, checkpoints, load_checkpoint_at
 from vitascope.training.recipes import TrainConfig
@@ -122,7 +122,7 @@ def assert_bitwise(one: Any, other: Any) -> None:
 
 def recorded(run: Path) -> list[dict[str, Any]]:
     clocks = ("images_per_second", "seconds")
-    return [{k: v for k, v in record.items() if k not in clocks} for record in read_metrics(run)]
+    return [{k: v for k, v in record.items() if k not in clocks} for record in Run(run).metrics]
 
 
 @pytest.fixture(scope="module", params=TASKS)

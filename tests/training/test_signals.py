@@ -6,7 +6,7 @@ import pytest
 
 from tests.training import tiny_config, write_folder
 from vitascope.errors import Interrupted
-from vitascope.report.records import read_metrics
+from vitascope.run.run import Run
 from vitascope.training import finish, train
 from vitascope.training.checkpoint.folders import checkpoints
 from vitascope.training.loop import Trainer
@@ -139,6 +139,6 @@ def test_a_signal_while_validating_stops_after_it_and_loses_no_epoch(
         train.train(tiny_config(data, run=str(run)))
     assert [folder.name for folder in checkpoints(run)] == [f"step-{5 * epoch:08d}"]
     train.resume(run)
-    epochs = [record["epoch"] for record in read_metrics(run) if record["kind"] == "epoch"]
+    epochs = [record["epoch"] for record in Run(run).metrics if record["kind"] == "epoch"]
     assert epochs == [1, 2, 3]
     assert len(validated) == 3

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.errors import Interrupted, UserError
-from vitascope.report.records import read_metrics
+from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints
 from vitascope.training.recipes import TrainConfig
@@ -42,7 +42,7 @@ def assert_same_weights(one: Path, other: Path) -> None:
 
 def test_a_run_learns_what_can_be_learned(finished) -> None:
     assert finished.evaluation.accuracy == 1.0
-    epochs = [record for record in read_metrics(finished.run) if record["kind"] == "epoch"]
+    epochs = [record for record in Run(finished.run).metrics if record["kind"] == "epoch"]
     assert len(epochs) == 8
     assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
 
@@ -72,7 +72,7 @@ def test_the_saved_model_is_the_one_that_was_tested(finished) -> None:
     for name, tensor in finished.model.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor)
     assert from_pretrained(finished.run).preprocess.image_size == (16, 16)
-    last = read_metrics(finished.run)[-1]
+    last = Run(finished.run).metrics[-1]
     assert (last["kind"], last["split"], last["accuracy"]) == ("test", "test", finished.evaluation.accuracy)
 
 
@@ -109,9 +109,9 @@ def test_killed_in_mid_epoch_a_resumed_run_ends_with_bitwise_the_same_weights(
         resumed = train.resume(killed)
     assert resumed.run == killed
     assert_same_weights(whole.run, killed)
-    kinds = [(record["kind"], record["step"]) for record in read_metrics(killed)]
-    assert kinds == [(record["kind"], record["step"]) for record in read_metrics(whole.run)]
-    for ours, theirs in zip(read_metrics(killed), read_metrics(whole.run), strict=True):
+    kinds = [(record["kind"], record["step"]) for record in Run(killed).metrics]
+    assert kinds == [(record["kind"], record["step"]) for record in Run(whole.run).metrics]
+    for ours, theirs in zip(Run(killed).metrics, Run(whole.run).metrics, strict=True):
         assert ours.get("train_loss") == theirs.get("train_loss")
         assert ours.get("loss") == theirs.get("loss")
 

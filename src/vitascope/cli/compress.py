@@ -92,23 +92,23 @@ class Compress:
 
     def _data(self) -> str | None:
         """The DATA argument: as given, or what the run was trained on; None where neither is known."""
-        from vitascope.training.run import CONFIG, open_run
+        from vitascope.run.run import Run
 
-        if self.data is None and (Path(self.model) / CONFIG).is_file():
-            return open_run(self.model)[1].data
-        return self.data
+        run = Run(Path(self.model))
+        return str(run.config["data"]) if self.data is None and run.exists else self.data
 
     def _seed(self) -> int:
         """That of the run's split, so that no image is judged by that the run did not train on."""
-        from vitascope.training.run import CONFIG, open_run
+        from vitascope.run.run import Run
 
-        return open_run(self.model)[1].seed if (Path(self.model) / CONFIG).is_file() else 0
+        run = Run(Path(self.model))
+        return int(run.config["seed"]) if run.exists else 0
 
     def _examples(self, model: Classifier) -> Iterator[tuple[Tensor, Tensor]]:
         """Normalized training images and their classes, on the model's device."""
         from vitascope.data.datasets import open_data
         from vitascope.data.loading import Loader
-        from vitascope.training.evaluate import own_data
+        from vitascope.training.evaluate import data_of_run
         from vitascope.weights.preprocess import preprocess_of
 
         data = self._data()
@@ -117,7 +117,7 @@ class Compress:
                 f"pruning judges by labelled images, and {self.model} is no run folder: say --data DATA"
             )
         own = self.data is None
-        splits = own_data(Path(self.model)).splits if own else open_data(data, seed=self._seed())
+        splits = data_of_run(Path(self.model)).splits if own else open_data(data, seed=self._seed())
         train = splits.train.in_classes(model.config.class_names, data)
         some = train.subset("train", train.order(0, 0)[: self.images])
         device, preprocess = next(model.parameters()).device, preprocess_of(model)
@@ -127,12 +127,14 @@ class Compress:
     def _test_images(self, class_names: tuple[str, ...]) -> ImageSet | None:
         """What accuracy is measured on; None where nothing says on what."""
         from vitascope.data.datasets import open_for_evaluation
-        from vitascope.training.evaluate import own_images
+        from vitascope.run.run import Run
 
         data = self._data()
         if data is None:
             return None
-        return own_images(Path(self.model)) if self.data is None else open_for_evaluation(data, class_names)
+        if self.data is not None:
+            return open_for_evaluation(data, class_names)
+        return Run.open(self.model).test_images()
 
     def _compare(self, models: dict[str, Classifier], images: ImageSet | None) -> None:
         """Print parameters, operations, speed and accuracy side by side."""

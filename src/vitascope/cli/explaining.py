@@ -29,8 +29,7 @@ from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device
 from vitascope.report.figures import to_picture
 from vitascope.report.wording import counted
-from vitascope.training.evaluate import own_images
-from vitascope.training.run import CONFIG
+from vitascope.run.run import Run
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.store import from_pretrained
 
@@ -92,18 +91,20 @@ class Subject:
     def _sources(self, data: str | None) -> Sequence[ImageSource]:
         if data is not None:
             return open_pictures(data)
-        if not (Path(self.ref) / CONFIG).is_file():
+        run = Run(Path(self.ref))
+        if not run.exists:
             raise UserError(f"{self.ref} is not a run folder, so say on which pictures: give DATA")
-        return own_images(Path(self.ref)).sources
+        return run.test_images().sources
 
     def test_pictures(self) -> tuple[list[Picture], str]:
         """Up to 32 of the run's test images, drawn at random, and what they are called: "32 test images".
 
         Images that cannot be read are named on standard error.
         """
-        if not (Path(self.ref) / CONFIG).is_file():
+        run = Run(Path(self.ref))
+        if not run.exists:
             raise UserError(f"{self.ref} is not a run folder, so has no test images: give a PICTURE")
-        tests = own_images(Path(self.ref))
+        tests = run.test_images()
         order = np.random.default_rng(0).permutation(len(tests))
         pictures: list[Picture] = []
         for index in order:

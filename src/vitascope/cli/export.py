@@ -121,13 +121,13 @@ def pictures(ref: str, data: str | None) -> tuple[list[ImageSource], str]:
     Without either, nothing: the library has its own.
     """
     from vitascope.data.datasets import open_pictures
-    from vitascope.training.evaluate import own_images
+    from vitascope.run.run import Run
 
     if data is not None:
         found, whose = open_pictures(data), f"pictures of {data}"
     else:
         try:
-            found, whose = own_images(Path(ref)).sources, "the run's own test images"
+            found, whose = Run.open(ref).test_images().sources, "the run's own test images"
         except UserError:  # no run folder, or its data are gone
             return [], "parts of scikit-learn's photographs"
     step = max(1, len(found) // COMPARED)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 from vitascope.errors import UserError, nearest
+from vitascope.run.layout import is_run
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -63,7 +64,7 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
 def unexpected(word: str, options: Mapping[str, dataclasses.Field[Any]]) -> str:
     """The complaint about an argument that no option takes, with the option that was probably meant."""
     complaint = f"unexpected argument {word!r}"
-    if "--resume" in options and (Path(word) / "config.yaml").is_file():
+    if "--resume" in options and is_run(Path(word)):
         return f"{complaint}; did you mean --resume {word}?"
     if "--data" in options and "Positional" not in str(options["--data"].type):
         return f"{complaint}; did you mean --data {word}?"

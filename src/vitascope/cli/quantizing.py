@@ -83,18 +83,18 @@ def pictures_for_int8(
         UserError: neither a run whose data are there nor DATA to take them from.
     """
     from vitascope.data.datasets import open_data, open_for_evaluation
-    from vitascope.training.evaluate import measured_of, own_data
-    from vitascope.training.run import CONFIG
+    from vitascope.run.run import Run
+    from vitascope.training.evaluate import data_of_run
 
-    is_run = (Path(ref) / CONFIG).is_file()
+    is_run = Run(Path(ref)).exists
     if not is_run and data is None:
         raise UserError(
             f"{ref} is not a run folder, so say which labelled pictures int8 is calibrated and measured on: "
             "--data FOLDER, with a folder for each class"
         )
     if is_run and (data is None or calibration is None):
-        own = own_data(Path(ref))
-        test = measured_of(own, class_names) if data is None else open_for_evaluation(data, class_names)
+        own = data_of_run(Path(ref))
+        test = own.test_images(class_names) if data is None else open_for_evaluation(data, class_names)
         return (own.splits.train.sources if calibration is None else calibrating(calibration)), test
     assert data is not None
     if calibration is not None:

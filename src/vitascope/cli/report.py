@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -35,8 +34,9 @@ class Report:
     def call(self) -> None:
         """Write the report and say where it is."""
         from vitascope.report.write import write_again
+        from vitascope.run.run import Run
 
-        report, missing = write_again(Path(self.run), data=self.data, device=self.device)
+        report, missing = write_again(Run.open(self.run), data=self.data, device=self.device)
         if missing:
             print(f"vitascope: {missing}", file=sys.stderr)
         print(report)

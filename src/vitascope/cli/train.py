@@ -166,19 +166,19 @@ def _over(command: type[R], base: TrainConfig, **others: Any) -> R:
 
 def _parse_resume(command: type[R], name: str, args: Sequence[str], first: R) -> R:
     """`--resume` with engine options over those of the run; what else is given must be as in the run."""
-    from vitascope.training.run import find_run, lasting_paths, open_run
+    from vitascope.run.run import Run, lasting_paths
 
     assert first.resume is not None
-    run, _ = find_run(first.resume)
-    _, base = open_run(run)
+    run, _ = Run.find(first.resume)
+    base = TrainConfig.from_dict(dict(run.config))
     parsed = parse(command, name, args, _over(command, base, resume=first.resume))
-    given, stored = (config.replace(**lasting_paths(config)) for config in (parsed, base))
+    given, stored = (config.replace(**lasting_paths(config.to_dict())) for config in (parsed, base))
     changed = [option for option, group in GROUP_OF.items() if group != "engine"]
     changed = [option for option in changed if given.option(option) != stored.option(option)]
     changed += [option for option in ("recipe", "config") if getattr(first, option) is not None]
     if changed:
         raise UserError(
-            f"--resume takes all but the engine's options from {run / 'config.yaml'}; "
+            f"--resume takes all but the engine's options from {run.config_file}; "
             f"leave out {', '.join('--' + option.replace('_', '-') for option in changed)}"
         )
     return parsed

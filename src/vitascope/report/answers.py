@@ -29,7 +29,7 @@ from vitascope.report.measures import (
     worst_pairs,
 )
 from vitascope.report.pictures import Picture, image
-from vitascope.report.records import Predictions
+from vitascope.run.predictions import Predictions
 
 MISTAKES = 24
 PAIRS, OF_PAIR, RIGHTLY = 5, 4, 2
@@ -55,7 +55,7 @@ class Shown:
 
 def places_wanted(predictions: Predictions) -> tuple[list[int], list[int]]:
     """Places in `Predictions` of all pictures that these sections show, and of those that need attention."""
-    mistakes = surest_mistakes(predictions.confidences, predictions.right, MISTAKES).tolist()
+    mistakes = surest_mistakes(predictions.confidences, predictions.correct, MISTAKES).tolist()
     paired = [
         place
         for pair in pairs_of(predictions)[:PAIRS]
@@ -68,23 +68,23 @@ def places_wanted(predictions: Predictions) -> tuple[list[int], list[int]]:
 def pairs_of(predictions: Predictions) -> list[Pair]:
     """The pairs of classes that are confused most."""
     K = len(predictions.class_names)
-    return worst_pairs(confusion_matrix(predictions.labels, predictions.guesses, K), MORE_PAIRS)
+    return worst_pairs(confusion_matrix(predictions.labels, predictions.classes, K), MORE_PAIRS)
 
 
 def pictures_of(pair: Pair, predictions: Predictions) -> tuple[list[int], list[int]]:
     """Places of a pair's surest mistakes, and of the other class's surest right answers."""
 
     def surest(of: npt.NDArray[np.bool_], count: int) -> list[int]:
-        places = np.flatnonzero(of & (predictions.guesses == pair.taken_for))
+        places = np.flatnonzero(of & (predictions.classes == pair.taken_for))
         return places[np.argsort(-predictions.confidences[places], kind="stable")][:count].tolist()
 
-    return surest(predictions.labels == pair.true, OF_PAIR), surest(predictions.right, RIGHTLY)
+    return surest(predictions.labels == pair.true, OF_PAIR), surest(predictions.correct, RIGHTLY)
 
 
 def classes_section(predictions: Predictions) -> Section:
     """How good each class is recognized, the worst first."""
     K, names = len(predictions.class_names), predictions.class_names
-    confusion = confusion_matrix(predictions.labels, predictions.guesses, K)
+    confusion = confusion_matrix(predictions.labels, predictions.classes, K)
     totals, rights = confusion.sum(axis=1), confusion.diagonal()
     claimed = confusion.sum(axis=0)
     rows = []
@@ -124,7 +124,7 @@ def classes_section(predictions: Predictions) -> Section:
 def confusion_section(predictions: Predictions, shown: Shown) -> Section:
     """Which classes are taken for which, with pictures of the worst pairs."""
     K, names = len(predictions.class_names), predictions.class_names
-    confusion = confusion_matrix(predictions.labels, predictions.guesses, K)
+    confusion = confusion_matrix(predictions.labels, predictions.classes, K)
     pairs = pairs_of(predictions)
     parts = []
     if K <= MAX_CLASSES:
@@ -159,7 +159,7 @@ def _pair(pair: Pair, predictions: Predictions, shown: Shown) -> Markup:
             continue
         is_wrong = place in wrong
         truth, confidence = names[predictions.labels[place]], predictions.confidences[place]
-        said = names[predictions.guesses[place]]
+        said = names[predictions.classes[place]]
         alt = f"a picture of {truth}, " + (f"taken for {said}" if is_wrong else "recognized")
         caption = f"{sure(confidence)} sure" if is_wrong else f"rightly {plots.short(said)}"
         cards.append(

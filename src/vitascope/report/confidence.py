@@ -7,14 +7,14 @@ import numpy as np
 from vitascope.report.charts import draw_calibration
 from vitascope.report.html import Section, figure, folded, join, paragraph, table
 from vitascope.report.measures import calibration
-from vitascope.report.records import Predictions
 from vitascope.report.svg import embed
+from vitascope.run.predictions import Predictions
 
 
 def calibration_section(predictions: Predictions) -> Section:
     """How far its confidence is to be believed."""
-    measured = calibration(predictions.confidences, predictions.right)
-    mean, accuracy = float(predictions.confidences.mean(dtype=np.float64)), float(predictions.right.mean())
+    measured = calibration(predictions.confidences, predictions.correct)
+    mean, accuracy = float(predictions.confidences.mean(dtype=np.float64)), float(predictions.correct.mean())
     gap = mean - accuracy
     verdict = "over-confident" if gap > 0 else "under-confident"
     text = (

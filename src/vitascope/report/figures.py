@@ -18,12 +18,12 @@ from vitascope.model.classifier import Classifier
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.measures import score_of
-from vitascope.report.records import read_metrics
+from vitascope.run.run import Run
 from vitascope.storage import replacing
 
 
 def draw_figures(
-    run: Path,
+    run: Run,
     model: Classifier,
     preprocess: Preprocess,
     images: ImageSet,
@@ -34,13 +34,13 @@ def draw_figures(
     A ResNet has no attention, positions or patch embedding, and so no figures of them.
 
     Args:
-        run: the run folder; its metrics give the curves.
+        run: its metrics give the curves.
         model: the finished model, on any device.
         preprocess: the model's.
         images: what it was measured on, all readable, in the order of `probabilities`.
         probabilities: the model's, (N, K).
     """
-    figures: dict[str, Figure] = {"curves": plots.draw_curves(read_metrics(run))}
+    figures: dict[str, Figure] = {"curves": plots.draw_curves(run.metrics)}
     K = len(images.class_names)
     guesses = probabilities.argmax(axis=1)
     confusion = np.bincount(images.labels * K + guesses, minlength=K * K).reshape(K, K)
@@ -68,7 +68,7 @@ def draw_figures(
         ]
         figures["attention"] = plots.draw_predictions(seen, title="the same under attention rollout", **said)
         figures |= draw_embedding(model)
-    paths = {name: run / "figures" / f"{name}.png" for name in figures}
+    paths = {name: run.figures / f"{name}.png" for name in figures}
     for name, figure in figures.items():
         with replacing(paths[name]) as aside:
             plots.save_figure(figure, aside)

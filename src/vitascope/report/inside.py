@@ -22,6 +22,7 @@ from vitascope.report.figures import draw_embedding, to_picture
 from vitascope.report.html import Markup, Section, element, figure, join, note, paragraph, scrolling
 from vitascope.report.pictures import attention_over, data_uri, image, place_of, read_pixels
 from vitascope.report.svg import DRAWING, embed
+from vitascope.run.run import Run
 
 EXAMPLES = 8
 FOR_DISTANCE = 16
@@ -111,9 +112,9 @@ def learned_section(model: Classifier) -> Section | None:
     )
 
 
-def masked_section(run: Path) -> Section | None:
+def masked_section(run: Run) -> Section | None:
     """What a pre-trained model made of hidden patches; None where it was not drawn."""
-    path = run / "figures" / "masked.png"
+    path = run.figures / "masked.png"
     if not path.is_file():
         return None
     content, kind = path.read_bytes(), "png"

@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from vitascope.explain import plots
 from vitascope.report.figures import to_picture
+from vitascope.run.run import Run
 
 
 def draw_masked_patches(
-    run: Path,
+    run: Run,
     rows: Mapping[str, npt.NDArray[np.uint8]],
     hidden: npt.NDArray[np.bool_],
     replaced: npt.NDArray[np.bool_],
@@ -22,7 +23,7 @@ def draw_masked_patches(
     """Draw the run's `figures/masked.png`; returns its path by its name.
 
     Args:
-        run: the run folder.
+        run: its `figures/` get the file.
         rows: pixels (n, C, H, W) by what they are; "given" is marked.
         hidden: which patches were [mask], (n, gh, gw).
         replaced: which were another patch, (n, gh, gw).
@@ -30,4 +31,4 @@ def draw_masked_patches(
     """
     pictures = {name: [to_picture(pixels) for pixels in row] for name, row in rows.items()}
     figure = plots.draw_masked(pictures, hidden, replaced, kept)
-    return {"masked": plots.save_figure(figure, run / "figures" / "masked.png")}
+    return {"masked": plots.save_figure(figure, run.figures / "masked.png")}

@@ -9,15 +9,15 @@ from vitascope.report.figures import to_picture
 from vitascope.report.html import Markup, Section, element, figure, join, note, paragraph, table
 from vitascope.report.measures import surest_mistakes
 from vitascope.report.pictures import image, place_of
-from vitascope.report.records import Predictions
+from vitascope.run.predictions import Predictions
 
 
 def mistakes_section(predictions: Predictions, shown: Shown) -> Section | None:
     """The mistakes that it is surest of; None where nothing is wrong."""
-    places = surest_mistakes(predictions.confidences, predictions.right, MISTAKES)
+    places = surest_mistakes(predictions.confidences, predictions.correct, MISTAKES)
     if not len(places):
         return None
-    wrong = int((~predictions.right).sum())
+    wrong = int((~predictions.correct).sum())
     most = (
         f"The {len(places)} surest of {wrong:,} mistakes" if wrong > len(places) else f"All {wrong} mistakes"
     )
@@ -45,7 +45,7 @@ def mistakes_section(predictions: Predictions, shown: Shown) -> Section | None:
 def _mistake(place: int, predictions: Predictions, shown: Shown) -> Markup:
     assert shown.images is not None
     names = predictions.class_names
-    truth, said = names[predictions.labels[place]], names[predictions.guesses[place]]
+    truth, said = names[predictions.labels[place]], names[predictions.classes[place]]
     views = [image(to_picture(shown.pixels[place]), f"a picture of {truth}, taken for {said}")]
     if place in shown.attention:
         views.append(image(shown.attention[place], "the same picture under its attention"))
@@ -65,7 +65,7 @@ def _listed(places: Iterable[int], predictions: Predictions) -> Markup:
     rows = [
         (
             f"{predictions.split} image {predictions.indices[place]}",
-            names[predictions.guesses[place]],
+            names[predictions.classes[place]],
             sure(predictions.confidences[place]),
             names[predictions.labels[place]],
         )

@@ -22,13 +22,15 @@ from vitascope.report.html import (
 )
 from vitascope.report.measures import Score, calibration, score_of, wilson_interval
 from vitascope.report.provenance import date
-from vitascope.report.records import Predictions, Run, without_home
 from vitascope.report.wording import counted
+from vitascope.run.environment import without_home
+from vitascope.run.predictions import Predictions
+from vitascope.run.run import Run
 
 
 def name_of(run: Run) -> str:
     """What the page calls the run: its folder's name."""
-    return run.folder.resolve().name
+    return run.path.resolve().name
 
 
 def header(run: Run, model: Classifier | None) -> Markup:
@@ -36,7 +38,7 @@ def header(run: Run, model: Classifier | None) -> Markup:
     parts = [element("h1", name_of(run)), element("p", result(run), class_="lead")]
     if not run.finished:
         command = "train" if run.classifies else "pretrain"
-        again = f"vitascope {command} --resume {shlex.quote(without_home(str(run.folder)))}"
+        again = f"vitascope {command} --resume {shlex.quote(without_home(str(run.path)))}"
         parts.append(note("This run has not finished. ", code(again), " continues it."))
     tests = run.records("test")
     if tests and tests[-1]["split"] == "val" and run.config.get("keep") == "best" and run.classifies:
@@ -87,7 +89,7 @@ def epochs_of(run: Run) -> str:
 def score_of_run(run: Run) -> Score | None:
     """A finished classifier's score; None where its answers are not recorded."""
     found = run.predictions
-    return score_of(found.labels, found.guesses) if found is not None and len(found.labels) else None
+    return score_of(found.labels, found.classes) if found is not None and len(found.labels) else None
 
 
 def tiles(run: Run, model: Classifier | None) -> list[tuple[str, str]]:
@@ -109,7 +111,7 @@ def tiles(run: Run, model: Classifier | None) -> list[tuple[str, str]]:
         if "accuracy" in tests[-1]:
             found.append((f"{tests[-1]['accuracy']:.2%}", "of their colours right"))
     if run.predictions is not None:
-        measured = calibration(run.predictions.confidences, run.predictions.right)
+        measured = calibration(run.predictions.confidences, run.predictions.correct)
         found.append((f"{measured.error:.2%}", "expected calibration error (15 bins)"))
     if model is not None:
         found.append((in_short(sum(p.numel() for p in model.parameters())), "parameters"))

@@ -8,8 +8,8 @@ import numpy as np
 
 from vitascope.report import charts
 from vitascope.report.html import Section, element, figure, join, paragraph
-from vitascope.report.records import Run
 from vitascope.report.svg import embed
+from vitascope.run.run import Run
 
 
 def curves_section(run: Run) -> Section | None:

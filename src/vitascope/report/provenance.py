@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitascope.report.html import Section, code, definitions, folded, join, note, paragraph, table
-from vitascope.report.records import CONFIG, Run, without_home
+from vitascope.run.environment import without_home
+from vitascope.run.run import Run
 
 
 def date(text: str) -> str:
@@ -23,7 +24,7 @@ def configuration_section(run: Run) -> Section:
         for name, value in run.config.items()
     ]
     command = "train" if run.classifies else "pretrain"
-    path = shlex.quote(without_home(str(run.folder / CONFIG)))
+    path = shlex.quote(without_home(str(run.config_file)))
     again = code(f"vitascope {command} --config {path} --run NEW")
     return Section(
         "configuration",

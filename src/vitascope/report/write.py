@@ -19,24 +19,23 @@ from vitascope.report.mistakes import mistakes_section
 from vitascope.report.pictures import attention_over, read_pixels
 from vitascope.report.progress import curves_section
 from vitascope.report.provenance import configuration_section, environment_section
-from vitascope.report.records import Predictions, Run, open_run_data, read_run
+from vitascope.run.predictions import Predictions
+from vitascope.run.run import Run
 from vitascope.storage import explaining_failure, replacing
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.store import from_pretrained
 
 log = logging.getLogger(__name__)
 
-REPORT = "report.html"
 
-
-def write_report(run: Path, *, splits: Splits | None = None, differs: str = "", device: str = "auto") -> Path:
+def write_report(run: Run, *, splits: Splits | None = None, differs: str = "", device: str = "auto") -> Path:
     """Write a run's `report.html` from what is in its folder; returns its path.
 
     What a run does not have is left out: a ResNet has no attention, pre-training no classes, an unfinished
     run no answers. Where the data are gone, the report says so in their place.
 
     Args:
-        run: a run folder.
+        run: the run.
         splits: the data of the run where they are open already; None opens them.
         differs: what differs in `splits` since training, in words.
         device: where the model looks at pictures: `auto`, or a torch device.
@@ -45,41 +44,41 @@ def write_report(run: Path, *, splits: Splits | None = None, differs: str = "", 
         UserError: not a run folder, or one whose files are broken.
         OSError: the report cannot be written; the one before stays.
     """
-    found = read_run(run)
-    model = from_pretrained(run, device=device) if found.finished else None
+    run = Run.open(run.path)
+    model = from_pretrained(run.path, device=device) if run.finished else None
     gone = ""
     if splits is None:
-        splits, gone, differs = open_again(found)
-    gone = gone or changed(found.predictions, splits)
+        splits, gone, differs = open_again(run)
+    gone = gone or changed(run.predictions, splits)
     images = splits.final if splits is not None and not gone else None
     sections = [
-        overview.trained_section(found, model, splits, gone, differs),
-        curves_section(found),
-        *answer_sections(found, model, images),
+        overview.trained_section(run, model, splits, gone, differs),
+        curves_section(run),
+        *answer_sections(run, model, images),
         inside.masked_section(run),
         *inside_sections(model, images),
-        configuration_section(found),
-        environment_section(found),
+        configuration_section(run),
+        environment_section(run),
     ]
     text = page(
-        f"{overview.name_of(found)}: vitascope report",
-        overview.header(found, model),
+        f"{overview.name_of(run)}: vitascope report",
+        overview.header(run, model),
         [section for section in sections if section is not None],
         element("p", f"Made by vitascope {__version__} from the files of the run folder."),
     )
-    with replacing(run / REPORT) as aside:
+    with replacing(run.report) as aside:
         aside.write_text(text, encoding="utf-8")
-    return run / REPORT
+    return run.report
 
 
-def write_again(run: Path, *, data: str | None = None, device: str = "auto") -> tuple[Path, str]:
+def write_again(run: Run, *, data: str | None = None, device: str = "auto") -> tuple[Path, str]:
     """Draw a run's figures and write its report again; what `vitascope report` calls.
 
     Without the images, the figures stay as they are, and a report of a finished run is not replaced by one
     without pictures.
 
     Args:
-        run: a run folder.
+        run: the run.
         data: where the run's data are now; None for where they were.
         device: as for `write_report`.
 
@@ -90,23 +89,22 @@ def write_again(run: Path, *, data: str | None = None, device: str = "auto") -> 
         UserError: as `write_report`; the images are not found, or have changed, and there is a report
             already; a file cannot be written.
     """
-    found = read_run(run)
-    splits, gone, differs = open_again(found, data)
-    gone = gone or changed(found.predictions, splits)
-    report = run / REPORT
+    splits, gone, differs = open_again(run, data)
+    gone = gone or changed(run.predictions, splits)
+    report = run.report
     if gone and data is not None:
         raise UserError(f"--data {data}: {gone}; nothing was written")
-    if gone and found.finished and report.is_file():
+    if gone and run.finished and report.is_file():
         raise UserError(
             f"{gone}; without the images a new report has no pictures, so {report} is kept: say where the "
             "images are with --data, or remove it to write one without pictures"
         )
-    with explaining_failure(run, "figures or report", "make room, then run the same command again"):
+    with explaining_failure(run.path, "figures or report", "make room, then run the same command again"):
         missing = f"the report has no pictures: {gone}" if gone else ""
-        if not gone and found.finished and found.predictions is not None:
+        if not gone and run.finished and run.predictions is not None:
             assert splits is not None
             try:
-                draw_again(run, found.predictions, splits.final, device)
+                draw_again(run, run.predictions, splits.final, device)
             except ImageError as error:
                 missing = f"the figures were not drawn again: {error}"
         return write_report(run, splits=splits, differs=differs, device=device), missing
@@ -123,16 +121,15 @@ def open_again(run: Run, data: str | None = None) -> tuple[Splits | None, str, s
         The splits, why they cannot be opened, and what differs in them since; texts are empty where there is
         nothing to say.
     """
-    seed, place = int(run.config["seed"]), str(run.config["data"])
     try:
-        opened = open_run_data(run.folder, place, now=data, seed=seed, labelled=run.classifies)
+        opened = run.open_data(data)
     except UserError as error:
         return None, str(error), ""
     found = opened.restored.found[opened.restored.record.final] if opened.restored is not None else None
     if found is not None and not (found >= 0).any():
         return (
             None,
-            f"none of the {len(found):,} images that the model was measured on is there: {opened.note}",
+            f"none of the {len(run):,} images that the model was measured on is there: {opened.note}",
             "",
         )
     if opened.note:
@@ -140,9 +137,9 @@ def open_again(run: Run, data: str | None = None) -> tuple[Splits | None, str, s
     return opened.splits, "", opened.note
 
 
-def draw_again(run: Path, predictions: Predictions, images: ImageSet, device: str) -> None:
+def draw_again(run: Run, predictions: Predictions, images: ImageSet, device: str) -> None:
     """Draw the figures of a finished classifier from its recorded answers."""
-    model = from_pretrained(run, device=device)
+    model = from_pretrained(run.path, device=device)
     measured = images.subset(predictions.split, predictions.indices)
     draw_figures(run, model, preprocess_of(model), measured, predictions.probabilities)
 

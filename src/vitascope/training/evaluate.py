@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
-from vitascope.data.split_record import SplitRecord
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.model.modes import evaluation_mode
 from vitascope.report.measures import Score, score_of
-from vitascope.report.records import SPLIT, RunData, open_run_data
+from vitascope.run.data import RunData
+from vitascope.run.layout import MODEL
+from vitascope.run.run import Run
 from vitascope.training.distributed import gather
-from vitascope.training.run import CONFIG, open_run
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.store import from_pretrained
 
@@ -173,8 +173,8 @@ def evaluate_pretrained(
     where = resolve_device(device)
     trained_on, changes = 0, None
     if data is None:
-        own = own_data(Path(ref))
-        images = measured_of(own, model.config.class_names)
+        own = data_of_run(Path(ref))
+        images = own.test_images(model.config.class_names)
         changes = None if own.restored is None else own.restored.counts()
     else:
         images, trained_on = untrained(open_for_evaluation(data, model.config.class_names), data, Path(ref))
@@ -184,48 +184,19 @@ def evaluate_pretrained(
     return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes)
 
 
-def own_images(ref: Path) -> ImageSet:
-    """The test split of the data that a run was trained on, as far as it is still there unchanged.
-
-    Raises:
-        UserError: not a run folder, or its data are gone, or none of these images is as it was.
-    """
-    own = own_data(ref)
-    return measured_of(own, own.splits.final.class_names)
-
-
-def own_data(ref: Path) -> RunData:
-    """The data of a run, split as they were in training; a warning is logged of what differs.
+def data_of_run(ref: Path) -> RunData:
+    """The data of a run, split as in training; logs what differs.
 
     Raises:
         UserError: not a run folder, or its data are gone.
     """
-    if not (ref / CONFIG).is_file():
+    run = Run(ref)
+    if not run.exists:
         raise UserError(f"{ref} is not a run folder, so say on what to measure: --data FOLDER")
-    _, config = open_run(ref)
-    own = open_run_data(ref, config.data, seed=config.seed, labelled=config.task == "classify")
+    own = run.open_data()
     if own.note:
         log.warning("%s", own.note)
     return own
-
-
-def measured_of(own: RunData, class_names: tuple[str, ...]) -> ImageSet:
-    """What a run's model is measured on, with labels that are indices into `class_names`.
-
-    Raises:
-        UserError: none of these images is there unchanged, or one has a class of another name.
-    """
-    if own.restored is None:
-        return own.splits.final
-    images = own.restored.present(own.restored.record.final, class_names)
-    if len(images) < len(own.splits.final):
-        log.warning(
-            "measured on %s of the run's %s %s images: those that are there unchanged",
-            f"{len(images):,}",
-            f"{len(own.splits.final):,}",
-            images.name,
-        )
-    return images
 
 
 def untrained(images: ImageSet, data: str, ref: Path) -> tuple[ImageSet, int]:
@@ -238,20 +209,23 @@ def untrained(images: ImageSet, data: str, ref: Path) -> tuple[ImageSet, int]:
         data: a DATA argument, for the message.
         ref: of the model: a run folder, or the model folder in it.
     """
-    run = ref.parent if ref.name == "model" and not (ref / SPLIT).is_file() else ref
-    if not (run / SPLIT).is_file():
+    run = Run(ref)
+    if ref.name == MODEL and run.split_record() is None:
+        run = Run(ref.parent)
+    record = run.split_record()
+    if record is None:
         return images, 0
-    known = SplitRecord.read(run / SPLIT).trained_on(images)
+    known = record.trained_on(images)
     count = int(known.sum())
     if count == len(images):
         log.warning(
             "%s: %s was trained on all %s of these images, so its accuracy on them says nothing about others",
-            *(data, run, f"{count:,}"),
+            *(data, run.path, f"{count:,}"),
         )
     elif count:
         log.warning(
             "%s: %s was trained on %s of these %s images; they are left out: measured on the other %s",
-            *(data, run, f"{count:,}", f"{len(images):,}", f"{len(images) - count:,}"),
+            *(data, run.path, f"{count:,}", f"{len(images):,}", f"{len(images) - count:,}"),
         )
         images = images.subset(images.name, np.flatnonzero(~known))
     return images, count

@@ -10,15 +10,14 @@ from vitascope.data.datasets import digits_baseline
 from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_figures
-from vitascope.report.records import Predictions, save_predictions
 from vitascope.report.wording import counted
 from vitascope.report.write import write_report
+from vitascope.run.predictions import Predictions
 from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.distributed import by_first, is_first
 from vitascope.training.evaluate import Evaluation, evaluate
 from vitascope.training.loop import Trainer
-from vitascope.training.run import Recorder
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.masked import Masked, draw_masked
 from vitascope.weights.store import from_pretrained, save_pretrained
@@ -80,7 +79,7 @@ def finish_training(trainer: Trainer) -> TrainResult:
         Interrupted: by SIGINT or SIGTERM.
     """
     run, config, final = trainer.run, trainer.config, trainer.splits.final
-    kept = run / "checkpoints" / config.optimization.keep
+    kept = run.checkpoints / config.optimization.keep
     with stopped_at_once(run):
         if config.optimization.keep == "last":
             trainer.save_model(kept)
@@ -93,22 +92,22 @@ def finish_training(trainer: Trainer) -> TrainResult:
             print(f"       {digits_baseline():.2%} scikit-learn's SVC() on the same split", flush=True)
 
         def save() -> None:
-            with explaining_failure(run, "the finished model", to_resume(run)):
+            with explaining_failure(run.path, "the finished model", to_resume(run.path)):
                 record(trainer, evaluation.summary())
-                save_predictions(run, predictions_of(evaluation))
-                save_pretrained(model, run / "model")
-            remove_checkpoints(run)
+                run.save_predictions(predictions_of(evaluation))
+                save_pretrained(model, run.model_folder)
+            remove_checkpoints(run.path)
 
         def draw() -> tuple[dict[str, Path], Path]:
             measured = final.subset(evaluation.split, evaluation.indices)
             print_first("drawing the figures")
-            with explaining_failure(run, "the figures", to_report(run)):
+            with explaining_failure(run.path, "the figures", to_report(run.path)):
                 figures = draw_figures(run, model, trainer.preprocess, measured, evaluation.probabilities)
             return figures, report_of(trainer)
 
         by_first(save)
         figures, report = by_first(draw)
-    return TrainResult(run, model.cpu(), evaluation, trainer.seconds, figures, report)
+    return TrainResult(run.path, model.cpu(), evaluation, trainer.seconds, figures, report)
 
 
 def finish_pretraining(trainer: Trainer) -> PretrainResult:
@@ -133,20 +132,20 @@ def finish_pretraining(trainer: Trainer) -> PretrainResult:
         figures = draw_masked(run, task, trainer.trained, final)
 
         def note() -> None:
-            with explaining_failure(run, "the finished model", to_resume(run)):
+            with explaining_failure(run.path, "the finished model", to_resume(run.path)):
                 record(trainer, {"split": final.name, "images": len(final), **metrics})
 
         by_first(note)
-        trainer.save_model(run / "model")
+        trainer.save_model(run.model_folder)
 
         def leave() -> Path:
-            remove_checkpoints(run)
+            remove_checkpoints(run.path)
             return report_of(trainer)
 
         report = by_first(leave)
-    model = from_pretrained(run)
+    model = run.model()
     assert isinstance(model, VisionTransformer)
-    return PretrainResult(run, model, metrics, final.name, trainer.seconds, figures, report)
+    return PretrainResult(run.path, model, metrics, final.name, trainer.seconds, figures, report)
 
 
 def print_first(text: str) -> None:
@@ -191,12 +190,12 @@ def predictions_of(evaluation: Evaluation) -> Predictions:
 def report_of(trainer: Trainer) -> Path:
     """The report of a run whose model is written."""
     print_first("writing the report")
-    with explaining_failure(trainer.run, "the report", to_report(trainer.run)):
+    with explaining_failure(trainer.run.path, "the report", to_report(trainer.run.path)):
         return write_report(trainer.run, splits=trainer.splits, device=str(trainer.device))
 
 
 def record(trainer: Trainer, values: dict[str, object]) -> None:
     """The last line of the run's metrics."""
-    recorder = Recorder(trainer.run, trainer.step)
-    recorder.record("test", trainer.step, {**values, "seconds": round(trainer.seconds, 2)})
-    recorder.close()
+    writer = trainer.run.write_metrics(trainer.step)
+    writer.record("test", trainer.step, {**values, "seconds": round(trainer.seconds, 2)})
+    writer.close()

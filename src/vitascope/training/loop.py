@@ -22,6 +22,8 @@ from vitascope.errors import Interrupted, UserError
 from vitascope.model.classifier import build
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
 from vitascope.model.sizes import ModelConfig
+from vitascope.run.metrics import MetricsWriter
+from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint, to_resume
 from vitascope.training.checkpoint.state_dicts import (
@@ -45,7 +47,6 @@ from vitascope.training.distributed import (
 from vitascope.training.optim import freeze_body, learning_rate, optimizer_of, train_mode, update_average
 from vitascope.training.progress import Progress
 from vitascope.training.recipes import TrainConfig
-from vitascope.training.run import Recorder
 from vitascope.training.signals import Stop, stop_signals
 from vitascope.training.start import augmentation_of, identity, make_task, refuse_other, start_model
 from vitascope.training.tasks.task import Examples, Sums
@@ -62,7 +63,7 @@ class Trainer:
     With several processes each has a Trainer, and all do the same steps; the first one writes and speaks.
 
     Args:
-        run: the run folder.
+        run: its folder.
         config: resolved.
         model_config: of the model.
         splits: the data.
@@ -73,7 +74,7 @@ class Trainer:
     """
 
     def __init__(
-        self, run: Path, config: TrainConfig, model_config: ModelConfig, splits: Splits, device: torch.device
+        self, run: Run, config: TrainConfig, model_config: ModelConfig, splits: Splits, device: torch.device
     ) -> None:
         reuse_freed_memory()
         self.run, self.config, self.splits, self.device = run, config, splits, device
@@ -145,7 +146,7 @@ class Trainer:
         done = epoch * images + batch * self.batch_size
         progress = Progress(self.config.optimization.epochs, images, done, shown=is_first())
         progress.left_out(self._unreadable())
-        recorder = Recorder(self.run, self.step) if is_first() else None
+        recorder = self.run.write_metrics(self.step) if is_first() else None
         try:
             with (
                 self.threads,
@@ -158,7 +159,7 @@ class Trainer:
             if recorder is not None:
                 recorder.close()
 
-    def _loop(self, recorder: Recorder | None, progress: Progress, stop: Stop) -> None:
+    def _loop(self, recorder: MetricsWriter | None, progress: Progress, stop: Stop) -> None:
         """Epochs of steps; a checkpoint when it is due."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
         saved = clock = time.monotonic()
@@ -179,7 +180,7 @@ class Trainer:
                     self.save()
                     saved = time.monotonic()
                 if signum:
-                    raise Interrupted(self.run, int(signum))
+                    raise Interrupted(self.run.path, int(signum))
         self.save()
 
     def _training_step(self, batch: Batch, epoch: int) -> Tensor:
@@ -255,7 +256,7 @@ class Trainer:
             assert options.ema is not None
             update_average(self.average, self.module, options.ema, self.step)
 
-    def _record_step(self, loss: Tensor, recorder: Recorder | None) -> None:
+    def _record_step(self, loss: Tensor, recorder: MetricsWriter | None) -> None:
         value = float(sum_over_processes({"loss": loss})["loss"])
         self._check_finite(value)
         if recorder is not None:
@@ -264,15 +265,15 @@ class Trainer:
     def _check_finite(self, loss: float, what: str = "the loss") -> None:
         if math.isfinite(loss):
             return
-        saved = checkpoints(self.run)
+        saved = checkpoints(self.run.path)
         newest = f"its newest checkpoint is {saved[-1].name}" if saved else "it has no checkpoint yet"
         raise UserError(
             f"{what} is {loss} at step {self.step:,}, where the rate is {self.rate:.3g}: training has "
             f"diverged; try a lower --lr than {self.config.optimization.lr:g}, a longer --warmup-epochs, "
-            f"--clip-grad 1 or --precision fp32. The run so far is in {self.run}; {newest}"
+            f"--clip-grad 1 or --precision fp32. The run so far is in {self.run.path}; {newest}"
         )
 
-    def _end_epoch(self, epoch: int, recorder: Recorder | None, progress: Progress) -> None:
+    def _end_epoch(self, epoch: int, recorder: MetricsWriter | None, progress: Progress) -> None:
         """Validate, record, and keep the weights if they are the best so far."""
         sums = sum_over_processes(self.sums)
         means = {name: float(total / sums["count"]) for name, total in sums.items() if name != "count"}
@@ -294,7 +295,7 @@ class Trainer:
             recorder.record("epoch", self.step, record)
         if val["loss"] < self.best_loss:
             self.best_loss = val["loss"]
-            self.save_model(self.run / "checkpoints" / "best")
+            self.save_model(self.run.best)
 
     def _unreadable(self) -> dict[str, str]:
         """Path and reason of the images that cannot be read, as far as any process has found out."""
@@ -311,7 +312,7 @@ class Trainer:
         names = model.state_dict().keys()
         own = {name.removeprefix("body."): value for name, value in state.items()}
         model.load_state_dict({name: own[name] for name in names})
-        with explaining_failure(folder, "the model", to_resume(self.run)):
+        with explaining_failure(folder, "the model", to_resume(self.run.path)):
             save_pretrained(model, folder)
 
     def save(self) -> None:
@@ -333,7 +334,7 @@ class Trainer:
             "best_loss": self.best_loss,
             "seconds": self.seconds,
         }
-        save_checkpoint(self.run, self.step, state, keep=self.config.engine.keep_checkpoints)
+        save_checkpoint(self.run.path, self.step, state, keep=self.config.engine.keep_checkpoints)
 
     def restore(self, found: tuple[int, dict[str, Any]] | None) -> None:
         """Continue from a checkpoint, if there is one.
@@ -342,7 +343,7 @@ class Trainer:
             UserError: the data, the model or the task are not those of the checkpoint.
         """
         if is_first():
-            shutil.rmtree(self.run / "figures", ignore_errors=True)
+            shutil.rmtree(self.run.figures, ignore_errors=True)
         if found is None:
             return
         self.step, state = found

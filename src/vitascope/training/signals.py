@@ -7,9 +7,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from vitascope.errors import Interrupted
+from vitascope.run.run import Run
 
 Restore = Callable[[], None]
 
@@ -41,11 +41,11 @@ def stop_signals(*, patient: bool = False) -> Iterator[Stop]:
 
 
 @contextmanager
-def stopped_at_once(run: Path) -> Iterator[None]:
+def stopped_at_once(run: Run) -> Iterator[None]:
     """Turn SIGINT and SIGTERM into `Interrupted`, for work that a later command repeats from its start.
 
     Args:
-        run: the run folder; the error tells whether its model is saved.
+        run: the error tells whether its model is saved.
 
     Raises:
         Interrupted: at the first signal. A second one acts as before.
@@ -64,8 +64,7 @@ def stopped_at_once(run: Path) -> Iterator[None]:
         except KeyboardInterrupt as error:
             if not received:
                 raise
-            finished = (run / "model" / "config.json").is_file()
-            raise Interrupted(run, received, finished=finished) from error
+            raise Interrupted(run.path, received, finished=run.finished) from error
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from vitascope.data.datasets import described, open_data
@@ -17,9 +16,9 @@ from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.model.hardware import explaining_memory
 from vitascope.model.sizes import ModelConfig
-from vitascope.report.records import open_run_data
 from vitascope.report.wording import counted
-from vitascope.storage import locked
+from vitascope.run.layout import has_model
+from vitascope.run.run import Run
 from vitascope.training.checkpoint.folders import (
     checkpoints,
     discard_newer,
@@ -39,13 +38,8 @@ from vitascope.training.distributed import (
 from vitascope.training.finish import PretrainResult, TrainResult, finish_pretraining, finish_training
 from vitascope.training.loop import Trainer
 from vitascope.training.recipes import GROUP_OF, TrainConfig
-from vitascope.training.run import create_run, find_run, open_run, record_split
 
 log = logging.getLogger(__name__)
-
-LOCK = ".lock"
-START = Path("checkpoints") / "start"
-"""Where a run that starts from trained weights keeps the model that it began with, until it has finished."""
 
 
 def train(config: TrainConfig) -> TrainResult:
@@ -95,25 +89,25 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
         UserError: no run there, it has finished or is in use, no whole checkpoint, or the data, the classes
             or the model are others by now; options that are not the engine's.
     """
-    folder, checkpoint = find_run(run)
-    _, config = open_run(folder)
+    found, checkpoint = Run.find(run)
+    config = TrainConfig.from_dict(dict(found.config))
     for name in engine:
         if GROUP_OF.get(name) != "engine":
             raise UserError(f"{name!r} is decided by the run; a resumed one takes options of the engine only")
     config = config.replace(**engine)
-    if config.weights is not None and (folder / START / "config.json").is_file():
-        config = config.replace(weights=str(folder / START))
-    if (folder / "model" / "config.json").is_file():
-        named = shlex.quote(str(folder))
+    if config.weights is not None and has_model(found.start):
+        config = config.replace(weights=str(found.start))
+    if found.finished:
+        named = shlex.quote(str(found.path))
         raise UserError(
-            f"{folder}: this run has finished; `vitascope train --weights {named} --data DATA` trains its "
-            f"model further, in a new run; `vitascope evaluate {named}` measures it"
+            f"{found.path}: this run has finished; `vitascope train --weights {named} --data DATA` trains "
+            f"its model further, in a new run; `vitascope evaluate {named}` measures it"
         )
     device = join_processes(config.engine.device)
-    with _locked(folder), explaining_memory():
-        config, model_config, splits = by_all(lambda: _opened_again(folder, config))
-        trainer = Trainer(folder, config, model_config, splits, device)
-        trainer.restore(load_checkpoint(folder) if checkpoint is None else load_checkpoint_at(checkpoint))
+    with _locked(found), explaining_memory():
+        config, model_config, splits = by_all(lambda: _opened_again(found, config))
+        trainer = Trainer(found, config, model_config, splits, device)
+        trainer.restore(load_checkpoint(found.path) if checkpoint is None else load_checkpoint_at(checkpoint))
         if checkpoint is not None and is_first():
             discard_newer(checkpoint)
         _say(trainer)
@@ -127,7 +121,7 @@ def _opened(config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
     return *resolve_config(config, splits), splits
 
 
-def _opened_again(run: Path, config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
+def _opened_again(run: Run, config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
     """As `_opened`, with the data split as the run recorded it.
 
     The first process compares every image by its content, the others by its name.
@@ -135,13 +129,12 @@ def _opened_again(run: Path, config: TrainConfig) -> tuple[TrainConfig, ModelCon
     Raises:
         UserError: images that are missing, changed or renamed, or other classes.
     """
-    labelled = config.task == "classify"
     check = ("train", "val", "test") if is_first() else ()
-    own = open_run_data(run, config.data, seed=config.seed, labelled=labelled, check=check)
+    own = run.open_data(check=check)
     if own.restored is not None and not own.restored.complete:
         raise UserError(
-            f"{run} cannot be resumed: {own.note}; a run goes on with the same data, or starts anew with "
-            "another --run"
+            f"{run.path} cannot be resumed: {own.note}; a run goes on with the same data, or starts anew "
+            "with another --run"
         )
     if own.note and is_first():
         log.warning("%s", own.note)
@@ -153,35 +146,35 @@ def _new_run(config: TrainConfig) -> Iterator[Trainer]:
     """A trainer in a run folder of its own; a run that cannot start leaves nothing."""
     device = join_processes(config.engine.device)
     config, model_config, splits = by_all(lambda: _opened(config))
-    run = by_first(lambda: create_run(config))
+    run = by_first(lambda: Run.create(config.to_dict(), processes=world_size()))
     with _locked(run):
         try:
             with explaining_memory():
                 trainer = Trainer(run, config, model_config, splits, device)
             if is_first():
-                record_split(run, splits, config.data)
+                run.record_split(splits)
         except (UserError, KeyboardInterrupt):
             if is_first():
-                shutil.rmtree(run)
+                shutil.rmtree(run.path)
             raise
         _say(trainer)
         if config.weights is not None:  # which may be gone when the run is resumed
-            trainer.save_model(run / START)
+            trainer.save_model(run.start)
         with explaining_memory():
             yield trainer
 
 
 @contextmanager
-def _locked(run: Path) -> Iterator[None]:
+def _locked(run: Run) -> Iterator[None]:
     """The run folder for these processes alone."""
-    with locked(run / LOCK) if is_first() else nullcontext():
+    with run.lock() if is_first() else nullcontext():
         by_first(lambda: None)
         with _explaining_lost_processes(run):
             yield
 
 
 @contextmanager
-def _explaining_lost_processes(run: Path) -> Iterator[None]:
+def _explaining_lost_processes(run: Run) -> Iterator[None]:
     """Turn the backend's error about a process that is gone into one line with the way to continue.
 
     Raises:
@@ -192,9 +185,9 @@ def _explaining_lost_processes(run: Path) -> Iterator[None]:
     except RuntimeError as error:
         if not lost_connection(error):
             raise
-        named = shlex.quote(str(run))
-        saved = checkpoints(run)
-        if (run / "model" / "config.json").is_file():
+        named = shlex.quote(str(run.path))
+        saved = checkpoints(run.path)
+        if run.finished:
             advice = f"the model is saved; `vitascope report {named}` draws its figures and report"
         elif saved:
             advice = (
@@ -221,7 +214,7 @@ def _say(trainer: Trainer) -> None:
     print(
         f"data   {config.data}: {data}\n"
         f"model  {parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}\n"
-        f"run    {trainer.run}: {counted(config.optimization.epochs, 'epoch')} of "
+        f"run    {trainer.run.path}: {counted(config.optimization.epochs, 'epoch')} of "
         f"{counted(trainer.steps_per_epoch, 'step')}"
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}",
         flush=True,

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from vitascope.errors import nearest_path
+from vitascope.run import layout
 from vitascope.weights.files import CheckpointError, read_json, read_weights, refusal
 from vitascope.weights.hub import (
     VARIANT,
@@ -115,9 +116,9 @@ def model_folder(path: Path) -> Path:
     """
     if (path / CONFIG).is_file():  # a model folder, whatever else lies in it
         return path
-    if (path / "model" / CONFIG).is_file():
-        return path / "model"
-    if (path / "config.yaml").is_file():
+    if layout.is_finished(path):
+        return path / layout.MODEL
+    if layout.is_run(path):
         raise CheckpointError(
             f"{path}: this run has no finished model; finish it with `vitascope train --resume {path}`"
         )

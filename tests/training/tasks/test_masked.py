@@ -14,6 +14,7 @@ from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.masked import draw_masked_patches
+from vitascope.run.run import Run
 from vitascope.training.options import Masking
 from vitascope.training.tasks import masked
 from vitascope.training.tasks.masked import (
@@ -360,7 +361,7 @@ def test_the_figure_shows_what_was_hidden_and_what_was_said(
         return draw_masked_patches(*arguments)
 
     monkeypatch.setattr(masked, "draw_masked_patches", spy)
-    found = draw_masked(tmp_path, task, small_module(task), images)
+    found = draw_masked(Run(tmp_path), task, small_module(task), images)
     assert found == {"masked": tmp_path / "figures" / "masked.png"}
     with Image.open(found["masked"]) as figure:
         assert min(figure.size) > 300
@@ -381,7 +382,7 @@ def test_the_figure_shows_what_was_hidden_and_what_was_said(
 def test_the_figure_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
     task, images = masked_task(), noisy_set(2)
     broken = dataclasses.replace(images, sources=[tmp_path / "missing.png", images.sources[1]])
-    assert draw_masked(tmp_path, task, small_module(task), broken)["masked"].is_file()
+    assert draw_masked(Run(tmp_path), task, small_module(task), broken)["masked"].is_file()
 
 
 def test_bodies_keep_their_class_token_by_name() -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from vitascope.errors import UserError
+from vitascope.run.layout import CHECKPOINTS
 from vitascope.storage import explaining_failure, flush, settle
 from vitascope.training.checkpoint.shards import (
     FileRecord,
@@ -54,7 +55,7 @@ def save_checkpoint(run: Path, step: int, state: Mapping[str, Any], *, keep: int
     Raises:
         UserError: it cannot be written, for example because the disk is full; older ones are unchanged.
     """
-    folder = run / "checkpoints" / f"step-{step:08d}"
+    folder = run / CHECKPOINTS / f"step-{step:08d}"
     aside = by_first(lambda: _begin(folder))
     if aside is None:
         return folder
@@ -110,7 +111,7 @@ def to_resume(run: Path) -> str:
 
 def remove_checkpoints(run: Path) -> None:
     """Remove the checkpoints of a finished run and the models beside them; other files stay."""
-    folder = run / "checkpoints"
+    folder = run / CHECKPOINTS
     models = [folder / name for name in ("start", "last", "best") if (folder / name).is_dir()]
     for found in (*_numbered(run), *models, *_leftovers(folder)):
         _remove(found)
@@ -160,7 +161,7 @@ def _is_record(item: tuple[str, object]) -> bool:
 
 def _numbered(run: Path) -> list[Path]:
     """The folders with the name of a checkpoint, by step."""
-    folders = (run / "checkpoints").glob("step-*")
+    folders = (run / CHECKPOINTS).glob("step-*")
     return sorted((path for path in folders if _NAME.fullmatch(path.name) and path.is_dir()), key=_step)
 
 

@@ -27,6 +27,7 @@ from vitascope.model.modes import evaluation_mode
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.masked import draw_masked_patches
+from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import to_resume
 from vitascope.training.distributed import by_first, sum_over_processes
@@ -258,7 +259,7 @@ class Masked:
 
 @torch.inference_mode()
 def draw_masked(
-    run: Path, task: Masked, module: nn.Module, images: ImageSet, count: int = 8
+    run: Run, task: Masked, module: nn.Module, images: ImageSet, count: int = 8
 ) -> dict[str, Path]:
     """Draw predictions for `count` images, spread evenly over a set, to the run's `figures/masked.png`.
 
@@ -293,7 +294,7 @@ def draw_masked(
     )
 
     def draw() -> dict[str, Path]:
-        with explaining_failure(run, "the figures", to_resume(run)):
+        with explaining_failure(run.path, "the figures", to_resume(run.path)):
             return draw_masked_patches(run, rows, *marks)
 
     return by_first(draw)

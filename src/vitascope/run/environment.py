@@ -1,4 +1,4 @@
-"""Where a run was started: enough to tell why another one differs, and nothing that names a person."""
+"""The environment of a run: enough to explain why another one differs, and nothing that names a person."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ import torch
 
 from vitascope._version import __version__
 from vitascope.model.hardware import bf16_units, resolve_device
-from vitascope.report.records import without_home
-from vitascope.training.distributed import world_size
 
 
-def describe_environment(device: str) -> dict[str, Any]:
-    """Date, command, versions and machine, for `environment.json`; what cannot be told is left out.
+def describe_environment(device: str, processes: int = 1) -> dict[str, Any]:
+    """Date, command, versions and machine, for `environment.json`; unknown values are left out.
 
-    Neither environment variables nor the names of the machine and of its user are among them, and the home
-    folder is `~`.
+    It contains no environment variables, no host or user name, and the home folder is `~`.
 
     Args:
-        device: as in `ExecutionOptions.device`.
+        device: `auto`, or a torch device.
+        processes: that train together.
 
     Raises:
-        UserError: a device that this machine lacks.
+        UserError: the device does not exist.
     """
     where = resolve_device(device)
     found = {
@@ -44,7 +42,7 @@ def describe_environment(device: str) -> dict[str, Any]:
         "memory_gib": memory_gib(),
         "bf16_units": bf16_units(),
         "threads": torch.get_num_threads(),
-        "processes": world_size(),
+        "processes": processes,
         "device": where.type,
         "gpu": torch.cuda.get_device_name(where) if where.type == "cuda" else None,
         "cuda": torch.version.cuda if where.type == "cuda" else None,
@@ -53,17 +51,17 @@ def describe_environment(device: str) -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """What started this process, as it could be typed again: the program without its folder."""
+    """The command that started this process, as a shell takes it; the program without its folder."""
     return without_home(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
 
 
 def usable_cores() -> int | None:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def cpu_name() -> str | None:
-    """What the maker calls the CPU, where the system tells it; else its architecture."""
+    """The model name of the CPU, or its architecture if the system does not report the name."""
     if sys.platform == "darwin":
         done = subprocess.run(
             ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"],
@@ -82,7 +80,13 @@ def cpu_name() -> str | None:
 
 
 def memory_gib() -> float | None:
-    """The machine's memory in GiB, to a tenth; None where the system does not tell it this way."""
+    """The machine's memory in GiB, to a tenth; None if the system does not report it."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return None
     return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+
+
+def without_home(text: str) -> str:
+    """A text with `~` in place of the home folder's path, which names a person."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text

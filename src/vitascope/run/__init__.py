@@ -1,0 +1,1 @@
+"""A run folder: its files, read and written in one place."""

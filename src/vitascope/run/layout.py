@@ -1,0 +1,46 @@
+"""The names of the files in a run folder.
+
+`runs/digits/` of a finished run:
+
+    config.yaml       every option: `vitascope train --config` of it repeats the run
+    split.jsonl.gz    the images of each split, by name and content
+    environment.json  start time, command, versions, machine
+    metrics.jsonl     one line per recorded step and epoch, and the final test; see `MetricsWriter`
+    events.out...     the same for TensorBoard
+    checkpoints/      the states that `--resume` continues from, while the run is unfinished
+    model/            the finished model
+    predictions.npz   its predictions on the images that it is measured on
+    figures/          PNGs
+    report.html       all of this on one page
+    .lock             held while a process trains here
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CONFIG = "config.yaml"
+SPLIT = "split.jsonl.gz"
+ENVIRONMENT = "environment.json"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+MODEL = "model"
+PREDICTIONS = "predictions.npz"
+FIGURES = "figures"
+REPORT = "report.html"
+LOCK = ".lock"
+
+
+def is_run(folder: Path) -> bool:
+    """Whether this is a run folder, finished or not."""
+    return (folder / CONFIG).is_file()
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether this run folder has its finished model."""
+    return has_model(folder / MODEL)
+
+
+def has_model(folder: Path) -> bool:
+    """Whether this folder holds a whole model: its configuration is written last."""
+    return (folder / "config.json").is_file()

@@ -1,0 +1,87 @@
+"""Metrics of a run, as lines of JSON and for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from vitascope.storage import explaining_failure, replacing
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a `metrics.jsonl`, in order, without a last line that a crash cut off."""
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+class MetricsWriter:
+    """Writes records to `metrics.jsonl`, and their numbers to TensorBoard's event file beside it.
+
+    Each record has its `kind`, the `step` after which it was made, counted from 1, and by kind:
+
+    - `step`: `loss`, the mean over the step's images, and `lr`;
+    - `epoch`: `epoch`, counted from 1; `train_loss` and `train_accuracy`, means over the epoch's steps, on
+      augmented images (and, if these are mixed, by their own classes); `val_loss` and `val_accuracy`;
+      `val_majority`, the share of the most frequent class; `images_per_second`. Distillation adds
+      `train_agree`, the share of images for which student and teacher predict the same class. In masked
+      patch prediction, accuracy is the share of correctly predicted colours, where colours are predicted;
+    - `test`: `split`, `images`, `loss`, `accuracy`, `seconds`, and for a classifier `correct`, `unreadable`,
+      `accuracy_low` and `accuracy_high` (the 95% interval), `balanced_accuracy` and `majority`.
+
+    Args:
+        path: the `metrics.jsonl`.
+        step: the step that the run resumes from. Later records are removed, because those steps are done
+            again. So is a test, because only unfinished runs are resumed.
+
+    Raises:
+        UserError: the files cannot be written.
+    """
+
+    def __init__(self, path: Path, step: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+
+        self._path = path
+        kept = read_metrics(path) if path.exists() else []
+        kept = [record for record in kept if record["step"] <= step and record["kind"] != "test"]
+        with self._explaining_failure(), replacing(path) as aside:
+            aside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        with self._explaining_failure():
+            self._file = path.open("a", encoding="utf-8")
+            self._events = SummaryWriter(str(path.parent), purge_step=step + 1 if step else None)
+
+    def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """Write one record; its numbers also go to TensorBoard as kind/name.
+
+        Args:
+            kind: "step", "epoch" or "test".
+            step: as in the class.
+            values: plain values by name.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        with self._explaining_failure():
+            self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self._file.flush()
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._events.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Flush both files."""
+        with self._explaining_failure():
+            self._file.close()
+            self._events.close()
+
+    def _explaining_failure(self) -> AbstractContextManager[None]:
+        run = shlex.quote(str(self._path.parent))
+        advice = f"make room, then run `vitascope train --resume {run}`"
+        return explaining_failure(self._path, "the metrics", advice)

@@ -1,0 +1,321 @@
+"""A run folder, from its creation to its report."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitascope.data.splits import ImageSet, Splits
+from vitascope.data.split_record import SplitRecord, record_of
+from vitascope.errors import UserError
+from vitascope.model.classifier import Classifier
+from vitascope.run import layout
+from vitascope.run.data import RunData, open_run_data
+from vitascope.run.environment import describe_environment
+from vitascope.run.metrics import MetricsWriter, read_metrics
+from vitascope.run.predictions import Predictions
+from vitascope.storage import explaining_failure, locked, replacing, settle, write_json
+from vitascope.weights.store import from_pretrained
+
+log = logging.getLogger(__name__)
+
+_REFERENCES = ("data", "weights", "teacher")  # options that may name files
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run folder. `Run.open` and `Run.create` make sure that it is one.
+
+    `config`, `environment` and `predictions` are read on first use and kept; everything else is read anew.
+
+    Args:
+        path: the folder.
+    """
+
+    path: Path
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Run:
+        """An existing run.
+
+        Raises:
+            UserError: not a run folder.
+        """
+        run = cls(Path(folder))
+        if not run.exists:
+            raise UserError(f"{folder}: not a run folder (it has no {layout.CONFIG})")
+        return run
+
+    @classmethod
+    def create(cls, config: Mapping[str, Any], *, processes: int = 1) -> Run:
+        """Create a run folder with its `config.yaml` and `environment.json`.
+
+        Args:
+            config: every option by name. `run` is the folder; None takes `runs/<data>`, with the first free
+                number if that exists. Paths are written as `lasting_path` gives them.
+            processes: that train together.
+
+        Raises:
+            UserError: the folder exists, because a run is never overwritten; it cannot be created; the
+                device does not exist.
+        """
+        environment = describe_environment(config["device"], processes)
+        default = Path("runs") / (Path(config["data"]).expanduser().resolve().name or "data")
+        path = default if config["run"] is None else Path(config["run"])
+        with explaining_failure(path, "the run folder", "make room, or choose another folder"):
+            path = _new_folder(path, numbered=config["run"] is None)
+            run = cls(path)
+            try:
+                with replacing(run.config_file) as aside:
+                    values = {**config, **lasting_paths(config)}
+                    aside.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), "utf-8")
+                write_json(path / layout.ENVIRONMENT, environment)
+            except OSError:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
+        return run
+
+    @classmethod
+    def find(cls, ref: str | os.PathLike[str]) -> tuple[Run, Path | None]:
+        """The run to resume, and its checkpoint if `ref` is one.
+
+        Args:
+            ref: a run folder, `RUN/checkpoints/step-N`, or `auto` for the newest unfinished run in runs/.
+
+        Raises:
+            UserError: no run there.
+        """
+        path = Path(ref)
+        if str(ref) == "auto":
+            found = [cls(config.parent) for config in Path("runs").glob(f"*/{layout.CONFIG}")]
+            unfinished = [run for run in found if not run.finished]
+            if not unfinished:
+                raise UserError("runs: no unfinished run to resume")
+            return max(unfinished, key=lambda run: run._last_written()), None
+        if path.parent.name == layout.CHECKPOINTS and layout.is_run(path.parent.parent):
+            return cls(path.parent.parent), path
+        return cls.open(path), None
+
+    @property
+    def exists(self) -> bool:
+        """Whether this is a run folder."""
+        return layout.is_run(self.path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the finished model is saved, the last file that training needs to write."""
+        return layout.is_finished(self.path)
+
+    @property
+    def config_file(self) -> Path:
+        """Every option of the run, as YAML."""
+        return self.path / layout.CONFIG
+
+    @property
+    def metrics_file(self) -> Path:
+        """The metrics, as lines of JSON."""
+        return self.path / layout.METRICS
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the states that an unfinished run is resumed from."""
+        return self.path / layout.CHECKPOINTS
+
+    @property
+    def start(self) -> Path:
+        """The model folder that an unfinished run started from, if it did not start at random."""
+        return self.checkpoints / "start"
+
+    @property
+    def best(self) -> Path:
+        """The model folder of the lowest validation loss so far, while the run is unfinished."""
+        return self.checkpoints / "best"
+
+    @property
+    def model_folder(self) -> Path:
+        """The folder of the finished model."""
+        return self.path / layout.MODEL
+
+    @property
+    def figures(self) -> Path:
+        """The folder of the figures."""
+        return self.path / layout.FIGURES
+
+    @property
+    def report(self) -> Path:
+        """The report, a page of HTML."""
+        return self.path / layout.REPORT
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Hold the run as the only process; see `storage.locked`."""
+        return locked(self.path / layout.LOCK)
+
+    def model(self) -> Classifier:
+        """Load the finished model, in evaluation mode, on the CPU."""
+        return from_pretrained(self.model_folder)
+
+    @functools.cached_property
+    def config(self) -> Mapping[str, Any]:
+        """Every option by name.
+
+        Raises:
+            UserError: the file is broken, or not the configuration of a run.
+        """
+        config = self._read(self.config_file, yaml.safe_load)
+        if not isinstance(config, dict) or not {"task", "data", "seed"} <= config.keys():
+            raise UserError(f"{self.config_file}: not the configuration of a run (no task, data and seed)")
+        return config
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the run learns classes; otherwise, it learns hidden patches."""
+        return bool(self.config["task"] == "classify")
+
+    @functools.cached_property
+    def environment(self) -> Mapping[str, Any]:
+        """Start time, command, versions and machine; empty if there is no `environment.json`.
+
+        Raises:
+            UserError: the file is broken.
+        """
+        path = self.path / layout.ENVIRONMENT
+        return dict(self._read(path, json.loads)) if path.is_file() else {}
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records of the metrics so far, in order; `MetricsWriter` describes them."""
+        return read_metrics(self.metrics_file) if self.metrics_file.is_file() else []
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """The records of one kind: "step", "epoch" or "test"."""
+        return [record for record in self.metrics if record["kind"] == kind]
+
+    def write_metrics(self, step: int = 0) -> MetricsWriter:
+        """A writer that continues the metrics after a step."""
+        return MetricsWriter(self.metrics_file, step)
+
+    @functools.cached_property
+    def predictions(self) -> Predictions | None:
+        """Predictions of the finished classifier on its test images; None if the run has none.
+
+        Raises:
+            UserError: the file is broken.
+        """
+        path = self.path / layout.PREDICTIONS
+        return Predictions.load(path) if path.is_file() else None
+
+    def save_predictions(self, predictions: Predictions) -> None:
+        """Write the predictions of the finished classifier."""
+        predictions.save(self.path / layout.PREDICTIONS)
+
+    def record_split(self, splits: Splits) -> None:
+        """Write which image is in which split, for `open_data`."""
+        data = Path(self.config["data"]).expanduser()
+        from_run = os.path.relpath(data, self.path) if splits.root is not None and data.exists() else ""
+        path = self.path / layout.SPLIT
+        aside = path.with_name(f".{path.name}")
+        record_of(splits, from_run).write(aside)
+        settle(aside, path)
+
+    def split_record(self) -> SplitRecord | None:
+        """Which image was in which split; None for an older run, which did not record it.
+
+        Raises:
+            UserError: the file is broken.
+        """
+        path = self.path / layout.SPLIT
+        return SplitRecord.read(path) if path.is_file() else None
+
+    def open_data(self, data: str | None = None, *, check: Collection[str] | None = None) -> RunData:
+        """Open the run's data, split as in training.
+
+        Args:
+            data: where the data are now; None for where they were, absolutely or relative to the run.
+            check: splits whose images are compared with the record by content, not by name alone; None for
+                the split that the finished model is measured on.
+
+        Raises:
+            UserError: the data are gone, or are others; the record is damaged.
+        """
+        return open_run_data(
+            self.path,
+            str(self.config["data"]),
+            self.split_record(),
+            now=data,
+            seed=int(self.config["seed"]),
+            labelled=self.classifies,
+            check=check,
+        )
+
+    def test_images(self, class_names: tuple[str, ...] | None = None) -> ImageSet:
+        """The unchanged images among those that the run's model is measured on; logs what differs.
+
+        Args:
+            class_names: as for `RunData.test_images`.
+
+        Raises:
+            UserError: as `open_data` and `RunData.test_images`.
+        """
+        opened = self.open_data()
+        if opened.note:
+            log.warning("%s", opened.note)
+        return opened.test_images(class_names)
+
+    @staticmethod
+    def _read(path: Path, parse: Callable[[str], Any]) -> Any:
+        try:
+            return parse(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, ValueError) as error:
+            reason = " ".join(str(error).split())  # YAML's own takes several lines
+            raise UserError(f"{path} is broken: {reason}") from error
+
+    def _last_written(self) -> float:
+        written = (path for path in (self.config_file, self.metrics_file) if path.exists())
+        return max(path.stat().st_mtime for path in written)
+
+
+def _new_folder(path: Path, *, numbered: bool) -> Path:
+    """Create the folder; if it exists and may be numbered, with the first free number."""
+    if not numbered and path.exists():
+        raise UserError(
+            f"{path} exists, and a run is never overwritten; choose another folder, or continue the run with "
+            f"`vitascope train --resume {path}`"
+        )
+    folder, number = path, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            if not numbered:
+                raise
+            number += 1
+            folder = path.with_name(f"{path.name}-{number}")
+
+
+def lasting_paths(config: Mapping[str, Any]) -> dict[str, str]:
+    """The options that may name files, as `lasting_path` gives them, without those that are None."""
+    return {name: lasting_path(value) for name in _REFERENCES if (value := config[name]) is not None}
+
+
+def lasting_path(ref: str) -> str:
+    """A DATA or MODEL argument that means the same in every working directory.
+
+    A path becomes absolute; in the home folder it begins with `~`, which names no person. An argument that
+    is not a path here is returned unchanged.
+    """
+    path = Path(ref).expanduser()
+    if ref in ("", "digits") or not path.exists():
+        return ref
+    absolute, home = Path(os.path.abspath(path)), Path.home()
+    return str(Path("~") / absolute.relative_to(home)) if absolute.is_relative_to(home) else str(absolute)

@@ -1,0 +1,65 @@
+"""Metrics of a run, written and read."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from vitascope.errors import UserError
+from vitascope.run.metrics import MetricsWriter, read_metrics
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+@pytest.mark.parametrize("end", ["", '\n{"step": 3, "lo'])
+def test_records_come_in_order_without_a_line_that_a_crash_cut_off(path: Path, end: str) -> None:
+    path.write_text('{"step": 1, "name": "é"}\n{"step": 2}' + end, encoding="utf-8")
+    assert read_metrics(path) == [{"step": 1, "name": "é"}, {"step": 2}]
+
+
+def test_run_that_recorded_nothing_has_no_records(path: Path) -> None:
+    path.touch()
+    assert read_metrics(path) == []
+
+
+def test_records_after_the_resumed_step_are_dropped(path: Path) -> None:
+    first = MetricsWriter(path)
+    for step in (10, 20, 30):
+        first.record("step", step, {"loss": float(step)})
+    first.record("test", 20, {"loss": 0.0})
+    first.close()
+    with path.open("a") as file:
+        file.write('{"kind": "step", "st')  # a crash in the middle of a line
+    second = MetricsWriter(path, step=20)
+    second.record("step", 30, {"loss": -1.0})
+    second.close()
+    found = [(record["step"], record["loss"]) for record in read_metrics(path)]
+    assert found == [(10, 10.0), (20, 20.0), (30, -1.0)]
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_tensorboard_gets_the_same_numbers(path: Path) -> None:
+    writer = MetricsWriter(path)
+    writer.record("epoch", 5, {"val_accuracy": 0.25, "split": "val"})
+    writer.close()
+    events = EventAccumulator(str(path.parent)).Reload()
+    assert events.Tags()["scalars"] == ["epoch/val_accuracy"]
+    point = events.Scalars("epoch/val_accuracy")[0]
+    assert (point.step, point.value) == (5, 0.25)
+
+
+def test_a_full_disk_is_one_line_with_the_way_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.symlink_to("/dev/full")
+    monkeypatch.setattr("os.replace", lambda aside, path: None)  # the link stays
+    writer = MetricsWriter(path)
+    with pytest.raises(UserError, match="No space left on device") as refusal:
+        writer.record("step", 1, {"loss": 1.0})
+    text = str(refusal.value)
+    assert text.startswith(f"{path}: the metrics cannot be written: ")
+    assert text.endswith(f"make room, then run `vitascope train --resume {path.parent}`")
+    with pytest.raises(UserError):
+        writer.close()

@@ -1,0 +1,57 @@
+"""Predictions that a run keeps."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vitascope.errors import UserError
+from vitascope.run.predictions import Predictions
+
+
+def some_predictions(**others: Any) -> Predictions:
+    probabilities = np.random.default_rng(0).dirichlet(np.ones(3), 7).astype(np.float32)
+    labels = np.array([0, 1, 2, 0, 1, 2, 0])
+    values: dict[str, Any] = {
+        "split": "test",
+        "class_names": ('<b>&"', "猫", ""),
+        "indices": np.array([0, 1, 2, 4, 5, 6, 9]),
+        "labels": labels,
+        "probabilities": probabilities,
+        "unreadable": ("a/3.png: broken",),
+    }
+    return Predictions(**(values | others))
+
+
+@pytest.mark.parametrize("unreadable", [(), ("a/3.png: broken", "é")])
+def test_predictions_come_back_as_they_were(tmp_path: Path, unreadable: tuple[str, ...]) -> None:
+    kept = some_predictions(unreadable=unreadable)
+    kept.save(tmp_path / "predictions.npz")
+    back = Predictions.load(tmp_path / "predictions.npz")
+    assert (back.split, back.class_names, back.unreadable) == (kept.split, kept.class_names, unreadable)
+    for name in ("indices", "labels", "probabilities"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(kept, name))
+        assert getattr(back, name).dtype == getattr(kept, name).dtype
+    assert [path.name for path in tmp_path.iterdir()] == ["predictions.npz"]
+
+
+def test_predictions_are_read_without_pickle(tmp_path: Path) -> None:
+    np.savez(tmp_path / "predictions.npz", split=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(UserError, match=r"predictions\.npz is broken"):
+        Predictions.load(tmp_path / "predictions.npz")
+
+
+def test_what_is_no_archive_is_refused_without_advice_to_trust_it(tmp_path: Path) -> None:
+    (tmp_path / "predictions.npz").write_text("x")
+    with pytest.raises(UserError, match=r"is broken \(") as refusal:
+        Predictions.load(tmp_path / "predictions.npz")
+    assert "allow_pickle" not in str(refusal.value)
+
+
+def test_predictions_that_are_cut_off_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.npz"
+    some_predictions().save(path)
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(UserError, match=r"predictions\.npz is broken"):
+        Predictions.load(tmp_path / "predictions.npz")

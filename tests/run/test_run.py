@@ -1,0 +1,136 @@
+"""A run folder: created, found, opened."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitascope.errors import UserError
+from vitascope.run import run as module
+from vitascope.run.run import Run, lasting_path
+
+OPTIONS = {"data": "digits", "run": None, "weights": None, "teacher": None, "device": "cpu"}
+OPTIONS |= {"task": "classify", "seed": 0}
+
+
+def created(path: Path | None = None, **options: Any) -> Run:
+    return Run.create({**OPTIONS, "run": None if path is None else str(path), **options})
+
+
+def test_an_existing_run_is_never_overwritten(tmp_path: Path) -> None:
+    run = created(tmp_path / "r")
+    before = run.config_file.read_bytes()
+    with pytest.raises(UserError, match=r"exists.*--resume"):
+        created(tmp_path / "r", seed=3)
+    assert run.config_file.read_bytes() == before
+
+
+def test_unnamed_runs_are_called_after_the_data_and_numbered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = [str(created(data="some/photos/").path) for _ in range(3)]
+    assert found == ["runs/photos", "runs/photos-2", "runs/photos-3"]
+
+
+def test_a_run_opens_with_its_configuration(tmp_path: Path) -> None:
+    run = created(tmp_path / "r", seed=5)
+    assert Run.open(tmp_path / "r") == run
+    assert Run.open(str(tmp_path / "r")).config == {**OPTIONS, "run": str(tmp_path / "r"), "seed": 5}
+    assert run.environment["device"] == "cpu"
+    with pytest.raises(UserError, match="not a run folder"):
+        Run.open(tmp_path)
+
+
+def test_a_run_travels_to_other_processes(tmp_path: Path) -> None:
+    run = created(tmp_path / "r")
+    assert run.config == pickle.loads(pickle.dumps(run)).config  # noqa: S301 - ours
+
+
+def test_the_configuration_names_its_files_for_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for folder in ("photos", "home/trained"):
+        Path(folder).mkdir(parents=True)
+    config = created(Path("r"), data="photos/", weights="home/trained").config
+    assert (config["data"], config["weights"]) == (str(tmp_path / "photos"), "~/trained")
+    assert lasting_path("digits") == "digits"
+    assert lasting_path("owner/name") == "owner/name"
+
+
+def test_a_device_that_is_not_here_leaves_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be used here"):
+        created(tmp_path / "r", device="cuda:99")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_full_disk_leaves_no_run_and_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(module, "write_json", full)
+    with pytest.raises(
+        UserError, match=r"r: the run folder cannot be written: No space .*make room"
+    ) as refusal:
+        created(tmp_path / "r")
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/r: the run folder cannot be written: Not a directory"):
+        created(tmp_path / "file" / "r")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (None, "not a run folder"),
+        ("a: [1\nb: 2\n", "is broken"),
+        ("[1, 2]", "not the configuration of a run"),
+        ("task: classify\n", "not the configuration of a run"),
+    ],
+)
+def test_what_is_no_run_is_refused(tmp_path: Path, config: str | None, said: str) -> None:
+    if config is not None:
+        (tmp_path / "config.yaml").write_text(config)
+    with pytest.raises(UserError, match=said):
+        Run.open(tmp_path).config  # noqa: B018
+
+
+def test_a_broken_environment_is_named(tmp_path: Path) -> None:
+    (tmp_path / "environment.json").write_text("{")
+    with pytest.raises(UserError, match=r"environment\.json is broken"):
+        Run(tmp_path).environment  # noqa: B018
+
+
+def test_a_run_that_has_only_begun_has_its_configuration_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("task: masked\ndata: digits\nseed: 0\n")
+    run = Run.open(tmp_path)
+    assert (run.metrics, run.environment, run.predictions) == ([], {}, None)
+    assert run.split_record() is None
+    assert not run.finished
+    assert not run.classifies
+
+
+def test_auto_finds_the_newest_unfinished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no unfinished run to resume"):
+        Run.find("auto")
+    old, new, finished = (created(Path("runs") / name) for name in ("old", "new", "finished"))
+    os.utime(old.config_file, (0, 0))
+    finished.model_folder.mkdir()
+    (finished.model_folder / "config.json").touch()
+    assert Run.find("auto") == (new, None)
+    os.utime(new.config_file, (0, 0))
+    old.metrics_file.touch()
+    assert Run.find("auto") == (old, None)
+    checkpoint = old.checkpoints / "step-00000004"
+    assert Run.find(checkpoint) == (old, checkpoint)
+    with pytest.raises(UserError, match="not a run folder"):
+        Run.find("nowhere")
