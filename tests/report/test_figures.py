@@ -112,7 +112,7 @@ def drawn(folder: Path, model: Classifier) -> set[str]:
     figures = draw_figures(run, model, default_preprocess(model.config), images, probabilities)
 
     for name, path in figures.items():
-        assert path == run / "figures" / f"{name}.png"
+        assert path == run.figures / f"{name}.png"
         pixels = np.asarray(Image.open(path).convert("RGB"))
         assert (pixels != 255).any(axis=-1).mean() > 0.01, name
     return set(figures)

@@ -407,7 +407,7 @@ def test_any_vision_transformer_has_a_report(run, options) -> None:
 
 def test_what_is_no_run_is_refused(tmp_path, capsys) -> None:
     with pytest.raises(UserError, match="not a run folder"):
-        write_report(tmp_path / "nothing")
+        write_report(Run(tmp_path / "nothing"))
     assert main(["report", str(tmp_path)]) == 2
     assert "not a run folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
