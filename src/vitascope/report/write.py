@@ -129,7 +129,7 @@ def open_again(run: Run, data: str | None = None) -> tuple[Splits | None, str, s
     if found is not None and not (found >= 0).any():
         return (
             None,
-            f"none of the {len(run):,} images that the model was measured on is there: {opened.note}",
+            f"none of the {len(found):,} images that the model was measured on is there: {opened.note}",
             "",
         )
     if opened.note:
