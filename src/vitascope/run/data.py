@@ -9,8 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from vitascope.data.datasets import list_images, open_data
-from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.split_record import Restored, SplitRecord, restore
+from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 
 log = logging.getLogger(__name__)

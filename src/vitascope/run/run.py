@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.split_record import SplitRecord, record_of
+from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.run import layout
