@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/axial.py --docs docs/options.md
 
 Time and peak memory of the attention step alone (random queries, keys and values; one image, one class
-token, 3 heads of 64) on growing grids, without and with its backward pass, beside `cost.attended_pairs`: for
+token, 3 heads of 64) on growing grids, without and with its backward pass, beside `ViTConfig.attended_pairs`: for
 a square grid of side s about s^4 pairs in global attention, 2 s^3 in axial, 65 s^2 in windows of 8x8. The
 first command measures, writes benchmarks/results/<date>-axial.md, the raw numbers beside it and
 docs/images/axial.png, and fills in the page; the second only fills in the page from the newest raw numbers.
@@ -46,7 +46,6 @@ from contest import (
 )
 from reports import Numbers, fill_in, markdown_table, note, publish
 from vitascope.explain.plots import GREY, RIGHT, SERIES, new_figure, plain, save_figure
-from vitascope.model import cost
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import Block
 from vitascope.model.hardware import reuse_freed_memory
@@ -90,11 +89,11 @@ class Point:
 
     def multiply_adds(self) -> int:
         """Of scores and mixed values, by the formula; the backward pass has twice those of the forward."""
-        return 2 * cost.attended_pairs(self.config()) * HEADS * HEAD_DIM * (3 if self.backward else 1)
+        return 2 * self.config().attended_pairs() * HEADS * HEAD_DIM * (3 if self.backward else 1)
 
     def weights_mib(self) -> float:
         """One fp32 number for each pair and head."""
-        return cost.attended_pairs(self.config()) * HEADS * 4 / 2**20
+        return self.config().attended_pairs() * HEADS * 4 / 2**20
 
 
 def attention_step(point: Point, *, materialized: bool = False) -> Step:
@@ -209,7 +208,7 @@ EXPONENTS_HEADER = (
 )
 EXPONENTS_NOTES = f"""\
 By which power of the grid's side cost grows: the slope of a line through the logarithms, over grids of at
-least {FITTED_FROM:,} patches. "formula": of the number of pairs, `cost.attended_pairs`, on the same grids.
+least {FITTED_FROM:,} patches. "formula": of the number of pairs, `ViTConfig.attended_pairs`, on the same grids.
 "memory of weights": peak memory where PyTorch is kept from its fused kernels, so that all weights are held;
 "as it runs": by the kernels that the model takes on such grids, which hold a small part of the weights at a
 time, so that memory grows with the number of tokens. So does what axial attention copies into rows and
@@ -220,7 +219,7 @@ How many times less than global attention the others cost; below 1, more. "formu
 is missing to it is lost in short rows and windows, and in copying patches into them."""
 
 POINTS_NOTES = """\
-"formula": multiply-adds by `cost.attended_pairs`, three times as many with the backward pass. "time /
+"formula": multiply-adds by `ViTConfig.attended_pairs`, three times as many with the backward pass. "time /
 formula": 1 on the largest grid of the kind, and the same everywhere if time follows the formula. "weights":
 one number for each pair and head. Memory is in MiB, the peak beyond queries, keys and values. With its
 backward pass, global attention takes plain matrix products, and keeps its weights, while they fit in 16 MiB

@@ -119,15 +119,31 @@ def test_an_unknown_option_is_refused_with_the_nearest() -> None:
         ViTConfig().replace(pol_norm="after")
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_groups_have_no_name_of_their_own(group: str) -> None:
-    with pytest.raises(UserError, match=f"unknown model option '{group}'"):
-        ViTConfig().replace(**{group: GROUPS[group]()})
+def test_options_of_groups_are_keywords_of_the_config() -> None:
+    flat = ViTConfig(depth=3, pool="mean", positions="rotary", num_registers=2)
+    nested = ViTConfig(
+        depth=3,
+        readout=ReadoutOptions(pool="mean", num_registers=2),
+        embedding=EmbeddingOptions(positions="rotary"),
+    )
+    assert flat == nested
+    assert hash(flat) == hash(nested)
+    assert ViTConfig(readout=ReadoutOptions(num_registers=2), pool="mean").readout == nested.readout
+    assert flat.replace(readout=ReadoutOptions()) == ViTConfig(depth=3, positions="rotary")
 
 
-def test_options_are_not_arguments_of_the_config_itself() -> None:
-    with pytest.raises(TypeError, match="pool"):
-        ViTConfig(pool="mean")  # type: ignore[call-arg]
+@pytest.mark.parametrize("value", [None, "mean", {"pool": "mean"}])
+def test_a_group_of_another_type_is_rejected(value: object) -> None:
+    for options in ({"readout": value}, {"readout": value, "num_registers": 1}):
+        with pytest.raises(UserError, match=r"readout must be ReadoutOptions, not"):
+            ViTConfig(**options)
+
+
+def test_repr_shows_the_options_that_differ_from_the_defaults() -> None:
+    assert repr(ViTConfig()) == "ViTConfig()"
+    config = ViTConfig(image_size=32, patch_size=8, pool="mean", norm="post")
+    assert repr(config) == "ViTConfig(image_size=(32, 32), patch_size=(8, 8), norm='post', pool='mean')"
+    assert len(repr(ViTConfig(num_classes=1000, class_names=[f"class{k}" for k in range(1000)]))) < 120
 
 
 @pytest.mark.parametrize("options", [ViTConfig, *GROUPS.values()])

@@ -21,7 +21,6 @@ from tests.model import (
     valid_configs,
 )
 from vitascope.model.config import ViTConfig
-from vitascope.model.cost import attended_pairs
 from vitascope.model.sizes import list_models, named_config
 
 # Millions of parameters at 224 px with 1000 classes, as published and as timm and torchvision count them.
@@ -100,13 +99,13 @@ def test_attended_pairs_are_those_that_the_mask_lets_through(
     sizes = {"image_size": (8 * grid[0], 8 * grid[1]), "attention": attention, "window": window}
     config = small_config(pool="mean", num_registers=registers, **sizes)
     mask = by_loops.may_attend(grid, window if attention == "window" else grid, registers)
-    assert attended_pairs(config) == mask.sum()
+    assert config.attended_pairs() == mask.sum()
 
 
 def test_local_attention_grows_slower_than_the_square_of_the_patches() -> None:
     def growth(attention: str) -> float:
         small, large = (
-            attended_pairs(small_config(image_size=side, attention=attention, window=2, pool="mean"))
+            small_config(image_size=side, attention=attention, window=2, pool="mean").attended_pairs()
             for side in (32, 64)  # 4 times as many patches
         )
         return math.log(large / small, 4)

@@ -284,12 +284,12 @@ def test_the_embedding_norm_is_of_the_tokens_with_their_positions() -> None:
     plain.load_state_dict(weights)
     images = random_images(2, 3, 32, 32)
     expected = layer_norm(
-        plain.embeddings(images).detach().numpy(),
+        plain.prepare_tokens(images).detach().numpy(),
         normed.embedding_norm.weight.detach().numpy(),
         normed.embedding_norm.bias.detach().numpy(),
         1e-6,
     )
-    np.testing.assert_allclose(normed.embeddings(images).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(normed.prepare_tokens(images).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_embedding_norm_follows_the_dropout() -> None:

@@ -1,48 +1,58 @@
-"""`ViTConfig`: everything that determines a model, grouped as the paper's equations are.
+"""`ViTConfig`: the options that determine a `VisionTransformer`, and its cost. No torch, for a fast command line.
 
-No torch here: the command line answers at once.
+The cost is counted from the shapes, because `torch.utils.flop_counter` needs torch and a built model, and the
+table of models must not wait for either. A test compares the two counts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import math
+from typing import ClassVar, NamedTuple
 
-from vitascope.errors import UserError, nearest
-from vitascope.model import cost, resnet_shapes
-from vitascope.model.checks import check_fields
-from vitascope.model.options import BlockOptions, EmbeddingOptions, ReadoutOptions, TrainingOptions, pair
+from vitascope.errors import UserError
+from vitascope.model import resnet_shapes
+from vitascope.model.configuration import check_fields, option_groups
+from vitascope.model.options import (
+    BlockOptions,
+    EmbeddingOptions,
+    ImageOptions,
+    ReadoutOptions,
+    TrainingOptions,
+    pair,
+)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ViTConfig:
-    """Everything that determines a `VisionTransformer`.
+class LinearLayer(NamedTuple):
+    """A matrix product of a forward pass: (rows, inputs) x (inputs, outputs), plus a bias."""
 
-    Options lie in groups, an object for each part of the model. Where options are given by name, in
-    `replace`, `from_dict`, `create_model` and a model folder's `config.json`, the groups are left out:
-    `config.replace(pool="mean", positions="rotary")`.
+    rows: int
+    inputs: int
+    outputs: int
+    biases: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
+class ViTConfig(ImageOptions):
+    """The options that determine a `VisionTransformer`.
+
+    The options of the groups are keywords too: `ViTConfig(depth=6, pool="mean", positions="rotary")`.
 
     Raises:
-        UserError: where the numbers contradict each other, with the numbers and the nearest that fit.
+        UserError: an unknown option, with the nearest known one; options that contradict each other, with the
+            values and the nearest that fit.
     """
 
-    image_size: tuple[int, int] | int = 224
-    """Height and width in pixels; one number means a square."""
+    option_kind: ClassVar[str] = "model option"
+
     patch_size: tuple[int, int] | int = 16
     """Height and width of a patch, P in the paper."""
-    in_channels: int = 3
-    """Colours of the input, C in the paper."""
-    num_classes: int = 1000
-    """Outputs of the head, K."""
-    class_names: tuple[str, ...] = ()
-    """Name of each output, in order; empty where unknown."""
     embed_dim: int = 768
     """Width of a token, D in the paper."""
     depth: int = 12
     """Number of encoder blocks, L in the paper."""
     num_heads: int = 12
-    """Attention heads a block, k in the paper."""
+    """Attention heads per block, k in the paper."""
     embedding: EmbeddingOptions = dataclasses.field(default_factory=EmbeddingOptions)
     """Equation 1."""
     block: BlockOptions = dataclasses.field(default_factory=BlockOptions)
@@ -50,20 +60,17 @@ class ViTConfig:
     readout: ReadoutOptions = dataclasses.field(default_factory=ReadoutOptions)
     """Equation 4."""
     training: TrainingOptions = dataclasses.field(default_factory=TrainingOptions)
-    """What matters only in training."""
+    """Options that matter only in training."""
 
     def __post_init__(self) -> None:
-        """Bring sizes to (height, width) and refuse what cannot be built."""
-        object.__setattr__(self, "image_size", pair(self.image_size))
+        """Normalize sizes to (height, width) and reject what cannot be built."""
         object.__setattr__(self, "patch_size", pair(self.patch_size))
-        if isinstance(self.class_names, str):
-            raise UserError(f"class_names is a list of names, not the text {self.class_names!r}")
+        self.check_images_and_classes()
         for name in ("in_channels", "num_classes", "embed_dim", "depth", "num_heads"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"{name} must be a whole number, at least 1, not {value!r}")
         check_fields(self)
-        object.__setattr__(self, "class_names", tuple(self.class_names))
         if self.mlp_dim < 1:
             raise UserError(f"mlp_ratio {self.block.mlp_ratio} gives an MLP without a hidden layer")
         if self.block.head_dim is None and self.embed_dim % self.num_heads:
@@ -72,13 +79,11 @@ class ViTConfig:
             raise UserError(
                 f"num_heads {self.num_heads} does not divide embed_dim {self.embed_dim}; nearest: {best}"
             )
-        if self.class_names and len(self.class_names) != self.num_classes:
-            raise UserError(f"{len(self.class_names)} class_names for num_classes {self.num_classes}")
         self._check_combinations()
         self.grid_of(self.image_hw)
 
     def _check_combinations(self) -> None:
-        """Refuse options that do not go together."""
+        """Reject options that do not go together."""
         positions, embedding = self.embedding.positions, self.embedding
         if positions == "rotary" and self.head_dim % 4:
             raise UserError(f"rotary positions need a head width that 4 divides, not {self.head_dim}")
@@ -106,7 +111,7 @@ class ViTConfig:
                 )
 
     def _check_merging(self) -> None:
-        """Refuse token merging where a merged token would have no place, or blocks no way back."""
+        """Reject token merging where a merged token would have no place, or blocks no way back."""
         against = {
             f"attention {self.block.attention!r}": self.block.attention != "global",
             f"positions {self.embedding.positions!r}": self.embedding.positions in ("relative", "rotary"),
@@ -124,7 +129,8 @@ class ViTConfig:
         """Rows and columns of patches in an image of (height, width).
 
         Raises:
-            UserError: a size that patches do not tile, or a grid that windows do not; names the nearest.
+            UserError: a size that patches do not tile, with the nearest that they do; a grid that windows do
+                not tile.
         """
         patch, step = self.patch_hw, self.patch_stride
         check_tiling(image, patch, step)
@@ -136,11 +142,6 @@ class ViTConfig:
                 f"{window[0]}x{window[1]}"
             )
         return grid
-
-    @property
-    def image_hw(self) -> tuple[int, int]:
-        """Image height and width, pixels."""
-        return pair(self.image_size)
 
     @property
     def patch_hw(self) -> tuple[int, int]:
@@ -189,7 +190,7 @@ class ViTConfig:
 
     @property
     def attention_dim(self) -> int:
-        """Width of all heads side by side: `embed_dim`, unless heads are pruned."""
+        """Width of all heads together: `embed_dim`, unless heads are pruned."""
         return self.num_heads * self.head_dim
 
     @property
@@ -198,21 +199,8 @@ class ViTConfig:
         return round(self.embed_dim * self.block.mlp_ratio)
 
     @property
-    def num_parameters(self) -> int:
-        """Trainable numbers in the model, counted from the shapes (a test counts the model's own)."""
-        return cost.num_parameters(self)
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of one image's forward pass; a multiply-add counts as 2.
-
-        Matrix products only, every token through every block: the count that papers halve and call "FLOPs".
-        """
-        return 2 * cost.multiply_adds(self)
-
-    @property
     def gives_classes(self) -> bool:
-        """Whether the head answers with classes, and not with features."""
+        """Whether the head's outputs are classes, not features."""
         return self.readout.gives_classes
 
     @property
@@ -222,55 +210,115 @@ class ViTConfig:
         patch = str(ph) if ph == pw else f"{ph}x{pw}"
         return f"{self.depth} blocks of width {self.embed_dim}, {height}x{width} pixels in patches of {patch}"
 
-    def replace(self, **options: Any) -> ViTConfig:
-        """A copy with options changed, each by its own name, whatever its group.
+    # The cost
 
-        Raises:
-            UserError: an unknown name, naming the nearest; what cannot be built.
+    @property
+    def num_parameters(self) -> int:
+        """Number of trainable parameters."""
+        D, embedding = self.embed_dim, self.embedding
+        linear = sum(layer.inputs * layer.outputs + layer.biases for layer in self._linear_layers())
+        norms = 2 * self.depth + (self.block.norm == "pre")  # a post-norm block ends in one of its own
+        norms += embedding.embedding_norm + (self.readout.pool == "map")
+        scales = 0 if self.block.layer_scale is None else 2 * self.depth
+        vectors = self.num_prefix_tokens + 2 * norms + scales + (self.readout.pool == "map")  # the query
+        resnet = 0
+        if embedding.stem == "resnet":
+            resnet = resnet_shapes.num_parameters(
+                self.in_channels, embedding.resnet_layers, embedding.resnet_width
+            )
+        return linear + D * vectors + self._position_parameters() + resnet
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of one image's forward pass; a multiply-add counts as 2.
+
+        Matrix products only, every token through every block: the count that papers halve and call "FLOPs".
         """
-        top: dict[str, Any] = {}
-        grouped: dict[str, dict[str, Any]] = {}
-        for name, value in options.items():
-            if name not in OPTIONS:
-                raise UserError(f"unknown model option {name!r}{nearest(name, OPTIONS)}")
-            group = OPTIONS[name]
-            (top if group is None else grouped.setdefault(group, {}))[name] = value
-        groups = {
-            group: dataclasses.replace(getattr(self, group), **values) for group, values in grouped.items()
-        }
-        return dataclasses.replace(self, **top, **groups)
+        embedding, tokens = self.embedding, self.tokens_by_block()
+        total = sum(layer.rows * layer.inputs * layer.outputs for layer in self._linear_layers())
+        for T, left in tokens:
+            pairs = self.attended_pairs() if not self.block.token_merging else T * T
+            total += 2 * self.attention_dim * pairs
+            if left < T:  # similarities between the two sets, and the sums of merged tokens
+                first = (T - self.num_prefix_tokens) // 2
+                total += first * (T - self.num_prefix_tokens - first) * self.head_dim
+                total += left * (T - left) * self.embed_dim
+        if self.readout.pool == "map":  # one query attends to the patches
+            total += 2 * (self.num_tokens - self.num_prefix_tokens) * self.embed_dim
+        if embedding.stem == "resnet":
+            total += resnet_shapes.multiply_adds(
+                self.image_hw, self.in_channels, embedding.resnet_layers, embedding.resnet_width
+            )
+        return 2 * total
 
-    def option(self, name: str) -> Any:
-        """The value of an option by its own name, whatever its group."""
-        group = OPTIONS[name]
-        return getattr(self if group is None else getattr(self, group), name)
+    def tokens_by_block(self) -> list[tuple[int, int]]:
+        """The number of tokens in the attention and in the MLP of each block: fewer with token merging."""
+        P, T = self.num_prefix_tokens, self.num_tokens
+        counts = []
+        for _ in range(self.depth):
+            left = T - min(self.block.token_merging, (T - P) // 2)
+            counts.append((T, left))
+            T = left
+        return counts
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values by option, without groups, for JSON."""
-        values = {name: self.option(name) for name in OPTIONS}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    def attended_pairs(self) -> int:
+        """(query, key) pairs that a head compares in one block: T^2, or fewer with local attention."""
+        (gh, gw), P = self.grid, self.num_prefix_tokens
+        prefix_rows = P * self.num_tokens  # prefix tokens attend to everything, in each pass
+        return sum(prefix_rows + gh * gw * (P + math.prod(window)) for window in self.windows_of((gh, gw)))
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ViTConfig:
-        """The inverse of `to_dict`; an unknown key raises UserError and names the nearest."""
-        return cls().replace(**values)
+    def _linear_layers(self) -> list[LinearLayer]:
+        """Every linear layer and the patch embedding; a ResNet stem is not among them."""
+        D, K, inner, embedding, pool = (
+            self.embed_dim,
+            self.num_classes,
+            self.attention_dim,
+            self.embedding,
+            self.readout.pool,
+        )
+        (gh, gw), (ph, pw), channels = self.grid, self.patch_hw, self.in_channels
+        if embedding.stem == "resnet":
+            step = resnet_shapes.total_stride(embedding.resnet_layers)
+            ph, pw = ph // step, pw // step
+            channels = resnet_shapes.out_channels(embedding.resnet_layers, embedding.resnet_width)
+        layers = [LinearLayer(gh * gw, channels * ph * pw, D, D * embedding.patch_bias)]
+        qkv_biases = {"all": 3 * inner, "no_key": 2 * inner, "none": 0}[self.block.qkv_bias]
+        for T, left in self.tokens_by_block():
+            layers += [LinearLayer(T, D, 3 * inner, qkv_biases), LinearLayer(T, inner, D, D), *self._mlp(left)]
+        if pool == "map":
+            layers += [LinearLayer(1, D, D, D), LinearLayer(gh * gw, D, 2 * D, 2 * D)]
+            layers += [LinearLayer(1, D, D, D), *self._mlp(1)]
+        pooled, head = D * self.readout.num_pooled, self.readout.head
+        shapes = {"linear": [(pooled, K)], "zero": [(pooled, K)], "mlp": [(pooled, D), (D, K)]}
+        shapes |= {"pre_logits": [(pooled, D)], "none": []}
+        if self.readout.distillation_token and head != "none":
+            shapes[head] = [(D, K), (D, K)]
+        return [*layers, *(LinearLayer(1, inputs, outputs, outputs) for inputs, outputs in shapes[head])]
+
+    def _mlp(self, rows: int) -> list[LinearLayer]:
+        D, hidden = self.embed_dim, self.mlp_dim
+        wide = 2 * hidden if self.block.mlp == "swiglu" else hidden
+        return [LinearLayer(rows, D, wide, wide), LinearLayer(rows, hidden, D, D)]
+
+    def _position_parameters(self) -> int:
+        D, (gh, gw), prefix = self.embed_dim, self.grid, self.num_prefix_tokens
+        match self.embedding.positions:
+            case "learned":
+                return D * (gh * gw + prefix * self.embedding.position_prefix)
+            case "learned_2d":
+                return D * (gh + gw)
+            case "relative":
+                return self.num_heads * ((2 * gh - 1) * (2 * gw - 1) + (3 if prefix else 0))
+            case _:
+                return 0
 
 
-_GROUPS = {
-    "embedding": EmbeddingOptions,
-    "block": BlockOptions,
-    "readout": ReadoutOptions,
-    "training": TrainingOptions,
-}
-OPTIONS: dict[str, str | None] = {
-    **{field.name: None for field in dataclasses.fields(ViTConfig) if field.name not in _GROUPS},
-    **{field.name: group for group, options in _GROUPS.items() for field in dataclasses.fields(options)},
-}
-"""Every option's name, and the group that it lies in; None for `ViTConfig` itself."""
+OPTIONS = option_groups(ViTConfig)
+"""The group of every option by its name; None for those of `ViTConfig` itself."""
 
 
 def check_tiling(image: tuple[int, int], patch: tuple[int, int], step: tuple[int, int]) -> None:
-    """Refuse an image size that patches, a step apart, do not tile."""
+    """Raise `UserError` for an image that patches, a step apart, do not tile."""
     if min(*image, *patch) < 1:
         raise UserError(f"image {image[0]}x{image[1]} and patch {patch[0]}x{patch[1]} must be positive")
     rests = [(side - whole) % move for side, whole, move in zip(image, patch, step, strict=True)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from vitascope.errors import UserError
-from vitascope.model.checks import check_fields
+from vitascope.model.configuration import Configuration, check_fields, check_value
 
 Positions = Literal[
     "none",
@@ -32,6 +32,36 @@ def pair(value: int | Iterable[int]) -> tuple[int, int]:
         if len(sides) == 2 and all(isinstance(side, int) for side in sides):
             return sides[0], sides[1]
     raise UserError(f"a size is a whole number or (height, width), not {value!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
+class ImageOptions(Configuration):
+    """The options of every model: its images and its classes."""
+
+    image_size: tuple[int, int] | int = 224
+    """Height and width in pixels; one number means a square."""
+    in_channels: int = 3
+    """Colour channels of the input, C in the paper."""
+    num_classes: int = 1000
+    """Outputs of the head, K."""
+    class_names: tuple[str, ...] = ()
+    """Name of each output, in order; empty where unknown."""
+
+    def check_images_and_classes(self) -> None:
+        """Normalize the size and the names; reject names that are not one for each class."""
+        object.__setattr__(self, "image_size", pair(self.image_size))
+        if isinstance(self.class_names, str):
+            raise UserError(f"class_names is a list of names, not the text {self.class_names!r}")
+        if isinstance(self.class_names, list):
+            object.__setattr__(self, "class_names", tuple(self.class_names))
+        check_value("class_names", self.class_names, tuple[str, ...])
+        if self.class_names and len(self.class_names) != self.num_classes:
+            raise UserError(f"{len(self.class_names)} class_names for num_classes {self.num_classes}")
+
+    @property
+    def image_hw(self) -> tuple[int, int]:
+        """Image height and width, pixels."""
+        return pair(self.image_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,7 +227,7 @@ class TrainingOptions:
                 raise UserError(f"{name} is a probability in [0, 1), not {getattr(self, name)}")
 
 
-MATTERS_WITH = {
+DEPENDENT_OPTIONS = {
     "stride": ("stem", "overlap"),
     "resnet_layers": ("stem", "resnet"),
     "resnet_width": ("stem", "resnet"),

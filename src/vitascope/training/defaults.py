@@ -10,7 +10,7 @@ from vitascope.data.datasets import median_size
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.model.config import OPTIONS, ViTConfig
-from vitascope.model.options import MATTERS_WITH
+from vitascope.model.options import DEPENDENT_OPTIONS
 from vitascope.model.resnet_shapes import total_stride
 from vitascope.model.sizes import ModelConfig, named_config
 from vitascope.training.options import Architecture
@@ -120,7 +120,7 @@ def refuse_idle(asked: Architecture, model_config: ViTConfig) -> None:
         UserError: naming the option, and the one that it belongs to.
     """
     for option in asked.model_options():
-        other, value = MATTERS_WITH.get(option, (None, None))
+        other, value = DEPENDENT_OPTIONS.get(option, (None, None))
         if other is not None and model_config.option(other) != value:
             raise UserError(
                 f"options: {option} changes nothing with {other}={model_config.option(other)}; add "

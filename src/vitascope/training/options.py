@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from vitascope.errors import UserError, nearest
-from vitascope.model.checks import check_fields
+from vitascope.model.configuration import check_fields
 from vitascope.model.config import OPTIONS
 
 # None stands for a default that depends on the data or the model; the help text describes it.

@@ -11,8 +11,8 @@ import tyro
 import yaml
 
 from vitascope.errors import UserError, check_choice, nearest
-from vitascope.model.checks import check_fields
-from vitascope.model.options import MATTERS_WITH
+from vitascope.model.configuration import check_fields
+from vitascope.model.options import DEPENDENT_OPTIONS
 from vitascope.training.options import (
     Architecture,
     AugmentationOptions,
@@ -348,7 +348,7 @@ def merged_options(base: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, 
     kept = []
     for text in base:
         name = text.partition("=")[0]
-        other, value = MATTERS_WITH.get(name, (name, None))
+        other, value = DEPENDENT_OPTIONS.get(name, (name, None))
         if name not in asked and asked.get(other, value) == value:
             kept.append(text)
     return (*kept, *given)

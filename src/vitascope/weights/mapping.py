@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import OPTIONS, ViTConfig
-from vitascope.model.options import MATTERS_WITH
+from vitascope.model.options import DEPENDENT_OPTIONS
 from vitascope.model.vit import VisionTransformer
 from vitascope.storage import make_folder
 from vitascope.weights.files import CheckpointError
@@ -309,7 +309,7 @@ def check_holds(family: Family, config: ViTConfig) -> None:
     for option, group in OPTIONS.items():
         if group in (None, "training") or option == "resample":
             continue
-        needs, value = MATTERS_WITH.get(option, (None, None))
+        needs, value = DEPENDENT_OPTIONS.get(option, (None, None))
         if needs is not None and config.option(needs) != value:
             continue
         value = config.option(option)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.model import law
 from vitascope.errors import UserError
-from vitascope.model.checks import check_fields
+from vitascope.model.configuration import check_fields
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -1,0 +1,151 @@
+"""`Configuration`: frozen options in groups, given by flat keywords and checked against their types. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import reprlib
+from collections.abc import Hashable, Mapping
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+from vitascope.errors import UserError, check_choice, nearest
+
+
+class Configuration:
+    """Base of a configuration: a `dataclass(frozen=True, kw_only=True, init=False, repr=False)`.
+
+    A field whose type is a dataclass is a group of options. The options of a group are also keywords of the
+    configuration itself, so `ViTConfig(pool="mean")` equals
+    `ViTConfig(readout=ReadoutOptions(pool="mean"))`. No two options have the same name.
+    """
+
+    option_kind: ClassVar[str] = "option"
+    """Name of an option in error messages."""
+
+    def __init__(self, **options: Any) -> None:
+        """Set fields, and options of groups, by keyword.
+
+        Raises:
+            UserError: an unknown name, with the nearest known one; a value that its field does not accept.
+        """
+        fields = {field.name: field for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        group_of = option_groups(type(self))
+        grouped: dict[str, dict[str, Any]] = {}
+        for name in options.keys() - fields.keys():
+            group = group_of.get(name)
+            if group is None:
+                raise UserError(f"unknown {self.option_kind} {name!r}{nearest(name, group_of)}")
+            grouped.setdefault(group, {})[name] = options[name]
+        for name, field in fields.items():
+            value = options.get(name, dataclasses.MISSING)
+            if value is dataclasses.MISSING:
+                factory = field.default_factory
+                value = field.default if factory is dataclasses.MISSING else factory()
+            if name in grouped:
+                check_value(name, value, field_types(type(self))[name])
+                value = dataclasses.replace(value, **grouped[name])
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Check the fields' types."""
+        check_fields(self)
+
+    def replace(self, **options: Any) -> Self:
+        """A copy with other options.
+
+        Raises:
+            UserError: as the constructor.
+        """
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return type(self)(**{field.name: getattr(self, field.name) for field in fields} | options)
+
+    def option(self, name: str) -> Any:
+        """The value of an option, in whichever group it is."""
+        group = option_groups(type(self))[name]
+        return getattr(self if group is None else getattr(self, group), name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options by name, without groups, as plain values for JSON."""
+        values = {name: self.option(name) for name in option_groups(type(self))}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`.
+
+        Raises:
+            UserError: as the constructor.
+        """
+        return cls(**values)
+
+    def __repr__(self) -> str:
+        default = type(self)()
+        values = {name: self.option(name) for name in option_groups(type(self))}
+        changed = {name: value for name, value in values.items() if value != default.option(name)}
+        options = ", ".join(f"{name}={reprlib.repr(value)}" for name, value in changed.items())
+        return f"{type(self).__name__}({options})"
+
+
+@functools.cache
+def option_groups(kind: Hashable) -> dict[str, str | None]:
+    """The group of each option of a configuration's class, by name; None for its own fields."""
+    own: dict[str, str | None] = {}
+    grouped: dict[str, str | None] = {}
+    for name, field_type in field_types(kind).items():
+        if dataclasses.is_dataclass(field_type):
+            grouped |= dict.fromkeys(field_types(field_type), name)
+        else:
+            own[name] = None
+    return own | grouped
+
+
+@functools.cache
+def field_types(kind: Hashable) -> dict[str, Any]:
+    """The type of each field of a dataclass, by name."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+
+
+def check_fields(options: object) -> None:
+    """Raise `UserError` for a field of a dataclass whose value is not of its type or among its choices."""
+    for name, kind in field_types(type(options)).items():
+        check_value(name, getattr(options, name), kind)
+
+
+def check_value(name: str, value: object, kind: Any) -> None:
+    """Raise `UserError` for a value that is not of a type or among its choices."""
+    if get_origin(kind) is Literal:
+        check_choice(name, value, get_args(kind))
+    elif not has_type(value, kind):
+        raise UserError(f"{name} must be {type_in_words(kind)}, not {value!r}")
+
+
+def has_type(value: object, kind: Any) -> bool:
+    """Whether a value fits a field's type: an integer is a float too, a boolean is neither."""
+    if get_origin(kind) in (Union, UnionType):
+        return any(has_type(value, part) for part in get_args(kind))
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple | list) and all(has_type(part, get_args(kind)[0]) for part in value)
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def type_in_words(kind: Any) -> str:
+    """A field's type, for error messages."""
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(type_in_words(part) for part in get_args(kind))
+    if get_origin(kind) is Literal:
+        return ", ".join(map(repr, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return "a list of names" if get_args(kind)[0] is str else "a list of whole numbers"
+    return {int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}.get(
+        kind, getattr(kind, "__name__", str(kind))
+    )
