@@ -4,10 +4,11 @@
     .venv/bin/python benchmarks/axial.py --docs docs/options.md
 
 Time and peak memory of the attention step alone (random queries, keys and values; one image, one class
-token, 3 heads of 64) on growing grids, without and with its backward pass, beside `ViTConfig.attended_pairs`: for
-a square grid of side s about s^4 pairs in global attention, 2 s^3 in axial, 65 s^2 in windows of 8x8. The
-first command measures, writes benchmarks/results/<date>-axial.md, the raw numbers beside it and
-docs/images/axial.png, and fills in the page; the second only fills in the page from the newest raw numbers.
+token, 3 heads of 64) on growing grids, without and with its backward pass, beside
+`ViTConfig.attended_pairs`: for a square grid of side s about s^4 pairs in global attention, 2 s^3 in axial,
+65 s^2 in windows of 8x8. The first command measures, writes benchmarks/results/<date>-axial.md, the raw
+numbers beside it and docs/images/axial.png, and fills in the page; the second only fills in the page from the
+newest raw numbers.
 One thread; about 4 minutes on a quiet core, and 4 GB.
 """
 
@@ -208,7 +209,7 @@ EXPONENTS_HEADER = (
 )
 EXPONENTS_NOTES = f"""\
 By which power of the grid's side cost grows: the slope of a line through the logarithms, over grids of at
-least {FITTED_FROM:,} patches. "formula": of the number of pairs, `ViTConfig.attended_pairs`, on the same grids.
+least {FITTED_FROM:,} patches. "formula": of `ViTConfig.attended_pairs`, on the same grids.
 "memory of weights": peak memory where PyTorch is kept from its fused kernels, so that all weights are held;
 "as it runs": by the kernels that the model takes on such grids, which hold a small part of the weights at a
 time, so that memory grows with the number of tokens. So does what axial attention copies into rows and

@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.model import count_parameters, law, law_of_models, on_meta
 from vitascope.errors import UserError
-from vitascope.model.configuration import option_groups
 from vitascope.model.resnet_config import ResNetConfig
 
 
@@ -55,8 +54,8 @@ def test_places_and_channels_are_those_of_the_features(config: ResNetConfig) -> 
 def test_json_gives_the_same_configuration_back(config: ResNetConfig) -> None:
     values = json.loads(json.dumps(config.to_dict()))
     assert ResNetConfig.from_dict(values) == config
-    assert set(values) == set(option_groups(ResNetConfig))
-    assert all(config.option(name) == getattr(config, name) for name in option_groups(ResNetConfig))
+    assert set(values) == set(ResNetConfig.groups())
+    assert all(config.option(name) == getattr(config, name) for name in ResNetConfig.groups())
 
 
 def test_replace_changes_what_it_names_and_nothing_else() -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from tests.model import named_on_meta
 from vitascope.errors import UserError
-from vitascope.model.configuration import option_groups
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
@@ -56,7 +55,7 @@ def test_every_named_size_can_be_built(name: str) -> None:
 def test_every_named_size_says_where_it_was_published_and_sets_options_that_exist(name: str) -> None:
     size = NAMED_SIZES[name]
     assert size.source
-    assert set(size.options) <= set(OPTIONS if size.kind is ViTConfig else option_groups(ResNetConfig))
+    assert set(size.options) <= set(OPTIONS if size.kind is ViTConfig else ResNetConfig.groups())
 
 
 @pytest.mark.parametrize("name", VITS)

@@ -11,7 +11,7 @@ from vitascope.errors import UserError
 from vitascope.explain.heatmaps import to_unit
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
-from vitascope.model.modes import evaluation_mode
+from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.trace import Trace
 from vitascope.model.vit import VisionTransformer
 

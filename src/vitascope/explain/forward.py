@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitascope.model.classifier import Classifier
-from vitascope.model.modes import evaluation_mode
+from vitascope.model.evaluation_mode import evaluation_mode
 
 _hook: ContextVar[Callable[[], None] | None] = ContextVar("hook", default=None)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
-from vitascope.model.images import check_images
+from vitascope.model.preprocess import check_images
 from vitascope.model.resnet_shapes import feature_hw
 from vitascope.model.vit import VisionTransformer
 

@@ -11,7 +11,7 @@ from vitascope.explain.forward import call_hook, pooled_and_logits
 from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
 from vitascope.explain.targets import Target, TargetLike, as_target
 from vitascope.model.classifier import Classifier
-from vitascope.model.modes import evaluation_mode
+from vitascope.model.evaluation_mode import evaluation_mode
 
 
 @torch.inference_mode(False)  # whose tensors would take no part in gradients, the predicted classes neither

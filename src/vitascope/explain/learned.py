@@ -13,7 +13,7 @@ from vitascope.explain.attention import attending, check_layer, stream_attention
 from vitascope.explain.pca import principal_components
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
-from vitascope.model.modes import evaluation_mode
+from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
 

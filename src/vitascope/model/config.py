@@ -1,4 +1,4 @@
-"""`ViTConfig`: the options that determine a `VisionTransformer`, and its cost. No torch, for a fast command line.
+"""`ViTConfig`: the options that determine a `VisionTransformer`, and its cost. No torch, for a fast start.
 
 The cost is counted from the shapes, because `torch.utils.flop_counter` needs torch and a built model, and the
 table of models must not wait for either. A test compares the two counts.
@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 from vitascope.errors import UserError
 from vitascope.model import resnet_shapes
-from vitascope.model.configuration import check_fields, option_groups
+from vitascope.model.configuration import check_fields
 from vitascope.model.options import (
     BlockOptions,
     EmbeddingOptions,
@@ -269,13 +269,7 @@ class ViTConfig(ImageOptions):
 
     def _linear_layers(self) -> list[LinearLayer]:
         """Every linear layer and the patch embedding; a ResNet stem is not among them."""
-        D, K, inner, embedding, pool = (
-            self.embed_dim,
-            self.num_classes,
-            self.attention_dim,
-            self.embedding,
-            self.readout.pool,
-        )
+        D, K, inner, embedding = self.embed_dim, self.num_classes, self.attention_dim, self.embedding
         (gh, gw), (ph, pw), channels = self.grid, self.patch_hw, self.in_channels
         if embedding.stem == "resnet":
             step = resnet_shapes.total_stride(embedding.resnet_layers)
@@ -284,8 +278,9 @@ class ViTConfig(ImageOptions):
         layers = [LinearLayer(gh * gw, channels * ph * pw, D, D * embedding.patch_bias)]
         qkv_biases = {"all": 3 * inner, "no_key": 2 * inner, "none": 0}[self.block.qkv_bias]
         for T, left in self.tokens_by_block():
-            layers += [LinearLayer(T, D, 3 * inner, qkv_biases), LinearLayer(T, inner, D, D), *self._mlp(left)]
-        if pool == "map":
+            layers += [LinearLayer(T, D, 3 * inner, qkv_biases), LinearLayer(T, inner, D, D)]
+            layers += self._mlp(left)
+        if self.readout.pool == "map":
             layers += [LinearLayer(1, D, D, D), LinearLayer(gh * gw, D, 2 * D, 2 * D)]
             layers += [LinearLayer(1, D, D, D), *self._mlp(1)]
         pooled, head = D * self.readout.num_pooled, self.readout.head
@@ -313,7 +308,7 @@ class ViTConfig(ImageOptions):
                 return 0
 
 
-OPTIONS = option_groups(ViTConfig)
+OPTIONS = ViTConfig.groups()
 """The group of every option by its name; None for those of `ViTConfig` itself."""
 
 

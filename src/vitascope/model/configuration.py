@@ -1,4 +1,4 @@
-"""`Configuration`: frozen options in groups, given by flat keywords and checked against their types. No torch."""
+"""`Configuration`: frozen options in groups, set by flat keywords and checked against their types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import reprlib
 from collections.abc import Hashable, Mapping
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
 
 from vitascope.errors import UserError, check_choice, nearest
 
@@ -30,8 +30,9 @@ class Configuration:
         Raises:
             UserError: an unknown name, with the nearest known one; a value that its field does not accept.
         """
-        fields = {field.name: field for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-        group_of = option_groups(type(self))
+        kind = cast(Any, type(self))
+        fields: dict[str, Any] = {field.name: field for field in dataclasses.fields(kind)}
+        group_of = self.groups()
         grouped: dict[str, dict[str, Any]] = {}
         for name in options.keys() - fields.keys():
             group = group_of.get(name)
@@ -44,7 +45,7 @@ class Configuration:
                 factory = field.default_factory
                 value = field.default if factory is dataclasses.MISSING else factory()
             if name in grouped:
-                check_value(name, value, field_types(type(self))[name])
+                check_value(name, value, field_types(kind)[name])
                 value = dataclasses.replace(value, **grouped[name])
             object.__setattr__(self, name, value)
         self.__post_init__()
@@ -59,17 +60,23 @@ class Configuration:
         Raises:
             UserError: as the constructor.
         """
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        return type(self)(**{field.name: getattr(self, field.name) for field in fields} | options)
+        return type(self)(
+            **{name: getattr(self, name) for name in field_types(cast(Any, type(self)))} | options
+        )
+
+    @classmethod
+    def groups(cls) -> dict[str, str | None]:
+        """The group of each option by its name; None for the fields of the class itself."""
+        return option_groups(cast(Any, cls))
 
     def option(self, name: str) -> Any:
         """The value of an option, in whichever group it is."""
-        group = option_groups(type(self))[name]
+        group = self.groups()[name]
         return getattr(self if group is None else getattr(self, group), name)
 
     def to_dict(self) -> dict[str, Any]:
         """The options by name, without groups, as plain values for JSON."""
-        values = {name: self.option(name) for name in option_groups(type(self))}
+        values = {name: self.option(name) for name in self.groups()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
@@ -83,7 +90,7 @@ class Configuration:
 
     def __repr__(self) -> str:
         default = type(self)()
-        values = {name: self.option(name) for name in option_groups(type(self))}
+        values = {name: self.option(name) for name in self.groups()}
         changed = {name: value for name, value in values.items() if value != default.option(name)}
         options = ", ".join(f"{name}={reprlib.repr(value)}" for name, value in changed.items())
         return f"{type(self).__name__}({options})"
@@ -91,12 +98,12 @@ class Configuration:
 
 @functools.cache
 def option_groups(kind: Hashable) -> dict[str, str | None]:
-    """The group of each option of a configuration's class, by name; None for its own fields."""
+    """See `Configuration.groups`."""
     own: dict[str, str | None] = {}
     grouped: dict[str, str | None] = {}
     for name, field_type in field_types(kind).items():
         if dataclasses.is_dataclass(field_type):
-            grouped |= dict.fromkeys(field_types(field_type), name)
+            grouped |= dict.fromkeys(field_types(cast(Any, field_type)), name)
         else:
             own[name] = None
     return own | grouped
@@ -106,12 +113,12 @@ def option_groups(kind: Hashable) -> dict[str, str | None]:
 def field_types(kind: Hashable) -> dict[str, Any]:
     """The type of each field of a dataclass, by name."""
     hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return {field.name: hints[field.name] for field in dataclasses.fields(cast(Any, kind))}
 
 
 def check_fields(options: object) -> None:
     """Raise `UserError` for a field of a dataclass whose value is not of its type or among its choices."""
-    for name, kind in field_types(type(options)).items():
+    for name, kind in field_types(cast(Any, type(options))).items():
         check_value(name, getattr(options, name), kind)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,29 +11,27 @@ from vitascope.model.attention import SelfAttention
 from vitascope.model.encoder import MLP, LayerScale, SwiGLU
 from vitascope.model.heads import AttentionPool, PreLogits, output_layers
 from vitascope.model.patches import ConvPatches, HybridPatches
-from vitascope.model.positions import LearnedAxes, LearnedPositions, RelativeBias
-
-if TYPE_CHECKING:
-    from vitascope.model.vit import VisionTransformer
+from vitascope.model.positions import RelativeBias
 
 
 @torch.no_grad()
-def initialize(model: VisionTransformer) -> None:
-    """Start a model as its configuration says: `init`, then what every model has in common.
+def initialize(model: nn.Module, init: str, head: str) -> None:
+    """Initialize the parts of a `VisionTransformer` by a published scheme, `init`.
 
-    Norms start as PyTorch starts them, a ResNet stem as `model/resnet.py` does.
+    Norms keep PyTorch's initialization, a ResNet stem that of `model/resnet.py`. The head "zero" is zeroed.
     """
     if next(model.parameters()).is_meta:
         return  # there is nothing to fill, and trying takes a second
-    {"paper": initialize_paper, "timm": initialize_timm}[model.config.training.init](model)
+    {"paper": initialize_paper, "timm": initialize_timm}[init](model)
     for module in model.modules():
         if isinstance(module, LayerScale):
             nn.init.constant_(module.gamma, module.start)
-    if model.registers is not None:
-        nn.init.normal_(model.registers, std=1e-6)
-    if model.distillation_token is not None:  # unlike the class token, or both would learn the same
-        nn.init.trunc_normal_(model.distillation_token, std=0.02)
-    if model.config.readout.head == "zero":
+    tokens = dict(model.named_parameters(recurse=False))
+    if "registers" in tokens:
+        nn.init.normal_(tokens["registers"], std=1e-6)
+    if "distillation_token" in tokens:  # unlike the class token, or both would learn the same
+        nn.init.trunc_normal_(tokens["distillation_token"], std=0.02)
+    if head == "zero":
         zero_output(model)
 
 
@@ -51,14 +48,14 @@ def zero_(bias: Tensor | None) -> None:
         nn.init.zeros_(bias)
 
 
-def zero_output(model: VisionTransformer) -> None:
-    """A head that answers the same for everything: the first steps then do not shake a trained body."""
-    for layer in output_layers(model.head):
+def zero_output(model: nn.Module) -> None:
+    """Zero the output layers: the first gradients then do not reach a trained body."""
+    for layer in output_layers(model.get_submodule("head")):
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
 
 
-def initialize_paper(model: VisionTransformer) -> None:
+def initialize_paper(model: nn.Module) -> None:
     """As google-research/vision_transformer starts: Xavier in the blocks, LeCun in the stem, a zero head.
 
     The zero head makes the first prediction uniform (paper, section 4.1).
@@ -91,12 +88,13 @@ def initialize_paper(model: VisionTransformer) -> None:
             nn.init.zeros_(module.pre_logits.bias)
     zero_output(model)
     # What adds to scores starts at their own size: from 0.02, a short training never made places matter.
-    std = 1.0 if isinstance(model.positions, RelativeBias) else 0.02
-    for weight in position_parameters(model):
+    positions = model.get_submodule("positions")
+    std = 1.0 if isinstance(positions, RelativeBias) else 0.02
+    for weight in positions.parameters():
         nn.init.normal_(weight, std=std)
 
 
-def initialize_timm(model: VisionTransformer) -> None:
+def initialize_timm(model: nn.Module) -> None:
     """As timm's `vit_*` models start: normals of standard deviation 0.02, cut; PyTorch's default stem."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -104,19 +102,8 @@ def initialize_timm(model: VisionTransformer) -> None:
             zero_(module.bias)
         elif isinstance(module, AttentionPool):
             nn.init.trunc_normal_(module.query, std=module.query.shape[-1] ** -0.5)
-    for weight in position_parameters(model):
+    for weight in model.get_submodule("positions").parameters():
         nn.init.trunc_normal_(weight, std=0.02)
-    if model.class_token is not None:
-        nn.init.normal_(model.class_token, std=1e-6)
-
-
-def position_parameters(model: VisionTransformer) -> list[Tensor]:
-    """What is learned about places."""
-    positions = model.positions
-    if isinstance(positions, LearnedPositions):
-        return [positions.weight]
-    if isinstance(positions, LearnedAxes):
-        return [positions.rows, positions.columns]
-    if isinstance(positions, RelativeBias):
-        return [positions.offsets] if positions.prefix is None else [positions.offsets, positions.prefix]
-    return []
+    tokens = dict(model.named_parameters(recurse=False))
+    if "class_token" in tokens:
+        nn.init.normal_(tokens["class_token"], std=1e-6)

@@ -52,9 +52,8 @@ class ImageOptions(Configuration):
         object.__setattr__(self, "image_size", pair(self.image_size))
         if isinstance(self.class_names, str):
             raise UserError(f"class_names is a list of names, not the text {self.class_names!r}")
-        if isinstance(self.class_names, list):
-            object.__setattr__(self, "class_names", tuple(self.class_names))
         check_value("class_names", self.class_names, tuple[str, ...])
+        object.__setattr__(self, "class_names", tuple(self.class_names))
         if self.class_names and len(self.class_names) != self.num_classes:
             raise UserError(f"{len(self.class_names)} class_names for num_classes {self.num_classes}")
 

@@ -1,10 +1,12 @@
-"""The preprocessing that a model carries, as far as `model` knows it."""
+"""The input of a model: the preprocessing that it carries, and the check of its images."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 from torch import Tensor
+
+from vitascope.errors import UserError
 
 
 class PreprocessLike(Protocol):
@@ -22,3 +24,11 @@ class PreprocessLike(Protocol):
 
     def at_size(self, image_size: tuple[int, int]) -> PreprocessLike:
         """The same preprocessing for another image size."""
+
+
+def check_images(images: Tensor, in_channels: int) -> None:
+    """Raise `UserError` for anything but normalized images (B, C, H, W)."""
+    if not images.is_floating_point():
+        raise UserError(f"images must be normalized floats, not {images.dtype}; see `Preprocess.normalize`")
+    if images.ndim != 4 or images.shape[1] != in_channels:
+        raise UserError(f"images must be (batch, {in_channels}, height, width), not {tuple(images.shape)}")

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from vitascope.errors import check_choice
 from vitascope.model import resnet_shapes as shapes
-from vitascope.model.images import check_images
-from vitascope.model.preprocess import PreprocessLike
+from vitascope.model.preprocess import PreprocessLike, check_images
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.trace import Trace
 

@@ -9,11 +9,10 @@ from vitascope.model.attention import EVERY_TOKEN
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import PatchDropout, transformer_encoder
 from vitascope.model.heads import classification_head, pooling
-from vitascope.model.images import check_images
 from vitascope.model.initialization import initialize
 from vitascope.model.patches import patch_embedding
 from vitascope.model.positions import position_embedding
-from vitascope.model.preprocess import PreprocessLike
+from vitascope.model.preprocess import PreprocessLike, check_images
 from vitascope.model.trace import Trace
 
 
@@ -52,7 +51,7 @@ class VisionTransformer(nn.Module):
         self.pool = pooling(config)
         self.pool_norm = norm(pre_norm and readout.pool_norm == "after")
         self.head = classification_head(config)
-        initialize(self)
+        initialize(self, config.training.init, readout.head)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K) of images (B, C, H, W); with `head="none"`, the same as `embed`."""

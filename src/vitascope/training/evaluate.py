@@ -18,8 +18,8 @@ from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
+from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.hardware import resolve_device, resolve_precision
-from vitascope.model.modes import evaluation_mode
 from vitascope.report.measures import Score, score_of
 from vitascope.run.data import RunData
 from vitascope.run.layout import MODEL

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from vitascope.errors import UserError, nearest
-from vitascope.model.configuration import check_fields
 from vitascope.model.config import OPTIONS
+from vitascope.model.configuration import check_fields
 
 # None stands for a default that depends on the data or the model; the help text describes it.
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]

@@ -28,7 +28,7 @@ from vitascope.model.attention import SelfAttention
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import MLP, SwiGLU
-from vitascope.model.modes import evaluation_mode
+from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.vit import VisionTransformer
 
 State = dict[str, Tensor]

@@ -18,7 +18,7 @@ from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.heatmaps import check_count, grid_of
 from vitascope.explain.targets import ClassScore, Target, TargetLike, as_target
 from vitascope.model.classifier import Classifier
-from vitascope.model.modes import evaluation_mode
+from vitascope.model.evaluation_mode import evaluation_mode
 
 Method = Callable[[Classifier, Tensor, Target], Tensor]
 """A heatmap method: model, images (1, C, H, W), what to explain -> (1, grid_h, grid_w)."""

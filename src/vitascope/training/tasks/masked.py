@@ -23,7 +23,7 @@ from vitascope.data.randomness import uniform
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
-from vitascope.model.modes import evaluation_mode
+from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.masked import draw_masked_patches
