@@ -18,5 +18,5 @@ def decoding_in_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     """Decode in threads, except in the test of decoding itself."""
     with pytest.MonkeyPatch.context() as patch:
         if not request.module.__name__.endswith("test_decoder_pool"):
-            patch.setattr("vitascope.deploy.server.service.Decoders", DecodersInThreads)
+            patch.setattr("vitascope.deploy.server.service.DecoderPool", DecodersInThreads)
         yield

@@ -23,7 +23,8 @@ from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.server import decoder_process
 from vitascope.deploy.server.app import create_app
-from vitascope.deploy.server.server import GracefulServer, listen, server_of
+from vitascope.deploy.server.http_server import HTTPServer, server_of
+from vitascope.deploy.server.server import listen
 from vitascope.deploy.server.settings import Settings
 
 NAMES = ("ant", "bee", "cat", "dog", "<script>alert(1)</script>")
@@ -82,11 +83,11 @@ class DecodersInThreads:
 
     async def stop(self) -> None: ...
 
-    async def order(self, orders: decoder_process.Orders) -> None:
-        self.orders = orders
+    async def configure(self, options: decoder_process.DecodeOptions) -> None:
+        self.options = options
 
     async def decode(self, content: bytes, *, deadline: float) -> Pixels:
-        return await asyncio.to_thread(decoder_process.decode, content, self.orders)
+        return await asyncio.to_thread(decoder_process.decode, content, self.options)
 
 
 def torch_engine(**options: Any) -> TorchEngine:
@@ -175,7 +176,7 @@ async def serving(
 @asynccontextmanager
 async def listening(
     engine: Engine, token: str | None = None, **settings: Any
-) -> AsyncIterator[tuple[GracefulServer, tuple[str, int]]]:
+) -> AsyncIterator[tuple[HTTPServer, tuple[str, int]]]:
     """A server in this process behind a real port, and its address; once it is ready."""
     given = Settings(**{"access_log": False, "port": 0, **settings})
     app = create_app(engine, given, token)

@@ -25,7 +25,7 @@ from tests.deploy.server.served import (
 from tests.model import small_resnet
 from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.predict.predictor import Predictor
-from vitascope.explain.methods import METHODS
+from vitascope.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.explain.rollout import rollout
 
 
@@ -137,7 +137,8 @@ def test_explanation_is_the_library_s_as_numbers_and_as_a_picture(engine: TorchE
             assert got["target"] is None
             cats = (await client.post("/v1/explain?target=cat", content=picture())).json()
             assert cats["target"] == {"label": "cat", "index": 2}
-            expected = METHODS["grad-cam"](engine.model, images, 2)[0]
+            expected = METHODS[DEFAULT_METHOD](engine.model, images, 2)[0]
+            assert cats["method"] == DEFAULT_METHOD
             np.testing.assert_allclose(cats["heatmap"], expected, atol=1e-6)
             predicted = (await client.post("/v1/explain", content=picture())).json()["target"]["index"]
             assert predicted == int(engine.probabilities(torch.from_numpy(pixels)[None]).argmax())
@@ -207,7 +208,7 @@ def test_exported_file_answers_predictions_only_and_says_so(path: str) -> None:
     async def story() -> None:
         async with serving(HeldEngine()) as client:
             said = refusal(await client.post(path, content=grey(1)), 501)
-            assert "this needs the model itself; what is served is a held engine" in said
+            assert "this needs the torch model; the served model is a held engine" in said
 
     play(story())
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from vitascope.deploy.server.batcher import Batcher, Expired, LongWork, Outcome, Overloaded, Work
+from vitascope.deploy.server.batcher import Batcher, LongWork, Outcome, Work
+from vitascope.deploy.server.rejections import Expired, Overloaded
 
 FAR = float("inf")
 
@@ -196,8 +197,8 @@ def test_expired_in_the_queue_is_never_computed() -> None:
         (alive,) = await scene.queued(1)
         with pytest.raises(Expired, match="waiting in the queue") as expired:
             await scene.ask(2, deadline=await soon(20))
-        assert not expired.value.computing
-        assert scene.batcher.waiting == 1
+        assert expired.value.stage == "queued"
+        assert scene.batcher.pending == 2
         scene.model.go.set()
         await alive
 
@@ -226,7 +227,7 @@ def test_expired_while_computing_says_so_and_the_others_of_its_batch_are_answere
         await asyncio.to_thread(scene.model.begun.wait, 30)
         with pytest.raises(Expired, match="while computing") as expired:
             await hasty
-        assert expired.value.computing
+        assert expired.value.stage == "computing"
         scene.model.go.set()
         assert (await patient).value == 4
 
@@ -238,7 +239,7 @@ def test_cancelled_in_the_queue_is_never_computed_and_leaves_its_place() -> None
         tasks = await scene.queued(1, 2)
         tasks[0].cancel()
         await turns()
-        assert scene.batcher.waiting == 1
+        assert scene.batcher.pending == 2
         tasks += await scene.queued(3)  # into the place that was left
         scene.model.go.set()
         await asyncio.gather(*tasks[1:])
@@ -274,19 +275,18 @@ def test_time_out_of_the_work_itself_is_not_taken_for_a_deadline() -> None:
 def test_observer_is_told_of_every_batch() -> None:
     told = []
 
-    class Notes:
-        def batch(self, work: str, items: int, queue_seconds: list[float], model_seconds: float) -> None:
-            told.append((work, items, len(queue_seconds), model_seconds >= 0))
+    def observe(work: str, queue_seconds: Sequence[float], model_seconds: float) -> None:
+        told.append((work, len(queue_seconds), model_seconds >= 0))
 
     async def story() -> None:
-        batcher = Batcher(capacity=8, observer=Notes())
+        batcher = Batcher(capacity=8, observe=observe)
         batcher.start()
         work = Work("same", lambda items: items, 8)
         await asyncio.gather(*(batcher.submit(work, item, deadline=FAR) for item in range(3)))
         await batcher.stop()
 
     asyncio.run(story())
-    assert told == [("same", 3, 3, True)]
+    assert told == [("same", 3, True)]
 
 
 def test_stop_cancels_what_waits_and_leaves_the_thread_alone() -> None:
@@ -296,7 +296,7 @@ def test_stop_cancels_what_waits_and_leaves_the_thread_alone() -> None:
         with suppress(asyncio.CancelledError):
             await waiting
         assert waiting.cancelled()
-        assert scene.batcher.computing == 1
+        assert scene.batcher.is_computing
 
     play(story)
 

@@ -1,4 +1,4 @@
-"""Predictions that are refused by the protocol itself, and what is not."""
+"""Predictions that the protocol itself rejects, and requests that it does not."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,8 +12,8 @@ from uvicorn.server import ServerState
 
 from tests.deploy.server.served import Client, HeldEngine, grey, play, refusal, serving, until
 from vitascope.deploy.server import service
-from vitascope.deploy.server.connections import SheddingProtocol
-from vitascope.deploy.server.middleware import SECURITY
+from vitascope.deploy.server.connections import Connection
+from vitascope.deploy.server.rejections import SECURITY
 
 
 @asynccontextmanager
@@ -22,9 +22,11 @@ async def over_http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     config = uvicorn.Config(app, log_config=None, access_log=False, ws="none")
     config.load()
     state = ServerState()
-    server = await asyncio.get_running_loop().create_server(
-        lambda: SheddingProtocol(config, state, {}), "127.0.0.1", 0
-    )
+
+    def connection() -> Connection:
+        return Connection(app.state.service, set(), config=config, server_state=state, app_state={})
+
+    server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     limits = httpx.Limits(max_connections=1)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=30) as client:
@@ -100,7 +102,8 @@ def test_first_prediction_without_room_is_refused_below_the_routes_and_the_first
             assert "saturated" in refusal(await inside.get("/readyz"), 503)
             engine.go.set()
             assert (await accepted).status_code == 200
-            await until(lambda: state.in_flight == 0 and state._now() >= state._shed_until)
+            now = asyncio.get_running_loop().time
+            await until(lambda: state.in_flight == 0 and now() >= state._shed_until)
             assert (await client.post("/v1/predict", content=grey(2))).status_code == 200
 
     play(story())

@@ -28,8 +28,9 @@ from tests.deploy.server.served import (
 )
 from vitascope.data.decoding import ImageSource
 from vitascope.data.preprocess import Pixels
-from vitascope.deploy.server.decoder_pool import UNKNOWN, Decoders, Displaced, Late, announced_pixels
-from vitascope.deploy.server.decoder_process import Orders, Refused, decode
+from vitascope.deploy.server.decoder_pool import UNKNOWN, DecoderPool, announced_pixels
+from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions, decode
+from vitascope.deploy.server.rejections import Expired, Rejection
 
 ENDLESS = encoded(np.zeros((readers.ENDLESS, 4), dtype=np.uint8))
 LARGER = encoded(np.zeros((2 * readers.ENDLESS, 40), dtype=np.uint8))
@@ -45,15 +46,17 @@ class Slow(HeldEngine):
         return readers.endless_if_large  # type: ignore[return-value]
 
 
-def orders(reader: Callable[[bytes], Pixels] = readers.endless_if_large, memory_mb: float = 512) -> Orders:
-    return Orders(reader=reader, max_megapixels=50, max_memory_mb=memory_mb, max_seconds=60)
+def options(
+    reader: Callable[[bytes], Pixels] = readers.endless_if_large, memory_mb: float = 512
+) -> DecodeOptions:
+    return DecodeOptions(reader=reader, max_megapixels=50, max_memory_mb=memory_mb, max_seconds=60)
 
 
 @asynccontextmanager
-async def decoders(given: Orders | None = None, count: int = 1) -> AsyncIterator[Decoders]:
-    found = Decoders(count)
+async def decoders(given: DecodeOptions | None = None, count: int = 1) -> AsyncIterator[DecoderPool]:
+    found = DecoderPool(count)
     found.start()
-    await found.order(given or orders())
+    await found.configure(given or options())
     try:
         yield found
     finally:
@@ -64,12 +67,11 @@ def soon(seconds: float = 30.0) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
-def pids(found: Decoders) -> set[int | None]:
-    return {one._transport.get_pid() for one in found._processes if one._transport is not None}
+def pids(found: DecoderPool) -> set[int]:
+    return {process.pid for process in found.processes}
 
 
-def is_alive(pid: int | None) -> bool:
-    assert pid is not None
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -85,7 +87,7 @@ def test_pixels_are_the_reader_s_of_the_model_s_size_and_of_a_whole_picture() ->
 
     async def story() -> None:
         for reader in (readers.FIT.pixels, readers.FIT.whole_pixels):
-            async with decoders(orders(reader)) as found:
+            async with decoders(options(reader)) as found:
                 pixels = await found.decode(picture, deadline=soon())
                 np.testing.assert_array_equal(pixels, reader(picture))
                 assert pixels.flags.writeable
@@ -114,12 +116,15 @@ def run_lengths() -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (spliced(2000), "a JPEG of more than 100 scans"),
+        (spliced(2000), "a JPEG may have 100 scans"),
         (b"\xff\xd8" + b"\xff\xfe\x00\x02" * 2000 + encoded(noise(8, 8), "JPEG")[2:], "1000 segments"),
-        (png((8, 8), 8, 0, bytes(72), before=[(b"tEXt", b"a\0b")] * 3000), "chunks is not read"),
-        (b"P3\n2 2\n255\n" + b"1 " * 12, "not a picture"),
-        (encoded(noise(8, 8), "JPEG2000") if features.check("jpg_2000") else b"", "not a picture"),
-        (run_lengths(), "run lengths"),
+        (png((8, 8), 8, 0, bytes(72), before=[(b"tEXt", b"a\0b")] * 3000), "chunks at most"),
+        (b"P3\n2 2\n255\n" + b"1 " * 12, "not a picture of"),
+        (
+            encoded(noise(8, 8), "JPEG2000") if features.check("jpg_2000") else b"",
+            "not a picture of",
+        ),
+        (run_lengths(), "run-length"),
     ],
 )
 def test_pictures_in_too_many_parts_and_formats_that_nobody_sends_are_refused(
@@ -128,8 +133,8 @@ def test_pictures_in_too_many_parts_and_formats_that_nobody_sends_are_refused(
     def never(content: bytes) -> Pixels:
         raise AssertionError("it was decoded")
 
-    with pytest.raises(Refused, match=said) as refused:
-        decode(content, orders(never))
+    with pytest.raises(DecodeError, match=said) as refused:
+        decode(content, options(never))
     assert refused.value.status == 422
 
 
@@ -145,7 +150,7 @@ def test_pictures_in_too_many_parts_and_formats_that_nobody_sends_are_refused(
     ],
 )
 def test_pictures_as_encoders_write_them_are_decoded(content: bytes) -> None:
-    assert decode(content, orders(readers.FIT.pixels)).shape == (1, 4, 4)
+    assert decode(content, options(readers.FIT.pixels)).shape == (1, 4, 4)
 
 
 def test_size_in_the_header_is_known_without_decoding() -> None:
@@ -180,9 +185,9 @@ def test_picture_that_takes_too_much_memory_is_refused_and_the_process_goes_on()
     assert len(content) < 100_000
 
     async def story() -> None:
-        async with decoders(orders(readers.FIT.pixels, memory_mb=32)) as found:
+        async with decoders(options(readers.FIT.pixels, memory_mb=32)) as found:
             before = pids(found)
-            with pytest.raises(Refused, match="more than 32 MB of memory") as refused:
+            with pytest.raises(DecodeError, match="more than 32 MB of memory") as refused:
                 await found.decode(content, deadline=soon())
             assert refused.value.status == 413
             assert (await found.decode(grey(7), deadline=soon())).max() == 7
@@ -192,8 +197,8 @@ def test_picture_that_takes_too_much_memory_is_refused_and_the_process_goes_on()
 
 
 def test_too_many_pixels_are_refused_by_the_header() -> None:
-    with pytest.raises(Refused, match="over the limit of 50") as refused:
-        decode(bomb(7_100), orders())
+    with pytest.raises(DecodeError, match="over the limit of 50") as refused:
+        decode(bomb(7_100), options())
     assert refused.value.status == 413
 
 
@@ -204,7 +209,7 @@ def test_late_picture_is_killed_and_the_next_decoded_by_another_process() -> Non
     async def story() -> None:
         async with decoders() as found:
             (before,) = pids(found)
-            with pytest.raises(Late):
+            with pytest.raises(Expired):
                 await found.decode(ENDLESS, deadline=soon(0.05))
             await until(lambda: not is_alive(before))
             assert (await found.decode(grey(7), deadline=soon())).max() == 7
@@ -222,7 +227,7 @@ def test_picture_whose_client_has_gone_is_killed() -> None:
             waiting.cancel()
             decoding.cancel()
             await until(lambda: not is_alive(before))
-            assert found._waiting == []
+            assert found.waiting == []
             assert (await found.decode(grey(7), deadline=soon())).max() == 7
 
     play(story())
@@ -232,9 +237,9 @@ def test_large_picture_gives_up_its_process_to_a_small_one() -> None:
     async def story() -> None:
         async with decoders() as found:
             slow = asyncio.ensure_future(found.decode(ENDLESS, deadline=soon()))
-            await asyncio.sleep(0)
+            await until(lambda: len(found.running) == 1)
             assert (await found.decode(grey(7), deadline=soon())).max() == 7
-            with pytest.raises(Displaced):
+            with pytest.raises(Rejection, match="smaller pictures wait"):
                 await slow
 
     play(story())
@@ -254,7 +259,7 @@ def test_small_pictures_come_first() -> None:
             await asyncio.gather(*map(one, sides))
 
     play(story())
-    assert done == [60, 20, 30, 70]
+    assert done == [20, 30, 60, 70]
 
 
 def test_picture_that_crashes_its_process_fails_alone() -> None:
@@ -266,8 +271,8 @@ def test_picture_that_crashes_its_process_fails_alone() -> None:
                 *(found.decode(content, deadline=soon()) for content in (crashing, grey(7))),
                 return_exceptions=True,
             )
-            assert isinstance(bad, Refused)
-            assert "the decoder ended with" in str(bad)
+            assert isinstance(bad, DecodeError)
+            assert "the decoder process ended with" in str(bad)
             assert isinstance(good, np.ndarray)
 
     play(story())
@@ -275,7 +280,7 @@ def test_picture_that_crashes_its_process_fails_alone() -> None:
 
 def test_fault_of_ours_keeps_its_traceback() -> None:
     async def story() -> None:
-        async with decoders(orders(readers.broken)) as found:
+        async with decoders(options(readers.broken)) as found:
             with pytest.raises(RuntimeError, match="ArithmeticError: a fault of ours"):
                 await found.decode(grey(7), deadline=soon())
 
@@ -286,7 +291,7 @@ def test_stop_ends_processes_in_the_middle_of_their_work() -> None:
     async def story() -> None:
         async with decoders(count=2) as found:
             tasks = [asyncio.ensure_future(found.decode(ENDLESS, deadline=soon())) for _ in range(3)]
-            await until(lambda: len(found._waiting) == 1)
+            await until(lambda: len(found.waiting) == 1)
             started = pids(found)
         assert not any(map(is_alive, started))
         for task in tasks:
@@ -329,14 +334,14 @@ def test_client_that_goes_while_its_picture_is_decoded_ends_that() -> None:
     async def story() -> None:
         for path in ("/v1/predict", "/v1/attention"):
             async with serving(Slow()) as client:
-                found = client.app.state.service._decoders
+                found = client.app.state.service.decoders
                 leaver = Sender(client.app)
                 leaver.scope |= {"path": path, "raw_path": path.encode()}
                 leaving = asyncio.ensure_future(leaver.send(chunks_of(ENDLESS, 1)))
-                await until(lambda found=found: any(one.picture for one in found._processes))
-                busy = next(one for one in found._processes if one.picture)
+                await until(lambda found=found: len(found.running) == 1)
+                before = pids(found)
                 leaver.gone.set()
                 assert await leaving == 499
-                await asyncio.wait_for(busy.ended, 30)
+                await until(lambda before=before: not all(map(is_alive, before)))
 
     play(story())

@@ -19,7 +19,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
-from vitascope.deploy.server.explorer import KINDS, web_files
+from vitascope.deploy.server.explorer import MEDIA_TYPES, web_files
 from vitascope.deploy.server.samples import samples_for
 from vitascope.deploy.server.settings import Settings
 
@@ -80,7 +80,7 @@ def test_the_page_names_only_files_that_are_served(client: TestClient) -> None:
 @pytest.mark.parametrize("name", sorted(web_files()))
 def test_every_file_has_its_type_and_is_kept_until_it_changes(client: TestClient, name: str) -> None:
     first = client.get(f"/web/{name}")
-    assert first.headers["Content-Type"] == KINDS[name[name.rfind(".") :]]
+    assert first.headers["Content-Type"] == MEDIA_TYPES[name[name.rfind(".") :]]
     again = client.get(f"/web/{name}", headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status_code, again.content) == (304, b"")
     other = client.get(f"/web/{name}", headers={"If-None-Match": '"an older one"'})

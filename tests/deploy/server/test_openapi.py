@@ -83,8 +83,8 @@ def test_real_answers_are_as_the_document_says(engine: TorchEngine) -> None:
     async def story() -> None:
         async with serving(engine) as client:
             for shape, method, path, options in (
-                (schemas.Live, "GET", "/livez", {}),
-                (schemas.Ready, "GET", "/readyz", {}),
+                (schemas.Health, "GET", "/livez", {}),
+                (schemas.Health, "GET", "/readyz", {}),
                 (schemas.ModelDescription, "GET", "/v1/model", {}),
                 (list[schemas.Sample], "GET", "/v1/samples", {}),
                 (schemas.Predictions, "POST", "/v1/predict", {"content": picture()}),

@@ -19,8 +19,9 @@ import pytest
 
 from tests.deploy.server.served import NAMES, HeldEngine, grey, listening, picture, play, until
 from tests.model import small_model
-from vitascope.deploy.server import server as serving
-from vitascope.deploy.server.server import announce, connection_limit, listen, read_token
+from vitascope.deploy.server import http_server
+from vitascope.deploy.server.http_server import connection_limit
+from vitascope.deploy.server.server import announce, listen, read_token
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 from vitascope.weights.store import save_pretrained
@@ -236,7 +237,7 @@ def test_connection_that_brings_no_whole_request_is_ended(sent: bytes, answered:
             connected(address, sent) as reader,
         ):
             assert (await asyncio.wait_for(reader.read(), 20)).startswith(answered)
-            await until(lambda: not server._held)
+            await until(lambda: not server.held)
 
     play(story())
 
@@ -249,8 +250,8 @@ def test_answer_that_is_not_read_does_not_hold_its_connection() -> None:
         async with listening(engine, keep_alive_s=0.1) as (server, address):
             asked = ASK.replace(b"/livez", b"/v1/model")
             async with connected(address, asked):
-                await until(lambda: len(server._held) == 1)
-                await until(lambda: not server._held)
+                await until(lambda: len(server.held) == 1)
+                await until(lambda: not server.held)
 
     play(story())
 
@@ -264,7 +265,7 @@ def test_half_open_connections_beyond_the_limit_make_room_for_others(caplog) -> 
             for _ in range(3):
                 async with connected(address, ASK) as reader:
                     assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
-            await until(lambda: len(server._held) <= 8)
+            await until(lambda: len(server.held) <= 8)
         said = [record.getMessage() for record in caplog.records if record.name == "vitascope.server"]
         assert said == ["8 connections are open, which is the limit (--max-connections)"]
 
@@ -294,7 +295,7 @@ def test_connection_beyond_the_limit_is_turned_away_while_all_others_are_at_work
 
 
 def test_lack_of_descriptors_is_logged_rarely_and_passes(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "ACCEPT_PAUSE", 0.0)
+    monkeypatch.setattr(http_server, "ACCEPT_PAUSE", 0.0)
     failures = 0
 
     async def story() -> None:
@@ -321,10 +322,10 @@ def test_lack_of_descriptors_is_logged_rarely_and_passes(caplog, monkeypatch: py
 
 
 def test_connections_are_fewer_than_files_may_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    for files, connections in ((1024, 896), (64, 32), (10**6, serving.MOST_CONNECTIONS)):
-        monkeypatch.setattr(serving, "open_files_limit", lambda files=files: files)
+    for files, connections in ((1024, 896), (64, 32), (10**6, http_server.MOST_CONNECTIONS)):
+        monkeypatch.setattr(http_server, "open_files_limit", lambda files=files: files)
         assert connection_limit(Settings()) == connections
-    monkeypatch.setattr(serving, "open_files_limit", lambda: 1024)
+    monkeypatch.setattr(http_server, "open_files_limit", lambda: 1024)
     assert connection_limit(Settings(max_connections=800)) == 800
     with pytest.raises(UserError, match="this process may open 1024 files, which"):
         connection_limit(Settings(max_connections=900))

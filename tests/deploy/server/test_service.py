@@ -33,7 +33,7 @@ def test_load_over_capacity_is_refused_with_when_to_come_again_and_passes() -> N
             await until(lambda: client.app.state.service.in_flight == 4)
             refused = await asyncio.gather(*(client.predict(grey(9)) for _ in range(8)))
             for answer in refused:
-                assert "4 requests are in work" in refusal(answer, 429)
+                assert "4 requests are in progress" in refusal(answer, 429)
                 assert int(answer.headers["retry-after"]) >= 1
             assert "saturated" in refusal(await client.get("/readyz"), 503)
             assert (await client.get("/livez")).status_code == 200
@@ -91,7 +91,7 @@ def test_client_may_only_shorten_the_deadline() -> None:
 
 
 def test_what_a_request_waited_before_it_was_seen_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitascope.deploy.server.service.LOOK", 0.2)
+    monkeypatch.setattr("vitascope.deploy.server.service.LAG_INTERVAL", 0.2)
 
     async def story() -> None:
         async with serving(HeldEngine(), deadline_ms=500) as client:
@@ -114,10 +114,10 @@ def test_client_that_goes_while_it_waits_is_never_computed() -> None:
             first = await client.holding(engine)
             leaver = Sender(client.app)
             leaving = asyncio.ensure_future(leaver.send(chunks_of(grey(2), 1)))
-            await until(lambda: service._batcher.waiting == 1)
+            await until(lambda: service.batcher.pending == 2)
             leaver.gone.set()
             await leaving
-            assert service._batcher.waiting == 0
+            assert service.batcher.pending == 1
             engine.go.set()
             await first
             assert await client.counted("vitascope_abandoned_total") == 1
@@ -134,11 +134,11 @@ def test_poison_picture_fails_its_own_request_only() -> None:
             first = await client.holding(engine)
             contents = (grey(2), grey(2)[:40], grey(POISON), grey(3))
             tasks = [client.predict(content) for content in contents]
-            await until(lambda: client.app.state.service._batcher.waiting == 3)
+            await until(lambda: client.app.state.service.batcher.pending == 4)
             engine.go.set()
             good, broken, poison, other = await asyncio.gather(*tasks)
             assert "the body: " in refusal(broken, 422)
-            assert "a fault of the server's" in refusal(poison, 500)
+            assert "an error of the server" in refusal(poison, 500)
             assert good.status_code == other.status_code == (await first).status_code == 200
             assert (await client.predict(grey(4))).status_code == 200
 
@@ -254,7 +254,7 @@ def test_prediction_goes_between_the_passes_of_an_explanation(
             explaining = asyncio.ensure_future(client.post(path, content=picture()))
             await asyncio.to_thread(passes.third.wait, 30)
             predicting = client.predict(picture())
-            await until(lambda: client.app.state.service._batcher.waiting == 1)
+            await until(lambda: client.app.state.service.batcher.pending == 2)
             passes.go.set()
             assert (await predicting).status_code == (await explaining).status_code == 200
             assert passes.seen[3] == "prediction"

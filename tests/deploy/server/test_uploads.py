@@ -23,7 +23,7 @@ from tests.deploy.server.served import (
     until,
 )
 from vitascope.deploy.predict.engine import TorchEngine
-from vitascope.deploy.server.uploads import Arriving
+from vitascope.deploy.server.uploads import ArrivingBodies
 
 RAW = {"content-type": "application/octet-stream"}
 
@@ -57,11 +57,11 @@ def test_bomb_is_refused_by_its_header() -> None:
             415,
             "not fetched",
         ),
-        (b"x", {"content-type": "text/html"}, 415, "Content-Type text/html holds no picture"),
+        (b"x", {"content-type": "text/html"}, 415, "Content-Type text/html is not a picture's"),
         (b"a=b", {"content-type": "application/x-www-form-urlencoded"}, 415, "send a picture's bytes"),
-        (b"not a picture", {}, 415, "a body without a Content-Type that is no picture; send a picture's"),
+        (b"not a picture", {}, 415, "a body without a Content-Type that is not a picture; send a picture's"),
         (b"", {}, 422, "the body is empty"),
-        (b"not a picture", RAW, 422, "the body: not a picture of a format that is read here: JPEG, "),
+        (b"not a picture", RAW, 422, "the body: not a picture of an accepted format: JPEG, "),
         (grey(1)[:40], {}, 422, "the body: "),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", RAW, 422, "not a picture"),
         (b"x", {"content-type": "multipart/form-data"}, 422, "a broken form"),
@@ -70,7 +70,7 @@ def test_bomb_is_refused_by_its_header() -> None:
         (grey(1), {"x-deadline-ms": "0"}, 422, "X-Deadline-Ms is a whole number"),
         (grey(1), {"x-deadline-ms": "9" * 400}, 422, "of at most 18 digits"),
         (grey(1), {"x-deadline-ms": "9" * 5000}, 422, "of at most 18 digits"),
-        (grey(1), {"content-length": "9" * 5000}, 413, "Content-Length is no number"),
+        (grey(1), {"content-length": "9" * 5000}, 413, "Content-Length is not a readable number"),
     ],
 )
 def test_what_is_no_picture_is_refused_and_told_why(
@@ -216,7 +216,7 @@ def test_slow_and_stalled_uploads_are_given_up(limit: dict[str, float]) -> None:
             assert await slow.send(chunks_of(b"x", 3), end=False) == 408
             assert slow.headers[b"connection"] == b"close"
             assert client.app.state.service.in_flight == 0
-            assert client.app.state.service.arriving == Arriving()
+            assert client.app.state.service.arriving == ArrivingBodies()
 
     play(story())
 
@@ -265,6 +265,6 @@ def test_bodies_that_are_read_at_a_time_are_bounded_by_their_bytes() -> None:
             for one in stalled:
                 one.gone.set()
             await asyncio.gather(*sending)
-            assert service.arriving == Arriving()
+            assert service.arriving == ArrivingBodies()
 
     play(story())

@@ -1,1 +1,17 @@
-"""`vitascope serve`: a model over HTTP, and the page that looks into it."""
+"""The server: a model behind HTTP, with the attention explorer. Needs the extra `server`."""
+
+from importlib.util import find_spec
+
+from vitascope.errors import UserError
+
+REQUIRED = ("fastapi", "uvicorn", "httptools", "python_multipart", "prometheus_client")
+
+
+def check_installed() -> None:
+    """Check that the libraries of the extra `server` are installed.
+
+    Raises:
+        UserError: one is missing.
+    """
+    if missing := [name for name in REQUIRED if find_spec(name) is None]:
+        raise UserError(f"the server needs {', '.join(missing)}: pip install 'vitascope[server]'")

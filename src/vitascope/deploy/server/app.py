@@ -1,7 +1,7 @@
-"""The server's routes: pictures in, JSON out. `serving` runs them.
+"""The ASGI application: its routes, pictures in, JSON out. `server` runs it.
 
-Handlers answer with finished bytes: of small pictures there are a thousand a second, and what is between the
-model and the socket takes as long as the model.
+Routes return finished bytes: small models take a thousand pictures per second, and then the way between model
+and socket takes as long as the model.
 """
 
 from __future__ import annotations
@@ -13,30 +13,36 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter, FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import PlainTextResponse
-from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
+from vitascope.deploy.server import check_installed
+
+try:
+    from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import PlainTextResponse
+    from starlette.exceptions import HTTPException
+except ModuleNotFoundError:
+    check_installed()
+    raise
 
 from vitascope._version import __version__
 from vitascope.deploy.server import explorer, schemas
 from vitascope.deploy.server.api_page import STYLE, api_page
 from vitascope.deploy.server.batcher import Outcome
-from vitascope.deploy.server.middleware import REQUEST_ID_KEY, SECURITY, Gate, problem, refused
-from vitascope.deploy.server.openapi import describe_api
+from vitascope.deploy.server.middleware import REQUEST_ID_KEY, RequestMiddleware
+from vitascope.deploy.server.openapi import BINARY, METHOD, MODEL_ERRORS, PICTURES, describe_api, responses
+from vitascope.deploy.server.rejections import SECURITY, Rejection, error_response, response_to
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import Settings
-from vitascope.deploy.server.uploads import LOOKING_INSIDE, NEEDS_HEAD, NOT_LOADED, PICTURES, Refusal, Upload
-from vitascope.errors import UserError
+from vitascope.deploy.server.uploads import Upload
+from vitascope.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from vitascope.deploy.predict.engine import Engine
 
-PNG = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
-OF_A_FILE = (413, 422)
-"""Refusals of one picture; of a form, the other files are answered all the same."""
-TopK = Annotated[int, Query(ge=1, description="classes a picture, most probable first")]
+FILE_ERRORS = (413, 422)
+"""Rejections of one picture; the other files of its form still get results."""
+MAX_PARAMETERS = 100
+TopK = Annotated[int, Query(ge=1, description="classes per picture, most probable first")]
 
 
 def create_app(
@@ -49,11 +55,11 @@ def create_app(
     """The server as an ASGI application; its `state.service` is the `Service`.
 
     Args:
-        engine: what answers, or what opens it, which is called in the background: the server lives meanwhile,
-            and is ready when it has returned.
+        engine: the engine, or a function that opens it in the background: the server is alive meanwhile, and
+            ready when it has returned.
         settings: the limits.
-        token: what clients have to send as a bearer token; None asks for none.
-        wait_for_model: whether to start only when the model is there, as a further worker at one port does.
+        token: the bearer token that clients must send, if any.
+        wait_for_model: start only when the model is loaded.
     """
     service = Service(engine if callable(engine) else lambda: engine, settings)
 
@@ -69,42 +75,56 @@ def create_app(
         title="vitascope",
         version=__version__,
         lifespan=lifespan,
-        docs_url=None,  # its page loads scripts from elsewhere
+        docs_url=None,  # FastAPI's page loads scripts from elsewhere
         openapi_url=None,  # `documentation` has it
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name the Host header, and leave out a proxy's prefix
     )
     app.state.service = service
-    paths: set[str] = set()
-    parameters: dict[tuple[str, str], frozenset[str]] = {}
     pages = documentation(app, settings, secured=token is not None)
-    for router in (health(service), models(service), explorer.router(service), pages):
-        app.include_router(router)
-        for route in router.routes:
-            if isinstance(route, APIRoute):
-                paths.add(route.path)
-                if route.path.startswith("/v1/"):
-                    names = frozenset(field.alias for field in route.dependant.query_params)
-                    parameters |= {(method, route.path): names for method in route.methods or ()}
-    app.add_middleware(Gate, service=service, token=token, routes=paths, parameters=parameters)
-    _answer_errors(app)
+    routers = (health(service), predictions(service), explorer.router(service), pages)
+    for router in routers:
+        app.include_router(router, dependencies=[Depends(check_parameters)])
+    routes = {str(getattr(route, "path", "")) for router in routers for route in router.routes}
+    app.add_middleware(RequestMiddleware, service=service, token=token, routes=routes)
+    _handle_errors(app, service)
     return app
 
 
+async def check_parameters(request: Request) -> None:
+    """Reject query parameters that a route of the model does not know.
+
+    Raises:
+        Rejection: 422, with the nearest known name.
+    """
+    if not request.url.path.startswith("/v1/") or not request.url.query:
+        return
+    known = {field.alias for field in request.scope["route"].dependant.query_params}
+    given = request.query_params.multi_items()
+    if len(given) > MAX_PARAMETERS:
+        raise Rejection(422, f"more than {MAX_PARAMETERS} query parameters")
+    for name, _ in given:
+        if name not in known:
+            short, accepted = name[:80], ", ".join(sorted(known)) or "none"
+            guess = nearest(short, known)
+            raise Rejection(422, f"unknown query parameter {short!r}{guess}; this path takes {accepted}")
+
+
 def health(service: Service) -> APIRouter:
-    """Whether the server lives, is ready, and how it does."""
+    """The routes of probes and of Prometheus."""
     routes = APIRouter(tags=["health"])
 
-    @routes.get("/livez", responses={200: {"model": schemas.Live}})
+    @routes.get("/livez", responses=responses({"model": schemas.Health}))
     async def live() -> Response:
         """200 as long as the process answers, whatever the model does."""
         return _json({"status": "live"})
 
-    @routes.get("/readyz", responses={200: {"model": schemas.Ready}, 503: {"description": "Not ready."}})
+    @routes.get("/readyz", responses=responses({"model": schemas.Health}, 503))
     async def ready() -> Response:
         """200 if requests should be sent here now."""
-        reason = service.why_not_ready()
-        return problem(503, reason, {"Retry-After": "1"}) if reason else _json({"status": "ready"})
+        if reason := service.why_not_ready():
+            raise HTTPException(503, reason, {"Retry-After": "1"})
+        return _json({"status": "ready"})
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -115,7 +135,7 @@ def health(service: Service) -> APIRouter:
 
 
 def documentation(app: FastAPI, settings: Settings, *, secured: bool) -> APIRouter:
-    """The API as an OpenAPI document and as a page; neither tells anything of the model that is served."""
+    """The API as an OpenAPI document and as a page; neither describes the served model."""
     routes = APIRouter(include_in_schema=False)
 
     @functools.cache
@@ -139,123 +159,125 @@ def documentation(app: FastAPI, settings: Settings, *, secured: bool) -> APIRout
     return routes
 
 
-def models(service: Service) -> APIRouter:
-    """What the model says of pictures."""
+def predictions(service: Service) -> APIRouter:
+    """The routes of the model."""
     routes = APIRouter(tags=["model"])
 
-    @routes.get("/v1/model", responses={200: {"model": schemas.ModelDescription}, **NOT_LOADED})
+    @routes.get("/v1/model", responses=responses({"model": schemas.ModelDescription}, 503))
     async def model() -> Response:
-        """The model: its classes, its preprocessing, what it computes with; and the server's limits."""
-        return _json(described(service))
-
-    @routes.post(
-        "/v1/predict",
-        openapi_extra=PICTURES,
-        responses={200: {"model": schemas.Predictions | schemas.FormPredictions}, **NEEDS_HEAD},
-    )
-    async def predict(request: Request, top_k: TopK = 5) -> Response:
-        """The most probable classes of a picture; of a form, those of each of its files."""
-
-        def told(outcome: Outcome) -> dict[str, Any]:
-            scores, indices = outcome.value.topk(min(top_k, len(outcome.value)))
-            return {
-                "predictions": [
-                    {"label": service.engine.label(index), "index": index, "score": score}
-                    for index, score in zip(indices.tolist(), scores.tolist(), strict=True)
-                ]
+        """The model: its classes, its preprocessing, its precision and device; and the server's limits."""
+        engine = service.engine
+        limits = {name: getattr(service.settings, name) for name in schemas.Limits.model_fields}
+        return _json(
+            {
+                "name": engine.name,
+                "architecture": engine.architecture,
+                "digest": engine.digest,
+                "engine": engine.description,
+                "num_classes": engine.num_classes,
+                "class_names": list(engine.class_names),
+                "preprocess": engine.preprocess.to_dict(),
+                "limits": limits,
+                "version": __version__,
             }
+        )
+
+    predicted = {"model": schemas.Predictions | schemas.FormPredictions}
+
+    @routes.post("/v1/predict", openapi_extra=PICTURES, responses=responses(predicted, *MODEL_ERRORS))
+    async def predict(request: Request, top_k: TopK = 5) -> Response:
+        """The most probable classes of a picture, or of each file of a form."""
+
+        def summary(outcome: Outcome) -> dict[str, Any]:
+            scores, indices = outcome.value.topk(min(top_k, len(outcome.value)))
+            ranked = zip(indices.tolist(), scores.tolist(), strict=True)
+            label = service.engine.label
+            return {"predictions": [{"label": label(i), "index": i, "score": score} for i, score in ranked]}
 
         service.check_classes()
-        return await _computed(service, request, service.predict, told)
+        return await _results(service, request, service.predict, summary)
 
-    @routes.post(
-        "/v1/embed",
-        openapi_extra=PICTURES,
-        responses={200: {"model": schemas.Embedding | schemas.FormEmbeddings}, **LOOKING_INSIDE},
-    )
+    embedded = {"model": schemas.Embedding | schemas.FormEmbeddings}
+
+    @routes.post("/v1/embed", openapi_extra=PICTURES, responses=responses(embedded, *MODEL_ERRORS))
     async def embed(request: Request) -> Response:
-        """A picture's representation before the head; of a form, those of each of its files."""
+        """The pooled representation of a picture, or of each file of a form."""
         service.torch_engine()
-        return await _computed(
+        return await _results(
             service, request, service.embed, lambda outcome: {"embedding": outcome.value.tolist()}
         )
 
-    @routes.post(
-        "/v1/explain",
-        openapi_extra=PICTURES,
-        responses={200: {"model": schemas.Heatmap, "content": PNG}, **LOOKING_INSIDE},
-    )
+    explained = {"model": schemas.Heatmap, "content": {"image/png": BINARY}}
+
+    @routes.post("/v1/explain", openapi_extra=PICTURES, responses=responses(explained, *MODEL_ERRORS))
     async def explain(
         request: Request,
-        method: Annotated[str, Query(description="a method of `vitascope explain`")] = "grad-cam",
+        method: Annotated[str | None, Query(description=METHOD)] = None,
         target: Annotated[
-            str | None, Query(description="a class by name or number; else the predicted")
+            str | None, Query(description="a class name or number; default: the predicted class")
         ] = None,
         form: Annotated[Literal["json", "png"], Query(alias="format")] = "json",
     ) -> Response:
-        """Where the model looks in a picture: a heatmap's numbers, or the picture under it."""
+        """A heatmap of where the model looks, as numbers or as a picture."""
         from vitascope.deploy.server import explanations
 
-        engine = service.torch_engine()
+        engine, method = service.torch_engine(), method or explanations.DEFAULT_METHOD
         pixels = await service.read_picture(request)
-        deadline = service.deadline(request, service.settings.explain_deadline_ms)
-        explanation = await service.unless_gone(
-            request,
-            service.run(
-                *(explanations.explain, engine, pixels, method, target),
-                deadline=deadline,
-                kind=f"explain-{method}",
-            ),
+        work = service.run(
+            *(explanations.explain, engine, pixels, method, target),
+            deadline=service.deadline(request, service.settings.explain_deadline_ms),
+            kind=f"explain-{method}",
         )
+        explanation = await service.unless_gone(request, work)
         if form == "png":
             return Response(await asyncio.to_thread(explanation.png), media_type="image/png")
         index = explanation.target
         named = None if index is None else {"label": engine.label(index), "index": index}
-        return _json({"method": method, "target": named, "heatmap": explanation.heatmap.tolist()})
+        heatmap = explanation.heatmap.tolist()
+        return _json({"method": method, "target": named, "heatmap": heatmap})
 
     return routes
 
 
-async def _computed(
+async def _results(
     service: Service,
     request: Request,
     compute: Callable[..., Awaitable[Outcome]],
-    told: Callable[[Outcome], dict[str, Any]],
+    summary: Callable[[Outcome], dict[str, Any]],
 ) -> Response:
-    """Read a request's pictures, compute something of each, and say it."""
+    """Read a request's pictures, compute something of each, and summarize it."""
     uploads = await service.read_uploads(request)
     deadline = service.deadline(request)
 
-    async def one(upload: Upload) -> Outcome | Refusal:
+    async def result(upload: Upload) -> dict[str, Any] | Rejection:
         try:
             pixels = await service.decode(upload, deadline=deadline)
-        except Refusal as refusal:
-            if refusal.status not in OF_A_FILE:
+        except Rejection as rejection:
+            if rejection.status_code not in FILE_ERRORS:
                 raise
-            return refusal
-        return await compute(pixels, deadline=deadline)
+            return rejection
+        outcome = await compute(pixels, deadline=deadline)
+        timing = {
+            "queue_ms": round(1000 * outcome.queue_seconds, 3),
+            "model_ms": round(1000 * outcome.model_seconds, 3),
+            "batch_size": outcome.batch_size,
+        }
+        return {**summary(outcome), "timing": timing}
 
-    outcomes = await service.unless_gone(request, _each(one, uploads))
-    refusals = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
-    if len(refusals) == len(outcomes):
-        raise Refusal(refusals[0].status, "; ".join(map(str, refusals)))
-    results = [
-        {"error": str(outcome)}
-        if isinstance(outcome, Refusal)
-        else {**told(outcome), "timing": _timing(outcome)}
-        for outcome in outcomes
-    ]
+    results = await service.unless_gone(request, _all_of([result(upload) for upload in uploads]))
+    rejections = [one for one in results if isinstance(one, Rejection)]
+    if len(rejections) == len(results):
+        raise Rejection(rejections[0].status_code, "; ".join(map(str, rejections)))
+    plain = [{"error": str(one)} if isinstance(one, Rejection) else one for one in results]
     if len(uploads) == 1 and not uploads[0].name:
-        return _json(results[0])
-    named = [{"name": upload.name, **result} for upload, result in zip(uploads, results, strict=True)]
+        return _json(plain[0])
+    named = [{"name": upload.name, **one} for upload, one in zip(uploads, plain, strict=True)]
     return _json({"results": named})
 
 
-async def _each(
-    one: Callable[[Upload], Awaitable[Outcome | Refusal]], uploads: Sequence[Upload]
-) -> list[Outcome | Refusal]:
-    """All outcomes; when one raises, or nobody waits any more, none of the others goes on."""
-    tasks = [asyncio.ensure_future(one(upload)) for upload in uploads]
+async def _all_of(works: Sequence[Any]) -> list[Any]:
+    """The results of all; if one raises, or this is cancelled, the others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -263,60 +285,30 @@ async def _each(
             task.cancel()
 
 
-def _timing(outcome: Outcome) -> dict[str, float]:
-    return {
-        "queue_ms": round(1000 * outcome.queue_seconds, 3),
-        "model_ms": round(1000 * outcome.model_seconds, 3),
-        "batch_size": outcome.batch_size,
-    }
-
-
-def described(service: Service) -> dict[str, Any]:
-    """What `/v1/model` answers."""
-    engine, settings = service.engine, service.settings
-    return {
-        "name": engine.name,
-        "architecture": engine.architecture,
-        "digest": engine.digest,
-        "engine": engine.description,
-        "num_classes": engine.num_classes,
-        "class_names": list(engine.class_names),
-        "preprocess": engine.preprocess.to_dict(),
-        "limits": {
-            "max_body_mb": settings.max_body_mb,
-            "max_megapixels": settings.max_megapixels,
-            "max_files": settings.max_files,
-            "deadline_ms": settings.deadline_ms,
-            "explain_deadline_ms": settings.explain_deadline_ms,
-        },
-        "version": __version__,
-    }
-
-
-def _answer_errors(app: FastAPI) -> None:
-    """Every error has one form: `{"error": "why"}`."""
-
-    @app.exception_handler(Refusal)
-    async def refusal(_: Request, error: Refusal) -> Response:
-        return refused(error)
-
-    @app.exception_handler(UserError)
-    async def user_error(_: Request, error: UserError) -> Response:
-        return problem(422, str(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        return problem(422, said)
+def _handle_errors(app: FastAPI, service: Service) -> None:
+    """Every error has one form: `{"error": reason}`."""
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> Response:
-        return problem(error.status_code, str(error.detail), dict(error.headers or {}))
+        service.count_rejection(error)
+        return response_to(error)
+
+    @app.exception_handler(UserError)
+    async def user_error(_: Request, error: UserError) -> Response:
+        return error_response(422, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        return error_response(422, "; ".join(faults))
 
     @app.exception_handler(Exception)
     async def fault(request: Request, error: Exception) -> Response:
-        named = {"X-Request-ID": request.scope[REQUEST_ID_KEY].decode("ascii")}  # the gate is inside of this
-        return problem(500, "a fault of the server's; its log has the traceback", {**SECURITY, **named})
+        request_id = request.scope[REQUEST_ID_KEY].decode(
+            "ascii"
+        )  # added here: this is outside the middleware
+        headers = {**SECURITY, "X-Request-ID": request_id}
+        return error_response(500, "an error of the server; its log has the traceback", headers)
 
 
 def _json(content: dict[str, Any]) -> Response:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Pixels
 from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.server.explanations import images_at_once
+from vitascope.deploy.server.explanations import batch_size
 from vitascope.errors import UserError
 from vitascope.explain.attention import check_head, check_layer, layer_attention, read_rows, stream_attention
 from vitascope.explain.heatmaps import grid_of
@@ -155,7 +155,7 @@ def pack_heatmap(engine: Engine, pixels: Pixels, method: str, target: int) -> by
     """
     model, images = _looked_into(engine, pixels)
     engine.check_classes()
-    at_once = images_at_once(engine) if isinstance(engine, TorchEngine) else None
+    at_once = batch_size(engine) if isinstance(engine, TorchEngine) else None
     known = class_methods(model)
     if method not in known:
         raise UserError(f"no class map {method!r} of this model; it is one of {', '.join(known)}")

@@ -1,56 +1,37 @@
-"""Requests that come one by one, computed in batches by one thread: a bounded queue with deadlines.
+"""The queue before the model: requests that arrive together are computed together, within bounds.
 
-Everything here happens in the event loop, but for the computing itself. While one batch is computed, the next
-gathers; so batches grow with the load, and a lone request waits for nobody. Long work is computed a part at a
-time, with a batch of what waits between any two parts.
+Everything here runs in the event loop, except the computation. While one batch is computed, the next one
+gathers, so batches grow with the load and a single request never waits for others. Long work is computed in
+parts; a batch of waiting requests goes between any two of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
+
+from vitascope.deploy.server.rejections import Expired, Overloaded
 
 MARGIN = 0.5
-"""The share of the time until its deadline that a request may be expected to take: it is an estimate."""
+"""The share of the time until its deadline that a new request may be estimated to take."""
 LAST_MARGIN = 0.9
-"""The same once the request is read and decoded: refused now, that was done for nothing."""
+"""The same for a request that is already read and decoded."""
 
-
-class Overloaded(Exception):  # noqa: N818 - a refusal
-    """There is no room for a request, or no time before its deadline."""
-
-    def __init__(self, reason: str, retry_after: float) -> None:
-        super().__init__(reason)
-        self.ahead = retry_after
-        """Seconds of work that are ahead."""
-        self.retry_after = max(1, math.ceil(retry_after))
-        """Whole seconds after which there may be room."""
-
-
-class Expired(Exception):  # noqa: N818 - nobody's error
-    """A request's deadline has passed."""
-
-    def __init__(self, *, computing: bool) -> None:
-        super().__init__(
-            "the deadline passed while " + ("computing" if computing else "waiting in the queue")
-        )
-        self.computing = computing
-        """Whether its batch had been begun; a request that expires in the queue is never computed."""
+Pause = Callable[[], None]
 
 
 class Work:
-    """A kind of work: what computes a batch of it, and how long that takes.
+    """A kind of work: its function, and the time that it takes.
 
     Args:
-        name: what metrics call it.
-        compute: a list of items to as many results, in order; called in the model's thread.
-        max_batch: items at a time.
+        name: its name in the metrics.
+        compute: from a list of items to as many results, in order; called in the model's thread.
+        max_batch: items per call.
     """
 
     def __init__(self, name: str, compute: Callable[[list[Any]], Sequence[Any]], max_batch: int) -> None:
@@ -58,62 +39,52 @@ class Work:
         self.compute = compute
         self.max_batch = max_batch
         self.seconds_each = 0.0
-        """Of an item, by the last batches; 0 before the first."""
+        """Seconds per item, from recent batches; 0 before the first."""
 
     def learn(self, seconds: float, items: int) -> None:
-        """Remember how long a batch took; that it got slower sooner than that it got faster."""
+        """Update the time per item; slower batches count more than faster ones."""
         each = seconds / items
         weight = 0.5 if each > self.seconds_each else 0.2
         self.seconds_each += (weight if self.seconds_each else 1.0) * (each - self.seconds_each)
 
 
 class LongWork(Work):
-    """A kind of work that takes long: each item is a function, called with another that ends a part.
-
-    Args:
-        name: what metrics call it.
-    """
+    """Work in parts: each item is a function that calls its argument, `pause`, at the end of a part."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, _one_part, max_batch=1)
-        self.part = Work(f"part of {name}", _one_part, max_batch=1)
-        """How long a part takes."""
+        super().__init__(name, _resume, max_batch=1)
+        self.part = Work(f"part of {name}", _resume, max_batch=1)
 
 
 class Abandoned(BaseException):
-    """Raised inside long work that nobody waits for any more, at the end of a part."""
+    """Raised by `pause` in long work whose result nobody awaits any more."""
 
 
-class Steps:
-    """A function in a thread of its own, which runs only while `step` waits for it.
+class PausableCall:
+    """A call in a thread of its own that runs only while `resume` waits for it."""
 
-    Args:
-        function: called with a function that ends a part: it returns when the next part is to begin.
-    """
-
-    def __init__(self, function: Callable[[Callable[[], None]], Any]) -> None:
+    def __init__(self, function: Callable[[Pause], Any]) -> None:
         self._function = function
-        self._go = threading.Semaphore(0)
+        self._resumed = threading.Semaphore(0)
         self._paused = threading.Semaphore(0)
         self._abandoned = False
-        self._thread = threading.Thread(target=self._run, name="long work", daemon=True)
-        self._thread.start()
         self.is_done = False
         self.value: Any = None
         self.error: BaseException | None = None
+        threading.Thread(target=self._run, name="long work", daemon=True).start()
 
-    def step(self) -> None:
-        """Run a part, or what is left to the end."""
-        self._go.release()
+    def resume(self) -> None:
+        """Run the next part."""
+        self._resumed.release()
         self._paused.acquire()
 
     def abandon(self) -> None:
-        """Let it end: now if it pauses, else at the end of its part."""
+        """End the call, at the end of its part."""
         self._abandoned = True
-        self._go.release()
+        self._resumed.release()
 
     def _run(self) -> None:
-        self._go.acquire()
+        self._resumed.acquire()
         try:
             if not self._abandoned:
                 self.value = self._function(self._pause)
@@ -124,20 +95,20 @@ class Steps:
 
     def _pause(self) -> None:
         self._paused.release()
-        self._go.acquire()
+        self._resumed.acquire()
         if self._abandoned:
             raise Abandoned
 
 
-def _one_part(steps: list[Steps]) -> list[Any]:
-    for one in steps:
-        one.step()
-    return [one.value for one in steps]
+def _resume(calls: list[PausableCall]) -> list[Any]:
+    for call in calls:
+        call.resume()
+    return [call.value for call in calls]
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A result, and how it came about."""
+    """A result with its timing."""
 
     value: Any
     queue_seconds: float
@@ -145,234 +116,223 @@ class Outcome:
     batch_size: int
 
 
-class Observer(Protocol):
-    """Who is told of every batch."""
-
-    def batch(self, work: str, items: int, queue_seconds: Sequence[float], model_seconds: float) -> None:
-        """A batch was computed."""
-
-
 @dataclasses.dataclass(eq=False)
 class _Job:
     work: Work
     item: Any
     deadline: float
-    answer: asyncio.Future[Outcome]
+    result: asyncio.Future[Outcome]
     since: float
     begun: float | None = None
-    seconds: float = 0.0
-    """For which it has been computed, if in parts."""
+    seconds: float = 0.0  # computed so far, in parts
+
+    def fail(self, error: BaseException) -> None:
+        if not self.result.done():
+            self.result.set_exception(error)
 
 
 class Batcher:
-    """The queue, and the thread that works through it.
+    """The queue, and the thread that computes.
 
     Args:
-        capacity: items that may wait, at most.
-        max_wait: seconds that an item waits for company where fewer than a batch are there.
-        observer: is told of every batch.
+        capacity: items that may wait.
+        max_wait: seconds that an incomplete batch waits for more items.
+        observe: called with the name, the queue seconds of the items and the model seconds of each batch.
     """
 
-    def __init__(self, *, capacity: int, max_wait: float = 0.0, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        capacity: int,
+        max_wait: float = 0.0,
+        observe: Callable[[str, Sequence[float], float], None] | None = None,
+    ) -> None:
         self.capacity = capacity
         self.max_wait = max_wait
-        self._observer = observer
+        self._observe = observe
         self._jobs: deque[_Job] = deque()
         self._queued: Counter[Work] = Counter()
         self._running: list[_Job] = []
         self._running_since = 0.0
         self._long: _Job | None = None
-        self._steps: Steps | None = None
-        self._waiting = asyncio.Event()
+        self._call: PausableCall | None = None
+        self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._loop_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to work; called in the event loop."""
-        self._loop_task = asyncio.get_running_loop().create_task(self._work_through())
+        """Begin to compute; called in the event loop."""
+        self._loop_task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop; what still waits is cancelled, and what is being computed is not waited for."""
+        """Cancel everything; does not wait for the running computation."""
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.wait([self._loop_task])
         for job in [*self._jobs, *self._running, *([self._long] if self._long else [])]:
-            job.answer.cancel()
-        if self._steps is not None:
-            self._steps.abandon()
+            job.result.cancel()
+        if self._call is not None:
+            self._call.abandon()
         self._jobs.clear()
         self._queued.clear()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
-    def waiting(self) -> int:
-        """Items in the queue."""
-        return len(self._jobs)
+    def pending(self) -> int:
+        """Items that wait or are computed."""
+        return len(self._jobs) + len(self._running)
 
     @property
-    def computing(self) -> int:
-        """Items of the batch that is being computed."""
-        return len(self._running)
+    def is_computing(self) -> bool:
+        """Whether a batch is computed."""
+        return bool(self._running)
 
     def seconds_computing(self) -> float:
-        """How long the present batch has been computed; 0 where there is none."""
-        return self._now() - self._running_since if self._running else 0.0
+        """The age of the running batch; 0 without one."""
+        return _now() - self._running_since if self._running else 0.0
 
     def seconds_ahead(self, work: Work | None = None) -> float:
-        """How long, by what was measured so far, what waits and is computed will take.
+        """The estimated time of all pending work, or of what would be computed before a new item of `work`.
 
-        Args:
-            work: what is to come after it; of long work, only the parts that come before that count, unless
-                it is long itself. None counts everything.
+        Only parts of long work come before short work.
         """
-        short = [(one, jobs) for one, jobs in self._queued.items() if not isinstance(one, LongWork)]
-        queued = sum(jobs * one.seconds_each for one, jobs in short)
+        short = {one: jobs for one, jobs in self._queued.items() if not isinstance(one, LongWork)}
+        long = {one: jobs for one, jobs in self._queued.items() if isinstance(one, LongWork) and jobs}
         running = [job.work.part if isinstance(job.work, LongWork) else job.work for job in self._running]
-        ahead = queued + max(0.0, sum(one.seconds_each for one in running) - self.seconds_computing())
-        long = [(one, jobs) for one, jobs in self._queued.items() if isinstance(one, LongWork) and jobs]
+        ahead = sum(jobs * one.seconds_each for one, jobs in short.items())
+        ahead += max(0.0, sum(one.seconds_each for one in running) - self.seconds_computing())
         if work is None or isinstance(work, LongWork):
-            begun = self._long
-            left = max(0.0, begun.work.seconds_each - begun.seconds) if begun else 0.0
-            return ahead + left + sum(jobs * one.seconds_each for one, jobs in long)
-        parts = [one.part.seconds_each for one, _ in long]
-        if self._long is not None and isinstance(self._long.work, LongWork):
-            parts.append(self._long.work.part.seconds_each)
-        batches = 1 + sum(jobs for _, jobs in short) // work.max_batch
+            left = max(0.0, self._long.work.seconds_each - self._long.seconds) if self._long else 0.0
+            return ahead + left + sum(jobs * one.seconds_each for one, jobs in long.items())
+        begun = self._long.work if self._long else None
+        parts = [one.part.seconds_each for one in (*long, begun) if isinstance(one, LongWork)]
+        batches = 1 + sum(short.values()) // work.max_batch
         return ahead + max(parts, default=0.0) * batches
 
     def check_room(self, work: Work, deadline: float, *, coming: int = 0, margin: float = MARGIN) -> None:
-        """Refuse an item that would not fit, or would not be done in time.
+        """Reject an item that has no place, or would not be done in time.
 
         Args:
-            work: of what kind.
+            work: its kind.
             deadline: on the event loop's clock.
-            coming: items of its kind that were let in and are not in the queue yet: they come before it.
+            coming: admitted items of its kind that are not queued yet; they come before it.
             margin: the share of the time until the deadline that it may take.
 
         Raises:
-            Overloaded: saying which of the two, and when to try again.
+            Overloaded: with the reason and the time to retry.
         """
         ahead = self.seconds_ahead(work)
         if len(self._jobs) >= self.capacity:
             raise Overloaded(f"the queue is full: {len(self._jobs)} of {self.capacity} wait", ahead)
-        left = deadline - self._now()
+        left = deadline - _now()
         ahead += coming * work.seconds_each
         if ahead > 0 and ahead + work.seconds_each > margin * left:
             raise Overloaded(f"{ahead:.2f} s of work are ahead, and {left:.2f} s are left", ahead)
 
     async def submit(self, work: Work, item: Any, *, deadline: float) -> Outcome:
-        """Queue an item and wait for its result; cancelled while it waits, it is never computed.
+        """Queue an item and await its result; an item that is cancelled in the queue is never computed.
 
         Raises:
             Overloaded: as `check_room`.
             Expired: the deadline passed.
-            Exception: whatever `work.compute` raised for this item.
+            Exception: raised by `work.compute` for this item.
         """
         self.check_room(work, deadline, margin=LAST_MARGIN)
-        job = _Job(work, item, deadline, asyncio.get_running_loop().create_future(), self._now())
+        job = _Job(work, item, deadline, asyncio.get_running_loop().create_future(), _now())
         self._jobs.append(job)
         self._queued[work] += 1
-        self._waiting.set()
+        self._arrived.set()
         try:
             async with asyncio.timeout_at(deadline):
-                return await job.answer
+                return await job.result
         except TimeoutError:
-            if job.answer.done() and not job.answer.cancelled() and job.answer.exception() is not None:
-                raise  # it is the work's own
-            raise Expired(computing=job.begun is not None) from None
+            if job.result.done() and not job.result.cancelled() and job.result.exception() is not None:
+                raise  # by the work itself
+            raise Expired("queued" if job.begun is None else "computing") from None
         finally:
             if job.begun is None and job in self._jobs:
                 self._jobs.remove(job)
                 self._queued[work] -= 1
 
-    async def _work_through(self) -> None:
-        """Batch after batch, for ever."""
+    async def _run(self) -> None:
         while True:
             if not self._jobs and self._long is None:
-                self._waiting.clear()
-                await self._waiting.wait()
+                self._arrived.clear()
+                await self._arrived.wait()
             if self.max_wait and self._long is None and len(self._jobs) < self._jobs[0].work.max_batch:
                 await asyncio.sleep(self.max_wait)
-            self._running = self._next_batch()
-            self._running_since = self._now()
-            if self._running:
-                await self._compute(self._running)
-            self._running = []
+            if batch := self._next_batch():
+                await self._compute(batch)
             if self._long is not None:
-                await self._go_on(self._long)
+                await self._compute_part(self._long)
 
     def _next_batch(self) -> list[_Job]:
-        """The oldest job, and others of its kind in the order in which they came; none that is too late.
-
-        Long work is none of them: the oldest becomes `_long` where there is none.
-        """
-        now = self._now()
-        alive = [job for job in self._jobs if job.deadline > now and not job.answer.done()]
+        """The oldest short job with others of its kind, in order; the oldest long job becomes `_long`."""
+        now = _now()
+        alive = [job for job in self._jobs if job.deadline > now and not job.result.done()]
         short = [job for job in alive if not isinstance(job.work, LongWork)]
-        batch = (
-            [job for job in short if job.work is short[0].work][: short[0].work.max_batch] if short else []
-        )
+        batch = [job for job in short if job.work is short[0].work]
+        batch = batch[: batch[0].work.max_batch] if batch else []
+        begun = list(batch)
         if self._long is None:
             self._long = next((job for job in alive if isinstance(job.work, LongWork)), None)
-            if self._long is not None:
-                self._long.begun = now
-        for job in batch:
+            begun += [self._long] if self._long else []
+        for job in begun:
             job.begun = now
         self._jobs = deque(job for job in alive if job.begun is None)
         self._queued = Counter(job.work for job in self._jobs)
         return batch
 
-    async def _go_on(self, job: _Job) -> None:
-        """Compute the next part of long work, or end it where nobody waits for it any more."""
-        steps = self._steps = self._steps or Steps(job.item)
-        if job.answer.done():
-            steps.abandon()
-            self._long = self._steps = None
-            return
-        assert isinstance(job.work, LongWork)
-        self._running, self._running_since = [job], self._now()
+    async def _in_thread(self, jobs: list[_Job], items: list[Any]) -> tuple[asyncio.Future[Any], float]:
+        """Compute items; returns the finished future and the seconds."""
+        self._running, self._running_since = jobs, _now()
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, job.work.compute, [steps])
+        computing = loop.run_in_executor(self._thread, jobs[0].work.compute, items)
+        await asyncio.wait([computing])
         self._running = []
-        seconds = self._now() - self._running_since
-        job.work.part.learn(seconds, 1)
-        job.seconds += seconds
-        if not steps.is_done:
-            return
-        self._long = self._steps = None
-        if steps.error is None:
-            self._hand_out([job], [steps.value], job.seconds)
-        elif not job.answer.done():
-            job.answer.set_exception(steps.error)
+        return computing, _now() - self._running_since
 
     async def _compute(self, batch: list[_Job]) -> None:
-        """Compute a batch in the thread; where that fails, each item alone: only the culprit is to fail."""
-        work, begun = batch[0].work, self._now()
-        computing = asyncio.get_running_loop().run_in_executor(
-            self._thread, work.compute, [job.item for job in batch]
-        )
-        await asyncio.wait([computing])
-        seconds = self._now() - begun
-        error = computing.exception()
+        """Compute a batch; if that fails, each item alone, so that only the bad one fails."""
+        computed, seconds = await self._in_thread(batch, [job.item for job in batch])
+        error = computed.exception()
         if error is None:
-            self._hand_out(batch, computing.result(), seconds)
+            self._finish(batch, computed.result(), seconds)
         elif len(batch) == 1:
-            if not batch[0].answer.done():
-                batch[0].answer.set_exception(error)
+            batch[0].fail(error)
         else:
             for job in batch:
-                if not job.answer.done():
+                if not job.result.done():
                     await self._compute([job])
 
-    def _hand_out(self, batch: list[_Job], values: Sequence[Any], seconds: float) -> None:
+    async def _compute_part(self, job: _Job) -> None:
+        """Compute the next part of long work, or abandon it if nobody awaits it."""
+        call = self._call = self._call or PausableCall(job.item)
+        if job.result.done():
+            call.abandon()
+            self._long = self._call = None
+            return
+        _, seconds = await self._in_thread([job], [call])
+        assert isinstance(job.work, LongWork)
+        job.work.part.learn(seconds, 1)
+        job.seconds += seconds
+        if call.is_done:
+            self._long = self._call = None
+            if call.error is None:
+                self._finish([job], [call.value], job.seconds)
+            else:
+                job.fail(call.error)
+
+    def _finish(self, batch: list[_Job], values: Sequence[Any], seconds: float) -> None:
         work = batch[0].work
         work.learn(seconds, len(batch))
         waits = [(job.begun or 0.0) - job.since for job in batch]
-        if self._observer is not None:
-            self._observer.batch(work.name, len(batch), waits, seconds)
+        if self._observe is not None:
+            self._observe(work.name, waits, seconds)
         for job, value, wait in zip(batch, values, waits, strict=True):
-            if not job.answer.done():
-                job.answer.set_result(Outcome(value, wait, seconds, len(batch)))
+            if not job.result.done():
+                job.result.set_result(Outcome(value, wait, seconds, len(batch)))
 
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,319 +1,233 @@
-"""Decoding with a deadline: a few processes that decode (`decoder`), kept warm, killed and replaced.
+"""Decoding with a deadline: a few warm decoder processes, which are killed and replaced.
 
-A thread in the middle of a library's C cannot be ended, a process can. Everything here happens in the event
-loop. Pictures that wait are decoded smallest first, and one that is much larger than the next has to give up
-its process after `PATIENCE`: a few slow pictures cannot keep ordinary ones waiting.
+A thread inside a C library cannot be ended; a process can. Waiting pictures are decoded smallest first, and a
+much larger one must give up its process after `PATIENCE`, so that slow pictures do not block ordinary ones.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import heapq
-import itertools
 import logging
 import os
 import pickle
 import struct
 import sys
-from typing import Any, cast
+from asyncio.subprocess import PIPE, Process
+from typing import Any
 
 import numpy as np
 
 from vitascope.data.preprocess import Pixels
-from vitascope.deploy.server.decoder_process import HEADER, LENGTH, PIXELS, READY, REFUSED, Orders, Refused
+from vitascope.deploy.server.decoder_process import (
+    HEADER,
+    LENGTH,
+    PIXELS,
+    REJECTED,
+    DecodeError,
+    DecodeOptions,
+)
+from vitascope.deploy.server.rejections import Expired, Rejection
 
 DECODERS = 2
-"""Processes that decode."""
+"""Decoder processes."""
 PATIENCE = 0.25
 """Seconds that a large picture may keep its process while a small one waits."""
 LARGER = 4
-"""Times the pixels of the one that waits: as large is "much larger"."""
-LEFT_ALONE = 0.1
-"""Seconds that a process may go on with a picture whose client has left: a new process costs as much."""
+"""A picture is much larger with this many times the pixels."""
+GRACE = 0.1
+"""Seconds until a picture whose client has left is killed: starting a new process takes as long."""
 PAUSE = 1.0
-"""Seconds before a process that ended before it could decode is started again."""
+"""Seconds before a process is replaced that ended before it could decode."""
 UNKNOWN = 2**40
-"""Pixels of a picture whose header does not tell them cheaply: more than any other has."""
+"""The pixels of a picture whose header does not give them: more than any other has."""
 
 log = logging.getLogger("vitascope.decoding")
 
 
-class Late(Exception):  # noqa: N818 - nobody's error
-    """A picture's deadline passed before it was decoded."""
-
-
-class Displaced(Exception):  # noqa: N818 - a refusal
-    """A picture took long while smaller ones waited."""
-
-
 @dataclasses.dataclass(eq=False)
-class _Picture:
+class _Job:
     content: bytes
-    pixels: int
-    answer: asyncio.Future[Pixels]
-    began: float = 0.0
+    num_pixels: int
+    pixels: asyncio.Future[Pixels]
+    may_stay: bool = True  # until PATIENCE is over
+
+    def fail(self, error: Exception) -> None:
+        if not self.pixels.done():
+            self.pixels.set_exception(error)
 
 
-class Decoders:
-    """A fixed number of decoding processes.
-
-    Args:
-        count: processes.
-    """
+class DecoderPool:
+    """A fixed number of decoder processes; everything here runs in the event loop."""
 
     def __init__(self, count: int = DECODERS) -> None:
+        self.processes: set[Process] = set()
+        self.waiting: list[_Job] = []
+        self.running: list[_Job] = []
         self._count = count
-        self._orders: bytes | None = None
-        self._processes: set[Decoder] = set()
-        self._waiting: list[tuple[int, int, _Picture]] = []
-        self._numbers = itertools.count()
-        self._starting: set[asyncio.Task[None]] = set()
-        self._warm = asyncio.Event()
-        self._next_look: asyncio.TimerHandle | None = None
-        self._stopped = False
+        self._idle = 0
+        self._options = b""
+        self._configured, self._ready, self._arrived = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Start the processes; called in the event loop."""
-        for _ in range(self._count):
-            self._start_one()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._keep_process()) for _ in range(self._count)]
 
-    async def order(self, orders: Orders) -> None:
-        """Say how to decode; nothing is decoded before. Returns once a process is ready to."""
-        self._orders = pickle.dumps(orders)
-        for process in self._processes:
-            process.send(self._orders)
-        await self._warm.wait()
+    async def configure(self, options: DecodeOptions) -> None:
+        """Set the options, without which nothing is decoded; returns once a process is ready."""
+        self._options = pickle.dumps(options)
+        self._configured.set()
+        await self._ready.wait()
 
     async def stop(self) -> None:
-        """End the processes, whatever they do; what waits is cancelled."""
-        self._stopped = True
-        for task in self._starting:
+        """Kill the processes and cancel what waits."""
+        for task in self._tasks:
             task.cancel()
-        if self._next_look is not None:
-            self._next_look.cancel()
-        for _, _, picture in self._waiting:
-            picture.answer.cancel()
-        for process in self._processes:
-            process.kill()
-        if ending := [process.ended for process in self._processes]:
-            await asyncio.wait(ending, timeout=1)
+        for job in self.waiting:
+            job.pixels.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1)
 
     async def decode(self, content: bytes, *, deadline: float) -> Pixels:
-        """An encoded picture as pixels, uint8 (C, H, W).
-
-        Cancelled or late, it is not decoded any further.
+        """Return a picture's pixels, uint8 (C, H, W); a late or cancelled picture is not decoded any further.
 
         Args:
-            content: the picture.
+            content: the encoded picture.
             deadline: on the event loop's clock.
 
         Raises:
-            Refused: 413 or 422, as `decoder.decode`.
-            Late: the deadline passed.
-            Displaced: it took long while smaller pictures waited.
+            DecodeError: as `decoder_process.decode`.
+            Expired: the deadline passed.
+            Rejection: 429, it took long while smaller pictures waited.
         """
-        picture = _Picture(content, announced_pixels(content), asyncio.get_running_loop().create_future())
-        heapq.heappush(self._waiting, (picture.pixels, next(self._numbers), picture))
-        self._serve()
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await picture.answer
-        except TimeoutError:
-            self._kill(picture)
-            raise Late from None
-        except asyncio.CancelledError:
-            asyncio.get_running_loop().call_later(LEFT_ALONE, self._kill, picture)
-            raise
-        finally:
-            if any(picture is waiting for _, _, waiting in self._waiting):
-                self._waiting = [entry for entry in self._waiting if entry[2] is not picture]
-                heapq.heapify(self._waiting)
-
-    def _kill(self, picture: _Picture) -> None:
-        """Kill the process that works on a picture, if it still does."""
-        for process in self._processes:
-            if process.picture is picture:
-                process.kill()
-
-    def _serve(self) -> None:
-        """Give pictures that wait to processes that do not work."""
-        idle = [process for process in self._processes if process.is_idle]
-        while self._waiting and idle:
-            picture = heapq.heappop(self._waiting)[2]
-            if not picture.answer.done():
-                idle.pop().begin(picture)
-        if self._waiting:
-            self._make_room(self._waiting[0][0])
-
-    def _make_room(self, pixels: int) -> None:
-        """End the work on the largest picture, if it is much larger than this and has had its time."""
-        busy = [process for process in self._processes if process.picture is not None]
-        largest = max(busy, key=lambda process: process.pixels, default=None)
-        if largest is None or largest.picture is None or largest.pixels < LARGER * pixels:
-            return
         loop = asyncio.get_running_loop()
-        left = largest.picture.began + PATIENCE - loop.time()
-        if left > 0:
-            if self._next_look is None:
-                self._next_look = loop.call_later(left, self._look_again)
-            return
-        if not largest.picture.answer.done():
-            largest.picture.answer.set_exception(Displaced())
-        largest.kill()
-
-    def _look_again(self) -> None:
-        self._next_look = None
-        self._serve()
-
-    def _start_one(self) -> None:
-        starting = asyncio.get_running_loop().create_task(self._started())
-        self._starting.add(starting)
-        starting.add_done_callback(self._starting.discard)
-
-    async def _started(self) -> None:
-        process = Decoder(self)
-        self._processes.add(process)
+        job = _Job(content, announced_pixels(content), loop.create_future())
+        self.waiting.append(job)
+        self._arrived.set()
+        self._make_room()
         try:
-            await process.start()
+            await asyncio.wait([job.pixels], timeout=deadline - loop.time())
+            job.fail(Expired("decoding"))
+            return job.pixels.result()
+        finally:
+            job.pixels.cancel()
+            if job in self.waiting:
+                self.waiting.remove(job)
+
+    async def _keep_process(self) -> None:
+        """Run a process, then another, for ever."""
+        while True:
+            if not await self._run_process():
+                await asyncio.sleep(PAUSE)
+
+    async def _run_process(self) -> bool:
+        """Decode in a process until it ends; returns whether it ever was ready."""
+        search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads would take memory
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "vitascope.deploy.server.decoder_process"),
+                stdin=PIPE,
+                stdout=PIPE,
+                env={**os.environ, "PYTHONPATH": search_path, **one_thread},
+                limit=2**20,
+                start_new_session=True,  # Ctrl-C in a terminal is for the server
+            )
         except OSError as error:
-            log.warning("a decoding process cannot be started: %s", error)
-            self.has_ended(process)
+            log.warning("cannot start a decoder process: %s", error)
+            return False
+        self.processes.add(process)
+        try:
+            await self._configured.wait()
+            await _exchange(process, self._options)
+            self._ready.set()
+            while await self._decode_next(process):
+                pass
+            return True
+        except (asyncio.IncompleteReadError, ConnectionError):  # it ended before it was ready
+            return False
+        finally:
+            self.processes.discard(process)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _decode_next(self, process: Process) -> bool:
+        """Decode the smallest waiting picture; returns whether the process can decode another."""
+        job = await self._take()
+        exchange = asyncio.ensure_future(_exchange(process, job.content))
+        ends: set[asyncio.Future[Any]] = {exchange, job.pixels}
+        patience = asyncio.get_running_loop().call_later(PATIENCE, self._end_patience, job)
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if job.pixels.cancelled():
+                await asyncio.wait({exchange}, timeout=GRACE)
+            if not exchange.done():
+                return False
+            kind, numbers, received = exchange.result()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            status = await process.wait()
+            job.fail(DecodeError(422, f"cannot be decoded: the decoder process ended with {status}"))
+            return False
+        finally:
+            exchange.cancel()
+            patience.cancel()
+            self.running.remove(job)
+        if kind == REJECTED:
+            job.fail(DecodeError(numbers[0], received.decode()))
+        elif kind != PIXELS:
+            job.fail(RuntimeError(received.decode()))
+        elif not job.pixels.done():
+            job.pixels.set_result(np.frombuffer(received, np.uint8).reshape(numbers))  # (C, H, W)
+        return True
+
+    async def _take(self) -> _Job:
+        """The smallest waiting picture."""
+        while not self.waiting:
+            self._arrived.clear()
+            self._idle += 1
+            try:
+                await self._arrived.wait()
+            finally:
+                self._idle -= 1
+        job = min(self.waiting, key=lambda job: job.num_pixels)
+        self.waiting.remove(job)
+        self.running.append(job)
+        self._make_room()
+        return job
+
+    def _end_patience(self, job: _Job) -> None:
+        job.may_stay = False
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Reject the largest running picture if a much smaller one waits and its time is over."""
+        largest = max(self.running, key=lambda job: job.num_pixels, default=None)
+        if largest is None or largest.may_stay or self._idle or not self.waiting:
             return
-        if self._orders is not None:
-            process.send(self._orders)
-
-    def is_free(self) -> None:
-        """A process has nothing to do."""
-        self._warm.set()
-        self._serve()
-
-    def has_ended(self, process: Decoder) -> None:
-        """A process has gone; another takes its place."""
-        self._processes.discard(process)
-        if self._stopped:
-            return
-        if process.is_ready:
-            self._start_one()
-        else:
-            asyncio.get_running_loop().call_later(PAUSE, self._start_one)
+        if largest.num_pixels >= LARGER * min(job.num_pixels for job in self.waiting):
+            largest.fail(Rejection(429, "decoding takes long, and smaller pictures wait"))
 
 
-class Decoder(asyncio.SubprocessProtocol):
-    """One decoding process.
+async def _exchange(process: Process, message: bytes) -> tuple[int, list[int], bytearray]:
+    """Send a message to a process, and return its reply: kind, three numbers, content.
 
-    Args:
-        owner: is told when it is free, and when it has gone.
+    Raises:
+        asyncio.IncompleteReadError, ConnectionError: the process ended.
     """
-
-    def __init__(self, owner: Decoders) -> None:
-        self.picture: _Picture | None = None
-        """The picture that it works on."""
-        self.is_ready = False
-        """Whether it has started and knows how to decode."""
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._owner = owner
-        self._killed = False
-        self._received = bytearray()
-        self._transport: asyncio.SubprocessTransport | None = None
-
-    async def start(self) -> None:
-        """Start the process.
-
-        Raises:
-            OSError: the system has no room for it.
-        """
-        here = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # whose threads' memory would count
-        command = (sys.executable, "-P", "-m", "vitascope.deploy.server.decoder_process")
-        await asyncio.get_running_loop().subprocess_exec(
-            lambda: self,
-            *command,
-            stderr=None,
-            env={**os.environ, **here, **alone},
-            start_new_session=True,  # Ctrl-C in a terminal is the server's
-        )
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it can take a picture."""
-        return self.is_ready and self.picture is None and not self._killed
-
-    @property
-    def pixels(self) -> int:
-        """Of the picture that it works on."""
-        return self.picture.pixels if self.picture is not None else 0
-
-    def begin(self, picture: _Picture) -> None:
-        """Decode a picture."""
-        picture.began = asyncio.get_running_loop().time()
-        self.picture = picture
-        self.send(picture.content)
-
-    def send(self, message: bytes) -> None:
-        """Send it a message."""
-        if self._transport is None:  # still starting: `Decoders` sends again
-            return
-        pipe = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
-        pipe.writelines((LENGTH.pack(len(message)), message))
-
-    def kill(self) -> None:
-        """End it, whatever it does; whoever waits for its picture is not answered."""
-        self._killed = True
-        self.picture = None
-        if self._transport is not None:
-            self._transport.close()  # kills it
-
-    # The protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It has been started."""
-        self._transport = cast("asyncio.SubprocessTransport", transport)
-        if self._killed:
-            self._transport.close()
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """A part of a message."""
-        self._received += data
-        if len(self._received) < HEADER.size:
-            return
-        kind, *numbers, length = HEADER.unpack_from(self._received)
-        if len(self._received) < HEADER.size + length:
-            return
-        received, self._received = self._received, bytearray()
-        if not self._killed:
-            self._answer(kind, numbers, received)
-
-    def _answer(self, kind: int, numbers: list[int], received: bytearray) -> None:
-        picture, self.picture = self.picture, None
-        if kind == READY:
-            self.is_ready = True
-        elif picture is not None and not picture.answer.done():
-            if kind == PIXELS:
-                pixels = np.frombuffer(received, np.uint8, offset=HEADER.size)
-                picture.answer.set_result(pixels.reshape(numbers))  # (C, H, W)
-            else:
-                reason = received[HEADER.size :].decode()
-                error = Refused(numbers[0], reason) if kind == REFUSED else RuntimeError(reason)
-                picture.answer.set_exception(error)
-        self._owner.is_free()
-
-    def process_exited(self) -> None:
-        """It has ended."""
-        picture, self.picture = self.picture, None
-        if picture is not None and not picture.answer.done():
-            status = None if self._transport is None else self._transport.get_returncode()
-            picture.answer.set_exception(Refused(422, f"cannot be decoded: the decoder ended with {status}"))
-        self._killed = True
-        if self._transport is not None:
-            self._transport.close()
-        if not self.ended.done():
-            self.ended.set_result(None)
-        self._owner.has_ended(self)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.writelines((LENGTH.pack(len(message)), message))
+    await process.stdin.drain()
+    kind, *numbers, length = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
+    return kind, numbers, bytearray(await process.stdout.readexactly(length))
 
 
 def announced_pixels(content: bytes) -> int:
-    """Width times height as a picture's header tells them, for the order of decoding; else `UNKNOWN`."""
+    """Width times height by a picture's header, for the order of decoding; else `UNKNOWN`."""
     size: tuple[Any, ...] = ()
     if content.startswith(b"\xff\xd8"):
         size = _jpeg_size(content)
@@ -336,7 +250,7 @@ def announced_pixels(content: bytes) -> int:
 
 
 def _jpeg_size(content: bytes) -> tuple[Any, ...]:
-    """Height and width in the frame's header, if that is among the first segments."""
+    """Height and width in the frame header, if that is among the first segments."""
     at = 2
     for _ in range(64):
         if content[at : at + 1] != b"\xff" or at + 4 > len(content):

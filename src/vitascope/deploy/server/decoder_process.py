@@ -1,8 +1,8 @@
-"""The program of a decoding process: encoded pictures on standard input, their pixels on standard output.
+"""The program of a decoder process: encoded pictures on standard input, pixels on standard output.
 
-Decoders of picture formats are the part of a server that strangers reach, and their time and memory cannot be
-bounded from inside. So they run here, in a process that `decoding` can kill and that limits its own memory.
-It imports no torch: it starts in a fraction of a second, in 40 MB.
+Strangers reach the decoders of picture formats, and neither their time nor their memory can be bounded from
+inside. So they run in a process that limits its own memory and that `decoder_pool` can kill. It imports no
+torch, so it starts in a fraction of a second and takes 40 MB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import struct
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
@@ -28,85 +28,80 @@ from vitascope.data.decoding import ImageError, naming_faults
 from vitascope.data.preprocess import Pixels
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-"""The formats that are decoded: those of cameras, phones, browsers and scanners. Pillow reads more, some in
-Python (PPM as text), some by starting other programs (EPS)."""
+"""The accepted formats: of cameras, phones, browsers and scanners. Pillow reads more, some of them in Python
+(PPM as text) or by starting other programs (EPS)."""
 MAX_SCANS = 100
-"""Scans of a JPEG. Encoders write about ten; each goes over all of the picture, even one without content."""
+"""Scans of a JPEG. Encoders write about ten; each scan passes over the whole picture, even if it is empty."""
 MAX_SEGMENTS = 1000
 """Segments of a JPEG, and chunks of a PNG beyond one per KiB: Pillow handles each of them in Python."""
 OWN_MEMORY = 64 * 2**20
-"""Bytes that the process has before it decodes anything, and some to spare."""
+"""Bytes that the process takes before it decodes, with some to spare."""
 
 LENGTH = struct.Struct("<Q")
-"""Before every message to this process: its bytes."""
+"""Before every message to the process: its bytes."""
 HEADER = struct.Struct("<BIIIQ")
-"""Before every message from it: its kind, three numbers and its bytes."""
-READY, PIXELS, REFUSED, FAULT = range(4)
-"""Kinds: ready to decode; pixels, the numbers are their shape; a refusal, the first number is its status and
-the bytes say why; an error of ours, the bytes are its traceback."""
+"""Before every message from the process: kind, three numbers, bytes."""
+READY, PIXELS, REJECTED, FAULT = range(4)
+"""Kinds: ready to decode; pixels, with their shape; a rejection, with its status and reason; a traceback."""
 
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
-"""A JPEG's marker, also after or inside compressed data."""
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # of a JPEG, also after or inside compressed data
 
 
 @dataclasses.dataclass(frozen=True)
-class Orders:
-    """What a decoding process has to know; its first message, pickled."""
+class DecodeOptions:
+    """The first message to a decoder process, pickled."""
 
     reader: Callable[[bytes], Pixels]
     """From an encoded picture to pixels; raises `ImageError`."""
     max_megapixels: float
     max_memory_mb: float
-    """Megabytes that decoding one picture may take, where the platform can limit it."""
+    """Memory for decoding one picture, in MB, where the platform can limit it."""
     max_seconds: float
-    """Seconds after which the process ends itself, in case nobody is left to kill it."""
+    """The process ends itself after so long with one picture, in case the server has died."""
 
 
-class Refused(Exception):  # noqa: N818 - an answer
-    """A picture that is not decoded: a status of HTTP, and why."""
+class DecodeError(Exception):
+    """A picture that is not decoded: an HTTP status and the reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
 
 
-def decode(content: bytes, orders: Orders) -> Pixels:
-    """An encoded picture as pixels, uint8 (C, H, W).
+def decode(content: bytes, options: DecodeOptions) -> Pixels:
+    """Return a picture's pixels, uint8 (C, H, W).
 
     Raises:
-        Refused: 413, too many pixels or too much memory; 422, not a picture of `FORMATS`, a broken one, or
-            one in more parts than encoders write.
+        DecodeError: 413, too many pixels or too much memory; 422, not a picture of `FORMATS`, broken, or
+            in more parts than encoders write.
     """
-    limit = orders.max_megapixels
+    limit = options.max_megapixels
     try:
         check_parts(content)
         with naming_faults(content), Image.open(io.BytesIO(content), formats=_formats()) as image:
             pixels = image.width * image.height
             if any(tile[0] == "bmp_rle" for tile in image.tile):
-                raise Refused(422, "BMP with run lengths is not read; send it as PNG")
+                raise DecodeError(422, "run-length encoded BMP is not supported; send it as PNG")
         if pixels > limit * 1e6:
-            raise Refused(413, f"{pixels / 1e6:.1f} million pixels, over the limit of {limit:g}")
-        return orders.reader(content)
+            raise DecodeError(413, f"{pixels / 1e6:.1f} million pixels, over the limit of {limit:g}")
+        return options.reader(content)
     except ImageError as error:
         reason = str(error).removeprefix("<bytes>: ")
         if isinstance(error.__cause__, UnidentifiedImageError):
-            raise Refused(
-                422, f"not a picture of a format that is read here: {', '.join(_formats())}"
-            ) from error
+            accepted = ", ".join(_formats())
+            raise DecodeError(422, f"not a picture of an accepted format: {accepted}") from error
         if isinstance(error.__cause__, Image.DecompressionBombError):
-            raise Refused(413, f"{reason}; the limit is {limit:g} million pixels") from error
-        raise Refused(422, reason) from error
+            raise DecodeError(413, f"{reason}; the limit is {limit:g} million pixels") from error
+        raise DecodeError(422, reason) from error
     except MemoryError as error:
-        most = f"{orders.max_memory_mb:g} MB"
-        raise Refused(413, f"decoding takes more than {most} of memory; send it smaller") from error
+        most = f"{options.max_memory_mb:g} MB"
+        raise DecodeError(
+            413, f"decoding takes more than {most} of memory; send a smaller picture"
+        ) from error
 
 
 def check_parts(content: bytes) -> None:
-    """Refuse a JPEG of very many scans or segments, and a PNG of very many chunks.
-
-    Raises:
-        Refused: 422.
-    """
+    """Reject a JPEG with very many scans or segments, and a PNG with very many chunks."""
     if content.startswith(b"\xff\xd8"):
         _check_jpeg(content)
     elif content.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -121,9 +116,7 @@ def _check_jpeg(content: bytes) -> None:
         segments += 1
         scans += marker == 0xDA
         if scans > MAX_SCANS or segments > MAX_SEGMENTS:
-            raise Refused(
-                422, f"a JPEG of more than {MAX_SCANS} scans or {MAX_SEGMENTS} segments is not read"
-            )
+            raise DecodeError(422, f"a JPEG may have {MAX_SCANS} scans and {MAX_SEGMENTS} segments at most")
         if marker not in (0x01, 0xD8):  # which have no length
             at += int.from_bytes(content[at : at + 2], "big")
 
@@ -135,18 +128,18 @@ def _check_png(content: bytes) -> None:
         at += 12 + int.from_bytes(content[at : at + 4], "big")
         chunks += 1
         if chunks > most:
-            raise Refused(422, f"a PNG of {len(content)} bytes in more than {most} chunks is not read")
+            raise DecodeError(422, f"a PNG of {len(content)} bytes may have {most} chunks at most")
 
 
 @functools.cache
 def _formats() -> tuple[str, ...]:
-    """Those of `FORMATS` that this Pillow has."""
+    """The members of `FORMATS` that this Pillow can read."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def limit_memory(megabytes: float) -> None:
-    """Let allocations fail beyond so many megabytes, where the platform can: Linux does, Windows does not."""
+    """Let allocations beyond this fail, where the platform can: Linux can, Windows cannot."""
     try:
         import resource
     except ImportError:
@@ -160,36 +153,35 @@ def limit_memory(megabytes: float) -> None:
 
 
 def main() -> None:
-    """Decode what comes until standard input ends."""
-    for name in ("SIGINT", "SIGTERM"):  # also sent to all processes of a service: the server decides here
+    """Decode pictures until standard input ends."""
+    for name in ("SIGINT", "SIGTERM"):  # a service manager sends them to all processes; the server decides
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     warnings.simplefilter("ignore")  # Pillow's, about the pictures of strangers
     requests = sys.stdin.buffer
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # output of libraries must not mix with the results
     first = _message(requests)
     if first is None:
         return
-    orders: Orders = pickle.loads(first)  # noqa: S301 - of the server, which started this process
+    options: DecodeOptions = pickle.loads(first)  # noqa: S301 - of the server, which started this process
     _formats()
-    limit_memory(orders.max_memory_mb)
-    with contextlib.suppress(BrokenPipeError):  # the server has gone
-        _send(answers, READY)
+    limit_memory(options.max_memory_mb)
+    with contextlib.suppress(BrokenPipeError):  # the server has died
+        _send(results, READY)
         while (content := _message(requests)) is not None:
-            with _ending_after(orders.max_seconds):
-                _answer(content, orders, answers)
+            _set_timer(options.max_seconds)
+            _send(results, *_result(content, options))
+            _set_timer(0)
 
 
-def _answer(content: bytes, orders: Orders, answers: BinaryIO) -> None:
+def _result(content: bytes, options: DecodeOptions) -> tuple[int, tuple[int, ...], bytes | memoryview]:
     try:
-        pixels = decode(content, orders)
-    except Refused as refused:
-        _send(answers, REFUSED, (refused.status, 0, 0), str(refused).encode())
-    except Exception:  # noqa: BLE001 - told to the server, which raises it
-        _send(answers, FAULT, content=traceback.format_exc().encode())
-    else:
-        channels, height, width = pixels.shape
-        _send(answers, PIXELS, (channels, height, width), pixels.data)
+        pixels = decode(content, options)
+    except DecodeError as error:
+        return REJECTED, (error.status, 0, 0), str(error).encode()
+    except Exception:  # noqa: BLE001 - the server raises it
+        return FAULT, (0, 0, 0), traceback.format_exc().encode()
+    return PIXELS, pixels.shape, pixels.data
 
 
 def _message(requests: BinaryIO) -> bytes | None:
@@ -203,24 +195,17 @@ def _message(requests: BinaryIO) -> bytes | None:
 
 
 def _send(
-    answers: BinaryIO, kind: int, numbers: tuple[int, int, int] = (0, 0, 0), content: bytes | memoryview = b""
+    results: BinaryIO, kind: int, numbers: tuple[int, ...] = (0, 0, 0), content: bytes | memoryview = b""
 ) -> None:
-    answers.write(HEADER.pack(kind, *numbers, memoryview(content).nbytes))
-    answers.write(content)
-    answers.flush()
+    results.write(HEADER.pack(kind, *numbers, memoryview(content).nbytes))
+    results.write(content)
+    results.flush()
 
 
-@contextlib.contextmanager
-def _ending_after(seconds: float) -> Iterator[None]:
-    """End this process where what is inside takes longer, also in the middle of a library's C."""
-    if not hasattr(signal, "setitimer"):  # Windows
-        yield
-        return
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+def _set_timer(seconds: float) -> None:
+    """End this process after so many seconds, even in the middle of C code; 0 stops the timer."""
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,26 @@
-"""The attention explorer: its page at `/`, and what the page asks for.
+"""The attention explorer: its page at `/`, and the routes that the page uses.
 
-The page is plain files in `web/`, read once and served from memory. It gets a picture's answer and attention
-as one `attention_pack`, and computes everything that it draws from that. Handlers import what needs torch
-when they are asked: the server answers before torch is there.
+The page consists of plain files in `web/`, served from memory. It gets a picture's prediction and attention
+as one `attention_pack` and computes everything that it draws from that. Routes import torch only when
+they are used, because the server answers before torch is imported.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Callable
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 
-from vitascope.deploy.server.schemas import Sample
-from vitascope.deploy.server.uploads import BINARY, LOOKING_INSIDE, NOT_LOADED, PICTURES
+from vitascope.deploy.server import schemas
+from vitascope.deploy.server.openapi import BINARY, METHOD, MODEL_ERRORS, PICTURES, responses
+from vitascope.deploy.server.service import Service
 from vitascope.errors import UserError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vitascope.deploy.server.service import Service
-
-KINDS = {
+MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -31,15 +28,8 @@ KINDS = {
 }
 """The files that `web/` may have."""
 PACK = "application/octet-stream"
-PACKED: dict[int | str, dict[str, Any]] = {
-    200: {"description": "A safetensors file.", "content": {PACK: BINARY}},
-    **LOOKING_INSIDE,
-}
-SAMPLE: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The picture.", "content": {"image/jpeg": BINARY, "image/png": BINARY}},
-    404: {"description": "No such sample."},
-    **NOT_LOADED,
-}
+PACKED = responses({"description": "A safetensors file.", "content": {PACK: BINARY}}, *MODEL_ERRORS)
+PICTURE = {"description": "The picture.", "content": {"image/jpeg": BINARY, "image/png": BINARY}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,21 +37,17 @@ class WebFile:
     """A file of the page."""
 
     content: bytes
-    kind: str
+    media_type: str
     etag: str
 
 
 def router(service: Service) -> APIRouter:
-    """The routes of the page: `/`, `/web/*`, `/v1/attention`, `/v1/heatmap` and `/v1/samples`.
-
-    Args:
-        service: reads pictures, and computes in the model's thread.
-    """
+    """The routes `/`, `/web/*`, `/v1/attention`, `/v1/heatmap` and `/v1/samples`."""
     routes = APIRouter(tags=["explorer"])
     pages = web_files()
 
     async def packed(request: Request, kind: str, pack: Callable[..., bytes], *args: Any) -> Response:
-        """What a function of `attention_pack` makes of the engine and the request's picture."""
+        """The result of a function of `attention_pack` for the engine and the request's picture."""
         pixels = await service.read_picture(request)
         deadline = service.deadline(request, service.settings.explain_deadline_ms)
         work = service.run(pack, service.engine, pixels, *args, deadline=deadline, kind=kind)
@@ -70,19 +56,19 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
-        return _answer(pages["index.html"], request)
+        return _response(pages["index.html"], request)
 
     @routes.get("/web/{name}", include_in_schema=False)
     async def web_file(name: str, request: Request) -> Response:
-        return _answer(pages[name], request) if name in pages else Response(status_code=404)
+        return _response(pages[name], request) if name in pages else Response(status_code=404)
 
     @routes.post("/v1/attention", response_class=Response, openapi_extra=PICTURES, responses=PACKED)
     async def attention(
         request: Request,
-        layer: int | None = Query(None, description="one layer alone, from 0"),
-        head: int | Literal["mean"] | None = Query(None, description="one head of it, from 0, or `mean`"),
+        layer: int | None = Query(None, description="only this layer, from 0"),
+        head: int | Literal["mean"] | None = Query(None, description="its head, from 0, or `mean`"),
     ) -> Response:
-        """A picture's answer and attention as a safetensors file; of a large model, one layer at a time."""
+        """A picture's prediction and attention as a safetensors file; of large models, layer by layer."""
         from vitascope.deploy.server.attention_pack import pack_attention, pack_picture
 
         if layer is None:
@@ -95,30 +81,30 @@ def router(service: Service) -> APIRouter:
     async def heatmap(
         request: Request,
         target: int = Query(description="the class, from 0"),
-        method: str = Query("grad-cam", description="one that explains a class"),
+        method: str | None = Query(None, description=METHOD),
     ) -> Response:
-        """Where a picture speaks for a class, as a safetensors file."""
+        """The heatmap of a class, as a safetensors file."""
         from vitascope.deploy.server.attention_pack import pack_heatmap
+        from vitascope.explain.methods import DEFAULT_METHOD
 
+        method = method or DEFAULT_METHOD
         return await packed(request, f"heatmap-{method}", pack_heatmap, method, target)
 
-    @routes.get("/v1/samples", responses={200: {"model": list[Sample]}, **NOT_LOADED})
+    @routes.get("/v1/samples", responses=responses({"model": list[schemas.Sample]}, 503))
     def samples() -> list[dict[str, str]]:
-        """Pictures to try the model on: their names and titles."""
+        """The names and titles of pictures to try."""
         from vitascope.deploy.server.samples import samples_for
 
-        return [
-            {"name": sample.name, "title": sample.title} for sample in samples_for(service.engine.preprocess)
-        ]
+        return [{"name": one.name, "title": one.title} for one in samples_for(service.engine.preprocess)]
 
-    @routes.get("/v1/samples/{name}", response_class=Response, responses=SAMPLE)
+    @routes.get("/v1/samples/{name}", response_class=Response, responses=responses(PICTURE, 404, 503))
     def sample(name: str) -> Response:
-        """One of the samples."""
+        """A picture to try."""
         from vitascope.deploy.server.samples import samples_for
 
         for one in samples_for(service.engine.preprocess):
             if one.name == name:
-                return Response(one.content, media_type=one.kind)
+                return Response(one.content, media_type=one.media_type)
         raise HTTPException(404, "no such sample; /v1/samples lists them")
 
     return routes
@@ -128,16 +114,16 @@ def web_files() -> dict[str, WebFile]:
     """The page's files by name."""
     found = {}
     for path in files("vitascope.deploy.server").joinpath("web").iterdir():
-        kind = KINDS.get(path.name[path.name.rfind(".") :])
-        if kind is not None:
+        media_type = MEDIA_TYPES.get(path.name[path.name.rfind(".") :])
+        if media_type is not None:
             content = path.read_bytes()
-            found[path.name] = WebFile(content, kind, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+            found[path.name] = WebFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
     return found
 
 
-def _answer(file: WebFile, request: Request) -> Response:
-    """A file, or 304 to a browser that has it."""
-    headers = {"ETag": file.etag, "Cache-Control": "no-cache"}  # asked for again each time
+def _response(file: WebFile, request: Request) -> Response:
+    """A file, or 304 if the browser has it."""
+    headers = {"ETag": file.etag, "Cache-Control": "no-cache"}  # which means: ask again each time
     if request.headers.get("If-None-Match") == file.etag:
         return Response(status_code=304, headers=headers)
-    return Response(file.content, media_type=file.kind, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)

@@ -1,9 +1,10 @@
-"""What the server counts and times, for Prometheus; of several workers, added up."""
+"""The server's Prometheus metrics; those of several workers are added up."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -13,94 +14,61 @@ if TYPE_CHECKING:
     from vitascope.deploy.predict.engine import Engine
 
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The environment variable that tells prometheus_client where workers keep their numbers for each other."""
+"""The environment variable with the folder through which workers share their metrics."""
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """The numbers of one server process, each server with its own."""
+    """The metrics of one server process."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        registry = self._registry
-        self.requests = Counter(
-            "vitascope_requests",
-            "Requests answered, by route and status.",
-            ["route", "status"],
-            registry=registry,
+        self._registry = registry = CollectorRegistry()
+        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        count = partial(Counter, registry=registry)
+        times = partial(Histogram, registry=registry, buckets=SECONDS)
+        gauge = partial(Gauge, registry=registry)
+        self.requests = count(
+            "vitascope_requests", "Requests answered, by route and status.", ["route", "status"]
         )
-        self.request_seconds = Histogram(
-            "vitascope_request_seconds",
-            "From a request's headers to its answer.",
-            ["route"],
-            buckets=SECONDS,
-            registry=registry,
+        self.request_seconds = times(
+            "vitascope_request_seconds", "From a request's headers to its response.", ["route"]
         )
-        self.in_flight = Gauge(
-            "vitascope_requests_in_flight",
-            "Requests let in and not answered.",
-            multiprocess_mode="livesum",
-            registry=registry,
+        self.in_flight = gauge(
+            "vitascope_requests_in_flight", "Requests admitted and not answered.", multiprocess_mode="livesum"
         )
-        self.refused = Counter("vitascope_refused", "Requests answered with 429.", registry=registry)
-        self.expired = Counter(
-            "vitascope_expired",
-            "Pictures whose deadline passed, by where they were.",
-            ["stage"],
-            registry=registry,
-        )
-        self.abandoned = Counter(
-            "vitascope_abandoned",
-            "Requests whose client closed the connection before the answer.",
-            registry=registry,
-        )
-        self.computed = Counter(
-            "vitascope_computed", "Items that the model computed.", ["work"], registry=registry
-        )
+        self.refused = count("vitascope_refused", "Requests answered with 429.")
+        self.expired = count("vitascope_expired", "Requests whose deadline passed, by stage.", ["stage"])
+        self.abandoned = count("vitascope_abandoned", "Requests whose client left before the response.")
+        self.computed = count("vitascope_computed", "Items that the model computed.", ["work"])
         self.batch_items = Histogram(
-            "vitascope_batch_items", "Items in a batch.", ["work"], buckets=BATCHES, registry=registry
+            "vitascope_batch_items", "Items per batch.", ["work"], registry=registry, buckets=BATCHES
         )
-        self.queue_seconds = Histogram(
-            "vitascope_queue_seconds",
-            "What an item waited in the queue.",
-            ["work"],
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self.model_seconds = Histogram(
-            "vitascope_model_seconds",
-            "What a batch was computed for.",
-            ["work"],
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self.model = Gauge(
+        self.queue_seconds = times("vitascope_queue_seconds", "Time of an item in the queue.", ["work"])
+        self.model_seconds = times("vitascope_model_seconds", "Time of a batch in the model.", ["work"])
+        self.model = gauge(
             "vitascope_model_info",
-            "1, labelled by the model that is served.",
+            "1, labelled by the served model.",
             ["name", "architecture", "digest"],
             multiprocess_mode="livemax",
-            registry=registry,
         )
-        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         if SHARED_FOLDER not in os.environ:
-            ProcessCollector(registry=self._registry)
+            ProcessCollector(registry=registry)
 
-    def serves(self, engine: Engine) -> None:
-        """The model is loaded; its digest, which takes a moment, is computed here."""
+    def set_model(self, engine: Engine) -> None:
+        """Record the loaded model; computes its digest, which takes a moment."""
         self.model.labels(engine.name, engine.architecture, engine.digest).set(1)
 
-    def batch(self, work: str, items: int, queue_seconds: Sequence[float], model_seconds: float) -> None:
-        """A batch was computed."""
-        self.computed.labels(work).inc(items)
-        self.batch_items.labels(work).observe(items)
+    def observe_batch(self, work: str, queue_seconds: Sequence[float], model_seconds: float) -> None:
+        """Record a computed batch."""
+        self.computed.labels(work).inc(len(queue_seconds))
+        self.batch_items.labels(work).observe(len(queue_seconds))
         self.model_seconds.labels(work).observe(model_seconds)
-        waited = self.queue_seconds.labels(work)
         for seconds in queue_seconds:
-            waited.observe(seconds)
+            self.queue_seconds.labels(work).observe(seconds)
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
-        """A request was answered."""
+    def observe_request(self, route: str, status: int, seconds: float) -> None:
+        """Record an answered request."""
         counts = self._answers.get((route, status))
         if counts is None:  # finding a metric by its labels takes longer than counting
             counts = self.requests.labels(route, str(status)), self.request_seconds.labels(route)
@@ -109,7 +77,7 @@ class Metrics:
         counts[1].observe(seconds)
 
     def text(self) -> bytes:
-        """All numbers in Prometheus' text format, of all workers together."""
+        """All metrics in Prometheus' text format."""
         if SHARED_FOLDER not in os.environ:
             return generate_latest(self._registry)
         together = CollectorRegistry()

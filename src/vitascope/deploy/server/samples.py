@@ -22,7 +22,7 @@ class Sample:
     """In its address."""
     title: str
     """What it shows, and whose it is."""
-    kind: str
+    media_type: str
     """Its media type."""
     content: bytes
     """The encoded picture."""

@@ -1,6 +1,6 @@
-"""The shapes of the server's JSON answers, for its OpenAPI description.
+"""The JSON schemas of the server's responses, for the OpenAPI document.
 
-Handlers write JSON themselves, which is faster; tests hold their answers against these.
+Routes write JSON themselves, which is faster; tests validate their responses by these schemas.
 """
 
 from __future__ import annotations
@@ -10,39 +10,33 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Answer(BaseModel):
-    """A JSON object without other fields."""
+class Schema(BaseModel):
+    """A JSON object without further fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Problem(Answer):
+class Problem(Schema):
     """An error."""
 
     error: str = Field(description="what is wrong, and what to do")
 
 
-class Live(Answer):
-    """The process answers."""
+class Health(Schema):
+    """The server's state."""
 
-    status: Literal["live"]
-
-
-class Ready(Answer):
-    """Requests may be sent here."""
-
-    status: Literal["ready"]
+    status: Literal["live", "ready"]
 
 
-class Timing(Answer):
-    """How an answer came about."""
+class Timing(Schema):
+    """The time that a result took."""
 
     queue_ms: float = Field(ge=0, description="milliseconds in the queue")
     model_ms: float = Field(ge=0, description="milliseconds of its batch in the model")
-    batch_size: int = Field(ge=1, description="pictures of its batch")
+    batch_size: int = Field(ge=1, description="pictures in its batch")
 
 
-class ClassName(Answer):
+class ClassName(Schema):
     """A class."""
 
     label: str
@@ -55,67 +49,67 @@ class Prediction(ClassName):
     score: float = Field(ge=0)
 
 
-class Predictions(Answer):
+class Predictions(Schema):
     """The most probable classes of a picture, most probable first."""
 
     predictions: list[Prediction]
     timing: Timing
 
 
-class Embedding(Answer):
-    """A picture's representation before the head."""
+class Embedding(Schema):
+    """The pooled representation of a picture."""
 
     embedding: list[float]
     timing: Timing
 
 
 class NamedPredictions(Predictions):
-    """The same of a file of a form."""
+    """The predictions for a file of a form."""
 
     name: str
 
 
 class NamedEmbedding(Embedding):
-    """The same of a file of a form."""
+    """The embedding of a file of a form."""
 
     name: str
 
 
 class NamedProblem(Problem):
-    """A file of a form that could not be answered."""
+    """The error of a file of a form."""
 
     name: str
 
 
-class FormPredictions(Answer):
-    """Each file's answer or error, in the order of the form; status 200 if at least one has an answer."""
+class FormPredictions(Schema):
+    """A result or error per file, in the order of the form; status 200 if at least one has a result."""
 
     results: list[NamedPredictions | NamedProblem]
 
 
-class FormEmbeddings(Answer):
-    """Each file's answer or error, in the order of the form; status 200 if at least one has an answer."""
+class FormEmbeddings(Schema):
+    """A result or error per file, in the order of the form; status 200 if at least one has a result."""
 
     results: list[NamedEmbedding | NamedProblem]
 
 
-class Heatmap(Answer):
-    """Where the model looks in a picture."""
+class Heatmap(Schema):
+    """An explanation of a picture."""
 
     method: str
-    target: ClassName | None = Field(description="the explained class; null where the method has none")
+    target: ClassName | None = Field(description="the explained class; null if the method has none")
     heatmap: list[list[float]] = Field(description="rows of the patch grid; the largest value is 1")
 
 
-class Sample(Answer):
+class Sample(Schema):
     """A picture to try."""
 
     name: str
     title: str
 
 
-class Limits(Answer):
-    """What a request may bring and take."""
+class Limits(Schema):
+    """The limits of a request."""
 
     max_body_mb: float
     max_megapixels: float
@@ -124,7 +118,7 @@ class Limits(Answer):
     explain_deadline_ms: float
 
 
-class ModelDescription(BaseModel):
+class ModelDescription(Schema):
     """The served model."""
 
     name: str

@@ -1,292 +1,266 @@
-"""What the server's routes work with: the model, the way of a picture to it, and whether it is ready.
+"""The model behind a queue: admission, the way of a picture to the model, loading and readiness.
 
-A route reads pictures with `read_picture`, and computes with `predict`, `embed` or `run`, which go through
-one bounded queue to the one thread that has the model. Routes never touch the model in the event loop.
+Routes read pictures with `read_picture` or `decode`, and compute with `predict`, `embed` or `run`, which go
+through one bounded queue to the one thread that has the model.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitascope.deploy.server.batcher import Batcher, Expired, LongWork, Outcome, Overloaded, Work
-from vitascope.deploy.server.decoder_pool import Decoders, Displaced, Late
-from vitascope.deploy.server.decoder_process import Orders, Refused
+from vitascope.deploy.server.access_log import RequestIds, log_request
+from vitascope.deploy.server.batcher import Batcher, LongWork, Outcome, Pause, Work
+from vitascope.deploy.server.decoder_pool import DecoderPool
+from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions
 from vitascope.deploy.server.metrics import Metrics
+from vitascope.deploy.server.rejections import Expired, Overloaded, Rejection, raw_response
 from vitascope.deploy.server.settings import Settings
-from vitascope.deploy.server.uploads import (
-    Arriving,
-    Refusal,
-    RequestIds,
-    Upload,
-    deadline_seconds,
-    read_uploads,
-)
+from vitascope.deploy.server.uploads import ArrivingBodies, Upload, deadline_seconds, read_uploads
 
 if TYPE_CHECKING:
     import torch
     from starlette.requests import Request
 
     from vitascope.data.preprocess import Pixels
-    from vitascope.deploy.predict.engine import Engine
+    from vitascope.deploy.predict.engine import Engine, TorchEngine
 
 R = TypeVar("R")
 SPARE = 5.0
-"""Seconds beyond the deadline after which a decoding process ends itself."""
-LOOK = 0.05
-"""Seconds between two looks at how late the event loop is."""
+"""Seconds beyond the deadline after which a decoder process ends itself."""
+LAG_INTERVAL = 0.05
+"""Seconds between two measurements of the event loop's lag."""
 SHED_LEAST, SHED_MOST = 0.005, 0.02
-"""Seconds for which predictions are refused without another look once there was no room for one ..."""
+"""Bounds, in seconds, of the time for which predictions are rejected without another check ..."""
 SHED_SHARE = 0.25
-"""... which is this share of the time that the work ahead takes: the model does not run out of it."""
+"""... which is this share of the time of the pending work, so that the model does not run out of work."""
 RECENT = 1.0
-"""Seconds for which a refusal says that the server is saturated."""
+"""Seconds for which the server reports itself as saturated after a rejection."""
 
 
 class Service:
     """A model behind a queue.
 
     Args:
-        open_engine: opens the model; called once, in a thread.
+        open_engine: opens the model; called once, in the model's thread.
         settings: the limits.
     """
 
     def __init__(self, open_engine: Callable[[], Engine], settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.draining = False
-        """Whether the server is about to stop: what comes now gets 503."""
-        self.in_flight = 0
-        """Requests that have been let in and not been answered."""
-        self.unanswered = 0
-        """Requests that were in flight when the time to finish them was over."""
         self.request_ids = RequestIds()
-        self.arriving = Arriving()
-        """Those of them whose bodies are being read."""
+        self.arriving = ArrivingBodies()
+        self.draining = False
+        """Whether the server is stopping: new requests get 503."""
+        self.in_flight = 0
+        """Requests that need the model, admitted and not answered."""
+        self.unanswered = 0
+        """Requests in flight when the time to finish them was over."""
         self.lag = 0.0
-        """Seconds that a request has waited before it is seen: how late the event loop was last found."""
+        """Seconds by which the event loop is late, which a request waits before it is seen."""
+        self.batcher = Batcher(
+            capacity=settings.queue,
+            max_wait=settings.max_wait_ms / 1000,
+            observe=self.metrics.observe_batch,
+        )
+        self.decoders = DecoderPool()
         self._open_engine = open_engine
         self._engine: Engine | None = None
-        self._last_refusal = float("-inf")
-        self._shed_until = float("-inf")
-        self._shed_answer = (b"", b"")
-        self._batcher = Batcher(
-            capacity=settings.queue, max_wait=settings.max_wait_ms / 1000, observer=self.metrics
-        )
-        self._decoders = Decoders()
+        self._last_overload = self._shed_until = float("-inf")
+        self._shed_response = (b"", b"")
         self._predict = Work("predict", self._probabilities, settings.max_batch)
         self._embed = Work("embed", self._embeddings, settings.max_batch)
-        self._alone: dict[str, Work] = {}
-        self._loading: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._long_works: dict[str, LongWork] = {}
+        self._tasks: list[asyncio.Task[None]] = []
         self._given_up: asyncio.Future[None] | None = None
 
-    # The model's life
+    # Loading, readiness, end
 
     async def start(self) -> None:
         """Begin to load the model, in the background."""
-        self._given_up = asyncio.get_running_loop().create_future()
-        self._batcher.start()
-        self._decoders.start()
-        self._loading = asyncio.get_running_loop().create_task(self._load())
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        loop = asyncio.get_running_loop()
+        self._given_up = loop.create_future()
+        self.batcher.start()
+        self.decoders.start()
+        self._tasks = [loop.create_task(self._load()), loop.create_task(self._measure_lag())]
 
-    @property
-    def is_loading(self) -> bool:
-        """Whether the model is neither there nor known to be impossible."""
-        return self._engine is None and self.fault is None
-
-    @property
-    def fault(self) -> BaseException | None:
-        """What stopped the model from loading; None as long as nothing did."""
-        loading = self._loading
-        return loading.exception() if loading and loading.done() and not loading.cancelled() else None
+    async def stop(self) -> None:
+        """Drop everything that is not done."""
+        for task in self._tasks:
+            task.cancel()
+        await self.batcher.stop()
+        await self.decoders.stop()
 
     def give_up(self) -> None:
-        """The time to finish is over: what is in flight gets 503."""
+        """Answer the requests in flight with 503: the time to finish them is over."""
         if self._given_up is not None and not self._given_up.done():
             self.unanswered = self.in_flight
             self._given_up.set_result(None)
 
-    async def stop(self) -> None:
-        """Give up whatever is not done."""
-        for task in (self._loading, self._watching):
-            if task is not None:
-                task.cancel()
-        await self._batcher.stop()
-        await self._decoders.stop()
+    @property
+    def fault(self) -> BaseException | None:
+        """The exception that loading the model raised."""
+        loading = self._tasks[0] if self._tasks else None
+        return loading.exception() if loading and loading.done() and not loading.cancelled() else None
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the model is neither loaded nor failed to load."""
+        return self._engine is None and self.fault is None
 
     @property
     def engine(self) -> Engine:
-        """What answers.
+        """The loaded engine.
 
         Raises:
-            Refusal: 503, it is not loaded yet, or cannot be.
+            Rejection: 503, it is not loaded.
         """
         if self._engine is None:
-            raise Refusal(503, self.why_not_ready(), retry_after=1)
+            raise Rejection(503, self.why_not_ready())
         return self._engine
 
     def why_not_ready(self) -> str:
-        """Why no request should be sent here now; empty where all is well."""
+        """The reason why requests should go elsewhere; empty if the server is ready."""
         if self.draining:
             return "the server is stopping"
         if self._engine is None:
             return f"the model cannot be loaded: {self.fault}" if self.fault else "the model is still loading"
-        stalled = self._batcher.seconds_computing()
+        stalled = self.batcher.seconds_computing()
         if stalled > self.settings.stalled_s:
             return f"the model has not answered for {stalled:.0f} s"
-        if self._now() - self._last_refusal < RECENT:
-            return "saturated: requests are being refused"
-        return ""
+        return "saturated: requests are being rejected" if _now() - self._last_overload < RECENT else ""
 
-    @property
-    def is_computing(self) -> bool:
-        """Whether the model's thread is at work, on a batch or on loading."""
-        return self._batcher.computing > 0
+    # Admission
 
-    # Requests
-
-    def check_room(self, *, at_once: bool) -> None:
-        """Refuse a request before anything of it is read, where it could not be computed in time.
-
-        Args:
-            at_once: it is a prediction, so that it is known how long it may wait.
+    def check_room(self, *, is_prediction: bool) -> None:
+        """Reject a request before its body is read if it could not be computed in time.
 
         Raises:
-            Refusal: 503 or 429, with the seconds after which to try again.
+            Rejection: 503.
+            Overloaded: with the time to retry.
         """
         if self.draining:
-            raise Refusal(503, "the server is stopping", retry_after=1)
+            raise Rejection(503, self.why_not_ready())
         _ = self.engine
-        try:
-            self._check_places(1)
-            if at_once:
-                self._check_time()
-        except Overloaded as overload:
-            raise self._refusal(overload) from overload
+        self._check_places(1)
+        if is_prediction:  # the others may have longer deadlines
+            self._check_time()
+
+    def _check_time(self) -> None:
+        deadline = self.deadline()
+        if deadline <= _now():
+            raise Overloaded(f"requests wait for {self.lag:.1f} s before they are seen", self.lag)
+        coming = max(0, self.in_flight - self.arriving.requests - self.batcher.pending)
+        self.batcher.check_room(self._predict, deadline, coming=coming)
+
+    def _check_places(self, more: int) -> None:
+        """Reject `more` requests beyond the limit; those whose bodies are being read do not count."""
+        limit = self.settings.queue
+        if self.in_flight - self.arriving.requests + more > limit:
+            raise Overloaded(
+                f"{limit} requests are in progress, which is the limit", self.batcher.seconds_ahead()
+            )
 
     def shed(self, client: str, given_id: bytes | None) -> bytes | None:
-        """The whole answer, 429, to a prediction for which there is no room; None where there may be.
-
-        It is counted and logged as any other. The reason that it gives may be `SHED_MOST` old.
+        """The raw 429 for a prediction for which there is no room, logged and counted; else None.
 
         Args:
             client: its address.
             given_id: its X-Request-ID.
         """
-        from vitascope.deploy.server.middleware import log_access, refusal_parts
-
         if self.draining or self._engine is None:
             return None
-        now = self._now()
+        now = _now()
         if now >= self._shed_until:
             try:
                 self._check_places(1)
                 self._check_time()
-            except Overloaded as overload:
-                self._shed_answer = refusal_parts(_no_room(overload))
-                self._shed_until = now + min(max(SHED_SHARE * overload.ahead, SHED_LEAST), SHED_MOST)
-            else:
                 return None
-        self._last_refusal = now
+            except Overloaded as overload:
+                self._shed_response = raw_response(overload)
+                seconds = SHED_SHARE * overload.seconds_ahead
+                self._shed_until = now + min(max(seconds, SHED_LEAST), SHED_MOST)
+        self._last_overload = now
         self.metrics.refused.inc()
-        self.metrics.answered("/v1/predict", 429, 0.0)
+        self.metrics.observe_request("/v1/predict", 429, 0.0)
         request_id = self.request_ids.of(given_id)
         if self.settings.access_log:
-            log_access(client, "POST", "/v1/predict", 429, 0.0, request_id)
-        head, body = self._shed_answer
+            log_request(client, "POST", "/v1/predict", 429, 0.0, request_id)
+        head, body = self._shed_response
         return b"%sx-request-id: %s\r\n\r\n%s" % (head, request_id, body)
 
-    def _check_time(self) -> None:
-        """Refuse a prediction that could not be computed before its deadline."""
-        deadline = self.deadline(None)
-        if deadline <= self._now():
-            raise Overloaded(f"requests wait for {self.lag:.1f} s before they are seen", self.lag)
-        arrived = self.in_flight - self.arriving.requests
-        coming = max(0, arrived - self._batcher.waiting - self._batcher.computing)
-        self._batcher.check_room(self._predict, deadline, coming=coming)
+    def count_rejection(self, rejection: Exception) -> None:
+        """Update the metrics, and whether the server is saturated."""
+        if isinstance(rejection, Overloaded):
+            self._last_overload = _now()
+        if isinstance(rejection, Expired):
+            self.metrics.expired.labels(rejection.stage).inc()
+        elif isinstance(rejection, Rejection) and rejection.status_code == 429:
+            self.metrics.refused.inc()
 
-    def _check_places(self, more: int) -> None:
-        """Refuse `more` requests beyond the queue's places; those whose bodies are still read take none."""
-        limit = self.settings.queue
-        if self.in_flight - self.arriving.requests + more > limit:
-            ahead = self._batcher.seconds_ahead()
-            raise Overloaded(f"{limit} requests are in work, which is the limit", ahead)
+    def enter(self, computes: bool) -> None:
+        """Count an admitted request."""
+        self.in_flight += computes
+        self.metrics.in_flight.inc(computes)
 
-    def enter(self, counted: bool) -> None:
-        """A request has been let in; `counted` among those that need the model."""
-        self.in_flight += counted
-        self.metrics.in_flight.inc(counted)
+    def leave(self, computes: bool) -> None:
+        """Count an answered request."""
+        self.in_flight -= computes
+        self.metrics.in_flight.dec(computes)
 
-    def leave(self, counted: bool) -> None:
-        """It has been answered."""
-        self.in_flight -= counted
-        self.metrics.in_flight.dec(counted)
-
-    def deadline(self, request: Request | None, milliseconds: float | None = None) -> float:
-        """When a request has to be answered, on the event loop's clock; counted from when it came.
+    def deadline(self, request: Request | None = None, milliseconds: float | None = None) -> float:
+        """The deadline of a request, on the event loop's clock, counted from its arrival.
 
         Args:
-            request: whose X-Deadline-Ms may make it less.
-            milliseconds: the longest; by default a prediction's.
+            request: its X-Deadline-Ms may shorten the time.
+            milliseconds: the longest time; by default a prediction's.
 
         Raises:
-            Refusal: 422, the header is no number above 0.
+            Rejection: 422, the header is not a number above 0.
         """
-        longest = (self.settings.deadline_ms if milliseconds is None else milliseconds) / 1000
+        longest = (milliseconds or self.settings.deadline_ms) / 1000
         asked = None if request is None else deadline_seconds(request)
-        return self._now() - self.lag + (longest if asked is None else min(asked, longest))
+        return _now() - self.lag + min(longest, asked or longest)
+
+    # Pictures
 
     async def read_uploads(self, request: Request) -> list[Upload]:
-        """The encoded pictures of a request, one of a raw body, or all files of a form.
+        """The encoded pictures of a request: one of a raw body, or all files of a form.
 
         Raises:
-            Refusal: 408, 413, 415 or 422, saying why; 429, no room is left now that the body is whole.
+            Rejection: 408, 413, 415 or 422; 429, no place is left now that the body is complete.
         """
         uploads = await read_uploads(request, self.settings, self.arriving)
-        try:
-            self._check_places(0)  # it has been among `in_flight` since its headers came
-        except Overloaded as overload:
-            raise self._refusal(overload) from overload
+        self._check_places(0)  # it has counted among `in_flight` since its headers arrived
         return uploads
 
     async def read_picture(self, request: Request) -> Pixels:
-        """The one picture of a request, decoded as the model takes it: uint8 (C, H, W).
+        """The only picture of a request, decoded: uint8 (C, H, W).
 
         Raises:
-            Refusal: as `read_uploads` and `decode`; 422, not one picture but several; 499, the client has
-                gone.
+            Rejection: as `read_uploads` and `decode`; 422, several pictures; 499, the client left.
         """
         uploads = await self.read_uploads(request)
         if len(uploads) != 1:
-            raise Refusal(422, f"one picture is expected here, not {len(uploads)}")
-        decoding = self.decode(uploads[0], deadline=self.deadline(request))
-        pixels: Pixels = await self.unless_gone(request, decoding)
-        return pixels
+            raise Rejection(422, f"expected one picture, not {len(uploads)}")
+        return await self.unless_gone(request, self.decode(uploads[0], deadline=self.deadline(request)))
 
     async def decode(self, upload: Upload, *, deadline: float) -> Pixels:
-        """An encoded picture as the model takes it: uint8 (C, H, W); decoded in a process of its own.
+        """Decode a picture in a process of its own: uint8 (C, H, W).
 
         Raises:
-            Refusal: 413, too many pixels or too much memory; 422, it cannot be decoded; 429, it takes long
-                while smaller pictures wait; 503, no model yet; 504, the deadline passed.
+            Rejection: 413, too many pixels or too much memory; 422, it cannot be decoded; 429, it takes long
+                while smaller pictures wait; 503, the model is not loaded; 504, the deadline passed.
         """
         _ = self.engine
         try:
-            return await self._decoders.decode(upload.content, deadline=deadline)
-        except Refused as refused:
-            raise Refusal(refused.status, upload.told(refused)) from refused
-        except Displaced as displaced:
-            self.metrics.refused.inc()
-            reason = "decoding takes long, and smaller pictures wait"
-            raise Refusal(429, upload.told(reason), retry_after=1) from displaced
-        except Late as late:
-            self.metrics.expired.labels("decoding").inc()
-            raise Refusal(504, upload.told("the deadline passed while decoding")) from late
+            return await self.decoders.decode(upload.content, deadline=deadline)
+        except DecodeError as error:
+            raise Rejection(error.status, f"{upload.name or 'the body'}: {error}") from error
 
     # Computing
 
@@ -294,129 +268,115 @@ class Service:
         """Probabilities (K,) of a picture, float32 on the CPU, computed together with others.
 
         Raises:
-            Refusal: 429, there is no room or no time; 504, the deadline passed; 503, no model; 501, one
-                without a head.
+            Rejection: 429, no room or no time; 501, no head; 503, the model is not loaded; 504, expired.
         """
         self.check_classes()
-        return await self._submit(self._predict, pixels, deadline)
+        return await self.batcher.submit(self._predict, pixels, deadline=deadline)
 
     async def embed(self, pixels: Pixels, *, deadline: float) -> Outcome:
         """The pooled representation (D,) of a picture, float32 on the CPU, computed together with others.
 
         Raises:
-            Refusal: as `predict`; 501, an exported model, which has none.
+            Rejection: as `predict`; 501, an exported file, which has none.
         """
         self.torch_engine()
-        return await self._submit(self._embed, pixels, deadline)
+        return await self.batcher.submit(self._embed, pixels, deadline=deadline)
 
-    async def run(self, function: Callable[..., R], *args: Any, deadline: float, kind: str = "other") -> R:
-        """A function's result, computed alone; predictions go between its parts, cancelling ends it there.
+    async def run(self, function: Callable[..., R], *args: Any, deadline: float, kind: str) -> R:
+        """A function's result, computed alone, in parts between which predictions are computed.
 
         Args:
-            function: called with `args`; `vitascope.explain.forward` tells its parts.
+            function: called with `args`; its parts are forward passes (`vitascope.explain.forward`).
             *args: its arguments.
-            deadline: as `deadline` gives it.
-            kind: what metrics call it; things of one kind take about the same time.
+            deadline: on the event loop's clock.
+            kind: its name in the metrics; functions of one kind take about the same time.
 
         Raises:
-            Refusal: as `predict`.
-            Exception: what the function raises.
+            Rejection: as `predict`.
+            Exception: raised by the function.
         """
 
-        def in_parts(pause: Callable[[], None]) -> R:
+        def in_parts(pause: Pause) -> R:
             from vitascope.explain.forward import before_each_forward
 
             with before_each_forward(pause):
                 return function(*args)
 
-        work = self._alone.get(kind) or LongWork(kind)
-        outcome = await self._submit(work, in_parts, deadline)
-        self._alone[kind] = work  # kept only now: what fails may be of a kind that a client made up
+        _ = self.engine
+        work = self._long_works.get(kind) or LongWork(kind)
+        outcome = await self.batcher.submit(work, in_parts, deadline=deadline)
+        self._long_works[kind] = work  # only now: a kind that fails may have been invented by a client
         return outcome.value
 
     def check_classes(self) -> None:
-        """Reject predictions of a model without a head before their pictures are read.
+        """Reject predictions of a model without a head.
 
         Raises:
-            Refusal: 501, it has no head; 503, it is not loaded.
+            Rejection: 501, it has no head; 503, it is not loaded.
         """
         if not self.engine.num_classes:
-            raise Refusal(501, "this model has no head, so it predicts no classes; use /v1/embed")
+            raise Rejection(501, "this model has no head, so it predicts no classes; use /v1/embed")
 
-    def torch_engine(self) -> Any:
-        """The engine, where it is a model in torch, which alone can be looked into: a `TorchEngine`.
+    def torch_engine(self) -> TorchEngine:
+        """The engine, if it is a torch model; exported files only predict.
 
         Raises:
-            Refusal: 501, it is an exported file; 503, it is not loaded.
+            Rejection: 501, it is an exported file; 503, it is not loaded.
         """
         from vitascope.deploy.predict.engine import TorchEngine
 
         if not isinstance(self.engine, TorchEngine):
-            raise Refusal(501, f"this needs the model itself; what is served is {self.engine.description}")
+            raise Rejection(501, f"this needs the torch model; the served model is {self.engine.description}")
         return self.engine
 
-    async def unless_gone(self, request: Request, answer: Any) -> Any:
-        """Await an answer for a client as long as it is there; once it has gone, nothing more is computed.
+    async def unless_gone(self, request: Request, work: Coroutine[Any, Any, R]) -> R:
+        """Await work, and cancel it if the client leaves or the server ends.
 
         Raises:
-            Refusal: 499, the client has closed the connection; 503, the server ends.
+            Rejection: 499, the client left; 503, the server ends.
         """
         assert self._given_up is not None
-        answering = asyncio.ensure_future(answer)
+        working: asyncio.Future[R] = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(_until_gone(request))
+        ends: set[asyncio.Future[Any]] = {working, leaving, self._given_up}
         try:
-            await asyncio.wait({answering, leaving, self._given_up}, return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                return answering.result()
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
             if self._given_up.done():
-                raise Refusal(503, "the server is stopping", retry_after=1)
+                raise Rejection(503, self.why_not_ready())
             self.metrics.abandoned.inc()
-            raise Refusal(499, "the client has gone")
+            raise Rejection(499, "the client left")
         finally:
-            answering.cancel()
+            working.cancel()
             leaving.cancel()
 
-    async def _submit(self, work: Work, item: Any, deadline: float) -> Outcome:
-        _ = self.engine  # 503 before anything is queued
-        try:
-            return await self._batcher.submit(work, item, deadline=deadline)
-        except Overloaded as overload:
-            raise self._refusal(overload) from overload
-        except Expired as expired:
-            self.metrics.expired.labels("computing" if expired.computing else "queued").inc()
-            raise Refusal(504, str(expired)) from expired
-
-    def _refusal(self, overload: Overloaded) -> Refusal:
-        self._last_refusal = self._now()
-        self.metrics.refused.inc()
-        return _no_room(overload)
+    # In the background, and in the model's thread
 
     async def _load(self) -> None:
-        """Open the model in the model's thread, and let it compute, so that no request meets a first time."""
-        work = Work("load", lambda _: [self._opened()], 1)
-        engine: Engine = (await self._batcher.submit(work, None, deadline=float("inf"))).value
+        work = Work("load", lambda _: [self._open()], 1)
+        engine: Engine = (await self.batcher.submit(work, None, deadline=float("inf"))).value
         settings = self.settings
-        await self._decoders.order(
-            Orders(
-                reader=engine.reader,
-                max_megapixels=settings.max_megapixels,
-                max_memory_mb=settings.max_decode_mb,
-                max_seconds=settings.deadline_ms / 1000 + SPARE,
-            )
+        options = DecodeOptions(
+            reader=engine.reader,
+            max_megapixels=settings.max_megapixels,
+            max_memory_mb=settings.max_decode_mb,
+            max_seconds=settings.deadline_ms / 1000 + SPARE,
         )
+        await self.decoders.configure(options)
         self._engine = engine
 
-    async def _watch(self) -> None:
-        """Keep `lag` true: a loop that has more to do than it can is late with everything."""
+    async def _measure_lag(self) -> None:
         while True:
-            due = self._now() + LOOK
-            await asyncio.sleep(LOOK)
-            self.lag = self._now() - due
+            due = _now() + LAG_INTERVAL
+            await asyncio.sleep(LAG_INTERVAL)
+            self.lag = _now() - due
 
-    def _opened(self) -> Engine:
+    def _open(self) -> Engine:
+        """Open the model and run it, so that no request pays for its first run."""
         import torch
 
-        # Handlers import these: later, the event loop would stand still for the seconds that takes.
+        # Routes import these; on the first request, that would stop the event loop for seconds.
         from vitascope.deploy.server import attention_pack, explanations  # noqa: F401
 
         engine = self._open_engine()
@@ -426,7 +386,7 @@ class Service:
             with _few_threads(engine, count):
                 engine.outputs(torch.zeros(count, *shape, dtype=torch.uint8))
         self._predict.learn(time.perf_counter() - begun, count)
-        self.metrics.serves(engine)
+        self.metrics.set_model(engine)
         return engine
 
     def _probabilities(self, pictures: list[Pixels]) -> Sequence[torch.Tensor]:
@@ -440,17 +400,10 @@ class Service:
         with _few_threads(engine, len(pictures)):
             return list(engine.embed(torch.stack([torch.from_numpy(one) for one in pictures])))
 
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-
-def _no_room(overload: Overloaded) -> Refusal:
-    return Refusal(429, str(overload), retry_after=overload.retry_after)
-
 
 @contextmanager
 def _few_threads(engine: Engine, pictures: int) -> Iterator[None]:
-    """One thread for a batch so small that threads would wait for each other, and for those that serve."""
+    """Use one thread for a batch so small that threads would wait for each other and for the server's."""
     from vitascope.deploy.predict.engine import TorchEngine
     from vitascope.model.hardware import suitable_threads
 
@@ -462,6 +415,10 @@ def _few_threads(engine: Engine, pictures: int) -> Iterator[None]:
 
 
 async def _until_gone(request: Request) -> None:
-    """Returns when the client closes its connection; the request's body has been read."""
+    """Wait until the client closes its connection; the body has been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,6 +1,6 @@
-"""Several server processes behind one port: started, watched, started again, stopped together.
+"""Several server processes (workers) behind one port: started, watched, replaced, stopped together.
 
-The first answers while its model loads; the others begin to listen when theirs is there.
+The first one answers while its model loads; the others accept connections when theirs is loaded.
 """
 
 from __future__ import annotations
@@ -16,110 +16,101 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Lock
 from types import FrameType
+from typing import Any
 
 from prometheus_client import multiprocess
 
+from vitascope.deploy.server.http_server import OpenEngine, run
 from vitascope.deploy.server.metrics import SHARED_FOLDER
-from vitascope.deploy.server.server import OpenEngine, run
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 
 PAUSE = 1.0
-"""Seconds before a worker that died is started again."""
-REFUSED = 2
-"""A worker's exit status when its model cannot be loaded."""
+"""Seconds before a worker that died is replaced."""
+LOAD_FAILED = 2
+"""The exit status of a worker whose model cannot be loaded."""
 
 
 def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, port: socket.socket) -> None:
-    """Run `settings.workers` processes until a signal, which they are passed on.
+    """Run `settings.workers` processes until a signal, which is forwarded to them.
 
     Raises:
-        UserError: the model cannot be loaded; a worker has said so.
+        UserError: the model cannot be loaded; a worker has printed why.
     """
     with tempfile.TemporaryDirectory(prefix="vitascope-metrics-") as shared:
         os.environ[SHARED_FOLDER] = shared  # before a worker imports prometheus_client
-        workers = Workers(open_engine, settings, token, port)
+        supervisor = Supervisor(open_engine, settings, token, port)
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, workers.stop)
-        workers.watch()
+            signal.signal(signum, supervisor.stop)
+        supervisor.watch()
 
 
-class Workers:
-    """The processes."""
+class Supervisor:
+    """Keeps the workers running; the arguments are those of `supervise`."""
 
     def __init__(
         self, open_engine: OpenEngine, settings: Settings, token: str | None, port: socket.socket
     ) -> None:
-        self._given = (open_engine, settings, token)
-        self._port = port
-        self._count = settings.workers
-        self._kill_after = settings.grace_s + 5
-        self._stopping: float | None = None
-        self._refused = False
+        self._arguments = (open_engine, settings, token, port)
+        self._kill_at = float("inf")
+        self._load_failed = False
         self._spawn = multiprocessing.get_context("spawn")  # a fork would inherit threads' locks
-        self._may_complain = self._spawn.Lock()
+        self._may_report = self._spawn.Lock()
         self._processes: dict[int, BaseProcess] = {}
 
     def stop(self, signum: int, frame: FrameType | None) -> None:
-        """Tell all to finish; the second time, to end at once."""
-        self._stopping = self._stopping or time.monotonic()
-        self._port.close()  # what connects from now on finds nobody, once the workers close it too
+        """Tell all workers to finish; the second time, to end at once."""
+        _, settings, _, port = self._arguments
+        self._kill_at = min(self._kill_at, time.monotonic() + settings.grace_s + 5)
+        port.close()  # new clients find nobody, once the workers close it too
         for process in self._processes.values():
             process.terminate()
 
     def watch(self) -> None:
-        """Keep all numbers occupied until told to stop; then wait for all to end.
+        """Run the workers, and replace those that die, until told to stop; then wait for all to end.
 
         Raises:
             UserError: a worker's model cannot be loaded.
         """
-        for number in range(self._count):
-            self._start(number, listen_at_once=number == 0)
+        for number in range(self._arguments[1].workers):
+            self._start(number, wait_for_model=number > 0)
         while self._processes:
             wait([process.sentinel for process in self._processes.values()], timeout=1)
-            if self._stopping and time.monotonic() - self._stopping > self._kill_after:
+            if time.monotonic() > self._kill_at:
                 for process in self._processes.values():
                     process.kill()
             for number, process in list(self._processes.items()):
                 if not process.is_alive():
-                    self._ended(number, process)
-        if self._refused:
-            refusal = UserError("the model cannot be loaded")
-            refusal.said_elsewhere = True
-            raise refusal
+                    self._handle_end(number, process)
+        if self._load_failed:
+            error = UserError("the model cannot be loaded")
+            error.said_elsewhere = True
+            raise error
 
-    def _ended(self, number: int, process: BaseProcess) -> None:
+    def _handle_end(self, number: int, process: BaseProcess) -> None:
         process.join()
         del self._processes[number]
         multiprocess.mark_process_dead(process.pid)  # type: ignore[no-untyped-call]
-        if process.exitcode == REFUSED:
-            self._refused = True
+        if process.exitcode == LOAD_FAILED:
+            self._load_failed = True
             self.stop(signal.SIGTERM, None)
-        elif not self._stopping:
+        elif self._kill_at == float("inf"):
             print(f"vitascope: worker {number} ended ({process.exitcode}); starting another", file=sys.stderr)
             time.sleep(PAUSE)
-            self._start(number, listen_at_once=False)
+            self._start(number, wait_for_model=True)
 
-    def _start(self, number: int, *, listen_at_once: bool) -> None:
-        given = (self._may_complain, os.getpid(), listen_at_once, *self._given, self._port)
-        process = self._spawn.Process(target=work, args=given)
+    def _start(self, number: int, *, wait_for_model: bool) -> None:
+        arguments = (self._may_report, os.getpid(), wait_for_model, *self._arguments)
+        process = self._spawn.Process(target=work, args=arguments)
         process.start()
         self._processes[number] = process
 
 
-def work(
-    may_complain: Lock,
-    parent: int,
-    listen_at_once: bool,
-    open_engine: OpenEngine,
-    settings: Settings,
-    token: str | None,
-    port: socket.socket,
-) -> None:
-    """What a worker's process does."""
+def work(may_report: Lock, parent: int, wait_for_model: bool, *arguments: Any) -> None:
+    """Serve in a worker process; `arguments` are those of `supervise`."""
     try:
-        run(open_engine, settings, token, port, parent=parent, listen_at_once=listen_at_once)
+        run(*arguments, parent=parent, wait_for_model=wait_for_model)
     except UserError as error:
-        if may_complain.acquire(block=False):  # never released: the first to fail says why, for all
+        if may_report.acquire(block=False):  # never released: the first to fail reports for all
             print(f"vitascope: error: {error}", file=sys.stderr)
-        sys.exit(REFUSED)
+        sys.exit(LOAD_FAILED)
