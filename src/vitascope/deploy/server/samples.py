@@ -15,7 +15,7 @@ from vitascope.data.preprocess import Preprocess
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
+class SamplePicture:
     """A picture to try."""
 
     name: str
@@ -28,13 +28,13 @@ class Sample:
     """The encoded picture."""
 
 
-def samples_for(preprocess: Preprocess) -> tuple[Sample, ...]:
+def samples_for(preprocess: Preprocess) -> tuple[SamplePicture, ...]:
     """Photographs for a model of colours; for one of grey, `digits`' test images."""
     return {1: _digits, 3: _photographs}.get(preprocess.channels, tuple)()
 
 
 @cache
-def _photographs() -> tuple[Sample, ...]:
+def _photographs() -> tuple[SamplePicture, ...]:
     """scikit-learn's two sample photographs, both CC BY 2.0."""
     from sklearn.datasets import images
 
@@ -44,13 +44,13 @@ def _photographs() -> tuple[Sample, ...]:
         "flower": "A flower (vultilion, CC BY 2.0)",
     }
     return tuple(
-        Sample(name, title, "image/jpeg", (folder / f"{name}.jpg").read_bytes())
+        SamplePicture(name, title, "image/jpeg", (folder / f"{name}.jpg").read_bytes())
         for name, title in titles.items()
     )
 
 
 @cache
-def _digits() -> tuple[Sample, ...]:
+def _digits() -> tuple[SamplePicture, ...]:
     """The first test image of each digit."""
     test = open_data("digits").final
     first = [int(np.flatnonzero(test.labels == label)[0]) for label in range(len(test.class_names))]
@@ -59,5 +59,5 @@ def _digits() -> tuple[Sample, ...]:
         written = io.BytesIO()
         Image.fromarray(np.asarray(test.sources[index])).save(written, "PNG")
         title = f"A handwritten {name} (scikit-learn's digits)"
-        found.append(Sample(f"digit-{name}", title, "image/png", written.getvalue()))
+        found.append(SamplePicture(f"digit-{name}", title, "image/png", written.getvalue()))
     return tuple(found)
