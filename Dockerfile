@@ -4,16 +4,16 @@
 #     docker run --rm -p 8000:8000 -v "$PWD/runs/photos:/model:ro" -e VITASCOPE_TOKEN=... vitascope
 #
 # Where a CPU build of torch lies in an index of its own, name that: --build-arg EXTRA_INDEX=URL. Otherwise pip
-# takes the ordinary torch, with what it needs for GPUs. Exported files need an extra: --build-arg EXTRAS=[onnx].
+# takes the ordinary torch, with what it needs for GPUs. Exported files need an extra: --build-arg EXTRAS=server,onnx.
 ARG PYTHON=3.11
 FROM python:${PYTHON}-slim AS build
 ARG EXTRA_INDEX=
-ARG EXTRAS=
+ARG EXTRAS=server
 WORKDIR /source
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src ./src
 RUN python -m venv /venv \
-    && PIP_EXTRA_INDEX_URL="${EXTRA_INDEX}" /venv/bin/pip install --no-cache-dir --constraint constraints.txt ".${EXTRAS}"
+    && PIP_EXTRA_INDEX_URL="${EXTRA_INDEX}" /venv/bin/pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]"
 
 FROM python:${PYTHON}-slim
 # libgomp1: OpenMP, which torch and scikit-learn compute with

@@ -1,6 +1,7 @@
 """`vitascope serve`: its options, and how it refuses."""
 
 import dataclasses
+import importlib
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from vitascope.cli import main
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
 from vitascope.deploy.server.settings import Settings
+from vitascope.errors import UserError
 
 
 def test_help_lists_every_option_and_imports_no_torch() -> None:
@@ -52,6 +54,18 @@ def test_option_that_makes_no_sense_is_refused_in_one_line(
     assert out == ""
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_missing_library_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert main(["serve", "model"]) == 2
+    needed = "the server needs fastapi: pip install 'vitascope[server]'"
+    assert capsys.readouterr().err == f"vitascope: error: {needed}\n"
+    monkeypatch.delitem(sys.modules, "vitascope.deploy.server.app", raising=False)
+    with pytest.raises(UserError, match="the server needs fastapi"):
+        importlib.import_module("vitascope.deploy.server.app")
 
 
 def test_port_in_use_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
