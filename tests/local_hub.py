@@ -75,7 +75,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.reply(*self.hub.get(self.path.split("?")[0]))
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self.send_response(status)

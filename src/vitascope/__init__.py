@@ -13,6 +13,7 @@ from vitascope._version import __version__ as __version__
 if TYPE_CHECKING:
     from vitascope import explain
     from vitascope.deploy.export.export import export
+    from vitascope.deploy.model_card import push_to_hub
     from vitascope.deploy.predict.predictor import Prediction, Predictor
     from vitascope.errors import UserError
     from vitascope.model.config import ViTConfig
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from vitascope.model.sizes import list_models
     from vitascope.model.trace import Trace
     from vitascope.model.vit import VisionTransformer
+    from vitascope.run.run import Run
     from vitascope.training.recipes import TrainConfig
     from vitascope.training.train import pretrain, resume, train
     from vitascope.weights.store import create_model, from_pretrained, save_pretrained
@@ -30,6 +32,7 @@ _HOMES = {
     "Predictor": "deploy.predict.predictor",
     "ResNet": "model.resnet",
     "ResNetConfig": "model.resnet_config",
+    "Run": "run.run",
     "Trace": "model.trace",
     "TrainConfig": "training.recipes",
     "UserError": "errors",
@@ -40,6 +43,7 @@ _HOMES = {
     "from_pretrained": "weights.store",
     "list_models": "model.sizes",
     "pretrain": "training.train",
+    "push_to_hub": "deploy.model_card",
     "resume": "training.train",
     "save_pretrained": "weights.store",
     "train": "training.train",
@@ -50,6 +54,7 @@ __all__ = [
     "Predictor",
     "ResNet",
     "ResNetConfig",
+    "Run",
     "Trace",
     "TrainConfig",
     "UserError",
@@ -61,6 +66,7 @@ __all__ = [
     "from_pretrained",
     "list_models",
     "pretrain",
+    "push_to_hub",
     "resume",
     "save_pretrained",
     "train",

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.heads import DistilledHead
 from vitascope.model.vit import VisionTransformer
 from vitascope.training.options import Distillation
