@@ -34,7 +34,7 @@ class Hub:
             asked = json.loads(body)
             repo = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
             self.repositories.setdefault(repo, {})
-            self.private[repo] = bool(asked.get("private"))
+            self.private[repo] = bool(asked.get("private")) or asked.get("visibility") == "private"
             return 200, {"url": f"{constants.ENDPOINT}/{repo}", "name": repo}
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
@@ -58,6 +58,8 @@ class Hub:
             names = [{"rfilename": name} for name in self.repositories[repo]]
             return 200, {}, json.dumps({"id": repo, "sha": COMMIT, "siblings": names}).encode()
         repo, _, rest = path.removeprefix("/").partition("/resolve/")
+        if repo not in self.repositories:  # the client asks for settings of its own, too
+            return 404, {}, b"{}"
         content = self.repositories[repo][rest.partition("/")[2]]
         etag = hashlib.sha256(content).hexdigest()
         return 200, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'}, content
