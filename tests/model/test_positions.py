@@ -361,7 +361,7 @@ def test_the_relative_bias_is_that_of_a_double_loop(prefix: int, grid: tuple[int
     layer = embedding("relative", grid, prefix)
     numbers = None if layer.prefix is None else layer.prefix.detach().numpy()
     expected = by_loops.relative_bias(layer.offsets.detach().numpy(), numbers, grid, prefix)
-    bias = layer.layout(grid, CPU).biases[grid].detach().numpy()
+    bias = layer.layout(grid, CPU).biases[grid][0].detach().numpy()
     np.testing.assert_array_equal(bias, expected.astype(np.float32))
 
 
@@ -374,22 +374,22 @@ def test_the_relative_bias_of_a_window_is_that_of_the_grid(
 ) -> None:
     grid = (counts[0] * window[0], counts[1] * window[1])
     layer = embedding("relative", grid, prefix, attention=attention, window=window)
-    everywhere = embedding("relative", grid, prefix).layout(grid, CPU).biases[grid]
+    everywhere = embedding("relative", grid, prefix).layout(grid, CPU).biases[grid][0]
     biases = layer.layout(grid, CPU).biases
     assert set(biases) == ({window} if attention == "window" else {(1, grid[1]), (grid[0], 1)})
     for (height, width), inside in biases.items():
         first = [row * grid[1] + column for row in range(height) for column in range(width)]
         tokens = torch.tensor([*range(prefix), *(prefix + number for number in first)])
-        assert torch.equal(inside, everywhere[:, tokens][:, :, tokens])
+        assert torch.equal(inside[0], everywhere[:, tokens][:, :, tokens])
 
 
 def test_scores_with_the_prefix_have_three_numbers_a_head() -> None:
     layer = embedding("relative", prefix=4)
     bias, (to_patch, to_prefix, within) = layer.layout((3, 5), CPU).biases[3, 5], layer.prefix.unbind(1)
     for head in range(2):
-        assert (bias[head, :4, 4:] == to_patch[head]).all()
-        assert (bias[head, 4:, :4] == to_prefix[head]).all()
-        assert (bias[head, :4, :4] == within[head]).all()
+        assert (bias[0, head, :4, 4:] == to_patch[head]).all()
+        assert (bias[0, head, 4:, :4] == to_prefix[head]).all()
+        assert (bias[0, head, :4, :4] == within[head]).all()
 
 
 def test_there_are_no_prefix_scores_without_a_prefix() -> None:
@@ -399,7 +399,7 @@ def test_there_are_no_prefix_scores_without_a_prefix() -> None:
 def test_the_offsets_of_another_grid_are_interpolated() -> None:
     layer = embedding("relative", (2, 3), resample="huggingface")
     offsets = resample_grid(layer.offsets[None], (7, 9), "huggingface")[0].detach().numpy()
-    bias = layer.layout((4, 5), CPU).biases[4, 5].detach().numpy()
+    bias = layer.layout((4, 5), CPU).biases[4, 5][0].detach().numpy()
     expected = by_loops.relative_bias(offsets, layer.prefix.detach().numpy(), (4, 5), 1)
     np.testing.assert_allclose(bias, expected, rtol=1e-5, atol=1e-6)
 
