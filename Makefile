@@ -22,5 +22,5 @@ check: .venv/tests-ready
 # The peers (timm, transformers, torchvision) are what tests/peers compares with.
 .venv/tests-ready: .venv/ready
 	$(BIN)/python -m pip install --quiet "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[server,peers,onnx,openvino,parquet,heif]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[server,tensorboard,peers,onnx,openvino,parquet,heif]"
 	touch $@

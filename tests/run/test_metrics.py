@@ -1,3 +1,5 @@
+import importlib.util
+
 """Metrics of a run, written and read."""
 
 import json
@@ -62,3 +64,12 @@ def test_a_full_disk_is_one_line_with_the_way_on(path: Path, monkeypatch: pytest
     assert text.endswith(f"make room, then run `vitascope train --resume {path.parent}`")
     with pytest.raises(UserError):
         writer.close()
+
+
+def test_metrics_need_no_tensorboard(path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    writer = MetricsWriter(path)
+    writer.record("step", 1, {"loss": 0.5})
+    writer.close()
+    assert read_metrics(path) == [{"kind": "step", "step": 1, "loss": 0.5}]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 from contextlib import AbstractContextManager
@@ -23,7 +24,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class MetricsWriter:
-    """Writes records to `metrics.jsonl`, and their numbers to TensorBoard's event file beside it.
+    """Writes records to `metrics.jsonl`, and, if TensorBoard is installed, their numbers to its event file.
 
     Each record has its `kind`, the `step` after which it was made, counted from 1, and by kind:
 
@@ -46,8 +47,6 @@ class MetricsWriter:
     """
 
     def __init__(self, path: Path, step: int = 0) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
-
         self._path = path
         kept = read_metrics(path) if path.exists() else []
         kept = [record for record in kept if record["step"] <= step and record["kind"] != "test"]
@@ -55,7 +54,7 @@ class MetricsWriter:
             aside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         with self._explaining_failure():
             self._file = path.open("a", encoding="utf-8")
-            self._events = SummaryWriter(str(path.parent), purge_step=step + 1 if step else None)
+            self._events = _event_writer(path.parent, step)
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Write one record; its numbers also go to TensorBoard as kind/name.
@@ -71,7 +70,7 @@ class MetricsWriter:
         with self._explaining_failure():
             self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
             self._file.flush()
-        for name, value in values.items():
+        for name, value in values.items() if self._events else ():
             if isinstance(value, int | float):
                 self._events.add_scalar(f"{kind}/{name}", value, step)
 
@@ -79,9 +78,19 @@ class MetricsWriter:
         """Flush both files."""
         with self._explaining_failure():
             self._file.close()
-            self._events.close()
+            if self._events:
+                self._events.close()
 
     def _explaining_failure(self) -> AbstractContextManager[None]:
         run = shlex.quote(str(self._path.parent))
         advice = f"make room, then run `vitascope train --resume {run}`"
         return explaining_failure(self._path, "the metrics", advice)
+
+
+def _event_writer(folder: Path, step: int) -> Any:
+    """TensorBoard's writer, or None without the extra `tensorboard`."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
