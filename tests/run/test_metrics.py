@@ -2,6 +2,7 @@ import importlib.util
 
 """Metrics of a run, written and read."""
 
+import importlib.util
 import json
 from pathlib import Path
 
