@@ -1,5 +1,3 @@
-import importlib.util
-
 """Metrics of a run, written and read."""
 
 import importlib.util
