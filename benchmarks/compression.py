@@ -34,8 +34,9 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.training.evaluate import evaluate_pretrained
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
-from vitascope.weights.store import from_pretrained, save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 RANDOM = "vit_b16"
 EXAMPLES = 512

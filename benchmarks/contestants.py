@@ -27,7 +27,7 @@ from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suit
 from vitascope.model.vit import VisionTransformer
 from vitascope.training.optim import optimizer_of
 from vitascope.training.options import Optimization
-from vitascope.weights.store import save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 CPU = torch.device("cpu")
 TIMM_NAMES = {192: "vit_tiny_patch16_224", 768: "vit_base_patch16_224"}

@@ -50,7 +50,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import bf16_units
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
-from vitascope.weights.store import from_pretrained
+from vitascope.weights.loading import from_pretrained
 
 BATCH_SIZES = (1, 8)
 AGREEMENT_BATCH = 8

@@ -28,8 +28,8 @@ from vitascope.data.loading import Loader
 from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.training.tasks.distill import BothHeads
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
-from vitascope.weights.store import from_pretrained
 
 HYBRID = "hybrid"
 """The teacher that is the student's ViT behind a ResNet stem."""

@@ -36,7 +36,7 @@ from contest import Contest, Entrant, Preparation, Step, Timing, heading, option
 from contestants import make_torchvision_importable
 from reports import markdown_table, note, publish
 from vitascope import explain
-from vitascope.weights.store import from_pretrained
+from vitascope.weights.loading import from_pretrained
 
 METHODS = ("rollout", "grad_cam", "gradient_rollout")
 BATCH_SIZES = (1, 8)

@@ -28,7 +28,7 @@ from reports import note
 from serving import serving
 from vitascope.model.classifier import build
 from vitascope.model.config import ViTConfig
-from vitascope.weights.store import save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 TOKEN = "a token for the time of this benchmark"
 PREFIX = "/vitascope"

@@ -31,8 +31,8 @@ import vitascope as vs
 from reports import note
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
-from vitascope.weights.store import from_pretrained
 
 State = dict[str, Tensor]
 

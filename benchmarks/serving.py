@@ -38,7 +38,7 @@ from reports import markdown_table, note, publish
 from vitascope.model.classifier import build
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
-from vitascope.weights.store import save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 PATIENCE_MS = 600_000
 """The deadline where capacity is measured: nothing is refused."""

@@ -37,7 +37,7 @@ from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import BlockOptions, EmbeddingOptions, ReadoutOptions, TrainingOptions
 from vitascope.model.sizes import named_config
 from vitascope.weights.preprocess import preprocess_of
-from vitascope.weights.store import save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 ROOT = Path(__file__).parent.parent
 OPTIONS_PAGE = ROOT / "docs" / "options.md"

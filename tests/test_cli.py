@@ -24,7 +24,7 @@ from vitascope.cli import COMMANDS, main
 from vitascope.cli.parsing import fields_of
 from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
 from vitascope.training.recipes import RECIPES
-from vitascope.weights.store import save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 ROOT = Path(vitascope.__file__).parent
 SHAPE = ["--image-size", "16", "--patch-size", "8", "--embed-dim", "16", "--depth", "1", "--num-heads", "2"]
@@ -491,7 +491,7 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
     argv = ["train", "--data", "other", "--weights", "runs/tiny", "--run", "runs/tuned", "--lr", "1e-30"]
     assert main([*argv, *SHORT, "--ema", "0"]) == 0
     assert "left out the head for 2 classes; initialized one for 3" in capsys.readouterr().out
-    from vitascope.weights.store import from_pretrained
+    from vitascope.weights.loading import from_pretrained
 
     tuned, start = from_pretrained("runs/tuned"), from_pretrained("runs/tiny")
     assert tuned.config.class_names == ("green", "grey", "white")

@@ -14,7 +14,7 @@ from tests.test_cli import here, place, refusal  # noqa: F401 - fixtures
 from vitascope.cli import main
 from vitascope.deploy.predict.predictor import ImageResult
 from vitascope.deploy.predict.result_file import ResultFile
-from vitascope.weights.store import save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 RUN = ["predict", "runs/tiny"]
 QUICK = ["--device", "cpu", "--workers", "1", "--batch-size", "4"]

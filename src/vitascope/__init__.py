@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from vitascope.run.run import Run
     from vitascope.training.recipes import TrainConfig
     from vitascope.training.train import pretrain, resume, train
-    from vitascope.weights.store import create_model, from_pretrained, save_pretrained
+    from vitascope.weights.loading import from_pretrained
+    from vitascope.weights.saving import save_pretrained
+    from vitascope.weights.transfer import create_model
 
 _HOMES = {
     "Prediction": "deploy.predict.predictor",
@@ -38,14 +40,14 @@ _HOMES = {
     "UserError": "errors",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
-    "create_model": "weights.store",
+    "create_model": "weights.transfer",
     "export": "deploy.export.export",
-    "from_pretrained": "weights.store",
+    "from_pretrained": "weights.loading",
     "list_models": "model.sizes",
     "pretrain": "training.train",
     "push_to_hub": "deploy.model_card",
     "resume": "training.train",
-    "save_pretrained": "weights.store",
+    "save_pretrained": "weights.saving",
     "train": "training.train",
 }
 

@@ -20,9 +20,9 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.positions import RotaryPositions
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
-from vitascope.weights.deit import Deit
-from vitascope.weights.dinov2 import Dinov2
-from vitascope.weights.dinov3 import Dinov3
+from vitascope.weights.families.deit import Deit
+from vitascope.weights.families.dinov2 import Dinov2
+from vitascope.weights.families.dinov3 import Dinov3
 from vitascope.weights.files import CheckpointError, read_tensors
 from vitascope.weights.mapping import Family, Source, State, changes, from_family, to_family
 

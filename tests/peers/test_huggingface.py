@@ -17,8 +17,8 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
+from vitascope.weights.families.huggingface import HuggingFace
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.huggingface import HuggingFace
 from vitascope.weights.mapping import Source, changes, from_family, to_family
 
 transformers = pytest.importorskip(

@@ -19,8 +19,8 @@ from tests.peers import numpy_vit
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
+from vitascope.weights.families.jax import Jax
 from vitascope.weights.files import CheckpointError, read_tensors
-from vitascope.weights.jax import Jax
 from vitascope.weights.mapping import Source, changes, check_holds, from_family, to_family
 
 JAX = Jax()

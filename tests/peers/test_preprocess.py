@@ -15,8 +15,10 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.weights.convert import convert
+from vitascope.weights.identification import FAMILIES
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import Source
-from vitascope.weights.store import FAMILIES, from_pretrained, save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")
@@ -252,7 +254,7 @@ def test_after_convert_the_other_librarys_own_transform_gives_our_logits(case: s
     fit = Preprocess(image_size=(32, 32), **IMAGENET, **rule)
     resample = {"huggingface": "huggingface", "torchvision": "torchvision"}.get(to, "timm")
     folder = own_folder(tmp_path / "ours", fit, resample=resample)
-    done = convert(folder, tmp_path / "theirs", to=to, images=PICTURES[:2])
+    done = convert(folder, tmp_path / "theirs", format=to, images=PICTURES[:2])
     assert done.prepared is None
     model, transform = OPENED[to](tmp_path / "theirs")
     ours = from_pretrained(folder)
@@ -268,7 +270,7 @@ def test_convert_tells_how_far_a_rule_that_the_other_library_has_not_changes_its
 ) -> None:
     fit = Preprocess(image_size=(32, 32), crop_pct=0.875)
     ours = from_pretrained(own_folder(tmp_path / "ours", fit))
-    done = convert(tmp_path / "ours", tmp_path / "theirs", to=to, images=PICTURES[:2])
+    done = convert(tmp_path / "ours", tmp_path / "theirs", format=to, images=PICTURES[:2])
     model, transform = OPENED[to](tmp_path / "theirs")
     differences = [
         model(transform(one)[None]) - ours(fit.normalize(torch.from_numpy(fit.pixels(one))[None]))

@@ -27,9 +27,10 @@ from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import CheckpointError
+from vitascope.weights.identification import identify
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import Source, changes, check_holds, from_family, to_family
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.store import from_pretrained, identify
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.sizes import named_config
+from vitascope.weights.families.timm import Timm
 from vitascope.weights.files import CheckpointError
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import Source, from_family
-from vitascope.weights.store import from_pretrained
-from vitascope.weights.timm import Timm
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 

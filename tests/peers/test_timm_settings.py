@@ -27,10 +27,10 @@ from tests.peers.timm_models import (
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
+from vitascope.weights.families.timm_settings import settings
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Source, to_family
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.timm_settings import settings
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 

@@ -14,11 +14,11 @@ from tests.peers.comparison import relative_error
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
+from vitascope.weights.families.torchvision import Torchvision
 from vitascope.weights.files import CheckpointError, read_tensors
 from vitascope.weights.imagenet import imagenet_classes
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import Source, changes, from_family, to_family
-from vitascope.weights.store import from_pretrained
-from vitascope.weights.torchvision import Torchvision
 
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from tests.model import random_images, randomize
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
+from vitascope.weights.families.timm import Timm
 from vitascope.weights.mapping import Source, from_family, to_family
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.timm import Timm
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 

@@ -23,7 +23,7 @@ from vitascope.report import inside, write
 from vitascope.report.write import write_report
 from vitascope.run.run import Run
 from vitascope.training import finish, train
-from vitascope.weights.store import save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 STRANGE = '<b>&"$x$'
 ALL = {

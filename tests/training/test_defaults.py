@@ -8,7 +8,7 @@ from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
 from vitascope.training.defaults import default_batch_size, resolve_config
 from vitascope.training.recipes import TrainConfig
-from vitascope.weights.store import save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 
 def sizes(config: TrainConfig) -> tuple[int | None, int | None]:

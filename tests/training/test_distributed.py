@@ -18,7 +18,7 @@ from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint
 from vitascope.training.distributed import by_first, gather, largest, sum_over_processes
 from vitascope.training.recipes import TrainConfig
-from vitascope.weights.store import from_pretrained
+from vitascope.weights.loading import from_pretrained
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -21,7 +21,7 @@ from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.evaluate import evaluate, evaluate_pretrained
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.store import save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 
 @pytest.fixture

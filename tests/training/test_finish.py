@@ -19,7 +19,8 @@ from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.defaults import resolve_config
 from vitascope.training.evaluate import evaluate_pretrained
 from vitascope.training.loop import Trainer
-from vitascope.weights.store import from_pretrained, save_pretrained
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import STATE, checkpoints, load_checkpoint_at
 from vitascope.training.recipes import TrainConfig
-from vitascope.weights.store import from_pretrained
+from vitascope.weights.loading import from_pretrained
 
 KILLED_AFTER = 8  # of 15 steps: in the middle of the second epoch of 5
 

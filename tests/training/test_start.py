@@ -27,7 +27,8 @@ from vitascope.training.options import ExecutionOptions
 from vitascope.training.recipes import RECIPES, TrainConfig
 from vitascope.training.start import augmentation_of, identity, make_task, refuse_other, start_model
 from vitascope.training.tasks.classify import Classify
-from vitascope.weights.store import from_pretrained, save_pretrained
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
 
 
 @pytest.fixture(scope="module")

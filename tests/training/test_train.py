@@ -16,7 +16,7 @@ from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints
 from vitascope.training.recipes import TrainConfig
-from vitascope.weights.store import from_pretrained
+from vitascope.weights.loading import from_pretrained
 
 
 @pytest.fixture(scope="module")

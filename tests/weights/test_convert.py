@@ -11,8 +11,11 @@ from safetensors.torch import load_file
 from tests.model import small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.weights.convert import compare, convert, normalized
-from vitascope.weights.store import CheckpointError, from_pretrained, identify, save_pretrained
+from vitascope.weights.convert import convert, normalized, parity_of
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.identification import identify
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
 
 BODY = {"embed_dim": 128, "num_heads": 2}
 
@@ -21,14 +24,14 @@ def test_what_it_wrote_itself_is_read_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_pretrained(small_model(embed_dim=128, num_heads=2), tmp_path / "ours")
-    convert(tmp_path / "ours", tmp_path / "theirs", to="torchvision")
+    convert(tmp_path / "ours", tmp_path / "theirs", format="torchvision")
     assert caplog.messages == []
 
 
 def test_a_conversion_is_bitwise_where_nothing_changes(tmp_path: Path) -> None:
     fit = Preprocess(image_size=(32, 32), resize="squash")
     save_pretrained(with_preprocess(small_model(**BODY), fit), tmp_path / "ours")
-    done = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
+    done = convert(tmp_path / "ours", tmp_path / "theirs", format="timm")
     assert done.source_family == "vitascope"
     assert done.changes == []
     assert done.prepared is None
@@ -42,7 +45,7 @@ def test_a_conversion_is_bitwise_where_nothing_changes(tmp_path: Path) -> None:
 
 def test_what_the_other_library_decides_is_told_and_measured(tmp_path: Path) -> None:
     save_pretrained(small_model(norm_eps=1e-2, **BODY), tmp_path / "ours")
-    done = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
+    done = convert(tmp_path / "ours", tmp_path / "theirs", format="timm")
     assert "norm_eps 0.01 becomes 1e-06" in done.changes[0]
     assert done.parity.first == "block0"  # the embeddings have no norm
     assert done.parity.logits > 0
@@ -54,9 +57,9 @@ def test_what_the_files_have_no_place_for_is_told(tmp_path: Path) -> None:
     save_pretrained(model, tmp_path / "ours")
     for to in ("vitascope", "timm"):
         assert not any(
-            "in the files" in told for told in convert(tmp_path / "ours", tmp_path / to, to=to).changes
+            "in the files" in told for told in convert(tmp_path / "ours", tmp_path / to, format=to).changes
         )
-    classes, preprocessing = convert(tmp_path / "ours", tmp_path / "bare", to="torchvision").changes
+    classes, preprocessing = convert(tmp_path / "ours", tmp_path / "bare", format="torchvision").changes
     assert classes == "the names of the 5 classes are not in the files"
     assert "mean (0.485, 0.456, 0.406), not (0.5, 0.5, 0.5)" in preprocessing
 
@@ -67,16 +70,16 @@ def test_another_preprocessing_is_told_and_measured(tmp_path: Path) -> None:
     with torch.no_grad():
         model.head.weight.normal_()
     save_pretrained(with_preprocess(model, Preprocess(image_size=(32, 32), crop_pct=0.9)), tmp_path / "ours")
-    done = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
+    done = convert(tmp_path / "ours", tmp_path / "theirs", format="timm")
     [change] = done.changes
-    assert "timm prepares pictures otherwise" in change
+    assert "timm prepares pictures differently" in change
     assert "resize_to (35, 35), not None" in change
     assert done.parity.first is None  # the same tensors give the same answers
     assert done.prepared is not None
     assert done.prepared.logits > 0
     images = [np.random.default_rng(0).integers(0, 256, (90, 51, 3), dtype=np.uint8)]
     ours, theirs = from_pretrained(tmp_path / "ours"), from_pretrained(tmp_path / "theirs")
-    again = convert(tmp_path / "ours", tmp_path / "more", to="timm", images=images).prepared
+    again = convert(tmp_path / "ours", tmp_path / "more", format="timm", images=images).prepared
     logits = [each(normalized(each.preprocess, images)) for each in (ours, theirs)]
     assert again is not None
     assert again.logits == pytest.approx((logits[0] - logits[1]).abs().max().item(), rel=1e-4)
@@ -84,12 +87,15 @@ def test_another_preprocessing_is_told_and_measured(tmp_path: Path) -> None:
 
 def test_a_model_of_four_channels_is_compared_on_random_tensors(tmp_path: Path) -> None:
     save_pretrained(small_model(in_channels=4, **BODY), tmp_path / "ours")
-    done = convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
+    done = convert(tmp_path / "ours", tmp_path / "theirs", format="timm")
     assert (done.on_pictures, done.parity.first, done.parity.images) == (False, None, 2)
     assert done.parity.scale > 0
     with pytest.raises(UserError, match="pictures have 1 or 3 channels, the model has 4"):
         convert(
-            tmp_path / "ours", tmp_path / "more", to="timm", images=[np.zeros((40, 40, 3), dtype=np.uint8)]
+            tmp_path / "ours",
+            tmp_path / "more",
+            format="timm",
+            images=[np.zeros((40, 40, 3), dtype=np.uint8)],
         )
 
 
@@ -118,7 +124,7 @@ def test_the_first_difference_is_found() -> None:
     with torch.no_grad():
         other.encoder.blocks[1].mlp.fc2.bias += 0.25
     images = torch.randn(2, 3, *model.config.image_hw)
-    parity = compare(model, other, images)
+    parity = parity_of(model, other, images)
     assert parity.scale == pytest.approx(model(images).abs().max().item(), rel=1e-4)
     assert parity.first == "block1"
     assert parity.first_difference == pytest.approx(0.25, rel=1e-4)
@@ -131,7 +137,7 @@ def test_a_difference_that_the_outputs_hide_is_found() -> None:
         for each in (model, other):
             each.head.weight.zero_()
         other.encoder.blocks[0].mlp.fc2.bias += 0.25
-    parity = compare(model, other, torch.randn(2, 3, *model.config.image_hw))
+    parity = parity_of(model, other, torch.randn(2, 3, *model.config.image_hw))
     assert (parity.logits, parity.first) == (0, "block0")
 
 
@@ -142,7 +148,7 @@ def test_weights_that_share_memory_are_converted(tmp_path: Path, to: str) -> Non
     state["encoder.blocks.1.norm1.weight"] = state["encoder.blocks.0.norm1.weight"]
     torch.save(state, tmp_path / "ours" / "pytorch_model.bin")
     (tmp_path / "ours" / "model.safetensors").unlink()
-    assert convert(tmp_path / "ours", tmp_path / "theirs", to=to).parity.logits == 0
+    assert convert(tmp_path / "ours", tmp_path / "theirs", format=to).parity.logits == 0
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -161,10 +167,10 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 def test_what_the_other_library_has_not_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     save_pretrained(small_model(attention="axial", positions="rotary"), tmp_path / "ours")
     with pytest.raises(UserError, match="timm has no model with positions 'rotary', attention 'axial'"):
-        convert(tmp_path / "ours", tmp_path / "theirs", to="timm")
+        convert(tmp_path / "ours", tmp_path / "theirs", format="timm")
     assert not (tmp_path / "theirs").exists()
     with pytest.raises(UserError, match="nearest: timm"):
-        convert(tmp_path / "ours", tmp_path / "theirs", to="tim")
+        convert(tmp_path / "ours", tmp_path / "theirs", format="tim")
 
 
 def test_a_resnet_is_copied_bitwise_and_has_no_other_format(tmp_path: Path) -> None:
@@ -172,5 +178,5 @@ def test_a_resnet_is_copied_bitwise_and_has_no_other_format(tmp_path: Path) -> N
     done = convert(tmp_path / "resnet", tmp_path / "copy")
     assert (done.parity.first, done.changes) == (None, [])
     with pytest.raises(CheckpointError, match="timm has no ResNet like this one"):
-        convert(tmp_path / "resnet", tmp_path / "other", to="timm")
+        convert(tmp_path / "resnet", tmp_path / "other", format="timm")
     assert not (tmp_path / "other").exists()

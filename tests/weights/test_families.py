@@ -10,9 +10,10 @@ from tests.model import random_images, small_config, small_model
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.files import CheckpointError
+from vitascope.weights.identification import FAMILIES, identify
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import check_holds, to_family
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.store import FAMILIES, from_pretrained, identify
 
 MODELS = {
     "ViT": {"embed_dim": 128, "num_heads": 2},

@@ -404,7 +404,7 @@ def hostile_files() -> Iterator[tuple[str, bytes, str]]:
     yield "vit.npz", npz_member("<f4", f"({2**36},)"), "array 'a'"
     yield "vit.npz", npz_member("<U4", "(2,)", bytes(32)), "array 'a'"
     yield "vit.npz", npz_member("<f4", "(2,)", bytes(8))[:-30], "broken, truncated or not"
-    yield "model.pth", b"\x80\x02" + b"]" * (15 << 20) + b".", "a pickle of more than 2000000 steps"
+    yield "model.pth", b"\x80\x02" + b"]" * (15 << 20) + b".", "a pickle of more than 2,000,000 instructions"
     state = {"w": torch.zeros(200_000)}
     yield "model.pth", torch_bytes(state)[:-100_000], "broken, truncated or not"
     yield "model.pth", torch_bytes(state, zipped=False)[:-100_000], "broken, truncated or not"

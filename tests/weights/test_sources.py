@@ -12,8 +12,10 @@ from tests.model import small_model
 from vitascope.errors import UserError
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import TORCHVISION_FILES
+from vitascope.weights.identification import identify
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
 from vitascope.weights.sources import open_source
-from vitascope.weights.store import from_pretrained, identify, save_pretrained
 
 TENSORS = {"a": torch.arange(3.0)}
 WEIGHTS = "vit_b_16.IMAGENET1K_V1"
@@ -104,7 +106,7 @@ def test_a_model_folder_is_itself_whatever_lies_in_it(tmp_path: Path) -> None:
 
 
 def test_an_unknown_family_is_refused_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitascope.weights.store.open_source", lambda *args: pytest.fail("fetched"))
+    monkeypatch.setattr("vitascope.weights.identification.open_source", lambda *args: pytest.fail("fetched"))
     with pytest.raises(UserError, match="nearest: huggingface"):
         from_pretrained("owner/birds", family="hugingface")
 

@@ -15,13 +15,11 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.compress import merge_tokens
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
-from vitascope.storage import WriteError
-from vitascope.weights.store import (
-    CheckpointError,
-    create_model,
-    from_pretrained,
-    save_pretrained,
-)
+from vitascope.storage import WriteError, settle
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
+from vitascope.weights.transfer import create_model
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 TINY = {"embed_dim": 16, "depth": 3, "num_heads": 2, "patch_size": 8, "image_size": 32}
@@ -196,15 +194,15 @@ def test_an_interrupted_save_leaves_the_old_model_or_none(
     """Never new weights under the old names of classes."""
     options = {"embed_dim": 128, "num_heads": 2}
     save_pretrained(small_model(class_names=NAMES, **options), tmp_path, format=format)
-    replace, done = Path.replace, []
+    done: list[Path] = []
 
     def interrupted(path: Path, target: Path) -> Path:
-        if target.parent == tmp_path and len(done) == moved:
+        if len(done) == moved:
             raise KeyboardInterrupt
         done.append(target)
-        return replace(path, target)
+        return settle(path, target)
 
-    monkeypatch.setattr(Path, "replace", interrupted)
+    monkeypatch.setattr("vitascope.weights.mapping.settle", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save_pretrained(small_model(seed=5, class_names=NAMES[::-1], **options), tmp_path, format=format)
     with pytest.raises(CheckpointError):
@@ -219,14 +217,13 @@ def test_an_interrupted_save_of_other_weights_of_the_same_model_leaves_a_whole_o
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As training does, which keeps the best weights so far: there is always one to load."""
-    replace = Path.replace
 
     def interrupted(path: Path, target: Path) -> Path:
         if target == folder / "config.json":
             raise KeyboardInterrupt
-        return replace(path, target)
+        return settle(path, target)
 
-    monkeypatch.setattr(Path, "replace", interrupted)
+    monkeypatch.setattr("vitascope.weights.mapping.settle", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save_pretrained(small_model(seed=5, class_names=NAMES), folder)
     assert_same_state(from_pretrained(folder), small_model(seed=5, class_names=NAMES))
@@ -549,6 +546,7 @@ def test_same_classes_keep_the_head(folder: Path) -> None:
 def test_other_classes_get_a_new_head_on_the_same_body(
     folder: Path, classes: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     model = create_model("vit_ti16", weights=folder, **classes, **TINY)
     said = caplog.messages[-1]
     body = sum(not name.startswith("head.") for name in model.state_dict())
@@ -581,6 +579,7 @@ def test_another_number_of_classes_drops_the_old_names(folder: Path) -> None:
 def test_other_image_size_interpolates_the_positions(
     folder: Path, image_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     expected = named_model()
     expected.resize(image_size)
     options = {**TINY, "image_size": image_size}
@@ -652,6 +651,7 @@ def test_a_head_without_classes_gives_way_to_a_linear_one(tmp_path: Path, head: 
 def test_rotary_positions_are_not_said_to_be_interpolated(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     options = {**TINY, "embed_dim": 32, "positions": "rotary"}
     save_pretrained(small_model(embed_dim=32, num_heads=2, positions="rotary"), tmp_path)
     create_model("vit_ti16", weights=tmp_path, num_classes=7, **{**options, "image_size": 64})

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -15,11 +15,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
-from vitascope.report.wording import counted
 from vitascope.training.options import MaybeInt
-
-if TYPE_CHECKING:
-    from vitascope.weights.convert import Parity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,10 +26,11 @@ class Convert:
     """A run folder, a model folder, a weights file, a hub id, or a name like torchvision/vit_b_16."""
     out: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
     """The new folder."""
-    to: Literal["vitascope", "timm", "huggingface", "torchvision", "jax", "deit", "dinov2", "dinov3"] = (
-        "vitascope"
-    )
-    """Whose format: `deit`, `dinov2` and `dinov3` are the files of their own repositories."""
+    format: Annotated[
+        Literal["vitascope", "timm", "huggingface", "torchvision", "jax", "deit", "dinov2", "dinov3"],
+        tyro.conf.arg(aliases=["--to"]),
+    ] = "vitascope"
+    """The library to load it with; `deit`, `dinov2` and `dinov3` are facebook's repositories."""
     images: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PICTURE ...", help_behavior_hint="")] = ()
     """Pictures to compare the outputs on. Default: two photographs that come with scikit-learn, or random
     tensors for a model of neither 1 nor 3 channels."""
@@ -42,27 +39,7 @@ class Convert:
         """Convert, compare, print."""
         from vitascope.weights.convert import convert
 
-        done = convert(self.model, self.out, to=self.to, images=self.images)
-        for file in done.files:
-            print(f"{file}  {file.stat().st_size:,} bytes")
-        print(f"from {done.source_family} to {self.to}")
-        for change in done.changes:
-            print(f"note: {change}")
-        kind = "picture" if done.on_pictures else "random tensor"
-        inputs = counted(done.parity.images, kind)
-        print(f"parity: {_in_words(done.parity, inputs)}")
-        if done.prepared is not None:
-            print(f"each with its own preprocessing: {_in_words(done.prepared, inputs)}")
-
-
-def _in_words(parity: Parity, inputs: str) -> str:
-    """How far two models' answers to the same inputs lie apart."""
-    if parity.first is None:
-        return f"bitwise the same in every layer, on {inputs}"
-    return (
-        f"outputs differ by at most {parity.logits:.2g} (the largest is {parity.scale:.3g}), on {inputs}; "
-        f"first in {parity.first}, by {parity.first_difference:.2g}"
-    )
+        print(convert(self.model, self.out, format=self.format, images=self.images))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

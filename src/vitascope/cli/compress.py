@@ -63,7 +63,8 @@ class Compress:
         if self.images < 1:
             raise UserError(f"images must be at least 1, not {self.images}")
         from vitascope.model.hardware import reuse_freed_memory
-        from vitascope.weights.store import from_pretrained, save_pretrained
+        from vitascope.weights.loading import from_pretrained
+        from vitascope.weights.saving import save_pretrained
 
         reuse_freed_memory()
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):

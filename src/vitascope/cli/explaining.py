@@ -30,8 +30,8 @@ from vitascope.model.hardware import resolve_device
 from vitascope.report.figures import to_picture
 from vitascope.report.wording import counted
 from vitascope.run.run import Run
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
-from vitascope.weights.store import from_pretrained
 
 
 @dataclasses.dataclass(frozen=True)

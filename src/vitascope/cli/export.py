@@ -57,7 +57,7 @@ class Export:
         """Export, compare, print."""
         from vitascope.deploy.export.export import export
         from vitascope.deploy.export.formats import FORMATS
-        from vitascope.weights.store import from_pretrained
+        from vitascope.weights.loading import from_pretrained
 
         if self.int8:
             self.call_int8()
@@ -87,7 +87,7 @@ class Export:
         """Export in int8, measure, print."""
         from vitascope.cli.quantizing import export_int8, pictures_for_int8, report
         from vitascope.deploy.export.formats import FORMATS
-        from vitascope.weights.store import from_pretrained
+        from vitascope.weights.loading import from_pretrained
 
         if self.format == "torch":
             raise UserError("--int8 is for --format onnx and openvino, not torch")

@@ -22,8 +22,8 @@ from vitascope.report.provenance import configuration_section, environment_secti
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure, replacing
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
-from vitascope.weights.store import from_pretrained
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from vitascope.run.environment import describe_environment
 from vitascope.run.metrics import MetricsWriter, read_metrics
 from vitascope.run.predictions import Predictions
 from vitascope.storage import explaining_failure, locked, replacing, settle, write_json
-from vitascope.weights.store import from_pretrained
+from vitascope.weights.loading import from_pretrained
 
 log = logging.getLogger(__name__)
 

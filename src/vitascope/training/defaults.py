@@ -17,7 +17,8 @@ from vitascope.training.options import Architecture
 from vitascope.training.recipes import TrainConfig
 from vitascope.training.tasks.masked import body_config
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.store import adapted, pretrained_config
+from vitascope.weights.identification import pretrained_config
+from vitascope.weights.transfer import adapted
 
 DEFAULT_MODEL = "vit_ti16"
 SMALL_IMAGE = 96

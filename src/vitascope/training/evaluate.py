@@ -25,8 +25,8 @@ from vitascope.run.data import RunData
 from vitascope.run.layout import MODEL
 from vitascope.run.run import Run
 from vitascope.training.distributed import gather
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
-from vitascope.weights.store import from_pretrained
 
 log = logging.getLogger(__name__)
 

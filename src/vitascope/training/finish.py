@@ -20,7 +20,8 @@ from vitascope.training.evaluate import Evaluation, evaluate
 from vitascope.training.loop import Trainer
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.masked import Masked, draw_masked
-from vitascope.weights.store import from_pretrained, save_pretrained
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,7 +51,7 @@ from vitascope.training.signals import Stop, stop_signals
 from vitascope.training.start import augmentation_of, identity, make_task, refuse_other, start_model
 from vitascope.training.tasks.task import Examples, Sums
 from vitascope.weights.preprocess import preprocess_of
-from vitascope.weights.store import save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 RECORD_EVERY = 10
 """Steps from one recorded loss to the next: reading it makes a GPU wait."""

@@ -27,8 +27,9 @@ from vitascope.training.tasks.distill import Distill
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Task
 from vitascope.training.tasks.teachers import open_teacher
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import default_preprocess, preprocess_of
-from vitascope.weights.store import from_pretrained, transfer
+from vitascope.weights.transfer import transfer
 
 _ENGINE = tuple(field.name for field in dataclasses.fields(ExecutionOptions))
 """What may be another when a run goes on; one of them is an option of the model too."""

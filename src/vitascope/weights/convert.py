@@ -1,4 +1,4 @@
-"""From any family's checkpoint to any other's file, and the proof that both give the same answers."""
+"""`convert`: a checkpoint of any family as files of any other, compared with the source."""
 
 from __future__ import annotations
 
@@ -16,114 +16,133 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
-from vitascope.weights.mapping import changes
+from vitascope.weights.identification import FAMILIES, identify, read_config
+from vitascope.weights.loading import load_source
+from vitascope.weights.mapping import changes, to_family
 from vitascope.weights.preprocess import preprocess_of
-from vitascope.weights.store import (
-    FAMILIES,
-    identify,
-    load_source,
-    read_config,
-    write_model,
-)
 
 
 @dataclasses.dataclass(frozen=True)
 class Parity:
-    """How two models differ on the same pictures, in float32."""
+    """The difference of two models on the same inputs, in float32."""
 
     logits: float
-    """Largest difference of the outputs."""
+    """The largest difference of the outputs."""
     scale: float
-    """Largest output of the first, to compare with."""
+    """The largest output of the first model, to compare with."""
     first: str | None
-    """The first intermediate (of `Trace`) that differs; None where all are bitwise the same."""
+    """The first intermediate value (of a `Trace`) that differs; None if all are bitwise the same."""
     first_difference: float
     """The largest difference there."""
     images: int
-    """Inputs compared."""
+    """The number of inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What a conversion did."""
+    """The result of `convert`; printed, it is the report of the command."""
 
     source_family: str
-    """Whose the checkpoint was."""
+    """The family of the source."""
+    format: str
+    """The family of the files."""
     files: list[Path]
-    """What was written."""
+    """The written files."""
     changes: list[str]
-    """What the other library runs otherwise, in words; empty where nothing."""
+    """The differences that the other library's format forces, in words."""
     parity: Parity
     """The written files, loaded again, against the source, on the same tensors."""
     on_pictures: bool
-    """Whether the tensors are of pictures; they are random for a model of neither 1 nor 3 channels."""
+    """Whether the inputs are pictures; for a model of neither 1 nor 3 channels they are random tensors."""
     prepared: Parity | None
-    """The same where each prepares the pictures by its own rule; None where both have the same rule."""
+    """The same with pictures prepared by each model's own preprocessing; None if both have the same."""
+
+    def __str__(self) -> str:
+        lines = [f"{file}  {file.stat().st_size:,} bytes" for file in self.files]
+        lines += [f"from {self.source_family} to {self.format}", *(f"note: {note}" for note in self.changes)]
+        plural = "s" if self.parity.images > 1 else ""
+        inputs = f"{self.parity.images} {'picture' if self.on_pictures else 'random tensor'}{plural}"
+        lines.append(f"parity: {_in_words(self.parity, inputs)}")
+        if self.prepared is not None:
+            lines.append(f"each with its own preprocessing: {_in_words(self.prepared, inputs)}")
+        return "\n".join(lines)
+
+
+def _in_words(parity: Parity, inputs: str) -> str:
+    if parity.first is None:
+        return f"bitwise the same in every layer, on {inputs}"
+    return (
+        f"outputs differ by at most {parity.logits:.2g} (the largest is {parity.scale:.3g}), on {inputs}; "
+        f"first in {parity.first}, by {parity.first_difference:.2g}"
+    )
 
 
 def convert(
     ref: str | os.PathLike[str],
     folder: str | os.PathLike[str],
     *,
-    to: str = "vitascope",
+    format: str = "vitascope",
     revision: str | None = None,
     images: ImageSource | Iterable[ImageSource] = (),
 ) -> Conversion:
-    """Write a MODEL argument, in float32, as another library itself loads it: what `vitascope convert` calls.
+    """Write a MODEL argument, in float32, as another library loads it, and compare the written files with it.
 
     Args:
         ref: a MODEL argument.
         folder: a new or empty folder.
-        to: one of `FAMILIES`.
-        revision: of a hub id.
-        images: pictures to compare the outputs on; without any, the two photographs in scikit-learn, and
-            two random tensors for a model of neither 1 nor 3 channels.
+        format: a name of `FAMILIES`.
+        revision: branch, tag or commit of a hub id.
+        images: pictures to compare the outputs on; by default the two photographs in scikit-learn, or two
+            random tensors for a model of neither 1 nor 3 channels.
 
     Raises:
-        UserError: an unknown family, a folder with files in it, a model that the family does not have.
+        UserError: an unknown format, a folder with files in it, a picture that cannot be read, or a model
+            that the other library does not have.
     """
-    check_choice("format", to, FAMILIES)
+    check_choice("format", format, FAMILIES)
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is not an empty folder; nothing in it is overwritten, so name a new one")
     source, source_family = identify(ref, revision)
     model = load_source(source, source_family)
-    preprocess = preprocess_of(model)
+    preprocess, config = preprocess_of(model), model.config
     given = as_pictures(images)
     on_pictures = bool(given) or preprocess.channels in (1, 3)
-    pictures = given or (sample_photographs() if on_pictures else ())
-    # A picture that cannot be read leaves no folder behind.
-    inputs = normalized(preprocess, pictures) if on_pictures else random_inputs(preprocess)
-    family = FAMILIES[to]
-    files = write_model(model, folder, family)
-    written = identify(folder, family=to)
-    again = load_source(*written, read_config(*written))
-    config, prepared = model.config, None
+    pictures = given or (_photographs() if on_pictures else ())
+    # Before anything is written: a picture that cannot be read leaves no folder behind.
+    inputs = normalized(preprocess, pictures) if on_pictures else _random_inputs(preprocess)
+    family = FAMILIES[format]
+    files = to_family(family, model, preprocess, folder)
+    written = identify(folder, family=format)
+    again = load_source(*written, read_config(*written))  # its config in hand: nothing is reported as assumed
+    prepared = None
     if on_pictures and again.preprocess != preprocess:
-        prepared = compare(model, again, inputs, normalized(preprocess_of(again), pictures))
+        prepared = parity_of(model, again, inputs, normalized(preprocess_of(again), pictures))
+    forced = changes(family, config) if isinstance(config, ViTConfig) else []
     return Conversion(
         source_family=source_family.name,
+        format=format,
         files=files,
-        changes=(changes(family, config) if isinstance(config, ViTConfig) else []) + lost(model, again, to),
-        parity=compare(model, again, inputs),
+        changes=forced + _lost(model, again, format),
+        parity=parity_of(model, again, inputs),
         on_pictures=on_pictures,
         prepared=prepared,
     )
 
 
-def lost(source: Classifier, written: Classifier, family: str) -> list[str]:
-    """What the files have no place for, or the other library does otherwise, in words."""
+def _lost(source: Classifier, written: Classifier, family: str) -> list[str]:
+    """Notes on class names and preprocessing that the files cannot express."""
     notes = []
     if source.config.class_names != written.config.class_names:
         notes.append(f"the names of the {source.config.num_classes} classes are not in the files")
     ours, theirs = dataclasses.asdict(preprocess_of(source)), dataclasses.asdict(preprocess_of(written))
     differing = [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if ours[name] != theirs[name]]
     if differing:
-        notes.append(f"{family} prepares pictures otherwise: {', '.join(differing)}")
+        notes.append(f"{family} prepares pictures differently: {', '.join(differing)}")
     return notes
 
 
-def sample_photographs() -> Sequence[ImageSource]:
+def _photographs() -> Sequence[ImageSource]:
     """The two in scikit-learn: a temple and a flower, uint8 (427, 640, 3)."""
     from sklearn.datasets import load_sample_images
 
@@ -132,26 +151,19 @@ def sample_photographs() -> Sequence[ImageSource]:
 
 
 def normalized(preprocess: Preprocess, images: Sequence[ImageSource]) -> Tensor:
-    """Pictures as a model takes them, float32 (B, C, H, W)."""
+    """Pictures as a model's input, float32 (B, C, H, W)."""
     return preprocess.normalize(torch.from_numpy(np.stack([preprocess.pixels(image) for image in images])))
 
 
-def random_inputs(preprocess: Preprocess) -> Tensor:
-    """Two tensors of the normal distribution, the same each time, float32 (2, C, H, W)."""
+def _random_inputs(preprocess: Preprocess) -> Tensor:
+    """Two tensors of the normal distribution, always the same, float32 (2, C, H, W)."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(2, preprocess.channels, *preprocess.image_size, generator=generator)
 
 
 @torch.inference_mode()
-def compare(model: Classifier, other: Classifier, images: Tensor, others: Tensor | None = None) -> Parity:
-    """Run two models and find where they first differ.
-
-    Args:
-        model: a model.
-        other: one of the same architecture.
-        images: what both are given, (B, C, H, W).
-        others: what the other is given instead; of another size, only the outputs can be compared.
-    """
+def parity_of(model: Classifier, other: Classifier, images: Tensor, others: Tensor | None = None) -> Parity:
+    """Run two models and find the first difference; `others` are the other's inputs, if not `images`."""
     trace, theirs = model.trace(images), other.trace(images if others is None else others)
     differences = {
         name: float((value - theirs[name]).abs().max())

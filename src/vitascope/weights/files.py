@@ -10,7 +10,7 @@ import dataclasses
 import io
 import json
 import math
-import pickletools
+import pickle
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -26,12 +26,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitascope.errors import UserError
+from vitascope.pickles import scan_pickle
 from vitascope.storage import WriteError, replacing
 from vitascope.weights.other_formats import adapter_reason, described
 
 MAX_TENSORS = 20_000  # the largest ViTs have about a thousand
 MAX_HEADER_BYTES = 16 << 20  # of each part that is parsed: 20,000 tensors need 3 MB of it
-MAX_OPCODES = 2_000_000  # of a pickle: 20,000 tensors need 0.6 million, a list of numbers one for each
 MAX_UNPACKED_BYTES = 1 << 30  # an .npz may always unpack to this much,
 MAX_UNPACKED_RATIO = 20  # and beyond it to so many times its size: trained weights hardly compress
 MAX_SHARED_RATIO = 4  # a pickle's tensors may share storage; together they take at most so much of the file
@@ -311,35 +311,37 @@ def _check_zip(path: Path) -> None:
         if not pickles:
             raise refusal(path, "a zip archive, but not one of torch.save: save model.state_dict()")
         for member in pickles:
-            _check_opcodes(path, io.BytesIO(archive.read(member)))
+            _check_pickle(path, io.BytesIO(archive.read(member)))
 
 
 def _check_legacy(path: Path) -> None:
     with open(path, "rb") as file:
         stream = io.BytesIO(file.read(MAX_HEADER_BYTES))
     for _ in range(5):  # magic number, protocol, machine, the object, the names of its storages
-        _check_opcodes(path, stream)
+        _check_pickle(path, stream)
 
 
-def _check_opcodes(path: Path, stream: io.BytesIO) -> None:
-    """Refuse a pickle that is endless, or names anything but `PICKLE_GLOBAL` and dtypes; runs none of it."""
-    texts = ["", ""]
-    for number, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
-        if number >= MAX_OPCODES:  # each may make an object, of a hundred bytes
-            raise refusal(path, f"a pickle of more than {MAX_OPCODES} steps, which no state dict needs")
-        if opcode.name in ("GLOBAL", "INST"):
-            name = str(argument).replace(" ", ".")
-        elif opcode.name == "STACK_GLOBAL":  # takes the two texts before it
-            name = ".".join(texts)
-        else:
-            texts = [texts[1], argument] if isinstance(argument, str) else texts
-            continue
-        dtype = vars(torch).get(name.removeprefix("torch."))
-        if not PICKLE_GLOBAL.fullmatch(name) and not isinstance(dtype, torch.dtype):
-            advice = "if you trust it, load it where its code is installed and save model.state_dict()"
-            raise refusal(
-                path, f"its pickle calls for {name}, which no state dict needs; it was not run; {advice}"
-            )
+def _check_pickle(path: Path, stream: io.BytesIO) -> None:
+    """Reject a pickle that is endless, or names anything but `PICKLE_GLOBAL` and dtypes; runs none of it."""
+    strange: list[str] = []
+
+    def admits(name: str) -> bool:
+        is_dtype = isinstance(vars(torch).get(name.removeprefix("torch.")), torch.dtype)
+        if not (is_dtype or PICKLE_GLOBAL.fullmatch(name)):
+            strange.append(name)
+        return not strange
+
+    try:
+        for _ in scan_pickle(stream, admits):
+            pass
+    except pickle.UnpicklingError:
+        if not strange:
+            raise
+        raise refusal(
+            path,
+            f"its pickle calls for {strange[0]}, which no state dict needs; it was not run; if you trust it, "
+            "load it where its code is installed and save model.state_dict()",
+        ) from None
 
 
 def _unwrap(loaded: object, depth: int = 2) -> dict[str, Tensor]:

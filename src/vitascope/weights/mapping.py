@@ -1,9 +1,9 @@
-"""The engine of checkpoint families: one table of names a family, applied both ways, strict both ways.
+"""Checkpoint families: one table of tensor names for each, applied strictly in both directions.
 
-A table says where a family keeps each of our tensors. Its keys are our names, its values theirs; `{i}` stands
-for a number and `*` for whatever is left (`weight`, `bias`). A value that is not a plain name says how the
-tensor is laid out there. Read with `from_family`, written with `to_family`: whatever is missing, left over or
-of another shape is listed and refused.
+The keys of a table are our names, its values theirs; `{i}` stands for a number and `*` for the rest
+(`weight`, `bias`). A value that is not a plain name describes another layout of the tensor. `from_family`
+reads with a table, `to_family` writes with it; tensors that are missing, left over or of another shape are
+listed in an error.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
+from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import DEPENDENT_OPTIONS
+from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.sizes import ModelConfig
 from vitascope.model.vit import VisionTransformer
-from vitascope.storage import make_folder
+from vitascope.storage import WriteError, make_folder, settle
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import SETTINGS, weights_name
 
@@ -31,24 +34,22 @@ State = dict[str, Tensor]
 
 MAX_BLOCKS = 1_000  # the deepest ViTs have about fifty
 MAX_NUMBERS = 1 << 40  # the largest have about 22 billion
-MAX_ENLARGED = 4  # times the model's side: the largest pictures that it is given, 16 times as many tokens
-SMALL_PICTURE = 512  # the side up to which pictures fit a model of any size
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """How a family stores one of our tensors: under which names, and how to get from the one to the other."""
+    """The names and the layout under which a family stores one of our tensors."""
 
     names: tuple[str, ...]
-    """Theirs, with the key's placeholders."""
+    """Their names, with the key's placeholders."""
     join: Callable[[Sequence[Tensor]], Tensor] = lambda parts: parts[0]
-    """Theirs to ours."""
+    """From their tensors to ours."""
     split: Callable[[Tensor], Sequence[Tensor]] = lambda tensor: [tensor]
-    """Ours to theirs: the inverse, bitwise."""
+    """From our tensor to theirs: the inverse, bitwise."""
 
 
 def stacked(*names: str) -> Stored:
-    """Our one tensor is theirs one after another along the first axis, in equal parts."""
+    """Our tensor is the concatenation of theirs along the first axis, in equal parts."""
 
     def join(parts: Sequence[Tensor]) -> Tensor:
         if len({part.shape for part in parts}) > 1:
@@ -59,7 +60,7 @@ def stacked(*names: str) -> Stored:
 
 
 def reshaped(name: str, theirs: Callable[[Tensor], Tensor], ours: Callable[[Tensor], Tensor]) -> Stored:
-    """Our tensor is theirs in another layout."""
+    """Our tensor is theirs in another layout; `theirs` and `ours` convert into it."""
     return Stored((name,), lambda parts: ours(parts[0]), lambda tensor: [theirs(tensor)])
 
 
@@ -68,67 +69,72 @@ Table = Mapping[str, str | Stored]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """A checkpoint as it was found."""
+    """The content of a checkpoint."""
 
     name: str
-    """What the user called it, for messages."""
+    """The user's name for it, for messages."""
     tensors: State
-    """By their names."""
     file: str = ""
-    """The weights file's own name."""
+    """The name of the weights file."""
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """`config.json`, where there is one."""
+    """The content of `config.json`, if there is one."""
     preprocessor: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """`preprocessor_config.json`, where there is one."""
+    """The content of `preprocessor_config.json`, if there is one."""
     training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What a training script saved in the weights file: `arch` and its arguments, where there are any."""
+    """What a training script saved beside the tensors: `arch` and its arguments."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Options of `ViTConfig` that the user named with the file, since it does not tell them."""
+    """Options of `ViTConfig` that the user named with the file."""
 
-    def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor.
+    def shape(self, key: str, ndim: int | None = None) -> tuple[int, ...]:
+        """The shape of a tensor; with `ndim`, of a tensor of so many dimensions, none of them empty.
 
         Raises:
-            CheckpointError: it is missing.
+            CheckpointError: it is missing, or has another number of dimensions.
         """
         if key not in self.tensors:
             raise CheckpointError(f"{self.name}: missing {key}")
-        return tuple(self.tensors[key].shape)
+        shape = tuple(self.tensors[key].shape)
+        if ndim is not None and (len(shape) != ndim or 0 in shape):
+            raise CheckpointError(
+                f"{self.name}: {key} {shape} should have {ndim} dimensions, none of them empty"
+            )
+        return shape
 
     def has(self, key: str) -> bool:
-        """Whether there is such a tensor."""
+        """Whether there is a tensor of this name."""
         return key in self.tensors
 
     def has_any(self, prefix: str) -> bool:
-        """Whether any tensor's name starts so."""
+        """Whether the name of any tensor starts with a prefix."""
         return any(name.startswith(prefix) for name in self.tensors)
 
     def count(self, pattern: str) -> int:
-        """How many different numbers stand at the `{i}` of a pattern: the depth, say."""
+        """The number of different numbers at the `{i}` of a pattern: the depth, for example."""
         matches = (_regex(pattern).match(key) for key in self.tensors)
         return len({match["i"] for match in matches if match})
 
 
 class Family(abc.ABC):
-    """One library's checkpoints: how to tell them, read them and write them."""
+    """The checkpoints of one library: how to recognize, read and write them."""
 
     name: ClassVar[str]
-    """What `--to` and `family=` call it."""
+    """Its name for users: `format=`, `family=`."""
     holds: ClassVar[Mapping[str, tuple[Any, ...]]]
-    """For each option that may differ from `ViTConfig()`, the values that this family's models can have."""
+    """For each option that may differ from `ViTConfig()`, the possible values; an empty tuple means any."""
+    holds_resnets: ClassVar[bool] = False
     ignored: ClassVar[tuple[str, ...]] = ()
     """Patterns of their tensors that a classifier does not need."""
 
     @abc.abstractmethod
     def recognizes(self, source: Source) -> bool:
-        """Whether a checkpoint is one of this family's, from its keys and its configuration."""
+        """Whether a checkpoint belongs to this family, by its tensors' names and its configuration."""
 
     @abc.abstractmethod
-    def read_config(self, source: Source) -> ViTConfig:
+    def read_config(self, source: Source) -> ModelConfig:
         """The architecture, from their configuration and the shapes.
 
         Raises:
-            CheckpointError: a model that is none of ours, or numbers that cannot be known.
+            CheckpointError: a model that we do not have, or options that cannot be known.
         """
 
     @abc.abstractmethod
@@ -137,39 +143,39 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def table(self, config: ViTConfig) -> Table:
-        """Where each of our tensors is kept; the first key that matches counts."""
+        """The place of each of our tensors; the first key that matches counts."""
 
     @abc.abstractmethod
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        """Write what the other library itself loads; `state` has their names. Returns the files."""
+        """Write the files that the other library loads and return them; `state` has their names."""
 
     def assumed(self, source: Source, config: ViTConfig) -> str:
-        """What `read_config` took for granted since the checkpoint does not tell it, in words; else empty."""
+        """The options that `read_config` assumed because the checkpoint does not tell them, in words."""
         return ""
 
     def settled(self, config: ViTConfig) -> ViTConfig:
-        """What the other library will run: `config`, but for small things that no file of theirs can say,
-        such as the epsilon of a norm. A conversion tells the change."""
+        """The model that the other library will run: `config`, except for options that none of their files
+        can express, such as the epsilon of a norm. A conversion reports the change."""
         return config
 
     def objections(self, config: ViTConfig) -> list[str]:
-        """What stands against holding a model although each of its options alone could be held."""
+        """Combinations of options that the library cannot hold, although it can hold each of them."""
         return []
 
     def arriving(self, source: Source) -> Source:
-        """What is no matter of names, before reading: old spellings, and layouts of whole models."""
+        """Changes before reading that a table cannot express: old names, layouts of whole models."""
         return source
 
     def leaving(self, state: State, config: ViTConfig) -> State:
-        """What is no matter of names, before writing."""
+        """Changes before writing that a table cannot express."""
         return state
 
 
-def from_family(family: Family, source: Source, config: ViTConfig) -> State:
-    """A state of ours from a checkpoint of a family's (that has been through `arriving`).
+def from_family(family: Family, source: Source, config: ModelConfig) -> State:
+    """Our tensors from a checkpoint of a family, after `arriving`.
 
     Raises:
-        CheckpointError: listing, by their names, all that is missing, left over or misshapen.
+        CheckpointError: lists, by their names, the tensors that are missing, left over or misshapen.
     """
     check_claims(source, config)
     state: State = {}
@@ -181,7 +187,7 @@ def from_family(family: Family, source: Source, config: ViTConfig) -> State:
         if missing:
             faults += [f"missing {name}" for name in missing]
             continue
-        tensor = joined(stored, source)
+        tensor = _joined(stored, source)
         if tensor is None or tuple(tensor.shape) != shape:
             found = ", ".join(f"{name} is {source.shape(name)}" for name in stored.names)
             faults.append(f"{found}, the model's {ours} {shape}")
@@ -197,43 +203,21 @@ def from_family(family: Family, source: Source, config: ViTConfig) -> State:
     return state
 
 
-def check_claims(source: Source, config: ViTConfig) -> None:
-    """Refuse an architecture that no file could fill, before building it costs memory or overflows.
-
-    Raises:
-        CheckpointError: with the limits.
-    """
-    blocks = config.depth + sum(config.embedding.resnet_layers)
+def check_claims(source: Source, config: ModelConfig) -> None:
+    """Reject an architecture that no file could fill, before building it costs memory or overflows."""
+    if isinstance(config, ResNetConfig):
+        kind, blocks = "ResNet", sum(config.layers)
+    else:
+        kind, blocks = "ViT", config.depth + sum(config.embedding.resnet_layers)
     if blocks > MAX_BLOCKS or max(config.num_parameters, config.num_tokens) > MAX_NUMBERS:
         raise CheckpointError(
-            f"{source.name}: its configuration claims more than any ViT has: over {MAX_BLOCKS} blocks, or "
-            f"over {MAX_NUMBERS} tokens or parameters"
+            f"{source.name}: its configuration claims more than any {kind} has: over {MAX_BLOCKS} blocks, "
+            f"or over {MAX_NUMBERS} tokens or parameters"
         )
 
 
-def check_preprocess(name: str, preprocess: Preprocess, image_size: tuple[int, int]) -> Preprocess:
-    """Refuse pictures far larger than the model's own, which cost gigabytes; returns the preprocessing.
-
-    Raises:
-        CheckpointError: naming the size of the pictures and that of the model.
-    """
-    limit = max(MAX_ENLARGED * max(image_size), SMALL_PICTURE)
-    for rows, columns in (preprocess.image_size, preprocess.resize_to or (0, 0)):
-        if not max(rows, columns) <= limit:  # so that NaN fails too
-            raise CheckpointError(
-                f"{name}: its preprocessing makes pictures of {rows}x{columns} pixels for a model of "
-                f"{image_size[0]}x{image_size[1]}, which gets {limit} a side at most; correct the size in "
-                "its preprocessing settings"
-            )
-    return preprocess
-
-
 def check_labels(source: Source) -> None:
-    """Refuse a head of transformers' whose classes are not exclusive, since softmax would be wrong.
-
-    Raises:
-        CheckpointError: `problem_type` says so.
-    """
+    """Reject a classifier of transformers whose classes are not exclusive: its softmax would be wrong."""
     problem = source.config.get("problem_type")
     if problem not in (None, "single_label_classification"):
         bare = ", add_pooling_layer=False" if source.config.get("model_type") in ("vit", "deit") else ""
@@ -244,22 +228,27 @@ def check_labels(source: Source) -> None:
         )
 
 
-def joined(stored: Stored, source: Source) -> Tensor | None:
-    """Our tensor, made of theirs; None where their shapes do not even fit each other."""
+def _joined(stored: Stored, source: Source) -> Tensor | None:
+    """Our tensor, made of theirs; None if their shapes do not fit each other."""
     try:
         return stored.join([source.tensors[name] for name in stored.names])
     except (RuntimeError, IndexError, ValueError):  # what reshape, cat and permute raise
         return None
 
 
-def to_family(family: Family, model: VisionTransformer, preprocess: Preprocess, folder: Path) -> list[Path]:
-    """Write a model as a family's library itself loads it; returns the files.
+def to_family(family: Family, model: Classifier, preprocess: Preprocess, folder: Path) -> list[Path]:
+    """Write a model as a family's library loads it; returns the files.
 
     Raises:
-        CheckpointError: the family has no such model; says which options it lacks.
+        CheckpointError: the family has no such model (with its options), or other weights in the folder would
+            be read instead.
+        WriteError: the files cannot be written.
     """
-    config = family.settled(model.config)
-    check_holds(family, config)
+    if isinstance(model.config, ResNetConfig) and not family.holds_resnets:
+        raise CheckpointError(f"{family.name} has no ResNet like this one; its only format is vitascope")
+    config = family.settled(cast("ViTConfig", model.config))  # or a ResNet's, which our own family takes too
+    if isinstance(model, VisionTransformer):
+        check_holds(family, config)
     ours = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     state: State = {}
     for name, _, stored in rows(family, config):
@@ -267,30 +256,30 @@ def to_family(family: Family, model: VisionTransformer, preprocess: Preprocess, 
         for theirs, part in zip(stored.names, parts, strict=True):
             assert theirs not in state, f"the table of {family.name} names {theirs} twice"
             state[theirs] = part.contiguous()
+    state = family.leaving(state, config)
     make_folder(folder)
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as aside:  # a full disk leaves nothing
-        files = family.write(config, family.leaving(state, config), preprocess, Path(aside))
-        return move_in(files, folder)
+        try:
+            files = family.write(config, state, preprocess, Path(aside))
+        except (OSError, RuntimeError) as error:  # a full disk, as Python and as torch report it
+            raise WriteError(f"{folder}: cannot be written: {error}") from error
+        return _move_in(files, folder)
 
 
-def move_in(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Move what was written aside into its folder, so that new weights never stand beside old settings.
-
-    Raises:
-        CheckpointError: other weights in the folder would be read instead.
-    """
+def _move_in(files: Sequence[Path], folder: Path) -> list[Path]:
+    """Move written files into their folder, so that new weights never stand beside old settings."""
     names = [file.name for file in files]
     try:
         read = weights_name(folder, {*names, *(path.name for path in folder.iterdir())})
-    except CheckpointError:  # one of several: reading the folder says so
+    except CheckpointError:  # one of several: reading the folder reports it
         read = None
     if read is not None and read not in names:
         raise CheckpointError(f"{folder}: has {read}, which would be read instead of {names[0]}")
-    last = sorted(files, key=lambda file: file.name == SETTINGS[0])  # without it a folder is refused
+    last = sorted(files, key=lambda file: file.name == SETTINGS[0])  # without it a folder is rejected
     if any(_differs(file, folder / file.name) for file in files if file.suffix == ".json"):
         (folder / SETTINGS[0]).unlink(missing_ok=True)
     for file in last:
-        file.replace(folder / file.name)
+        settle(file, folder / file.name)
     return [folder / name for name in names]
 
 
@@ -299,11 +288,7 @@ def _differs(file: Path, other: Path) -> bool:
 
 
 def check_holds(family: Family, config: ViTConfig) -> None:
-    """Refuse a model that a family's library cannot run exactly.
-
-    Raises:
-        CheckpointError: with every option that stands against it.
-    """
+    """Reject a model that a family's library cannot run exactly, with every option that prevents it."""
     default = ViTConfig()
     reasons = []
     for option, group in OPTIONS.items():
@@ -322,7 +307,7 @@ def check_holds(family: Family, config: ViTConfig) -> None:
 
 
 def changes(family: Family, config: ViTConfig) -> list[str]:
-    """What the other library will run otherwise, in words."""
+    """The options that the other library will change, in words."""
     settled = family.settled(config)
     return [
         f"{option} {config.option(option)!r} becomes {settled.option(option)!r}: {family.name} has no other"
@@ -331,13 +316,13 @@ def changes(family: Family, config: ViTConfig) -> list[str]:
     ]
 
 
-def rows(family: Family, config: ViTConfig) -> Iterable[tuple[str, tuple[int, ...], Stored]]:
-    """Each of our tensors: its name, its shape, and how the family stores it."""
+def rows(family: Family, config: ModelConfig) -> Iterable[tuple[str, tuple[int, ...], Stored]]:
+    """The name and the shape of each of our tensors, and how the family stores it."""
     with torch.device("meta"):
-        expected = VisionTransformer(config).state_dict()
+        expected = build(config).state_dict()
     table = [
         (_regex(ours), stored if isinstance(stored, Stored) else Stored((stored,)))
-        for ours, stored in family.table(config).items()
+        for ours, stored in family.table(cast("ViTConfig", config)).items()
     ]
     for name, tensor in expected.items():
         for pattern, stored in table:

@@ -7,6 +7,10 @@ from typing import cast
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.classifier import Classifier
 from vitascope.model.sizes import ModelConfig
+from vitascope.weights.files import CheckpointError
+
+MAX_ENLARGED = 4  # times the model's side: the largest pictures that it gets, 16 times as many tokens
+SMALL_PICTURE = 512  # the side up to which pictures fit a model of any size
 
 
 def preprocess_of(model: Classifier) -> Preprocess:
@@ -20,3 +24,15 @@ def default_preprocess(config: ModelConfig) -> Preprocess:
     """Centre crop at the model's size and pixels in [-1, 1], as the original ViT code scales them."""
     half = (0.5,) * config.in_channels
     return Preprocess(image_size=config.image_hw, channels=config.in_channels, mean=half, std=half)
+
+
+def check_preprocess(preprocess: Preprocess, name: str, image_size: tuple[int, int]) -> None:
+    """Reject pictures that are far larger than the model's image size: they would cost gigabytes."""
+    limit = max(MAX_ENLARGED * max(image_size), SMALL_PICTURE)
+    for rows, columns in (preprocess.image_size, preprocess.resize_to or (0, 0)):
+        if not max(rows, columns) <= limit:  # so that NaN fails too
+            raise CheckpointError(
+                f"{name}: its preprocessing makes pictures of {rows}x{columns} pixels for a model of "
+                f"{image_size[0]}x{image_size[1]}, which gets {limit} a side at most; correct the size in "
+                "its preprocessing settings"
+            )

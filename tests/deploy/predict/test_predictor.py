@@ -20,8 +20,9 @@ from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.predict.image_files import find_images
 from vitascope.deploy.predict.predictor import Prediction, Predictor
 from vitascope.errors import UserError
+from vitascope.weights.files import CheckpointError
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.store import CheckpointError, save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 

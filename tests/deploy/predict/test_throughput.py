@@ -13,7 +13,7 @@ from vitascope.deploy.predict.throughput import Throughput, model_product, squar
 from vitascope.errors import UserError
 from vitascope.model.sizes import named_config
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.store import save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 
 def measured(**values: object) -> Throughput:

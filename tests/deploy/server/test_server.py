@@ -24,7 +24,7 @@ from vitascope.deploy.server.http_server import connection_limit
 from vitascope.deploy.server.server import announce, listen, read_token
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
-from vitascope.weights.store import save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 
 @pytest.fixture(scope="module")

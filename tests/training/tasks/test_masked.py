@@ -26,8 +26,10 @@ from vitascope.training.tasks.masked import (
     draw_masked,
 )
 from vitascope.training.tasks.task import Examples
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.store import adapted, from_pretrained, save_pretrained, transfer
+from vitascope.weights.saving import save_pretrained
+from vitascope.weights.transfer import adapted, transfer
 
 TARGETS = ("mean_color", "downsampled", "pixels")
 

@@ -11,7 +11,7 @@ from vitascope.errors import UserError
 from vitascope.training.tasks import teachers
 from vitascope.training.tasks.teachers import Teacher, class_order, open_teacher
 from vitascope.weights.preprocess import default_preprocess
-from vitascope.weights.store import save_pretrained
+from vitascope.weights.saving import save_pretrained
 
 PETS = ("ant", "bee", "cat", "dog", "elk")
 

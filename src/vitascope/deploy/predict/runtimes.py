@@ -23,8 +23,8 @@ from vitascope.deploy.predict.exported_model import (
 )
 from vitascope.errors import UserError, check_choice
 from vitascope.model.hardware import PRECISIONS
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.sources import CONFIG
-from vitascope.weights.store import from_pretrained
 
 SUFFIXES = (".onnx", ".xml", ".pt2")
 """Of exported files."""

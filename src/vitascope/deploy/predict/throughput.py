@@ -18,7 +18,7 @@ from vitascope.errors import UserError
 from vitascope.model.classifier import build
 from vitascope.model.hardware import has_bf16, resolve_device, resolve_precision
 from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
-from vitascope.weights.store import from_pretrained
+from vitascope.weights.loading import from_pretrained
 
 Step = Callable[[], object]
 """What is timed."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.training.distributed import is_first
-from vitascope.weights.store import from_pretrained
+from vitascope.weights.loading import from_pretrained
 
 # Raised by timm, transformers, the hub's client and the readers of weights for a model that they cannot load.
 _FAULTS = (

@@ -21,12 +21,9 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.storage import write_json
-from vitascope.weights.files import CheckpointError, write_safetensors
-from vitascope.weights.imagenet import imagenet_classes, is_imagenet
-from vitascope.weights.mapping import Family, Source, State, Table, check_labels, from_family
-from vitascope.weights.timm_body import BODY, GIVE_CONFIG, body_options, heads, place_options
-from vitascope.weights.timm_names import PLAIN, is_whole, unknown, unreadable
-from vitascope.weights.timm_settings import (
+from vitascope.weights.families.timm_body import BODY, GIVE_CONFIG, body_options, heads, place_options
+from vitascope.weights.families.timm_names import PLAIN, is_whole, unknown, unreadable
+from vitascope.weights.families.timm_settings import (
     ARCHITECTURES,
     CROP_MODES,
     POOLS,
@@ -34,6 +31,9 @@ from vitascope.weights.timm_settings import (
     read_rule,
     settings,
 )
+from vitascope.weights.files import CheckpointError, write_safetensors
+from vitascope.weights.imagenet import imagenet_classes, is_imagenet
+from vitascope.weights.mapping import Family, Source, State, Table, check_labels, from_family
 
 ATTENTION_POOL: Table = {"pool.query": "attn_pool.latent", "pool.*": "attn_pool.*"}
 _UNIT = "patch_embed.backbone.stages.{s}.blocks.{u}."

@@ -29,11 +29,11 @@ from torch import Tensor
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.storage import settle
-from vitascope.weights import jax_layout
+from vitascope.weights.families import jax_layout
+from vitascope.weights.families.jax_layout import BLOCK, POSITIONS
+from vitascope.weights.families.pth import shorter_side
 from vitascope.weights.files import MAX_TENSORS, CheckpointError
-from vitascope.weights.jax_layout import BLOCK, POSITIONS
 from vitascope.weights.mapping import Family, Source, State, Table
-from vitascope.weights.pth import shorter_side
 
 _PREFIXES = ("params/img/", "opt/target/", "params/", "")
 _SCANNED = "Transformer/encoderblock/"
@@ -128,8 +128,8 @@ class Jax(Family):
         same; none is published.)
         """
         block = BLOCK.format(i=0)
-        D, heads, _ = _shape(source, block + "MultiHeadDotProductAttention_1/query/kernel", 3)
-        hidden = _shape(source, block + "MlpBlock_3/Dense_0/kernel", 2)[1]
+        D, heads, _ = source.shape(block + "MultiHeadDotProductAttention_1/query/kernel", 3)
+        hidden = source.shape(block + "MlpBlock_3/Dense_0/kernel", 2)[1]
         pool = "map" if source.has_any("MAPHead_0/") else "cls" if source.has("cls") else "mean"
         options: dict[str, Any] = {
             "embed_dim": D,
@@ -216,27 +216,15 @@ def _todays_name(name: str) -> str:
     return f"{found[1]}{_RENUMBERED.get(found[2], found[2])}{found[3]}" if found else name
 
 
-def _shape(source: Source, key: str, ndim: int) -> tuple[int, ...]:
-    """The shape of a tensor of so many dimensions.
-
-    Raises:
-        CheckpointError: it has others, or is empty; big_vision's NaFlex models have other kernels, say.
-    """
-    shape = source.shape(key)
-    if len(shape) != ndim or 0 in shape:
-        raise CheckpointError(f"{source.name}: {key} {shape} has not the {ndim} dimensions of a plain ViT's")
-    return shape
-
-
 def _stem_options(source: Source) -> dict[str, Any]:
     """Patch size, channels, and the ResNet before the patches where there is one."""
-    ph, pw, channels, _ = _shape(source, "embedding/kernel", 4)
+    ph, pw, channels, _ = source.shape("embedding/kernel", 4)
     if not source.has("conv_root/kernel"):
         return {"patch_size": (ph, pw), "in_channels": channels}
     stages = source.count("block{i}/unit1/conv1/kernel")
     layers = [source.count(f"block{stage + 1}/unit{{i}}/conv1/kernel") for stage in range(stages)]
     step = 4 * 2 ** max(0, stages - 1)
-    _, _, channels, width = _shape(source, "conv_root/kernel", 4)
+    _, _, channels, width = source.shape("conv_root/kernel", 4)
     return {
         "stem": "resnet",
         "resnet_layers": tuple(layers),
@@ -251,7 +239,7 @@ def _head_options(source: Source) -> dict[str, Any]:
     hidden = source.has("pre_logits/kernel")
     if not source.has("head/kernel"):
         return {"head": "pre_logits" if hidden else "none"}
-    return {"head": "mlp" if hidden else "linear", "num_classes": _shape(source, "head/kernel", 2)[1]}
+    return {"head": "mlp" if hidden else "linear", "num_classes": source.shape("head/kernel", 2)[1]}
 
 
 def _place_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
@@ -263,7 +251,7 @@ def _place_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
     if not source.has(POSITIONS):
         size = max(1, 224 // patch[0]) * patch[0], max(1, 224 // patch[1]) * patch[1]
         return {"positions": "sincos_2d_big_vision", "image_size": size}
-    length = _shape(source, POSITIONS, 3)[1]
+    length = source.shape(POSITIONS, 3)[1]
     for prefix in (1, 0) if source.has("cls") else (0,):
         side = math.isqrt(length - prefix)
         if side and side * side == length - prefix:

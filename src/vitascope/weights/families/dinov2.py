@@ -19,14 +19,11 @@ import torch
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Family, Source, State, Table
-from vitascope.weights.pth import (
+from vitascope.weights.families.pth import (
     has_timms_body,
     imagenet,
     is_named,
     not_square,
-    shape_of,
     shorter_side,
     size_for_evaluation,
     square_side,
@@ -35,7 +32,9 @@ from vitascope.weights.pth import (
     with_timms_names,
     write_pth,
 )
-from vitascope.weights.timm_body import BODY, assumed_heads, body_options, heads
+from vitascope.weights.families.timm_body import BODY, assumed_heads, body_options, heads
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.mapping import Family, Source, State, Table
 
 TABLE: Table = {**BODY, "registers": "register_tokens"}
 GATED: Table = {
@@ -145,7 +144,7 @@ def _unchunked(source: Source) -> State:
 
 def _folded(source: Source) -> Source:
     """The class token with its position added: there is none for the registers, which come after it."""
-    token, places = shape_of(source, "cls_token", 3), shape_of(source, "pos_embed", 3)
+    token, places = source.shape("cls_token", 3), source.shape("pos_embed", 3)
     if token != (1, 1, places[2]):
         raise CheckpointError(
             f"{source.name}: cls_token {token} and pos_embed {places} do not fit each other"

@@ -15,8 +15,7 @@ import torch
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.storage import write_json
-from vitascope.weights.files import CheckpointError, write_safetensors
-from vitascope.weights.huggingface_config import (
+from vitascope.weights.families.huggingface_config import (
     DINOV2_TYPES,
     MODEL_TYPES,
     model_type,
@@ -26,7 +25,8 @@ from vitascope.weights.huggingface_config import (
     whole_ratio,
     written_config,
 )
-from vitascope.weights.huggingface_processor import published, read_processor, written_processor
+from vitascope.weights.families.huggingface_processor import published, read_processor, written_processor
+from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.mapping import Family, Source, State, Table, stacked
 
 _BLOCK, _LAYER = "encoder.blocks.{i}.", "encoder.layer.{i}."

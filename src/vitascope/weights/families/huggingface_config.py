@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitascope.model.config import ViTConfig
+from vitascope.weights.families.huggingface_processor import sides
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.huggingface_processor import sides
 from vitascope.weights.mapping import Source, check_labels
 
 # What a configuration means by saying nothing.

@@ -20,9 +20,9 @@ from torch import Tensor
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.storage import settle
+from vitascope.weights.families.timm_body import GIVE_CONFIG, default_heads
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Source
-from vitascope.weights.timm_body import GIVE_CONFIG, default_heads
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -84,25 +84,13 @@ def with_timms_names(source: Source) -> Source:
     return dataclasses.replace(source, tensors=tensors)
 
 
-def shape_of(source: Source, key: str, ndim: int) -> tuple[int, ...]:
-    """The shape of a tensor that has so many dimensions.
-
-    Raises:
-        CheckpointError: it has others, or is missing.
-    """
-    shape = source.shape(key)
-    if len(shape) != ndim:
-        raise CheckpointError(f"{source.name}: {key} {shape} should have {ndim} dimensions")
-    return shape
-
-
 def square_side(source: Source, key: str, prefix: int) -> int:
     """Patches along the side of the square that a position embedding (1, prefix + N, D) was made for.
 
     Raises:
         CheckpointError: no square.
     """
-    length = shape_of(source, key, 3)[1]
+    length = source.shape(key, 3)[1]
     side = math.isqrt(max(0, length - prefix))
     if side == 0 or side * side != length - prefix:
         raise CheckpointError(

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.mapping import Family, Source, State, Table
-from vitascope.weights.pth import (
+from vitascope.weights.families.pth import (
     has_timms_body,
     imagenet,
     is_named,
@@ -24,7 +23,8 @@ from vitascope.weights.pth import (
     with_timms_names,
     write_pth,
 )
-from vitascope.weights.timm_body import BODY, assumed_heads, body_options, heads
+from vitascope.weights.families.timm_body import BODY, assumed_heads, body_options, heads
+from vitascope.weights.mapping import Family, Source, State, Table
 
 TABLE: Table = {
     **BODY,

@@ -18,20 +18,19 @@ from pathlib import Path
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.files import CheckpointError
-from vitascope.weights.hub import TORCHVISION_FILES
-from vitascope.weights.imagenet import imagenet_classes
-from vitascope.weights.mapping import Family, Source, State, Table
-from vitascope.weights.pth import (
+from vitascope.weights.families.pth import (
     imagenet,
     not_square,
-    shape_of,
     shorter_side,
     square_side,
     untold,
     write_pth,
 )
-from vitascope.weights.timm_body import assumed_heads, heads
+from vitascope.weights.families.timm_body import assumed_heads, heads
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.hub import TORCHVISION_FILES
+from vitascope.weights.imagenet import imagenet_classes
+from vitascope.weights.mapping import Family, Source, State, Table
 
 _LAYER = "encoder.layers.encoder_layer_{i}."
 TABLE: Table = {
@@ -113,14 +112,14 @@ class Torchvision(Family):
             raise CheckpointError(
                 f"{source.name}: a stem of several convolutions (conv_stem_configs), which vitascope has not"
             )
-        D, channels, ph, pw = shape_of(source, "conv_proj.weight", 4)
+        D, channels, ph, pw = source.shape("conv_proj.weight", 4)
         side = square_side(source, "encoder.pos_embedding", prefix=1)
-        hidden = shape_of(source, _LAYER.format(i=0) + "mlp.0.weight", 2)[0]
+        hidden = source.shape(_LAYER.format(i=0) + "mlp.0.weight", 2)[0]
         options = {
             "image_size": (side * ph, side * pw),
             "patch_size": (ph, pw),
             "in_channels": channels,
-            "num_classes": shape_of(source, "heads.head.weight", 2)[0],
+            "num_classes": source.shape("heads.head.weight", 2)[0],
             "embed_dim": D,
             "depth": source.count(_LAYER + "ln_1.weight"),
             "num_heads": heads(source, D),

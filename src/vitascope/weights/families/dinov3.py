@@ -21,20 +21,19 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Family, Source, State, Stored, Table, stacked
-from vitascope.weights.pth import (
+from vitascope.weights.families.pth import (
     has_timms_body,
     imagenet,
     not_square,
-    shape_of,
     shorter_side,
     size_for_evaluation,
     unbuildable_gate,
     with_timms_names,
     write_pth,
 )
-from vitascope.weights.timm_body import BODY, body_options, place_options
+from vitascope.weights.families.timm_body import BODY, body_options, place_options
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.mapping import Family, Source, State, Stored, Table, stacked
 
 _BASE = 100.0
 _BFLOAT16 = 2**-8  # between one number of bfloat16 and the next, at most, over the number
@@ -162,7 +161,7 @@ class Dinov3(Family):
 
 def _heads(source: Source, embed_dim: int) -> int:
     """Attention heads, by the width that the periods are made for."""
-    count = shape_of(source, "rope_embed.periods", 1)[0]
+    count = source.shape("rope_embed.periods", 1)[0]
     if count == 0 or embed_dim % (4 * count):
         raise CheckpointError(
             f"{source.name}: {count} rope_embed.periods are for heads of width {4 * count}, "

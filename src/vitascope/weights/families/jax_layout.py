@@ -1,4 +1,4 @@
-"""The names and layouts of the original JAX checkpoints: `weights/jax.py`'s table.
+"""The names and layouts of the original JAX checkpoints: `weights/families/jax.py`'s table.
 
 The names are those of vit_jax's first published files. In flax a dense layer multiplies from the left, a
 convolution's kernel is (height, width, inputs, outputs), and attention keeps its heads apart.

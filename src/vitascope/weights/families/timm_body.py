@@ -42,13 +42,13 @@ _HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 
 def body_options(source: Source) -> dict[str, Any]:
     """What the shapes of a body with timm's names say about its options."""
-    D, channels, ph, pw = _shape(source, "patch_embed.proj.weight", 4)
+    D, channels, ph, pw = source.shape("patch_embed.proj.weight", 4)
     options: dict[str, Any] = {"embed_dim": D, "patch_size": (ph, pw), "in_channels": channels}
     if source.has_any("patch_embed.backbone."):
         options |= _resnet_options(source, (ph, pw))
     wide, hidden = (
-        _shape(source, "blocks.0.mlp.fc1.weight", 2)[0],
-        _shape(source, "blocks.0.mlp.fc2.weight", 2)[1],
+        source.shape("blocks.0.mlp.fc1.weight", 2)[0],
+        source.shape("blocks.0.mlp.fc2.weight", 2)[1],
     )
     options |= {
         "depth": source.count("blocks.{i}.norm1.weight"),
@@ -60,23 +60,13 @@ def body_options(source: Source) -> dict[str, Any]:
         "layer_scale": 1e-5 if source.has("blocks.0.ls1.gamma") else None,
         "class_token": source.has("cls_token"),
         "distillation_token": source.has("dist_token"),
-        "num_registers": _shape(source, "reg_token", 3)[1] if source.has("reg_token") else 0,
+        "num_registers": source.shape("reg_token", 3)[1] if source.has("reg_token") else 0,
         "positions": "learned" if source.has("pos_embed") else "none",
         "head": "linear" if source.has("head.weight") else "none",
     }
     if options["head"] == "linear":
-        options["num_classes"] = _shape(source, "head.weight", 2)[0]
+        options["num_classes"] = source.shape("head.weight", 2)[0]
     return options
-
-
-def _shape(source: Source, key: str, ndim: int) -> tuple[int, ...]:
-    """The shape of a tensor that should have so many dimensions, each of some length."""
-    shape = source.shape(key)
-    if len(shape) != ndim or not all(shape):
-        raise CheckpointError(
-            f"{source.name}: {key} {shape} should have {ndim} dimensions, none of them empty"
-        )
-    return shape
 
 
 def _resnet_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
@@ -87,7 +77,7 @@ def _resnet_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
         for stage in range(stages)
     )
     root = "patch_embed.backbone.stem.conv.weight" if layers else "patch_embed.backbone.conv.weight"
-    width, channels = _shape(source, root, 4)[:2]
+    width, channels = source.shape(root, 4)[:2]
     step = total_stride(layers)
     return {
         "stem": "resnet",
@@ -145,7 +135,7 @@ def place_options(source: Source, options: dict[str, Any], wanted: Any) -> dict[
     candidates = [sides] if is_told else []
     if not source.has("pos_embed"):  # the images of the paper, or what patches tile just below
         return {"image_size": (*candidates, (max(1, 224 // ph) * ph, max(1, 224 // pw) * pw))[0]}
-    length = _shape(source, "pos_embed", 3)[1]
+    length = source.shape("pos_embed", 3)[1]
     covers_prefix = {length: False, length - prefix: True}  # by the number of patches
     if ph == pw:
         candidates += [(math.isqrt(patches) * ph,) * 2 for patches in covers_prefix if patches > 0]

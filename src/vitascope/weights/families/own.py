@@ -1,0 +1,57 @@
+"""vitascope's own model folder: `config.json`, `model.safetensors`, `preprocessor_config.json`.
+
+`config.json` holds the architecture and the class names; its "architecture" is "resnet", or "vit", which is
+the default. No other family has ResNets.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitascope.data.preprocess import Preprocess
+from vitascope.errors import check_choice
+from vitascope.model.config import OPTIONS, ViTConfig
+from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.sizes import ModelConfig
+from vitascope.storage import write_json
+from vitascope.weights.files import CheckpointError, write_safetensors
+from vitascope.weights.mapping import Family, Source, State, Table
+from vitascope.weights.sources import CONFIG, PREPROCESSOR
+
+WEIGHTS = "model.safetensors"
+MODEL_TYPE = "vitascope"
+
+
+class Vitascope(Family):
+    """Every Vision Transformer and every ResNet, under our own names."""
+
+    name = MODEL_TYPE
+    holds = dict.fromkeys(OPTIONS, ())
+    holds_resnets = True
+
+    def recognizes(self, source: Source) -> bool:
+        return source.config.get("model_type") == MODEL_TYPE
+
+    def table(self, config: ModelConfig) -> Table:
+        return {"*": "*"}
+
+    def read_config(self, source: Source) -> ModelConfig:
+        options = dict(source.config)
+        options.pop("model_type", None)
+        architecture = options.pop("architecture", "vit")
+        kinds: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
+        check_choice("architecture", architecture, kinds)
+        return kinds[architecture].from_dict(options)
+
+    def read_preprocess(self, source: Source, config: ModelConfig) -> Preprocess:
+        if not source.preprocessor:
+            raise CheckpointError(f"{source.name}: missing {PREPROCESSOR}")
+        return Preprocess.from_dict(source.preprocessor)
+
+    def write(self, config: ModelConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
+        kind = {"architecture": "resnet"} if isinstance(config, ResNetConfig) else {}
+        return [
+            write_safetensors(folder / WEIGHTS, state),
+            write_json(folder / PREPROCESSOR, preprocess.to_dict()),
+            write_json(folder / CONFIG, {"model_type": MODEL_TYPE, **kind, **config.to_dict()}),
+        ]

@@ -1,0 +1,77 @@
+"""`from_pretrained`: the model in a checkpoint of any family."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import cast
+
+import torch
+
+from vitascope.errors import UserError
+from vitascope.model.classifier import Classifier, build
+from vitascope.model.config import ViTConfig
+from vitascope.model.hardware import resolve_device
+from vitascope.model.sizes import ModelConfig
+from vitascope.weights.identification import identify, read_config
+from vitascope.weights.mapping import Family, Source, from_family
+from vitascope.weights.preprocess import check_preprocess
+
+log = logging.getLogger(__name__)
+
+
+def from_pretrained(
+    ref: str | os.PathLike[str],
+    revision: str | None = None,
+    *,
+    family: str | None = None,
+    config: ViTConfig | None = None,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+) -> Classifier:
+    """Load the model of a MODEL argument, in evaluation mode, with its preprocessing (`model.preprocess`).
+
+    Args:
+        ref: a run folder, a model folder of any family, a weights file, a hub id, or a name of torchvision
+            (`torchvision/vit_b_16`). `timm:FILE` names the family of a file that does not tell it, and
+            `timm:num_heads=16:FILE` also options that no tensor shows; otherwise they are assumed, with a
+            warning.
+        revision: branch, tag or commit of a hub id; `owner/name@revision` means the same.
+        family: a name of `FAMILIES`; None finds it from the tensors' names and the configuration.
+        config: the architecture, if the checkpoint cannot tell it; None reads it.
+        dtype: of the parameters; None is float32, whatever the checkpoint has.
+        device: `auto` or a torch device; None is the CPU.
+
+    Raises:
+        CheckpointError: nothing is there, the file is broken, the family is unknown, or tensors are missing,
+            left over or of another shape (listed).
+        UserError: a `dtype` of integers, or a device that this machine lacks.
+    """
+    if not isinstance(config, ViTConfig | None):
+        raise UserError(f"config is a {type(config).__name__}, not a ViTConfig; None reads the checkpoint's")
+    if dtype is not None and not dtype.is_floating_point:
+        raise UserError(f"dtype is {dtype}; a model has torch.float32, torch.bfloat16 or torch.float16")
+    where = None if device is None else resolve_device(str(device))
+    source, kind = identify(ref, revision, family)
+    return load_source(source, kind, config).to(where, dtype)
+
+
+def load_source(source: Source, family: Family, config: ModelConfig | None = None) -> Classifier:
+    """Build the model of an identified checkpoint; without `config`, with the architecture that it describes.
+
+    Raises:
+        CheckpointError: as `from_pretrained`; also pictures that are far larger than the model's image size.
+    """
+    found = read_config(source, family) if config is None else config
+    if config is None and isinstance(found, ViTConfig) and (assumed := family.assumed(source, found)):
+        log.warning(
+            "%s: the file does not tell %s, which is assumed; if that is wrong, name it with the file "
+            "(%s:num_heads=N:FILE) or give config=ViTConfig(...)", source.name, assumed, family.name,
+        )  # fmt: skip
+    state = from_family(family, source, found)
+    with torch.device("meta"):
+        model = build(found)
+    model.load_state_dict(state, strict=True, assign=True)
+    model.preprocess = family.read_preprocess(source, cast("ViTConfig", found))
+    check_preprocess(model.preprocess, source.name, found.image_hw)
+    return model.eval().float()

@@ -1,0 +1,38 @@
+"""`save_pretrained`: a model as a folder of any family."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from vitascope.errors import UserError, check_choice
+from vitascope.model.classifier import Classifier
+from vitascope.model.resnet import ResNet
+from vitascope.model.vit import VisionTransformer
+from vitascope.weights.identification import FAMILIES
+from vitascope.weights.mapping import to_family
+from vitascope.weights.preprocess import preprocess_of
+
+
+def save_pretrained(model: Classifier, folder: str | os.PathLike[str], *, format: str = "vitascope") -> Path:
+    """Write a model folder, in our own format or as another library loads it; returns the folder.
+
+    Files of the same names are replaced. An interruption leaves the old files, the new ones, or a folder that
+    is rejected, never a mixture. Parameters keep their dtype; an `.npz` has no bfloat16 and stores float32.
+
+    Args:
+        model: the model with its preprocessing; a bare `VisionTransformer(config)` gets the default of its
+            size: centre crop, mean and std of 0.5.
+        folder: the folder to write, created if absent.
+        format: a name of `FAMILIES`. The preprocessing is written as closely as the other library can express
+            it; `convert` measures the difference.
+
+    Raises:
+        UserError: an unknown format, a model that the other library does not have, files that cannot be
+            written, or a folder with other weights that would be read instead.
+    """
+    check_choice("format", format, FAMILIES)
+    if not isinstance(model, VisionTransformer | ResNet):
+        raise UserError(f"a {type(model).__name__} is no model of vitascope: VisionTransformer or ResNet")
+    to_family(FAMILIES[format], model, preprocess_of(model), Path(folder))
+    return Path(folder)

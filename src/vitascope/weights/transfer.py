@@ -1,0 +1,156 @@
+"""`create_model`, and starting a model from the weights of another."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from vitascope.errors import UserError, nearest
+from vitascope.model.classifier import Classifier, build, kind_of
+from vitascope.model.config import ViTConfig
+from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
+from vitascope.model.vit import VisionTransformer
+from vitascope.weights.families.own import Vitascope
+from vitascope.weights.families.timm_names import TIMM_NAMES, from_timm_name, is_readable
+from vitascope.weights.files import CheckpointError
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.mapping import Source, State, from_family, refuse
+from vitascope.weights.preprocess import default_preprocess, preprocess_of
+
+log = logging.getLogger(__name__)
+
+
+def create_model(name: str, *, weights: str | os.PathLike[str] | None = None, **overrides: Any) -> Classifier:
+    """Create a named model, with any option changed: `create_model("vit_b16", num_classes=10)`.
+
+    Args:
+        name: one of `list_models()`, or timm's name of such a model (`vit_base_patch16_224`), with timm's
+            image size and rule for positions; the log then gives our name.
+        weights: a MODEL argument to start from; None initializes at random. Options that the name does not
+            fix follow the weights (such as the epsilon of norms). Positions are interpolated to another
+            `image_size`. The head is loaded if its classes are the same, or unnamed and of the same number.
+            The log lists the tensors that were loaded, left out and initialized. The model has the
+            preprocessing of the weights, at its own size.
+        **overrides: options of `ViTConfig`, or for a ResNet of `ResNetConfig`.
+
+    Raises:
+        UserError: an unknown name or option, with the nearest; weights that do not fit.
+    """
+    name, overrides = _our_name(name, overrides)
+    config = named_config(name, **overrides)  # an unknown name is rejected before anything is fetched
+    if weights is None:
+        model = build(config)
+        model.preprocess = default_preprocess(model.config)
+        return model
+    source = from_pretrained(weights)
+    model = build(adapted(source.config, name, str(weights), overrides))
+    log.info("%s: %s", weights, "; ".join(transfer(source, model, str(weights))))
+    preprocess = preprocess_of(source)
+    model.preprocess = preprocess.at_size(model.config.image_hw) if "image_size" in overrides else preprocess
+    return model
+
+
+def _our_name(name: str, overrides: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Our name of a model, and the options that a name of timm's adds."""
+    if name in NAMED_SIZES:
+        return name, overrides
+    found = from_timm_name(name)
+    if found is not None:
+        ours, options = found
+        log.info("%s is %s here: create_model(%r, %s)", name, ours, ours, _arguments(options | overrides))
+        return ours, options | overrides
+    if is_readable(name):
+        raise UserError(
+            f"unknown model {name!r}{nearest(name, [*TIMM_NAMES, *NAMED_SIZES])}; its pretrained weights "
+            f"load with from_pretrained('timm/{name}')"
+        )
+    return name, overrides
+
+
+def _arguments(options: dict[str, Any]) -> str:
+    return ", ".join(f"{option}={value!r}" for option, value in options.items())
+
+
+# The options that fix the shape of a body; those that a name always fixes; those that it leaves to the
+# weights or the task.
+_SHAPE = {"in_channels", "patch_size", "embed_dim", "depth", "num_heads", "head_dim", "mlp_ratio"}
+_FIXED = _SHAPE | {"stem", "positions", "distillation_token", "num_registers"}
+_LEFT_OPEN = {"image_size", "head", "layer_scale", "resample", "position_prefix"}
+_RESNET_SHAPE = {"in_channels", "layers", "width", "root"}
+
+
+def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict[str, Any]) -> ModelConfig:
+    """The configuration of trained weights with options changed for a new task.
+
+    A head that is no linear layer is replaced by one if a number of classes is given (paper, section 3.2: the
+    whole pre-training head is removed).
+
+    Args:
+        source: the configuration of the weights.
+        name: the name of a size that the weights must have; None takes theirs.
+        weights: the name of the weights, for messages.
+        overrides: the options to change.
+
+    Raises:
+        CheckpointError: the weights have another shape than the name or the options require.
+    """
+    expected = source.replace(**overrides) if name is None else named_config(name, **overrides)
+    check_same_kind(weights, source, str(name), expected)
+    if isinstance(source, ResNetConfig):
+        fixed = _RESNET_SHAPE
+    else:
+        fixed = _SHAPE if name is None else _FIXED | NAMED_SIZES[name].options.keys() - _LEFT_OPEN
+    differing = [
+        f"{option} is {source.option(option)!r}, not {expected.option(option)!r}"
+        for option in sorted(fixed)
+        if source.option(option) != expected.option(option)
+    ]
+    refuse(differing, f"{weights} has another body" if name is None else f"{weights} is no such {name}")
+    options = dict(overrides)
+    if options.get("num_classes", source.num_classes) != source.num_classes:
+        options.setdefault("class_names", ())
+    other_head = isinstance(source, ViTConfig) and source.readout.head not in ("linear", "zero")
+    if "num_classes" in options and other_head:
+        options.setdefault("head", "linear")
+    return source.replace(**options)
+
+
+def check_same_kind(weights: str, source: ModelConfig, name: str, target: ModelConfig) -> None:
+    """Reject starting a ViT from a ResNet, or the other way round."""
+    if type(source) is not type(target):
+        raise CheckpointError(f"{weights} is {kind_of(source)}, and {name} is {kind_of(target)}")
+
+
+def transfer(source: Classifier, target: Classifier, name: str) -> list[str]:
+    """Load the weights of a trained model into another; returns notes on what was loaded and left out.
+
+    Raises:
+        CheckpointError: the bodies differ (every difference is listed).
+    """
+    check_same_kind(name, source.config, "the model", target.config)
+    notes = []
+    if isinstance(source, VisionTransformer) and source.config.grid != target.config.grid:
+        (h, w), (new_h, new_w) = source.config.grid, target.config.grid
+        if any(True for _ in source.positions.parameters()):
+            notes.append(f"positions interpolated from {h}x{w} to {new_h}x{new_w}")
+        source.resize(target.config.image_hw)
+    state, wanted = source.state_dict(), target.state_dict()
+    heads = [{k: v for k, v in values.items() if k.startswith("head.")} for values in (state, wanted)]
+    same_shapes = {k: v.shape for k, v in heads[0].items()} == {k: v.shape for k, v in heads[1].items()}
+    names = (source.config.class_names, target.config.class_names)
+    body = {key: value for key, value in state.items() if not key.startswith("head.")}
+    if same_shapes and not (all(names) and names[0] != names[1]):
+        _load(target, state, name)
+        return [f"all {len(state)} tensors loaded", *notes]
+    _load(target, body | heads[1], name)
+    left_out = f"left out the head for {source.config.num_classes} classes" if heads[0] else "it has no head"
+    made = f"initialized one for {target.config.num_classes}" if heads[1] else "made none"
+    return [f"{len(body)} tensors of the body loaded", *notes, left_out, made]
+
+
+def _load(model: Classifier, state: State, name: str) -> None:
+    """Load a state whole, or reject it with every missing, extra and misshapen tensor."""
+    given = Source(name=f"{name} does not fit the model", tensors=state)
+    model.load_state_dict(from_family(Vitascope(), given, model.config))
