@@ -14,7 +14,8 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.run.run import Run
-from vitascope.weights.store import from_pretrained, save_pretrained
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
 
 MAX_CLASSES = 50
 """Class names that a card lists; of more classes it gives the number."""
