@@ -1,4 +1,4 @@
-"""The attention of one layer, as a map over the patches."""
+"""Attention of single layers as heatmaps: of the tokens that pooling reads, of each head, of one patch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitascope.errors import UserError
 from vitascope.explain.heatmaps import to_unit
+from vitascope.explain.inputs import Images, as_images
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.model.evaluation_mode import evaluation_mode
@@ -17,38 +18,38 @@ from vitascope.model.vit import VisionTransformer
 
 
 @torch.no_grad()
-def attention(model: Classifier, images: Tensor, layer: int = -1, head: int | None = None) -> Tensor:
-    """How much the image's representation attends to each patch in a layer.
+def attention(model: Classifier, images: Images, layer: int = -1, head: int | None = None) -> Tensor:
+    """How much the image's representation attends to each patch in one layer.
 
-    The mean row of the tokens that pooling reads. Pool "cls" reads the class token, and the distillation
-    token where there is one; "mean" and "map" the patches, each counted alike; "cls_mean" the class token for
-    one half, the patches for the other. Attention to tokens that are not patches is left out.
+    The mean attention row of the tokens that pooling reads: with pool "cls" the class token, and the
+    distillation token if there is one; with "mean" and "map" all patches; with "cls_mean" the class token and
+    the mean of the patches, half each. Attention to tokens other than patches is dropped.
 
     Args:
-        model: any `VisionTransformer`; it is run as in evaluation.
-        images: normalized floats (B, C, H, W).
-        layer: of `depth`, from 0; negative counts from the last.
-        head: of `num_heads`, from 0; None takes the mean of all heads.
+        model: any `VisionTransformer`; runs in evaluation mode.
+        images: pictures, or normalized floats (B, C, H, W).
+        layer: in 0 to depth - 1; negative counts from the last.
+        head: in 0 to num_heads - 1; None is the mean of all heads.
 
     Returns:
         float32 (B, grid_h, grid_w), each image's largest value 1.
 
     Raises:
-        UserError: no such layer or head, naming the range; a ResNet.
+        UserError: no such layer or head; a ResNet.
     """
-    model = attending(model)
+    model, images = attending(model), as_images(model, images)
     check_head(model.config, head)
     weights = layer_attention(model, images, layer)
     return to_heatmap(model, images, weights.mean(dim=1) if head is None else weights[:, head])
 
 
 @torch.no_grad()
-def head_maps(model: Classifier, images: Tensor) -> Tensor:
-    """What `attention` gives for each layer and each head, in one pass; one layer's weights at a time.
+def head_maps(model: Classifier, images: Images) -> Tensor:
+    """The `attention` map of every layer and head, in one pass; one layer's weights are held at a time.
 
     Args:
-        model: any `VisionTransformer`; it is run as in evaluation.
-        images: normalized floats (B, C, H, W).
+        model: any `VisionTransformer`; runs in evaluation mode.
+        images: pictures, or normalized floats (B, C, H, W).
 
     Returns:
         float32 (B, depth, heads, grid_h, grid_w), the largest value of each map 1.
@@ -56,74 +57,58 @@ def head_maps(model: Classifier, images: Tensor) -> Tensor:
     Raises:
         UserError: a ResNet; attention that is not finite.
     """
-    model = attending(model)
+    model, images = attending(model), as_images(model, images)
     layers: list[Tensor] = []
 
-    def consume(weights: Tensor) -> None:  # (B, heads, Q, T)
-        maps = [to_heatmap(model, images, rows) for rows in weights.unbind(1)]  # (B, gh, gw) a head
+    def add_layer(weights: Tensor) -> None:  # (B, heads, Q, T)
+        maps = [to_heatmap(model, images, rows) for rows in weights.unbind(1)]  # (B, gh, gw) per head
         layers.append(torch.stack(maps, dim=1))
 
-    stream_attention(model, images, consume, model.pool.read)
+    stream_attention(model, images, add_layer, model.pool.read)
     return torch.stack(layers, dim=1)
 
 
 @torch.no_grad()
 def patch_attention(
-    model: Classifier,
-    images: Tensor,
-    patch: tuple[int, int],
-    layer: int = -1,
-    head: int | None = None,
+    model: Classifier, images: Images, patch: tuple[int, int], layer: int = -1, head: int | None = None
 ) -> Tensor:
-    """How much one patch attends to each patch in a layer.
+    """How much one patch attends to each patch in one layer; attention to other tokens is dropped.
 
-    The patch's row of the attention weights; what goes to class, distillation and register tokens is left
-    out. (With a class token nothing reads what patches attend to in the last layer: it was not trained to
-    mean anything.)
+    With a class token nothing reads the patches after the last layer, so their attention there was never
+    trained.
 
     Args:
-        model: any `VisionTransformer`; it is run as in evaluation.
-        images: normalized floats (B, C, H, W).
+        model: any `VisionTransformer`; runs in evaluation mode.
+        images: pictures, or normalized floats (B, C, H, W).
         patch: row and column in the grid, from 0.
-        layer: of `depth`, from 0; negative counts from the last.
-        head: of `num_heads`, from 0; None takes the mean of all heads.
+        layer: in 0 to depth - 1; negative counts from the last.
+        head: in 0 to num_heads - 1; None is the mean of all heads.
 
     Returns:
-        float32 (B, grid_h, grid_w), each image's largest value 1; all zeros where the patch attends to
-        other tokens alone.
+        float32 (B, grid_h, grid_w), each image's largest value 1; zeros where the patch attends to no patch.
 
     Raises:
-        UserError: no such patch, layer or head, naming the range; a ResNet.
+        UserError: no such patch, layer or head; a ResNet.
     """
-    model = attending(model)
-    grid, P = model.grid_of(images), model.config.num_prefix_tokens
-    number = _number_of(patch, grid)
-    check_head(model.config, head)
-    rows = layer_attention(model, images, layer)[:, :, P + number, P:].float()  # (B, heads, N)
-    row = rows.mean(dim=1) if head is None else rows[:, head]  # (B, N)
-    return to_unit(row.unflatten(1, grid))
-
-
-def _number_of(patch: tuple[int, int], grid: tuple[int, int]) -> int:
-    """A patch's place in the sequence of patches, row by row.
-
-    Raises:
-        UserError: no such patch.
-    """
-    (row, column), (gh, gw) = patch, grid
+    model, images = attending(model), as_images(model, images)
+    (row, column), (gh, gw) = patch, model.grid_of(images)
     if not (0 <= row < gh and 0 <= column < gw):
         raise UserError(
             f"no patch ({row}, {column}): the grid is {gh}x{gw}, rows 0 to {gh - 1} and columns 0 to {gw - 1}"
         )
-    return row * gw + column
+    check_head(model.config, head)
+    P = model.config.num_prefix_tokens
+    weights = layer_attention(model, images, layer)[:, :, P + row * gw + column, P:].float()  # (B, heads, N)
+    received = weights.mean(dim=1) if head is None else weights[:, head]  # (B, N)
+    return to_unit(received.unflatten(1, (gh, gw)))
 
 
 @torch.no_grad()
 def layer_attention(model: VisionTransformer, images: Tensor, layer: int) -> Tensor:
-    """The attention weights of one layer, (B, heads, T, T), as in evaluation; nothing above it is computed.
+    """The attention weights of one layer, (B, heads, T, T), in evaluation mode; later layers do not run.
 
     Raises:
-        UserError: no such layer, naming the range.
+        UserError: no such layer.
     """
     index, grid = check_layer(model.config, layer), model.grid_of(images)
     trace = Trace(attention=True)
@@ -134,22 +119,55 @@ def layer_attention(model: VisionTransformer, images: Tensor, layer: int) -> Ten
     return trace.attention[0]
 
 
-def attending(model: Classifier) -> VisionTransformer:
-    """A model that attends.
+class AttentionStream(Trace):
+    """A trace that passes each block's attention weights to a function and keeps nothing.
 
-    Raises:
-        UserError: a ResNet, which does not.
+    At 4,097 tokens (1,024 pixels in patches of 16) one layer of ViT-B has 0.8 GB of weights, twelve have ten.
     """
+
+    def __init__(self, consume: Callable[[Tensor], None]) -> None:
+        super().__init__(attention=True)
+        self.consume = consume
+
+    def keep(self, name: str, value: Tensor) -> None:
+        """Drop an intermediate."""
+
+    def keep_attended(self, tokens: Tensor) -> None:
+        """Drop the tokens."""
+
+    def keep_attention(self, weights: Tensor) -> None:
+        """Pass on the weights (B, heads, Q, T) of the next block."""
+        self.consume(weights)
+
+
+@torch.no_grad()
+def stream_attention(
+    model: VisionTransformer, images: Tensor, consume: Callable[[Tensor], None], read: slice = slice(None)
+) -> None:
+    """Run a model in evaluation mode and pass on each block's attention weights, first block first.
+
+    Args:
+        model: a Vision Transformer.
+        images: normalized floats (B, C, H, W).
+        consume: called with (B, heads, T, T) for each block.
+        read: the rows wanted of the last block's weights, (B, heads, Q, T).
+    """
+    with evaluation_mode(model):
+        model.forward_features(images, AttentionStream(consume), read)
+
+
+def attending(model: Classifier) -> VisionTransformer:
+    """The model, if it has attention; a ResNet raises UserError."""
     if not isinstance(model, VisionTransformer):
         raise UserError("a ResNet has no attention to show: this method is for Vision Transformers")
     return model
 
 
 def check_layer(config: ViTConfig, layer: int) -> int:
-    """The number of a layer, from 0, of one that may count from the last.
+    """The number of a layer from 0, given one that may count from the last.
 
     Raises:
-        UserError: no such layer, naming the range.
+        UserError: no such layer.
     """
     depth = config.depth
     if not isinstance(layer, int) or not -depth <= layer < depth:
@@ -158,64 +176,21 @@ def check_layer(config: ViTConfig, layer: int) -> int:
 
 
 def check_head(config: ViTConfig, head: int | None) -> None:
-    """Refuse a head that is not there, naming the range."""
+    """Reject a head that does not exist."""
     if head is not None and not (isinstance(head, int) and 0 <= head < config.num_heads):
         raise UserError(f"no head {head}: each layer has {config.num_heads}, 0 to {config.num_heads - 1}")
 
 
 def to_heatmap(model: VisionTransformer, images: Tensor, rows: Tensor) -> Tensor:
-    """From relations between tokens (B, Q, T) to a map over the patches (B, gh, gw), largest value 1.
-
-    `rows` are those of all tokens, or of those that pooling reads.
-    """
+    """A heatmap (B, gh, gw) of relations between tokens (B, Q, T); Q are all, or those that pooling reads."""
     patches = read_rows(model, rows.float())[:, model.config.num_prefix_tokens :]  # (B, N)
     return to_unit(patches.unflatten(1, model.grid_of(images)))  # (B, gh, gw)
 
 
 def read_rows(model: VisionTransformer, rows: Tensor) -> Tensor:
-    """The mean row of the tokens that pooling reads, as `attention` says: (B, Q, T) -> (B, T)."""
+    """The mean row of the tokens that pooling reads, as in `attention`: (B, Q, T) -> (B, T)."""
     readout = model.config.readout
     if readout.pool == "cls":
         return rows[:, : readout.num_pooled].mean(dim=1)
     patches = rows[:, readout.num_prefix_tokens :].mean(dim=1)
     return (rows[:, 0] + patches) / 2 if readout.pool == "cls_mean" else patches
-
-
-class AttentionStream(Trace):
-    """A trace that hands each block's attention weights on and keeps nothing.
-
-    Of 4,097 tokens (1,024 pixels in patches of 16) one layer of ViT-B has 0.8 GB of weights, twelve have ten.
-    """
-
-    def __init__(self, consume: Callable[[Tensor], None]) -> None:
-        super().__init__(attention=True)
-        self.consume = consume
-
-    def keep(self, name: str, value: Tensor) -> None:
-        """Let an intermediate go."""
-
-    def keep_attended(self, tokens: Tensor) -> None:
-        """Let the tokens go."""
-
-    def keep_attention(self, weights: Tensor) -> None:
-        """Hand on the weights (B, heads, Q, T) of the next block."""
-        self.consume(weights)
-
-
-@torch.no_grad()
-def stream_attention(
-    model: VisionTransformer,
-    images: Tensor,
-    consume: Callable[[Tensor], None],
-    read: slice = slice(None),
-) -> None:
-    """Run a model as in evaluation and hand on each block's attention weights, first block first.
-
-    Args:
-        model: a Vision Transformer.
-        images: normalized floats (B, C, H, W).
-        consume: is called with (B, heads, T, T) for each block.
-        read: the rows that are wanted of the last block's weights, (B, heads, Q, T).
-    """
-    with evaluation_mode(model):
-        model.forward_features(images, AttentionStream(consume), read)

@@ -1,4 +1,4 @@
-"""Grad-CAM on tokens, and its variants: which patches carry features that raise the score."""
+"""Grad-CAM on tokens and its variants: the patches whose features raise the score."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from vitascope.errors import UserError, check_choice
 from vitascope.explain.attention import check_layer
 from vitascope.explain.heatmaps import to_unit
+from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.targets import TargetLike, as_target
 from vitascope.model.classifier import Classifier
 from vitascope.model.evaluation_mode import evaluation_mode
@@ -24,44 +25,43 @@ Layer = int | Literal["last"]
 
 def grad_cam(
     model: Classifier,
-    images: Tensor,
+    images: Images,
     target: TargetLike = None,
     layer: Layer | None = None,
     variant: Variant = "grad-cam",
 ) -> Tensor:
-    """Activations weighted by how they raise the score (Selvaraju et al. 2017, equations 1 and 2).
+    """Activations weighted by the gradient of the score (Selvaraju et al. 2017, equations 1 and 2).
 
-    Of prefix tokens, which have no place, nothing is shown. Only what lies above the activations is
-    differentiated.
+    Prefix tokens are dropped. Only the layers above the activations are differentiated.
 
     Args:
-        model: any classifier; it is run as in evaluation.
-        images: normalized floats (B, C, H, W).
-        target: what to explain: a class by number or name, one for each image, a `Target`; None takes the
-            class that the model predicts.
-        layer: whose activations a: what this block's attention reads, of `depth`, from 0, negative counting
-            from the last; or "last", where patches are read for the last time: with pool "cls" what the last
-            block's attention reads, as nothing flows from patches afterwards, with other pools the features
-            after the final norm. None is "last" for the first two variants and 0 for the others. A ResNet's
-            is its last feature map.
+        model: any classifier; runs in evaluation mode.
+        images: pictures, or normalized floats (B, C, H, W).
+        target: a class by number or name, one per image, or a `Target`; None is the predicted class.
+        layer: whose activations a: the input of this block's attention, in 0 to depth - 1, negative counting
+            from the last; or "last", where patches are read for the last time: with pool "cls" the input of
+            the last block's attention, with other pools the features after the final norm. None is "last" for
+            the first two variants and 0 for the others. A ResNet has only "last", its last feature map.
         variant: how gradients g become weights: "grad-cam", their mean over the patches; "grad-cam++"
             (Chattopadhay et al. 2018, equation 19); "hires-cam", g itself (Draelos and Carin 2020);
             "layer-cam", g where it is positive (Jiang et al. 2021). The latter two weigh each place by
-            itself, which says most before attention has mixed the places. (XGrad-CAM is left out: it divides
-            by a channel's sum over the patches, which for normalized tokens is near zero and of either sign.)
+            itself, which is most informative before attention has mixed the places. (XGrad-CAM is left out:
+            it divides by a channel's sum over the patches, which for normalized tokens is near zero and of
+            either sign.)
 
     Returns:
-        float32 (B, grid_h, grid_w), each image's largest value 1, nothing below 0; a ResNet's grid is that
-        of its last feature map.
+        float32 (B, grid_h, grid_w), each image's largest value 1, none below 0; a ResNet's grid is that of
+        its last feature map.
 
     Raises:
         UserError: no such layer, class or variant; a layer of a ResNet.
     """
+    images = as_images(model, images)
     check_choice("variant", variant, get_args(Variant))
-    # Inference mode of the caller's would have no gradients.
+    # The caller may be in inference mode, which has no gradients.
     with torch.inference_mode(False), torch.enable_grad(), evaluation_mode(model):
         if isinstance(model, ResNet):
-            activations, gradients, grid = _of_features(model, images, target, layer)
+            activations, gradients, grid = _of_feature_map(model, images, target, layer)
         else:
             chosen = _DEFAULT_LAYER[variant] if layer is None else layer
             activations, gradients, grid = _of_tokens(model, images, target, chosen)
@@ -70,11 +70,11 @@ def grad_cam(
 
 
 Sensitivity = tuple[Tensor, Tensor, tuple[int, int]]
-"""Activations (B, N, D) of the places of a grid, the gradients of the score there, the grid."""
+"""Activations (B, N, D) at the places of a grid, the score's gradients there, and the grid."""
 
 
 def _of_tokens(model: VisionTransformer, images: Tensor, target: TargetLike, layer: Layer) -> Sensitivity:
-    """The patches' activations in a Vision Transformer."""
+    """The activations of a Vision Transformer's patches."""
     depth, grid = model.config.depth, model.grid_of(images)
     if layer == "last":
         first = depth - 1 if model.config.readout.pool == "cls" else depth
@@ -92,10 +92,10 @@ def _of_tokens(model: VisionTransformer, images: Tensor, target: TargetLike, lay
     return activations.detach()[:, P:], gradients[:, P:], grid
 
 
-def _of_features(model: ResNet, images: Tensor, target: TargetLike, layer: Layer | None) -> Sensitivity:
+def _of_feature_map(model: ResNet, images: Tensor, target: TargetLike, layer: Layer | None) -> Sensitivity:
     """The last feature map of a ResNet."""
     if layer not in (None, "last"):
-        raise UserError(f"layer {layer}: a ResNet has no such layers; its last feature map is taken")
+        raise UserError(f"layer {layer}: a ResNet has only its last feature map; leave out layer")
     with torch.no_grad():
         maps = model.trace(images)["features"]  # (B, C, h, w)
     maps.requires_grad_()
@@ -108,7 +108,7 @@ def _of_features(model: ResNet, images: Tensor, target: TargetLike, layer: Layer
 def _gradients(
     model: Classifier, activations: Tensor, pooled: Tensor, logits: Tensor, target: TargetLike
 ) -> Tensor:
-    """Of the target's score, with respect to the activations; of their shape."""
+    """The gradients of the target's score with respect to the activations."""
     score = as_target(target, model.config, logits).score(pooled, logits)
     return torch.autograd.grad(score.sum(), activations)[0]
 
@@ -118,7 +118,8 @@ def _grad_cam(a: Tensor, g: Tensor) -> Tensor:
 
 
 def _grad_cam_plus_plus(a: Tensor, g: Tensor) -> Tensor:
-    share = 1 / _nonzero(2 + a.sum(dim=1, keepdim=True) * g)  # g^2 is left out above and below: it underflows
+    divisor = 2 + a.sum(dim=1, keepdim=True) * g  # g^2 cancels above and below, where it would underflow
+    share = 1 / torch.where(divisor == 0, 1.0, divisor)
     return (a * (share * g.clamp_min(0)).sum(dim=1, keepdim=True)).sum(dim=2)
 
 
@@ -128,11 +129,6 @@ def _hires_cam(a: Tensor, g: Tensor) -> Tensor:
 
 def _layer_cam(a: Tensor, g: Tensor) -> Tensor:
     return (a * g.clamp_min(0)).sum(dim=2)
-
-
-def _nonzero(divisor: Tensor) -> Tensor:
-    """A divisor without zeros, where a channel is silent or its places cancel out."""
-    return torch.where(divisor == 0, 1.0, divisor)
 
 
 _VARIANTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -148,4 +144,4 @@ _DEFAULT_LAYER: dict[str, Layer] = {
     "hires-cam": 0,
     "layer-cam": 0,
 }
-"""Where `benchmarks/faithfulness.py --layers` found them at their best; Grad-CAM++ goes with Grad-CAM."""
+"""The best layers by `benchmarks/faithfulness.py --layers`; Grad-CAM++ takes that of Grad-CAM."""

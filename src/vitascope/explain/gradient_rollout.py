@@ -1,4 +1,4 @@
-"""Gradient-weighted attention rollout: attention that the answer depends on, through all layers.
+"""Gradient-weighted attention rollout: attention that the score depends on, through all layers.
 
 Chefer, Gur and Wolf 2021, "Generic Attention-model Explainability for Interpreting Bi-Modal and
 Encoder-Decoder Transformers".
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitascope.explain.attention import attending, read_rows
 from vitascope.explain.heatmaps import to_unit
+from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.targets import TargetLike, as_target
 from vitascope.model.classifier import Classifier
 from vitascope.model.evaluation_mode import evaluation_mode
@@ -18,21 +19,18 @@ from vitascope.model.trace import Trace
 from vitascope.model.vit import VisionTransformer
 
 
-def gradient_rollout(model: Classifier, images: Tensor, target: TargetLike = None) -> Tensor:
-    """How much of each patch flows into the answer, over all layers, by attention that raises the score.
+def gradient_rollout(model: Classifier, images: Images, target: TargetLike = None) -> Tensor:
+    """How much of each patch flows into the target's score, over all layers, by attention that raises it.
 
-    R <- R + E_h[(dA * A)+] R for each layer, from R = I (equations 5 and 6), with A the attention weights, dA
-    the gradient of the target's score and E_h the mean of the heads. Of R - I, the rows of the tokens that
-    pooling reads, as `attention` takes them.
-
-    Only those rows are computed, from the last layer down, beside the gradient; each block's attention is
-    there while its own gradient is computed, and no longer.
+    R <- R + E_h[(dA * A)+] R for each layer, from R = I (equations 5 and 6), where A are the attention
+    weights, dA is the gradient of the target's score and E_h the mean over the heads. The map is the mean row
+    of R - I of the tokens that pooling reads, as in `attention`. Only these rows are computed, from the last
+    layer down beside the gradient, so one block's attention is held at a time.
 
     Args:
-        model: any `VisionTransformer`; it is run as in evaluation.
-        images: normalized floats (B, C, H, W).
-        target: what to explain: a class by number or name, one for each image, a `Target`; None takes the
-            class that the model predicts.
+        model: any `VisionTransformer`; runs in evaluation mode.
+        images: pictures, or normalized floats (B, C, H, W).
+        target: a class by number or name, one per image, or a `Target`; None is the predicted class.
 
     Returns:
         float32 (B, grid_h, grid_w), each image's largest value 1; zeros where nothing raises the score.
@@ -40,14 +38,14 @@ def gradient_rollout(model: Classifier, images: Tensor, target: TargetLike = Non
     Raises:
         UserError: a ResNet; no such class.
     """
-    model = attending(model)
+    model, images = attending(model), as_images(model, images)
     grid = model.grid_of(images)
-    # Inference mode of the caller's would have no gradients.
+    # The caller may be in inference mode, which has no gradients.
     with torch.inference_mode(False), evaluation_mode(model):
         states = token_states(model, images)
-        gradient = _of_last(model, states[-1], target)  # (B, T, D)
+        gradient = _last_gradient(model, states[-1], target)  # (B, T, D)
         identity = torch.eye(gradient.shape[1], device=images.device)[None]  # (1, T, T)
-        direct = rows = read_rows(model, identity)  # (1, T): the tokens that are read
+        direct = rows = read_rows(model, identity)  # (1, T): the tokens that pooling reads
         for index in reversed(range(model.config.depth)):
             relevance, gradient = _through_block(model, states.pop(index), grid, index, gradient)
             rows = rows + (rows[:, None] @ relevance)[:, 0]  # (B, T)
@@ -57,7 +55,7 @@ def gradient_rollout(model: Classifier, images: Tensor, target: TargetLike = Non
 
 @torch.no_grad()
 def token_states(model: VisionTransformer, images: Tensor) -> list[Tensor]:
-    """z_0 to z_L of images, (B, T, D) each."""
+    """z_0 to z_L, (B, T, D) each."""
     trace = model.trace(images)
     return [trace["embeddings"], *(trace[f"block{index}"] for index in range(model.config.depth))]
 
@@ -67,7 +65,7 @@ def _through_block(
 ) -> tuple[Tensor, Tensor]:
     """E_h[(dA * A)+] of a block, (B, T, T), and the gradient with respect to z_(l-1) from that of z_l.
 
-    A function of its own, so that the block's attention and graph are gone when it returns.
+    The block's attention and graph are freed when this returns.
     """
     trace = Trace(attention=True)
     with torch.enable_grad():
@@ -79,7 +77,7 @@ def _through_block(
     return (d_weights * weights.detach()).clamp_min_(0).float().mean(dim=1), before
 
 
-def _of_last(model: VisionTransformer, zL: Tensor, target: TargetLike) -> Tensor:
+def _last_gradient(model: VisionTransformer, zL: Tensor, target: TargetLike) -> Tensor:
     """The gradient of the target's score with respect to z_L, (B, T, D)."""
     with torch.enable_grad():
         zL.requires_grad_()

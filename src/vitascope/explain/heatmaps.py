@@ -1,4 +1,4 @@
-"""What every heatmap has in common: its cells, the pixels that they stand for, and its scale."""
+"""What all heatmaps share: the grid of cells, the pixels of each cell, and the scale."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from vitascope.model.vit import VisionTransformer
 
 
 def grid_of(model: Classifier, images: Tensor) -> tuple[int, int]:
-    """Rows and columns of a model's heatmaps of images (B, C, H, W).
-
-    Of a `VisionTransformer` the grid of its patches, of a `ResNet` that of its last feature maps.
+    """Rows and columns of heatmaps: of a ViT's patches, of a ResNet's last feature map.
 
     Raises:
-        UserError: what is no batch of normalized images, or a size that patches do not tile.
+        UserError: images that are not a normalized batch, or of a size that patches do not tile.
     """
     if isinstance(model, VisionTransformer):
         return model.grid_of(images)
@@ -27,40 +25,33 @@ def grid_of(model: Classifier, images: Tensor) -> tuple[int, int]:
 
 
 def cell_of_pixels(grid: tuple[int, int], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The cell of each pixel, where a grid of cells tiles an image.
+    """The cell of each pixel, where equal cells tile an image.
 
-    Cells are equal and need not be whole pixels: a pixel belongs to the cell that its centre is in.
+    Cells need not be whole pixels: a pixel belongs to the cell that contains its centre.
 
     Args:
         grid: rows and columns of cells, (gh, gw).
-        size: height and width in pixels, (H, W); no less than the grid.
+        size: height and width in pixels, (H, W); at least the grid's.
 
     Returns:
         The cell's row of each pixel row, int64 (H,), and its column of each pixel column, int64 (W,). Both
-        rise from 0 to the last, and miss none.
+        rise from 0 to the last cell and skip none.
     """
-    return _cells(grid[0], size[0]), _cells(grid[1], size[1])
-
-
-def _cells(cells: int, pixels: int) -> Tensor:
-    """The cell of each pixel of one side, (pixels,)."""
-    assert cells <= pixels, f"{pixels} pixels are no {cells} cells"
-    return (2 * torch.arange(pixels) + 1) * cells // (2 * pixels)
+    assert grid[0] <= size[0] and grid[1] <= size[1], f"{size} pixels for {grid} cells"  # noqa: PT018
+    rows, columns = (
+        (2 * torch.arange(pixels) + 1) * cells // (2 * pixels)
+        for cells, pixels in zip(grid, size, strict=True)
+    )
+    return rows, columns
 
 
 def to_unit(heat: Tensor) -> Tensor:
-    """Evidence (B, gh, gw) as a heatmap: what is below 0 is 0, each image's largest value 1.
+    """Scale evidence (B, gh, gw) to a float32 heatmap: negative values become 0, each image's largest is 1.
 
     An image without any evidence stays all zeros.
 
-    Args:
-        heat: (B, gh, gw), any floats.
-
-    Returns:
-        float32 (B, gh, gw).
-
     Raises:
-        UserError: a value that is not a finite number: it would vanish, or hide all others.
+        UserError: a value that is not finite, which would vanish or hide all others.
     """
     heat = heat.float()
     bad = (~heat.isfinite()).flatten(1).any(dim=1)  # (B,)
@@ -75,10 +66,10 @@ def to_unit(heat: Tensor) -> Tensor:
 
 
 def check_count(name: str, value: object, most: int | None = None) -> None:
-    """Refuse a number of things that is not whole, is below 1, or is above `most`.
+    """Reject a count that is not whole, below 1, or above `most`.
 
     Raises:
-        UserError: naming the number and the range.
+        UserError: names the value and the range.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1 or value > (most or value):
         upper = "" if most is None else f" and at most {most}"

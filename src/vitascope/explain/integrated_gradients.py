@@ -9,15 +9,16 @@ from torch import Tensor
 
 from vitascope.explain.forward import call_hook, pooled_and_logits
 from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
+from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.targets import Target, TargetLike, as_target
 from vitascope.model.classifier import Classifier
 from vitascope.model.evaluation_mode import evaluation_mode
 
 
-@torch.inference_mode(False)  # whose tensors would take no part in gradients, the predicted classes neither
+@torch.inference_mode(False)  # the caller's inference mode has no gradients
 def integrated_gradients(
     model: Classifier,
-    images: Tensor,
+    images: Images,
     target: TargetLike = None,
     *,
     steps: int = 32,
@@ -25,16 +26,16 @@ def integrated_gradients(
 ) -> Tensor:
     """How much each patch adds to the target's score, on the way from a blank image to this one.
 
-    The sum of `pixel_attributions` over the colours and pixels of each cell; where it is negative, the heat
+    The sum of `pixel_attributions` over the channels and pixels of each cell; where it is negative, the heat
     is 0. The cells are those of `occlusion`.
 
     Args:
-        model: any; it is run as in evaluation, `steps` times for each image, forward and backward. Its
-            parameters and their gradients are left as they are.
-        images: normalized floats (B, C, H, W).
-        target: what to explain; None is the class that the model predicts.
-        steps: points at which the gradient is taken; a ResNet needs more than a Vision Transformer.
-        batch_size: the most images that the model is given at once.
+        model: any classifier; runs in evaluation mode, `steps` times per image, forward and backward. Its
+            parameters and their gradients are not changed.
+        images: pictures, or normalized floats (B, C, H, W).
+        target: a class by number or name, one per image, or a `Target`; None is the predicted class.
+        steps: points at which the gradient is computed; a ResNet needs more than a Vision Transformer.
+        batch_size: images per forward pass, at most.
 
     Returns:
         float32 (B, grid_h, grid_w), each image's largest value 1.
@@ -42,6 +43,7 @@ def integrated_gradients(
     Raises:
         UserError: steps or a batch size below 1; no such target; gradients that are not finite.
     """
+    images = as_images(model, images)
     grid = grid_of(model, images)
     check_count("steps", steps)
     check_count("batch_size", batch_size)
@@ -62,34 +64,28 @@ def sum_cells(values: Tensor, grid: tuple[int, int]) -> Tensor:
 def pixel_attributions(
     model: Classifier, images: Tensor, target: Target, *, steps: int, batch_size: int
 ) -> Tensor:
-    """What each pixel adds to the score: x times the mean gradient at a x, a from 0 to 1 (equation 1).
+    """How much each pixel adds to the score: x times the mean gradient at a x, for a from 0 to 1 (equation
+    1).
 
-    The baseline x' is 0: in normalized images the mean colour of the data, no object and no edge. Of an image
-    the attributions sum to its score less the baseline's (proposition 1, completeness), as far as the steps
-    are enough: the integral is Gauss-Legendre's sum of `steps` points.
+    The baseline x' is 0, in normalized images the mean colour. The attributions sum to the image's score
+    minus the baseline's (proposition 1, completeness), up to the error of Gauss-Legendre quadrature at
+    `steps` points.
 
-    The points are those of a = t^4, t from 0 to 1, which is the same integral with most points close to the
-    baseline. A norm right after a layer without bias, as in a ResNet and a hybrid's stem, makes the score
-    nearly independent of contrast but there; points in even steps miss nearly all of the difference.
-
-    Args:
-        model: any; it is run as in evaluation.
-        images: normalized floats (B, C, H, W).
-        target: of these images.
-        steps: points at which the gradient is taken.
-        batch_size: the most of these that the model is given at once.
+    The integral runs over t with a = t^4, which puts most points close to the baseline. A norm right after a
+    layer without bias, as in a ResNet and a hybrid's stem, makes the score nearly independent of contrast
+    except there; evenly spaced points miss nearly all of the difference.
 
     Returns:
         (B, C, H, W), float32, or float64 where the images are.
     """
-    from captum.attr import IntegratedGradients  # imports matplotlib: not before it is needed
+    from captum.attr import IntegratedGradients  # imports matplotlib, so only when needed
 
     with torch.enable_grad(), evaluation_mode(model):
-        # In fp32 also where the model is bf16: these are sums of many steps.
+        # float32 also for a bf16 model: these are sums of many steps.
         inputs = images.detach().to(torch.promote_types(images.dtype, torch.float32), copy=True)
         attributions = torch.zeros_like(inputs)
         for index, image in enumerate(inputs):
-            score = score_of_contrast(model, image, target.of(index), images.dtype)
+            score = score_of_contrast(model, image, target.select(index), images.dtype)
             contrast = torch.ones_like(image)[None]  # (1, C, H, W); captum's baseline is 0
             attributions[index] = IntegratedGradients(score).attribute(
                 contrast, n_steps=steps, internal_batch_size=batch_size

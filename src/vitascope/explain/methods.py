@@ -1,17 +1,19 @@
-"""The methods that say where a model looks, by name: what a command offers and a comparison compares."""
+"""The heatmap methods by name."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from vitascope.errors import UserError
+from vitascope.errors import UserError, check_choice
 from vitascope.explain.attention import attention
 from vitascope.explain.gradcam import grad_cam
 from vitascope.explain.gradient_rollout import gradient_rollout
+from vitascope.explain.inputs import Images
 from vitascope.explain.integrated_gradients import integrated_gradients
 from vitascope.explain.occlusion import occlusion
 from vitascope.explain.rollout import rollout
@@ -22,47 +24,58 @@ from vitascope.model.resnet import ResNet
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A way to a heatmap."""
+    """A heatmap method."""
 
     compute: Callable[..., Tensor]
     """(model, images) or, where it explains a target, (model, images, target) -> (B, gh, gw)."""
     title: str
-    """What a figure calls it."""
+    """Its name in figures."""
+    settings: tuple[str, ...] = ()
+    """Its own keyword arguments."""
     has_target: bool = True
     """Whether it explains a class or another target; attention is the same for all."""
     attends: bool = False
-    """Whether it reads attention, which a ResNet has not."""
+    """Whether it reads attention, which a ResNet does not have."""
     many_passes: bool = False
-    """Whether it runs the model many times, on as many images at once as it is told."""
+    """Whether it runs the model many times, on `batch_size` images at once."""
 
     def __call__(
-        self, model: Classifier, images: Tensor, target: TargetLike = None, *, batch_size: int | None = None
+        self,
+        model: Classifier,
+        images: Images,
+        target: TargetLike = None,
+        *,
+        batch_size: int | None = None,
+        **settings: Any,
     ) -> Tensor:
-        """Heatmaps (B, gh, gw) of images (B, C, H, W); a method without a target gives the same for all.
+        """Heatmaps (B, gh, gw), float32, largest value 1; a method without a target ignores it.
 
         Args:
-            model: what is explained.
-            images: normalized floats (B, C, H, W).
-            target: what to explain.
-            batch_size: images at once, for methods of many passes; None takes the method's own number.
+            model: the model to explain.
+            images: pictures, or normalized floats (B, C, H, W).
+            target: see `TargetLike`.
+            batch_size: images at once, for methods of many passes; None is the method's own default.
+            settings: the method's own, named in `settings`.
         """
         if not self.has_target:
-            return self.compute(model, images)
+            return self.compute(model, images, **settings)
         if self.many_passes and batch_size is not None:
-            return self.compute(model, images, target, batch_size=batch_size)
-        return self.compute(model, images, target)
+            settings["batch_size"] = batch_size
+        return self.compute(model, images, target, **settings)
 
 
 METHODS: dict[str, Method] = {
-    "attention": Method(attention, "attention", has_target=False, attends=True),
-    "rollout": Method(rollout, "attention rollout", has_target=False, attends=True),
+    "attention": Method(attention, "attention", ("layer", "head"), has_target=False, attends=True),
+    "rollout": Method(rollout, "attention rollout", ("fusion", "discard"), has_target=False, attends=True),
     "gradient-rollout": Method(gradient_rollout, "gradient rollout", attends=True),
-    "grad-cam": Method(grad_cam, "Grad-CAM"),
-    "grad-cam++": Method(partial(grad_cam, variant="grad-cam++"), "Grad-CAM++"),
-    "hires-cam": Method(partial(grad_cam, variant="hires-cam"), "HiResCAM"),
-    "layer-cam": Method(partial(grad_cam, variant="layer-cam"), "Layer-CAM"),
-    "integrated-gradients": Method(integrated_gradients, "integrated gradients", many_passes=True),
-    "occlusion": Method(occlusion, "occlusion", many_passes=True),
+    "grad-cam": Method(grad_cam, "Grad-CAM", ("layer",)),
+    "grad-cam++": Method(partial(grad_cam, variant="grad-cam++"), "Grad-CAM++", ("layer",)),
+    "hires-cam": Method(partial(grad_cam, variant="hires-cam"), "HiResCAM", ("layer",)),
+    "layer-cam": Method(partial(grad_cam, variant="layer-cam"), "Layer-CAM", ("layer",)),
+    "integrated-gradients": Method(
+        integrated_gradients, "integrated gradients", ("steps",), many_passes=True
+    ),
+    "occlusion": Method(occlusion, "occlusion", ("window",), many_passes=True),
 }
 """By name; of those that cost the same, the older first."""
 
@@ -70,17 +83,73 @@ DEFAULT_METHOD = "integrated-gradients"
 """Of the library, the command and the server: the most faithful in `benchmarks/faithfulness.py`."""
 
 
+def heatmap(
+    model: Classifier,
+    images: Images,
+    method: str = DEFAULT_METHOD,
+    target: TargetLike = None,
+    *,
+    batch_size: int | None = None,
+    **settings: Any,
+) -> Tensor:
+    """Heatmaps by a method's name.
+
+    Args:
+        model: any classifier; runs in evaluation mode.
+        images: pictures, one or many, or normalized floats (B, C, H, W).
+        method: one of `METHODS`.
+        target: a class by number or name, one per image, or a `Target`; None is the predicted class, and the
+            only one for methods that show the same for every class.
+        batch_size: images at once, for methods that run the model many times; None is the method's own
+            default.
+        settings: the method's own, such as `layer`.
+
+    Returns:
+        float32 (B, grid_h, grid_w), each image's largest value 1.
+
+    Raises:
+        UserError: no such method, or none for this model; no such class; a setting or a target that does not
+            apply to the method.
+    """
+    check_choice("method", method, METHODS)
+    check_settings(method, [*settings, *(["target"] if target is not None else [])])
+    return METHODS[method](model, images, target, batch_size=batch_size, **settings)
+
+
+def check_settings(
+    method: str, given: Iterable[str], others: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Reject settings, and a target, that do not apply to a method.
+
+    Args:
+        method: its name.
+        given: names of the settings, "target" among them.
+        others: the settings of methods that are not in `METHODS`.
+
+    Raises:
+        UserError: lists the methods to which the setting applies.
+    """
+    known = {name: (*each.settings, *["target"] * each.has_target) for name, each in METHODS.items()}
+    known |= {name: tuple(settings) for name, settings in (others or {}).items()}
+    for setting in given:
+        if setting not in known[method]:
+            takers = ", ".join(name for name, settings in known.items() if setting in settings)
+            raise UserError(
+                f"{setting} does not apply to {method}" + (f", only to {takers}" if takers else "")
+            )
+
+
 def methods_for(model: Classifier, target: TargetLike = None) -> dict[str, Method]:
-    """The methods that can explain a model, about a target; None is the class that it predicts.
+    """The methods that suit a model and a target; None is the predicted class.
 
     Raises:
         UserError: there is none: a ResNet has no attention, and without a head there is no class to explain.
     """
-    about_something = target is not None or model.config.gives_classes
+    has_something = target is not None or model.config.gives_classes
     fitting = {
         name: method
         for name, method in METHODS.items()
-        if (about_something or not method.has_target) and not (method.attends and isinstance(model, ResNet))
+        if (has_something or not method.has_target) and not (method.attends and isinstance(model, ResNet))
     }
     if not fitting:
         raise UserError("a ResNet without a head has neither attention nor classes to explain")

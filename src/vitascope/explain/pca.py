@@ -1,4 +1,4 @@
-"""Principal components, with signs that do not depend on the machine."""
+"""Principal components whose signs do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ from torch import Tensor
 from vitascope.errors import UserError
 
 _ROUNDING = 1e-6
-"""Spread over size from which on values differ: below it, what differs is how float32 was rounded."""
+"""Smallest relative spread that counts: below it, values differ only by float32 rounding."""
 
 
 def principal_components(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The directions in which rows differ most, strongest first.
-
-    A component's sign is free; here its entry of largest magnitude is positive.
+    """The directions in which rows vary most, strongest first; each one's largest entry is positive.
 
     Args:
         values: (M, D), any floats, M at least 1; computed in float64 on the CPU.
-        count: how many are wanted.
+        count: the number of components, at most.
 
     Returns:
-        Components, float64 (k, D), orthonormal, and the share of the variance that each explains, float64
-        (k,). k is less than `count` where rows differ in fewer directions, 0 where they are all the same.
+        Components, float64 (k, D), orthonormal, and each one's share of the variance, float64 (k,). k is less
+        than `count` where rows vary in fewer directions, 0 where they are all equal.
 
     Raises:
-        UserError: a value that is not a finite number.
+        UserError: a value that is not finite.
     """
     if not values.isfinite().all():
         raise UserError(
-            "principal components need finite numbers: look for NaN or infinity in the images and in the "
-            "weights, or run the model in float32"
+            "principal components need finite numbers: look for NaN or infinity in the images and the weights, "
+            "or run the model in float32"
         )
     values = values.detach().cpu().double()
     centred = values - values.mean(dim=0)  # (M, D)

@@ -10,25 +10,26 @@ from torch import Tensor
 
 from vitascope.errors import UserError, check_choice
 from vitascope.explain.attention import attending, stream_attention, to_heatmap
+from vitascope.explain.inputs import Images, as_images
 from vitascope.model.classifier import Classifier
 
 Fusion = Literal["mean", "max", "min"]
 
 
 @torch.no_grad()
-def rollout(model: Classifier, images: Tensor, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
+def rollout(model: Classifier, images: Images, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
     """How much of each patch flows into the image's representation, over all layers.
 
-    The product of the layers' A_l + I with rows brought to a sum of one, A_l the fused heads of layer l; the
-    identity stands for the residual connection (section 3, "Attention rollout"; with mean fusion this is the
-    paper's (A_l + I) / 2). Of it, the rows that `attention` takes. Layer by layer: of all that is quadratic
-    in the tokens, one layer's weights and one product are there at a time.
+    The product of A_l + I over the layers, rows normalized to sum to one, where A_l is layer l's attention
+    fused over its heads and the identity stands for the residual connection (section 3, "Attention rollout";
+    with mean fusion this is the paper's (A_l + I) / 2). The map is the mean row of the tokens that pooling
+    reads, as in `attention`. One layer's weights and one product are held at a time.
 
     Args:
-        model: any `VisionTransformer`; it is run as in evaluation.
-        images: normalized floats (B, C, H, W).
-        fusion: what becomes of the heads: their mean, the strongest or the weakest of each pair of tokens.
-        discard: share of each image's fused weights, the smallest of each layer, that is set to zero.
+        model: any `VisionTransformer`; runs in evaluation mode.
+        images: pictures, or normalized floats (B, C, H, W).
+        fusion: how heads are fused: the mean, largest or smallest weight of each pair of tokens.
+        discard: share of each layer's fused weights, the smallest of each image, that are set to zero.
 
     Returns:
         float32 (B, grid_h, grid_w), each image's largest value 1.
@@ -36,7 +37,7 @@ def rollout(model: Classifier, images: Tensor, fusion: Fusion = "mean", discard:
     Raises:
         UserError: a ResNet, an unknown fusion, a share outside [0, 1).
     """
-    model = attending(model)
+    model, images = attending(model), as_images(model, images)
     check_choice("fusion", fusion, get_args(Fusion))
     if not 0 <= discard < 1:
         raise UserError(f"discard is a share in [0, 1), not {discard}")
@@ -46,18 +47,21 @@ def rollout(model: Classifier, images: Tensor, fusion: Fusion = "mean", discard:
         nonlocal flow
         flow = next_flow(flow, without_smallest(_FUSE[fusion](weights.float()), discard))
 
-    # What is discarded of the last layer depends on all of its rows.
+    # Discarding in the last layer depends on all of its rows.
     stream_attention(model, images, add_layer, model.pool.read if discard == 0 else slice(None))
     assert flow is not None
     return to_heatmap(model, images, flow)
 
 
 def next_flow(flow: Tensor | None, fused: Tensor) -> Tensor:
-    """The flow (B, Q, T) through one layer more.
+    """Extend the flow by one layer.
 
     Args:
         flow: through the layers before (B, T, T); None before the first.
-        fused: one weight for each pair of tokens (B, Q, T), of all tokens or of the first Q; overwritten.
+        fused: the layer's fused weights (B, Q, T), of all tokens or of the first Q; overwritten.
+
+    Returns:
+        (B, Q, T).
     """
     fused.diagonal(dim1=1, dim2=2).add_(1)
     fused /= fused.sum(dim=-1, keepdim=True)
@@ -73,7 +77,7 @@ _FUSE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def without_smallest(weights: Tensor, share: float) -> Tensor:
-    """Weights (B, Q, T) with a share of each image's, the smallest, set to zero, in place."""
+    """Set a share of each image's weights (B, Q, T), the smallest, to zero, in place."""
     flat = weights.flatten(1)  # (B, Q*T)
     count = int(share * flat.shape[1])
     if count:

@@ -1,6 +1,6 @@
 """What an explanation is about: a class, one class against another, or likeness in feature space.
 
-A gradient or an occlusion explains a number. A `Target` makes that number of a model's answer.
+A gradient or an occlusion explains a number. A `Target` computes that number from a model's output.
 """
 
 from __future__ import annotations
@@ -9,38 +9,41 @@ import dataclasses
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitascope.errors import UserError, nearest
+from vitascope.explain.forward import pooled_and_logits
+from vitascope.explain.inputs import as_images
+from vitascope.model.classifier import Classifier
 from vitascope.model.sizes import ModelConfig
 
 MAX_DIGITS = 18
-"""Digits of a class number given as text: int() rejects text that is long enough."""
+"""Digits of a class number given as text: int() rejects very long text."""
 MAX_ECHO = 200
-"""Characters of an unknown class name in the message about it."""
+"""Characters of an unknown class name that its error repeats."""
 
 
 class Target(ABC):
-    """A number for each image, from a model's answer to it."""
+    """A number per image, computed from a model's output."""
 
     @abstractmethod
     def score(self, pooled: Tensor, logits: Tensor) -> Tensor:
-        """(B, D) as `embed` gives it and (B, K) -> (B,), differentiable."""
+        """From `embed`'s output (B, D) and the logits (B, K) to (B,); differentiable."""
 
     @abstractmethod
-    def of(self, image: int) -> Target:
-        """The same question about one image of the batch, to ask of any number of its variants."""
+    def select(self, image: int) -> Target:
+        """The target of one image of the batch, for any number of its variants."""
 
     @abstractmethod
     def check(self, config: ModelConfig, images: int) -> None:
-        """Refuse what cannot be asked of a model about so many images.
+        """Reject a target that does not suit a model and a number of images.
 
         Raises:
-            UserError: as `as_target` says.
+            UserError: as in `as_target`.
         """
 
 
@@ -49,92 +52,91 @@ class ClassScore(Target):
     """The logit of a class."""
 
     classes: Tensor
-    """int64 (B,), one an image; or (1,), the same for all."""
+    """int64 (B,), one per image; or (1,), the same for all."""
 
     def score(self, pooled: Tensor, logits: Tensor) -> Tensor:
         """The logits (B,) of the classes."""
         return _chosen(logits, self.classes)
 
-    def of(self, image: int) -> ClassScore:
+    def select(self, image: int) -> ClassScore:
         """The class of one image."""
         return ClassScore(_only(self.classes, image))
 
     def check(self, config: ModelConfig, images: int) -> None:
-        """Refuse classes that the model has not, and another number of them than there are images."""
+        """Reject unknown classes, and a number of them other than 1 or `images`."""
         _check_classes("classes", self.classes, config, images)
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassDifference(Target):
-    """How far the logit of one class is above that of another: why this, and not that."""
+    """The logit of one class minus that of another: why this one, and not that one."""
 
     classes: Tensor
-    """int64 (B,) or (1,): the classes that are asked for."""
+    """int64 (B,) or (1,): the classes in question."""
     versus: Tensor
-    """int64 (B,) or (1,): those that they are compared with."""
+    """int64 (B,) or (1,): the classes to compare them with."""
 
     def score(self, pooled: Tensor, logits: Tensor) -> Tensor:
         """The differences (B,)."""
         return _chosen(logits, self.classes) - _chosen(logits, self.versus)
 
-    def of(self, image: int) -> ClassDifference:
+    def select(self, image: int) -> ClassDifference:
         """The two classes of one image."""
         return ClassDifference(_only(self.classes, image), _only(self.versus, image))
 
     def check(self, config: ModelConfig, images: int) -> None:
-        """Refuse classes that the model has not, and another number of them than there are images."""
+        """Reject unknown classes, and a number of them other than 1 or `images`."""
         _check_classes("classes", self.classes, config, images)
         _check_classes("versus", self.versus, config, images)
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureCosine(Target):
-    """The cosine between an image's representation and a given one: why these two are alike.
+    """The cosine between an image's representation and a given one: why two images are alike.
 
-    Works for models without classes too. Of another image, `model.embed` gives the representation.
+    Works for models without classes too. `model.embed` gives the representation of another image.
     """
 
     features: Tensor
-    """(B, D), one an image, or (1, D), the same for all; D as `model.embed` gives it."""
+    """(B, D), one per image, or (1, D), the same for all; D as in `model.embed`."""
 
     def score(self, pooled: Tensor, logits: Tensor) -> Tensor:
         """The cosines (B,)."""
         if self.features.shape[1] != pooled.shape[1]:
             raise UserError(
-                f"a cosine target takes features (B, {pooled.shape[1]}), as `model.embed` gives them, "
+                f"a cosine target needs features (B, {pooled.shape[1]}) from `model.embed`, "
                 f"not {tuple(self.features.shape)}"
             )
         return F.cosine_similarity(pooled.float(), self.features.to(pooled.device).float(), dim=1)
 
-    def of(self, image: int) -> FeatureCosine:
+    def select(self, image: int) -> FeatureCosine:
         """The features of one image."""
         return FeatureCosine(_only(self.features, image))
 
     def check(self, config: ModelConfig, images: int) -> None:
-        """Refuse features that are no batch, and another number of them than there are images."""
+        """Reject features that are not (B, D), and a number of them other than 1 or `images`."""
         if self.features.ndim != 2:
             raise UserError(
-                "a cosine target takes features (B, D), as `model.embed` gives them, "
-                f"not {tuple(self.features.shape)}"
+                f"a cosine target needs features (B, D) from `model.embed`, not {tuple(self.features.shape)}"
             )
         _check_number("features", len(self.features), images)
 
 
 TargetLike: TypeAlias = "Target | int | str | Sequence[int | str] | Tensor | None"
-"""A class by number or name, one for each image, a `Target`, or None: the class that the model predicts."""
+"""A class by number or name, one per image, a `Target`, or None: the predicted class."""
 
 
 def as_target(target: TargetLike, config: ModelConfig, logits: Tensor) -> Target:
-    """The `Target` that an argument means.
+    """Make a `Target` of a target argument.
 
     Args:
         target: see `TargetLike`.
         config: the model's.
-        logits: the model's answer (B, K) to the images as they are.
+        logits: the model's, for the unchanged images, (B, K).
 
     Raises:
-        UserError: no such class, naming the valid ones; as many classes as there are no images; classes of
-            a model without a head.
+        UserError: no such class (lists the valid ones); a number of classes other than 1 or B; a class of a
+            model without a head.
     """
     if isinstance(target, Target):
         target.check(config, len(logits))
@@ -149,12 +151,40 @@ def as_target(target: TargetLike, config: ModelConfig, logits: Tensor) -> Target
     return ClassScore(torch.tensor(indices, device=logits.device))
 
 
-def class_index(label: object, config: ModelConfig) -> int:
-    """The number of a class that is given by number or name.
+def question(
+    model: Classifier, target: TargetLike = None, *, versus: int | str | None = None, like: Any = None
+) -> TargetLike:
+    """The target of a class, of a class against another, or of the likeness to a picture.
+
+    Args:
+        model: the model to explain.
+        target: see `TargetLike`.
+        versus: another class, by number or name: why `target` rather than this one.
+        like: a picture, or an image (1, C, H, W): why the two are alike.
 
     Raises:
-        UserError: no such class, naming the range or the nearest name; neither a number nor a name.
+        UserError: no such class; `versus` without a target; `like` with one.
     """
+    if like is not None:
+        if target is not None:
+            raise UserError("target and like are two questions: give one of them")
+        return FeatureCosine(pooled_and_logits(model, as_images(model, like))[0])
+    if versus is None:
+        return class_index(target, model.config) if isinstance(target, str) else target
+    if target is None:
+        raise UserError("versus needs the class to compare with it: add target")
+    both = (torch.tensor([class_index(name, model.config)]) for name in (target, versus))
+    return ClassDifference(*both)
+
+
+def class_index(label: object, config: ModelConfig) -> int:
+    """The number of a class given by number or name.
+
+    Raises:
+        UserError: no such class (names the range, or the nearest name); neither a number nor a name; a model
+            without a head.
+    """
+    _check_gives_classes(config)
     names = config.class_names
     if isinstance(label, str) and label in names:
         return names.index(label)
@@ -172,12 +202,13 @@ def class_index(label: object, config: ModelConfig) -> int:
 def _check_gives_classes(config: ModelConfig) -> None:
     if not config.gives_classes:
         raise UserError(
-            "this model has no head: it gives features, not classes; explain a `FeatureCosine` target"
+            "this model has no head, so there is no class to explain: explain a `FeatureCosine` target (the "
+            "likeness to another picture), or use attention or rollout"
         )
 
 
 def _check_classes(name: str, classes: Tensor, config: ModelConfig, images: int) -> None:
-    """Refuse what are no classes (B,) or (1,) of a model and so many images."""
+    """Reject classes that are not int64 (B,) or (1,), or not the model's."""
     _check_gives_classes(config)
     if classes.ndim != 1 or classes.dtype != torch.int64:
         raise UserError(f"{name} must be int64 (B,) or (1,), not {classes.dtype} {tuple(classes.shape)}")
@@ -188,11 +219,11 @@ def _check_classes(name: str, classes: Tensor, config: ModelConfig, images: int)
 
 def _check_number(name: str, given: int, images: int) -> None:
     if given not in (1, images):
-        raise UserError(f"{given} {name} for {images} images: give one for all, or one an image")
+        raise UserError(f"{given} {name} for {images} images: give one for all, or one per image")
 
 
 def _known(config: ModelConfig) -> str:
-    """Which classes a model has, for messages."""
+    """The model's classes, for errors."""
     text = f"the model has {config.num_classes}, 0 to {config.num_classes - 1}"
     names = config.class_names
     shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
@@ -200,11 +231,11 @@ def _known(config: ModelConfig) -> str:
 
 
 def _chosen(logits: Tensor, classes: Tensor) -> Tensor:
-    """One logit of each image: (B, K), (B,) or (1,) -> (B,)."""
-    index = classes.to(logits.device).clone()  # one of inference mode cannot be kept for a gradient
+    """One logit per image: (B, K), (B,) or (1,) -> (B,)."""
+    index = classes.to(logits.device).clone()  # an inference tensor cannot be saved for a gradient
     return logits.gather(1, index.expand(len(logits))[:, None])[:, 0]
 
 
 def _only(values: Tensor, image: int) -> Tensor:
-    """The row of one image, or the one row that all share: (B, ...) -> (1, ...)."""
+    """The row of one image, or the only row: (B, ...) -> (1, ...)."""
     return values if len(values) == 1 else values[image : image + 1]

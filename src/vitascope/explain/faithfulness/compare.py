@@ -1,4 +1,4 @@
-"""Which heatmap to believe: what the model's answer does when the cells that a map points at are removed."""
+"""Measure which heatmap to believe: how the model's answer changes as the cells of the map are removed."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError
-from vitascope.explain.faithfulness.perturbation import Curves, Plan, Removal
+from vitascope.explain.faithfulness.perturbation import Curves, Perturbation, Plan
 from vitascope.explain.faithfulness.results import RANDOM, Comparison, Scores
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.heatmaps import check_count, grid_of
+from vitascope.explain.inputs import Images, as_images
+from vitascope.explain.methods import methods_for
 from vitascope.explain.targets import ClassScore, Target, TargetLike, as_target
 from vitascope.model.classifier import Classifier
 from vitascope.model.evaluation_mode import evaluation_mode
 
-Method = Callable[[Classifier, Tensor, Target], Tensor]
-"""A heatmap method: model, images (1, C, H, W), what to explain -> (1, grid_h, grid_w)."""
+HeatmapFunction = Callable[[Classifier, Tensor, Target], Tensor]
+"""Model, images (1, C, H, W) and target -> heatmap (1, grid_h, grid_w)."""
 
 RANDOM_MAPS = 3
-"""Random orders of each image, whose scores are averaged: the luck of one would widen all intervals."""
+"""Random orders per image, whose scores are averaged: a single one would widen all intervals."""
 _TIES, _NOISE, _FLOOR = range(3)
-"""What a generator of an image draws; apart, so that no method changes another's numbers."""
+"""Independent random streams of an image, so that no method changes another's numbers."""
 
 
 def compare(
     model: Classifier,
-    images: Tensor,
-    methods: Mapping[str, Method],
+    images: Images,
+    methods: Mapping[str, HeatmapFunction] | None = None,
     *,
     target: TargetLike = None,
     steps: int = 10,
@@ -43,45 +45,40 @@ def compare(
 ) -> Comparison:
     """Measure how faithful heatmaps are to a model: deletion, insertion and ROAD, over a random floor.
 
-    The cells of the heatmap's grid are taken in the order of falling heat; where heat is equal, in a random
-    order. The score is the probability of the class that is explained, which is fixed before anything is
-    removed.
+    Cells are removed in the order of falling heat; cells of equal heat in random order. The score is the
+    probability of the explained class, which is fixed before anything is removed.
 
     Deletion (Petsiuk et al. 2018, "RISE", section 4.2): cells are replaced by zero, which in normalized
-    images is the colour that the preprocessing subtracts; the area under the probability over the share
-    deleted, by the trapezoidal rule. Insertion: cells come into a blurred image (`removal.BLUR`); the area
-    under the probability over the share inserted. ROAD (Rong et al. 2022, "A Consistent and Efficient
-    Evaluation Strategy for Attribution Methods"): cells are imputed (`road.impute`); the probability with the
-    least relevant removed minus that with the most relevant removed, the mean over `shares`. Unlike there,
-    whole cells are removed and not pixels, as heatmaps have no more detail.
+    images is the mean colour; the area under the probability over the share deleted, by the trapezoidal rule.
+    Insertion: cells are inserted into a blurred image; the area under the probability over the share
+    inserted. ROAD (Rong et al. 2022, "A Consistent and Efficient Evaluation Strategy for Attribution
+    Methods"): cells are imputed; the probability with the least relevant cells imputed minus that with the
+    most relevant ones, mean over `shares`. Unlike there, whole cells are imputed and not pixels, because
+    heatmaps have no finer detail.
 
-    The floor, "random", is the mean of `RANDOM_MAPS` random orders of each image. A heatmap is asked for one
-    image at a time, and an image's variants go through the model `batch_size` at a time, so that memory does
-    not grow with the number of images. For each image and method the model runs on
+    The floor, "random", is the mean of `RANDOM_MAPS` random orders per image. Heatmaps are computed one image
+    at a time, so memory does not grow with the number of images. For each image and method the model runs on
     2 (steps - 1) + 2 len(shares) variants.
 
     Args:
-        model: any classifier; it is run as in evaluation.
-        images: normalized floats (B, C, H, W), on the model's device.
+        model: any classifier; runs in evaluation mode.
+        images: pictures, or normalized floats (B, C, H, W) on the model's device.
         methods: by name; each is called with the model, (1, C, H, W) and a `Target`, and returns
-            (1, grid_h, grid_w). To fix an option, give a lambda.
-        target: the class to explain, by number or name, or one for each image; None takes the class that the
-            model predicts.
-        steps: points of the deletion and insertion curves after their start; as many as there are cells where
-            those are fewer.
-        shares: of the cells, that ROAD removes, each in (0, 1); at least one cell goes, and one stays.
+            (1, grid_h, grid_w). Default: all `METHODS` that suit the model.
+        target: the class to explain, by number or name, or one per image; None is the predicted class.
+        steps: points of the deletion and insertion curves after their start; at most the number of cells.
+        shares: shares of the cells that ROAD imputes, each in (0, 1); at least one cell goes, and one stays.
         seed: of the random orders and of the noise.
-        batch_size: variants in a forward pass.
-        progress: is called with the forward passes of single variants done and in all, after each batch.
-
-    Returns:
-        Numbers of each image, table, and the best method: see `Comparison`.
+        batch_size: variants per forward pass.
+        progress: called after each batch with the number of variants done, and in all.
 
     Raises:
-        UserError: no images or methods; a method named "random"; a target that is no class; a model without
-            classes; steps below 1; shares outside (0, 1); a heatmap of another shape or with values that are
-            not finite; a model whose answers are not finite; a grid of one cell.
+        UserError: no images or methods; a method named "random"; a target that is not a class; a model
+            without classes; steps below 1; shares outside (0, 1); a heatmap of another shape or with values
+            that are not finite; logits that are not finite; a grid of one cell.
     """
+    images = as_images(model, images)
+    methods = methods_for(model) if methods is None else methods
     grid = grid_of(model, images)
     _check(images, methods, grid, steps, shares, seed, batch_size)
     plan = Plan(cells=math.prod(grid), steps=min(steps, math.prod(grid)), shares=tuple(shares))
@@ -99,14 +96,14 @@ def compare(
     with evaluation_mode(model):
         chosen = _classes(model, images, target, batch_size)
         for index, image in enumerate(images):
-            about = chosen.of(index)
+            about = chosen.select(index)
             orders, seconds = _orders(model, image, methods, about, grid, (seed, index))
-            removal = Removal(image, grid, plan, np.random.default_rng([seed, index, _NOISE]))
-            variants = itertools.chain(removal.ends(), *(removal.variants(order) for order in orders))
+            perturbed = Perturbation(image, grid, plan, np.random.default_rng([seed, index, _NOISE]))
+            variants = itertools.chain(perturbed.ends(), *(perturbed.variants(order) for order in orders))
             scored = _probabilities(model, variants, about, batch_size, advance)
             ends, rest = scored[:3], scored[3:].split(plan.variants)
             for name, part, took in zip(names, rest, seconds, strict=True):
-                found[name].append([*_areas(plan, Curves.of(plan, ends, part)), took])
+                found[name].append([*Curves.of(plan, ends, part).areas(plan), took])
     return Comparison(
         scores={name: _scores(rows, len(images)) for name, rows in found.items()},
         classes=tuple(chosen.classes.expand(len(images)).tolist()),
@@ -119,45 +116,44 @@ def compare(
 
 def _check(
     images: Tensor,
-    methods: Mapping[str, Method],
+    methods: Mapping[str, HeatmapFunction],
     grid: tuple[int, int],
     steps: int,
     shares: Sequence[float],
     seed: int,
     batch_size: int,
 ) -> None:
-    """Refuse what cannot be compared."""
+    """Reject arguments out of range."""
     if len(images) == 0:
-        raise UserError("no images: give at least one, and 20 or more for intervals that say something")
+        raise UserError("no images: give at least one, and 20 or more for useful intervals")
     if not methods:
         raise UserError("no methods: give at least one to compare with random")
     if RANDOM in methods:
-        raise UserError(f'"{RANDOM}" names the floor, which is always there: give the method another name')
+        raise UserError(f'"{RANDOM}" names the floor, which is always included: rename the method')
     if math.prod(grid) < 2:
         raise UserError(
             f"the heatmaps of {images.shape[2]}x{images.shape[3]} images have one cell, which no method can "
-            "order: take larger images, or a model of smaller patches"
+            "order: use larger images, or a model with smaller patches"
         )
     check_count("steps", steps)
     check_count("batch_size", batch_size)
     if not shares or not all(0 < share < 1 for share in shares):
-        raise UserError(f"shares to remove must lie between 0 and 1, not {tuple(shares)}")
+        raise UserError(f"shares to impute must lie between 0 and 1, not {tuple(shares)}")
     if seed < 0:
-        raise UserError(f"a seed is at least 0, not {seed}")
+        raise UserError(f"seed must be at least 0, not {seed}")
 
 
 def _classes(model: Classifier, images: Tensor, target: TargetLike, batch_size: int) -> ClassScore:
-    """The classes that are explained, (B,) or (1,)."""
+    """The classes to explain, (B,) or (1,)."""
     if not model.config.gives_classes:
         raise UserError("this model has no head: it gives features, and faithfulness is measured on a class")
     logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])
     if not logits.isfinite().all():
-        raise UserError("the model's answers are not finite: look for NaN in the images and the weights")
+        raise UserError("the model's logits are not finite: look for NaN in the images and the weights")
     chosen = as_target(target, model.config, logits)
     if not isinstance(chosen, ClassScore):
         raise UserError(
-            "faithfulness is measured on the probability of a class: give classes, not a "
-            f"{type(chosen).__name__}"
+            f"faithfulness is measured on the probability of a class: give classes, not {type(chosen).__name__}"
         )
     return chosen
 
@@ -165,7 +161,7 @@ def _classes(model: Classifier, images: Tensor, target: TargetLike, batch_size: 
 def _orders(
     model: Classifier,
     image: Tensor,
-    methods: Mapping[str, Method],
+    methods: Mapping[str, HeatmapFunction],
     about: Target,
     grid: tuple[int, int],
     key: tuple[int, int],
@@ -180,23 +176,17 @@ def _orders(
     orders, seconds = [], []
     for name, method in methods.items():
         start = time.perf_counter()
-        heat = method(model, image[None], about).detach().cpu()  # waits for the device, so that time is whole
+        heat = method(model, image[None], about).detach().cpu()  # waits for the device: part of the time
         seconds.append(time.perf_counter() - start)
-        _check_heat(name, heat, grid)
+        if heat.shape != (1, *grid):
+            raise UserError(f"{name} gives a heatmap {tuple(heat.shape)} of one image, not {(1, *grid)}")
+        if not heat.isfinite().all():
+            bad = int((~heat.isfinite()).sum())
+            raise UserError(f"{name} gives a heatmap with {bad} of {heat.numel()} values not finite")
         orders.append(torch.from_numpy(np.lexsort((ties, -heat.double().numpy().ravel()))))
     floor = np.random.default_rng([*key, _FLOOR])
     orders += [torch.from_numpy(floor.permutation(cells)) for _ in range(RANDOM_MAPS)]
     return orders, seconds + [0.0] * RANDOM_MAPS
-
-
-def _check_heat(name: str, heat: Tensor, grid: tuple[int, int]) -> None:
-    if heat.shape != (1, *grid):
-        raise UserError(
-            f"{name} gives a heatmap {tuple(heat.shape)} of one image; its grid needs {(1, *grid)}"
-        )
-    if not heat.isfinite().all():
-        bad = int((~heat.isfinite()).sum())
-        raise UserError(f"{name} gives a heatmap with {bad} of {heat.numel()} values not finite")
 
 
 @torch.no_grad()
@@ -217,25 +207,14 @@ def _probabilities(
 
 
 def _batches(images: Iterable[Tensor], size: int) -> Iterator[Tensor]:
-    """Images (C, H, W), one after another, as (B, C, H, W) of at most `size`."""
+    """Stack images (C, H, W) to batches of at most `size`."""
     images = iter(images)
     while batch := list(itertools.islice(images, size)):
         yield torch.stack(batch)
 
 
-def _areas(plan: Plan, curves: Curves) -> tuple[float, float, float, float]:
-    """Areas under deletion and insertion, and the means over ROAD's shares: `lerf` and `morf`."""
-    share = torch.tensor(plan.counts, dtype=torch.float64) / plan.cells  # (steps + 1,)
-    return (
-        float(torch.trapezoid(curves.deletion, share)),
-        float(torch.trapezoid(curves.insertion, share)),
-        float(curves.lerf.mean()),
-        float(curves.morf.mean()),
-    )
-
-
 def _scores(rows: list[list[float]], images: int) -> Scores:
-    """From what was found of a method, image by image; maps of the same image are averaged."""
+    """One method's scores; several maps of the same image are averaged."""
     means = np.array(rows).reshape(images, -1, len(rows[0])).mean(axis=1)  # (B, 5)
     deletion, insertion, lerf, morf, seconds = (tuple(column) for column in means.T.tolist())
     return Scores(deletion=deletion, insertion=insertion, lerf=lerf, morf=morf, seconds=seconds)

@@ -1,7 +1,7 @@
-"""The imputation of ROAD: pixels are removed without leaving a shape behind.
+"""The imputation of ROAD: remove pixels without leaving a visible shape.
 
 "Noisy Linear Imputation" of Rong et al. 2022, "A Consistent and Efficient Evaluation Strategy for Attribution
-Methods". A grey patch tells a model where something was cut out; pixels that continue their neighbours hardly
+Methods". A grey patch shows a model where something was cut out; pixels that continue their neighbours hardly
 do.
 """
 
@@ -19,24 +19,23 @@ from torch import Tensor
 from vitascope.errors import UserError
 
 DIRECT, DIAGONAL = 1 / 6, 1 / 12
-"""Weights of a pixel's neighbours: four beside it, four across the corners; together 1."""
+"""Weights of a pixel's four direct and four diagonal neighbours; their sum is 1."""
 
 
 def impute(image: Tensor, removed: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-    """Fill removed pixels in, each with the weighted mean of its neighbours, plus noise.
+    """Replace removed pixels by the weighted mean of their neighbours, plus noise.
 
-    Neighbours may be removed too, so that the means are the solution of a linear system with an unknown for
-    each removed pixel; the known ones are on its right side. At the border the weights of the neighbours that
-    exist are scaled to sum to 1. The system is solved directly, in float64 on the CPU; all channels share its
-    factors.
+    Neighbours may be removed too, so the means solve a linear system with one unknown per removed pixel. At
+    the border, the weights of the existing neighbours are scaled to sum to 1. The system is solved directly,
+    in float64 on the CPU; all channels share its factors.
 
     Args:
         image: floats (C, H, W).
-        removed: bool (H, W), True where pixels are unknown; what `image` has there is not read.
-        noise: is added to the removed pixels, (C, H, W) or a number.
+        removed: bool (H, W), True where pixels are unknown; their values in `image` are not read.
+        noise: added to the removed pixels, (C, H, W) or a number.
 
     Returns:
-        (C, H, W), like `image`; known pixels are as they were.
+        (C, H, W), like `image`; known pixels are unchanged.
 
     Raises:
         UserError: no pixel is known.
@@ -44,7 +43,7 @@ def impute(image: Tensor, removed: Tensor, noise: Tensor | float = 0.0) -> Tenso
     C, H, W = image.shape
     gone = removed.cpu().numpy().ravel()  # (HW,)
     if gone.all():
-        raise UserError(f"all {H * W} pixels are removed: there is nothing to fill them in from")
+        raise UserError(f"all {H * W} pixels are removed: none is left to impute them from")
     if not gone.any():
         return image.clone()
     system, order = _system(H, W)
@@ -66,10 +65,10 @@ def impute(image: Tensor, removed: Tensor, noise: Tensor | float = 0.0) -> Tenso
 
 @functools.lru_cache(maxsize=4)
 def _system(H: int, W: int) -> tuple[sparse.csr_array, npt.NDArray[np.int64]]:
-    """Of all H x W pixels: the matrix (HW, HW) of sum_j w_ij (x_i - x_j) = 0, and an order to solve it in.
+    """The matrix (HW, HW) of sum_j w_ij (x_i - x_j) = 0, and an elimination order.
 
-    That each x_i is the weighted mean of its neighbours, scaled at the border, is the same equation divided
-    by the sum of the weights. Undivided it is symmetric.
+    Dividing by the sum of the weights gives each x_i as the weighted mean of its neighbours; undivided, the
+    matrix is symmetric.
     """
     down, across = (sparse.eye_array(n, k=1) + sparse.eye_array(n, k=-1) for n in (H, W))
     weights = DIRECT * (
@@ -81,10 +80,10 @@ def _system(H: int, W: int) -> tuple[sparse.csr_array, npt.NDArray[np.int64]]:
 
 
 def _dissect(pixels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-    """Nested dissection (George 1973): two halves, each so ordered, then the line between them.
+    """Nested dissection (George 1973): both halves, each ordered likewise, then the line between them.
 
-    No pixel of one half is a neighbour of one in the other, so that eliminating them fills little in: a third
-    faster at 224 x 224 than the orders that SuperLU finds by itself.
+    No pixel of one half neighbours one of the other, so elimination fills in little: a third faster at 224 x
+    224 than SuperLU's own orders.
     """
     if pixels.size <= 16:
         return [pixels.ravel()]

@@ -1,14 +1,17 @@
-"""What a comparison of heatmap methods found: numbers, intervals, and which method to believe."""
+"""The result of a comparison of heatmap methods: scores, intervals, and a ranking."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 RANDOM = "random"
 """The floor: cells in random order."""
@@ -17,7 +20,7 @@ CONFIDENCE = 0.95
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What was measured of one method, a number for each image."""
+    """The scores of one method, one number per image."""
 
     deletion: tuple[float, ...]
     """Area under the deletion curve, in [0, 1]: lower is better."""
@@ -28,7 +31,7 @@ class Scores:
     morf: tuple[float, ...]
     """Mean probability with the most relevant cells imputed, in [0, 1]: lower is better."""
     seconds: tuple[float, ...]
-    """What the heatmap took, of one image at a time."""
+    """Time per heatmap, one image at a time."""
 
     @property
     def road(self) -> tuple[float, ...]:
@@ -37,18 +40,18 @@ class Scores:
 
     @property
     def merit(self) -> tuple[float, ...]:
-        """The mean of the four curves, those where lower is better taken negative."""
+        """The mean of the four curves; those where lower is better count negatively."""
         curves = np.array([self.deletion, self.insertion, self.lerf, self.morf])  # (4, n)
         return tuple((np.array([-1, 1, 1, -1]) @ curves / 4).tolist())
 
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A mean over images, and the 95% interval of it."""
+    """A mean over images with its 95% interval."""
 
     mean: float
     half_width: float | None
-    """The interval is `mean` plus and minus this; None where one image gives no interval."""
+    """The interval is `mean` plus and minus this; None for one image."""
 
     @classmethod
     def of(cls, values: npt.ArrayLike) -> Interval:
@@ -62,7 +65,7 @@ class Interval:
 
     @property
     def verdict(self) -> str:
-        """What a gain of this size says: `better`, `worse`, `not told apart`, or `one image`."""
+        """Read as a gain: `better`, `worse`, `not told apart`, or `one image`."""
         if self.half_width is None:
             return "one image"
         if abs(self.mean) <= self.half_width:
@@ -70,13 +73,19 @@ class Interval:
         return "better" if self.mean > 0 else "worse"
 
     def to_dict(self) -> dict[str, float | None]:
-        """`mean`, `low`, `high`; the latter two None where there is no interval."""
+        """Return `mean`, `low` and `high`; the latter two are None where there is no interval."""
         half = self.half_width
         return {
             "mean": self.mean,
             "low": None if half is None else self.mean - half,
             "high": None if half is None else self.mean + half,
         }
+
+    def __str__(self) -> str:
+        """`+0.120±0.031*`, with the star where the interval excludes 0."""
+        if self.half_width is None:
+            return f"{self.mean:+.3f}"
+        return f"{self.mean:+.3f}±{self.half_width:.3f}" + "*" * (self.verdict != "not told apart")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,74 +95,96 @@ class Measure:
     mean: float
     """Over the images."""
     gain: Interval
-    """Of the paired differences to random, signed so that more is better."""
+    """Over random, paired by image; positive is better."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One method, in the order of the table."""
+    """One method's row in the table."""
 
     method: str
     deletion: Measure
     insertion: Measure
     road: Measure
     gain: Interval
-    """Over random, the mean of the four curves: `Comparison` says which."""
+    """Over random, the mean of the four curves: see `Comparison`."""
     seconds: float
-    """For one image, the median."""
+    """Median time per heatmap."""
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """The three measures by name."""
+        return {"deletion": self.deletion, "insertion": self.insertion, "road": self.road}
 
     @property
     def verdict(self) -> str:
-        """Of the gain over random, as `Interval.verdict`; of random itself `the floor`."""
+        """The verdict on the gain over random; `the floor` for random itself."""
         return "the floor" if self.method == RANDOM else self.gain.verdict
 
+    def cells(self) -> tuple[str, ...]:
+        """The row as text, in the columns of `Comparison.text`."""
+        if self.method == RANDOM:
+            return (RANDOM, *(f"{each.mean:6.3f}" for each in self.measures.values()), "", "", self.verdict)
+        measures = (f"{each.mean:6.3f} {each.gain}" for each in self.measures.values())
+        return (self.method, *measures, str(self.gain), f"{self.seconds:.2g}", self.verdict)
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain values."""
+        measures = {
+            name: {"mean": each.mean, "gain": each.gain.to_dict(), "verdict": each.gain.verdict}
+            for name, each in self.measures.items()
+        }
+        rest = {"gain": self.gain.to_dict(), "seconds": self.seconds, "verdict": self.verdict}
+        return {"method": self.method, **measures, **rest}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
-    """Every method on the same images, with the random floor.
+    """Every method on the same images, and the random floor.
 
-    The best method has the largest gain over random of those whose interval lies above 0; without any, the
-    largest gain of all. The gain is the mean, over the four curves (deletion, insertion, and ROAD's two,
-    least and most relevant removed), of how far the mean probability is moved the right way. All four are
-    probabilities, so that their mean needs no scale; unlike a mean rank it does not change when
-    another method joins, a near tie weighs little, and it has an interval. ROAD weighs as much as the other
-    two together, as only its removals leave the image plausible.
+    Methods are ranked by their gain over random: the mean, over the four curves (deletion, insertion, and
+    ROAD with the least and with the most relevant cells imputed), of how far the mean probability moves in
+    the right direction. All four are probabilities, so their mean needs no scale. Unlike a mean rank, the
+    gain does not change when another method joins, and it has an interval. ROAD counts as much as the other
+    two together, because only its imputed images stay plausible. A method whose interval lies above 0 ranks
+    before all others.
 
-    Intervals are Student's t, 95%, of differences paired by image, each for itself: with many methods, one in
-    forty that are as good as random looks better.
+    Intervals are 95% Student's t intervals of differences paired by image, without correction for the number
+    of
+    methods: one in forty methods that equal random will look better.
     """
 
     scores: Mapping[str, Scores]
     """By method; "random" is the last."""
     classes: tuple[int, ...]
-    """The class that was explained in each image."""
+    """The class that was explained, per image."""
     grid: tuple[int, int]
-    """Rows and columns of the cells that were removed."""
+    """Rows and columns of the cells."""
     steps: int
-    """Of the deletion and the insertion curve."""
+    """Steps of the deletion and the insertion curve."""
     shares: tuple[float, ...]
-    """Of the cells, that ROAD removed."""
+    """Shares of the cells that ROAD imputes."""
     seed: int
 
     @property
     def images(self) -> int:
-        """How many were compared."""
+        """The number of images."""
         return len(self.classes)
 
     def table(self) -> tuple[Row, ...]:
-        """A row for each method: those better than random, the others, each by its gain; random last."""
+        """One row per method: those better than random, then the others, by gain; random last."""
         rows = (self._row(method) for method in self.scores if method != RANDOM)
         ranked = sorted(rows, key=lambda row: (row.verdict != "better", -row.gain.mean))
         return (*ranked, self._row(RANDOM))
 
     @property
     def best(self) -> str:
-        """The method of the first row; whether it is better than random is that row's verdict."""
+        """The first method of the table; its row's verdict tells whether it is better than random."""
         return self.table()[0].method
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        """The methods that cannot be told apart from the best, by differences paired by image."""
+        """The methods that differ from the best by less than the interval of their paired differences."""
         best = np.array(self.scores[self.best].merit)
         others = (row.method for row in self.table()[1:-1])
         return tuple(
@@ -161,7 +192,7 @@ class Comparison:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: the settings, the table, and the numbers of each image."""
+        """Plain values for JSON: the settings, the table, and the scores of each image."""
         return {
             "images": self.images,
             "classes": list(self.classes),
@@ -171,37 +202,50 @@ class Comparison:
             "seed": self.seed,
             "best": self.best,
             "rivals": list(self.rivals),
-            "methods": [_plain(row) for row in self.table()],
+            "methods": [row.to_dict() for row in self.table()],
             "scores": {
                 name: {key: list(values) for key, values in dataclasses.asdict(scores).items()}
                 for name, scores in self.scores.items()
             },
         }
 
+    def to_dataframe(self) -> DataFrame:
+        """The table as a pandas data frame, indexed by method; needs pandas."""
+        from pandas import DataFrame
+
+        rows = [
+            {"method": row.method}
+            | {name: measure.mean for name, measure in row.measures.items()}
+            | {"gain": row.gain.mean, "half_width": row.gain.half_width, "verdict": row.verdict}
+            for row in self.table()
+        ]
+        return DataFrame(rows).set_index("method")
+
     def text(self) -> str:
-        """The table for a terminal, with what its numbers mean."""
+        """The table for a terminal, with a legend."""
         head = ("method", "deletion AUC", "insertion AUC", "ROAD", "gain", "s/image", "verdict")
-        lines = [head, *(_cells(row) for row in self.table())]
+        lines = [head, *(row.cells() for row in self.table())]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         return "\n".join([*table, "", *self._legend()])
 
+    def __repr__(self) -> str:
+        methods = len(self.scores) - 1
+        return f"Comparison({methods} methods on {self.images} images, best: {self.best})"
+
     def _legend(self) -> list[str]:
-        """What the numbers mean, and what follows from them."""
+        """How to read the table, and its result in one line."""
         rows, columns = self.grid
         notes = [
             f"{self.images} image{'s' * (self.images > 1)}, {rows}x{columns} cells, {self.steps} steps. "
-            "Deletion: lower is better; insertion and ROAD: higher.",
-            "Behind each: the gain over random, paired by image, with its 95% interval (* it excludes 0).",
+            "Deletion: lower is better; insertion and ROAD: higher is better.",
+            "After each mean: the gain over random, paired by image, ± its 95% interval (* excludes 0).",
         ]
         best = self.table()[0]
         if self.images == 1:
-            return [*notes, f"Largest gain: {best.method}. One image gives no intervals: take 20 or more."]
+            return [*notes, f"Largest gain: {best.method}. One image gives no interval: use 20 or more."]
         if best.verdict != "better":
-            return [
-                *notes,
-                f"No method can be told to be better than random; the largest gain: {best.method}.",
-            ]
+            return [*notes, f"No method is measurably better than random; largest gain: {best.method}."]
         rivals = f"; not told apart from it: {', '.join(self.rivals)}" if self.rivals else ""
         return [*notes, f"Best: {best.method}{rivals}."]
 
@@ -209,8 +253,7 @@ class Comparison:
         mine, floor = self.scores[method], self.scores[RANDOM]
 
         def measure(values: tuple[float, ...], random: tuple[float, ...], sign: int) -> Measure:
-            gains = sign * (np.array(values) - random)
-            return Measure(float(np.mean(values)), Interval.of(gains))
+            return Measure(float(np.mean(values)), Interval.of(sign * (np.array(values) - random)))
 
         return Row(
             method=method,
@@ -220,36 +263,3 @@ class Comparison:
             gain=Interval.of(np.array(mine.merit) - floor.merit),
             seconds=float(np.median(mine.seconds)),
         )
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    """A row as texts."""
-    floor = row.method == RANDOM
-    measures = (
-        f"{measure.mean:6.3f}" + ("" if floor else f" {_gain(measure.gain)}")
-        for measure in (row.deletion, row.insertion, row.road)
-    )
-    gain = "" if floor else _gain(row.gain)
-    return (row.method, *measures, gain, "" if floor else f"{row.seconds:.2g}", row.verdict)
-
-
-def _gain(gain: Interval) -> str:
-    """`+0.120±0.031*`."""
-    if gain.half_width is None:
-        return f"{gain.mean:+.3f}"
-    return f"{gain.mean:+.3f}±{gain.half_width:.3f}" + "*" * (gain.verdict != "not told apart")
-
-
-def _plain(row: Row) -> dict[str, Any]:
-    """A row as plain values."""
-    measures = {
-        name: {"mean": measure.mean, "gain": measure.gain.to_dict(), "verdict": measure.gain.verdict}
-        for name, measure in (("deletion", row.deletion), ("insertion", row.insertion), ("road", row.road))
-    }
-    return {
-        "method": row.method,
-        **measures,
-        "gain": row.gain.to_dict(),
-        "seconds": row.seconds,
-        "verdict": row.verdict,
-    }

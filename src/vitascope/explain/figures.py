@@ -1,0 +1,292 @@
+"""Figures of a model's explanations, from the model and pictures: what `vitascope explain` draws."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vitascope.errors import UserError, check_choice, printable
+from vitascope.explain import model_plots, plots
+from vitascope.explain.attention import attending, head_maps, patch_attention
+from vitascope.explain.forward import pooled_and_logits
+from vitascope.explain.inputs import normalized, preprocess_of
+from vitascope.explain.learned import (
+    attention_distance,
+    feature_colours,
+    patch_filters,
+    position_similarity,
+    uniform_distance,
+)
+from vitascope.explain.methods import DEFAULT_METHOD, METHODS, check_settings, heatmap, methods_for
+from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike
+from vitascope.model.classifier import Classifier
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Picture:
+    """A picture as the model gets it."""
+
+    name: str
+    pixels: Tensor
+    """uint8 (C, H, W)."""
+    image: Tensor
+    """Normalized floats (1, C, H, W)."""
+    truth: str | None
+
+    @property
+    def shown(self) -> npt.NDArray[np.uint8]:
+        """(H, W) or (H, W, 3)."""
+        return plots.to_picture(self.pixels.numpy())
+
+
+def draw(
+    model: Classifier,
+    pictures: Any = None,
+    method: str = DEFAULT_METHOD,
+    target: TargetLike = None,
+    *,
+    truths: Sequence[str] | None = None,
+    subject: str = "",
+    **settings: Any,
+) -> Figure:
+    """Draw an explanation of pictures, or of the model.
+
+    A heatmap or the features of several pictures become a grid; pictures that cannot be read are left out of it,
+    with a warning. Save the figure with `Figure.savefig`; its title is `Figure.get_label()`.
+
+    Args:
+        model: the model, with its preprocessing if there are pictures.
+        pictures: one or many: paths, encoded bytes, Pillow images, or uint8 arrays.
+        method: one of `METHODS`, or one of `VIEWS`: of one picture `all` heatmaps, the attention of all `heads` or
+            of one `patch`; of one or many its `features`; of many the attention `distance`; of the model alone
+            `positions` and `filters`.
+        target: what heatmaps explain, see `TargetLike`; None is the predicted class.
+        truths: the true class names of the pictures, shown where the prediction differs.
+        subject: the pictures' name in the title. Default: the file's name, or their number.
+        settings: the method's own, such as `layer`, `head`, `fusion`, `discard` or `patch`.
+
+    Raises:
+        UserError: no such method, or none for this model; a setting that does not apply; no picture, or more than
+            the method takes; a picture that cannot be read; as the method.
+    """
+    check_method(method, [*settings, *(["target"] if target is not None else [])])
+    view = VIEWS.get(method)
+    takes = "some" if view is None else view.takes
+    if takes == "nothing":
+        if pictures is not None:
+            raise UserError(f"{method} shows the model alone: leave out the pictures")
+        assert view is not None
+        return view.draw(model)
+    if pictures is None:
+        raise UserError(f"{method} explains pictures: give one" + (" or more" if takes == "some" else ""))
+    read = _read(model, pictures, truths)
+    if takes == "one" and len(read) > 1:
+        raise UserError(f"{method} explains one picture, not {len(read)}")
+    subject = subject or (read[0].name if len(read) == 1 else f"{len(read)} pictures")
+    if view is not None:
+        return view.draw(model, read, subject, **settings | ({} if target is None else {"target": target}))
+    if len(read) == 1 and truths is None:
+        return _draw_heatmap(model, read[0], subject, method, target, settings)
+    return _draw_heatmaps(model, read, subject, method, target, settings)
+
+
+def check_method(method: str, given: Sequence[str]) -> None:
+    """Reject an unknown method for `draw`, and settings that do not apply to it."""
+    own = {name: view.settings for name, view in VIEWS.items()}
+    check_choice("method", method, [*METHODS, *own])
+    check_settings(method, given, own)
+
+
+def _read(model: Classifier, pictures: Any, truths: Sequence[str] | None) -> list[_Picture]:
+    """The pictures as the model gets them, without those of several that cannot be read."""
+    preprocess = preprocess_of(model)
+    sources = preprocess.as_pictures(pictures)
+    read = []
+    for index, source in enumerate(sources):
+        try:
+            pixels = torch.from_numpy(preprocess.pixels(source))
+        except UserError as error:
+            if len(sources) == 1:
+                raise
+            log.warning("left out: %s", error)
+            continue
+        name = Path(source).name if isinstance(source, str | os.PathLike) else "the picture"
+        truth = None if truths is None else truths[index]
+        read.append(_Picture(name, pixels, normalized(model, pixels[None]), truth))
+    if not read:
+        raise UserError("no picture that can be read")
+    return read
+
+
+def _draw_heatmap(
+    model: Classifier, picture: _Picture, subject: str, method: str, target: TargetLike, settings: dict[str, Any]
+) -> Figure:
+    """A picture beside itself under a heatmap."""
+    heat = _heat(model, picture, method, target, settings)
+    title = _title(model, picture, subject, _named(model, method, target, settings))
+    return plots.draw_explanation(picture.shown, heat, title)
+
+
+def _draw_heatmaps(
+    model: Classifier,
+    pictures: Sequence[_Picture],
+    subject: str,
+    method: str,
+    target: TargetLike,
+    settings: dict[str, Any],
+) -> Figure:
+    """Several pictures, each beside itself under a heatmap, with its prediction."""
+    shown = [
+        plots.beside_itself(picture.shown, _heat(model, picture, method, target, settings))
+        for picture in pictures
+    ]
+    captions = [("", plots.INK)] * len(pictures)
+    if model.config.gives_classes:
+        captions = [plots.caption(*_predicted(model, each), each.truth) for each in pictures]
+    return plots.draw_grid(shown, captions, f"{_named(model, method, target, settings)} over {subject}")
+
+
+def _draw_all(
+    model: Classifier, pictures: Sequence[_Picture], subject: str, target: TargetLike = None
+) -> Figure:
+    (picture,) = pictures
+    heatmaps = {
+        METHODS[name].title: _heat(model, picture, name, target, {}) for name in methods_for(model, target)
+    }
+    title = _title(model, picture, subject, f"every method{_about(model, target)}")
+    return plots.draw_explanations(picture.shown, heatmaps, title)
+
+
+def _draw_heads(model: Classifier, pictures: Sequence[_Picture], subject: str) -> Figure:
+    (picture,) = pictures
+    maps = head_maps(model, picture.image)[0].cpu().numpy()
+    return model_plots.draw_heads(picture.shown, maps, f"Attention of each head in {subject}")
+
+
+def _draw_patch(
+    model: Classifier,
+    pictures: Sequence[_Picture],
+    subject: str,
+    patch: tuple[int, int] | None = None,
+    layer: int = -1,
+    head: int | None = None,
+) -> Figure:
+    """The attention of one patch; by default of the one in the middle, in the last layer."""
+    (picture,) = pictures
+    gh, gw = attending(model).grid_of(picture.image)
+    row, column = patch or (gh // 2, gw // 2)
+    heat = patch_attention(model, picture.image, (row, column), layer, head)[0].cpu().numpy()
+    heads = "all heads" if head is None else f"head {head}"
+    title = f"Attention of the patch in row {row}, column {column}: layer {layer}, {heads}"
+    figure = plots.draw_explanation(picture.shown, heat, title)
+    plots.frame_patch(figure.axes[0], (gh, gw), (row, column))
+    return figure
+
+
+def _draw_features(
+    model: Classifier, pictures: Sequence[_Picture], subject: str, layer: int = -1
+) -> Figure:
+    colours = feature_colours(model, torch.cat([picture.image for picture in pictures]), layer)
+    title = f"Similar features have similar colours: {subject}"
+    return model_plots.draw_feature_colours(
+        [picture.shown for picture in pictures], colours.cpu().numpy(), title
+    )
+
+
+def _draw_distance(model: Classifier, pictures: Sequence[_Picture], subject: str) -> Figure:
+    images = torch.cat([picture.image for picture in pictures])
+    distances = attention_distance(model, images).cpu().numpy()
+    title = f"Mean attention distance over {subject}"
+    return model_plots.draw_attention_distance(distances, uniform_distance(model, images), title)
+
+
+def draw_positions(model: Classifier) -> Figure:
+    """The similarity of the position embeddings; raises as `position_similarity`."""
+    return model_plots.draw_position_similarity(position_similarity(model).cpu().numpy())
+
+
+def draw_filters(model: Classifier) -> Figure:
+    """The filters of the patch embedding; raises as `patch_filters`."""
+    filters = patch_filters(model)
+    return model_plots.draw_patch_filters(filters.components.cpu().numpy(), filters.shares.cpu().numpy())
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """A figure other than one method's heatmap."""
+
+    draw: Callable[..., Figure]
+    takes: Literal["nothing", "one", "some"]
+    """The number of pictures."""
+    settings: tuple[str, ...] = ()
+
+
+VIEWS = {
+    "all": View(_draw_all, "one", ("target",)),
+    "heads": View(_draw_heads, "one"),
+    "patch": View(_draw_patch, "one", ("patch", "layer", "head")),
+    "features": View(_draw_features, "some", ("layer",)),
+    "distance": View(_draw_distance, "some"),
+    "positions": View(draw_positions, "nothing"),
+    "filters": View(draw_filters, "nothing"),
+}
+"""What `draw` shows beside the heatmaps of `METHODS`."""
+
+
+def _heat(
+    model: Classifier, picture: _Picture, method: str, target: TargetLike, settings: dict[str, Any]
+) -> npt.NDArray[np.float32]:
+    """One method's heatmap of a picture, (gh, gw)."""
+    about = target if METHODS[method].has_target else None
+    heat: npt.NDArray[np.float32] = heatmap(model, picture.image, method, about, **settings)[0].cpu().numpy()
+    return heat
+
+
+def _predicted(model: Classifier, picture: _Picture) -> tuple[str, float]:
+    """The predicted class and its probability."""
+    score, index = pooled_and_logits(model, picture.image)[1][0].softmax(dim=0).max(dim=0)
+    return _class_name(model, int(index)), float(score)
+
+
+def _class_name(model: Classifier, index: int) -> str:
+    """A class's name, or its number without names."""
+    names = model.config.class_names
+    return printable(names[index], 80) if names else str(index)
+
+
+def _title(model: Classifier, picture: _Picture, subject: str, what: str) -> str:
+    """The prediction and the method."""
+    if not model.config.gives_classes:
+        return f"{what} over {subject}"
+    guess, score = _predicted(model, picture)
+    return f"{guess} ({score:.0%}): {what}"
+
+
+def _named(model: Classifier, method: str, target: TargetLike, settings: dict[str, Any]) -> str:
+    """A method with its settings and its target."""
+    own = "".join(f", {name} {value}" for name, value in settings.items())
+    return METHODS[method].title + own + (_about(model, target) if METHODS[method].has_target else "")
+
+
+def _about(model: Classifier, target: TargetLike) -> str:
+    """The target, unless it is the predicted class."""
+    if isinstance(target, ClassDifference):
+        ours, theirs = (_class_name(model, int(part[0])) for part in (target.classes, target.versus))
+        return f" of {ours}, not {theirs}"
+    if isinstance(target, FeatureCosine):
+        return " of the likeness"
+    if isinstance(target, str):
+        return f" of {printable(target, 80)}"
+    return f" of {_class_name(model, target)}" if isinstance(target, int) else ""
