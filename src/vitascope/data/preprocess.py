@@ -300,6 +300,10 @@ class Preprocess:
     def _resized(self, image: Image.Image, box: Box) -> Image.Image:
         return image.resize(self.image_size[::-1], _RESAMPLING[self.interpolation], box=box)
 
+    def as_pictures(self, images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSource]:
+        """`as_pictures` for `explain`, which cannot import this module."""
+        return as_pictures(images)
+
     def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 (B, C, H, W), or floats in [0, 1], to normalized float32, on the pixels' device."""
         import torch

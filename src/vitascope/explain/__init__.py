@@ -1,16 +1,18 @@
-"""Where a model looks, what it has learned, and which of the answers to believe.
+"""Where a model looks, what it has learned, and which heatmap to believe.
 
-Methods take normalized images (B, C, H, W) and return heatmaps (B, gh, gw), float32, largest value 1.
+Methods take pictures (one or many: paths, bytes, Pillow images, uint8 arrays) or normalized images (B, C, H,
+W), and return heatmaps (B, grid_h, grid_w), float32, largest value 1.
 """
 
 from vitascope.explain.attention import attention, head_maps, patch_attention
 from vitascope.explain.faithfulness.compare import compare
 from vitascope.explain.faithfulness.results import Comparison
+from vitascope.explain.figures import draw
 from vitascope.explain.gradcam import grad_cam
 from vitascope.explain.gradient_rollout import gradient_rollout
 from vitascope.explain.integrated_gradients import integrated_gradients
 from vitascope.explain.learned import attention_distance, feature_colours, patch_filters, position_similarity
-from vitascope.explain.methods import DEFAULT_METHOD, METHODS
+from vitascope.explain.methods import DEFAULT_METHOD, METHODS, heatmap
 from vitascope.explain.occlusion import occlusion
 from vitascope.explain.rollout import rollout
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
@@ -26,10 +28,12 @@ __all__ = [
     "attention",
     "attention_distance",
     "compare",
+    "draw",
     "feature_colours",
     "grad_cam",
     "gradient_rollout",
     "head_maps",
+    "heatmap",
     "integrated_gradients",
     "occlusion",
     "patch_attention",

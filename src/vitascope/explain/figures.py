@@ -19,7 +19,7 @@ from vitascope.errors import UserError, check_choice, printable
 from vitascope.explain import model_plots, plots
 from vitascope.explain.attention import attending, head_maps, patch_attention
 from vitascope.explain.forward import pooled_and_logits
-from vitascope.explain.inputs import normalized, preprocess_of
+from vitascope.explain.inputs import normalized, required_preprocess
 from vitascope.explain.learned import (
     attention_distance,
     feature_colours,
@@ -63,23 +63,23 @@ def draw(
 ) -> Figure:
     """Draw an explanation of pictures, or of the model.
 
-    A heatmap or the features of several pictures become a grid; pictures that cannot be read are left out of it,
-    with a warning. Save the figure with `Figure.savefig`; its title is `Figure.get_label()`.
+    A heatmap or the features of several pictures become a grid; pictures that cannot be read are left out of
+    it, with a warning. Save the figure with `Figure.savefig`; its title is `Figure.get_label()`.
 
     Args:
         model: the model, with its preprocessing if there are pictures.
         pictures: one or many: paths, encoded bytes, Pillow images, or uint8 arrays.
-        method: one of `METHODS`, or one of `VIEWS`: of one picture `all` heatmaps, the attention of all `heads` or
-            of one `patch`; of one or many its `features`; of many the attention `distance`; of the model alone
-            `positions` and `filters`.
+        method: one of `METHODS`, or one of `VIEWS`: of one picture `all` heatmaps, the attention of all
+            `heads` or of one `patch`; of one or many its `features`; of many the attention `distance`; of the
+            model alone `positions` and `filters`.
         target: what heatmaps explain, see `TargetLike`; None is the predicted class.
         truths: the true class names of the pictures, shown where the prediction differs.
         subject: the pictures' name in the title. Default: the file's name, or their number.
         settings: the method's own, such as `layer`, `head`, `fusion`, `discard` or `patch`.
 
     Raises:
-        UserError: no such method, or none for this model; a setting that does not apply; no picture, or more than
-            the method takes; a picture that cannot be read; as the method.
+        UserError: no such method, or none for this model; a setting that does not apply; no picture, or more
+            than the method takes; a picture that cannot be read; as the method.
     """
     check_method(method, [*settings, *(["target"] if target is not None else [])])
     view = VIEWS.get(method)
@@ -111,7 +111,7 @@ def check_method(method: str, given: Sequence[str]) -> None:
 
 def _read(model: Classifier, pictures: Any, truths: Sequence[str] | None) -> list[_Picture]:
     """The pictures as the model gets them, without those of several that cannot be read."""
-    preprocess = preprocess_of(model)
+    preprocess = required_preprocess(model)
     sources = preprocess.as_pictures(pictures)
     read = []
     for index, source in enumerate(sources):
@@ -131,7 +131,12 @@ def _read(model: Classifier, pictures: Any, truths: Sequence[str] | None) -> lis
 
 
 def _draw_heatmap(
-    model: Classifier, picture: _Picture, subject: str, method: str, target: TargetLike, settings: dict[str, Any]
+    model: Classifier,
+    picture: _Picture,
+    subject: str,
+    method: str,
+    target: TargetLike,
+    settings: dict[str, Any],
 ) -> Figure:
     """A picture beside itself under a heatmap."""
     heat = _heat(model, picture, method, target, settings)
@@ -195,9 +200,7 @@ def _draw_patch(
     return figure
 
 
-def _draw_features(
-    model: Classifier, pictures: Sequence[_Picture], subject: str, layer: int = -1
-) -> Figure:
+def _draw_features(model: Classifier, pictures: Sequence[_Picture], subject: str, layer: int = -1) -> Figure:
     colours = feature_colours(model, torch.cat([picture.image for picture in pictures]), layer)
     title = f"Similar features have similar colours: {subject}"
     return model_plots.draw_feature_colours(

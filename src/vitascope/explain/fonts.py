@@ -1,4 +1,4 @@
-"""Texts of figures as they are written: no formulas, and a font for every script that has one installed."""
+"""Literal text in figures: no formulas, and an installed font for every script that has one."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
 CODE_POINT = re.compile(r"U\+[0-9A-F]{4}")
-NOTE = "No installed font has the letters given as U+…: install one (Noto Sans, say) and draw this again."
+NOTE = "No installed font has the characters shown as U+…; install one, such as Noto Sans, and draw again."
 
 
 class LiteralFigure(Figure):
-    """A figure whose texts are class names and file names, which may hold any letters.
+    """A figure whose texts are class names and file names of any script.
 
-    Matplotlib reads what stands between two `$` as a formula, and warns on the console of each letter that
-    its default font lacks. Here every text is literal. Letters that the font lacks are taken from other
-    installed fonts, and written as code points (U+732B), under a note, where there is none.
+    Matplotlib reads text between two `$` as a formula, and warns about each character that its default font
+    lacks. Here every text is literal. Missing characters come from other installed fonts; if none has them,
+    they become code points (U+732B) with a note.
     """
 
     def draw(self, renderer: RendererBase) -> None:
-        """Make the texts drawable, then draw."""
+        """Prepare the texts, then draw."""
         for axes in self.axes:
             for axis in (axes.xaxis, axes.yaxis):
                 ticks = [label.get_text() for label in axis.get_ticklabels()]
                 if (legible := [_legible(text) for text in ticks]) != ticks:
-                    axis.set_ticklabels(legible)  # an axis writes its labels anew whenever it is drawn
+                    axis.set_ticklabels(legible)  # an axis renews its labels whenever it is drawn
         texts = [text for text in self.findobj(Text) if isinstance(text, Text)]
         for text in texts:
             text.set_parse_math(False)
             text.set_text(_legible(text.get_text()))
             if families := _families_with(_lacking(text.get_text()))[0]:
                 text.set_fontfamily([*text.get_fontfamily(), *families])
-                text.set_fontweight("normal")  # the one in which each of them is there
+                text.set_fontweight("normal")  # the only weight that all of them have
         if not self.get_supxlabel() and any(CODE_POINT.search(text.get_text()) for text in texts):
             self.supxlabel(NOTE, fontsize=8)
         super().draw(renderer)
 
 
 def _legible(text: str) -> str:
-    """A text with the letters that no font has as code points."""
+    """A text with the characters that no font has as code points."""
     missing = _families_with(_lacking(text))[1]
     return "".join(f"U+{ord(letter):04X} " if letter in missing else letter for letter in text).rstrip(" ")
 
 
 def _lacking(text: str) -> frozenset[str]:
-    """The letters that the default font lacks."""
+    """The characters that the default font lacks."""
     return frozenset(
         letter for letter in text if not letter.isascii() and ord(letter) not in _default_letters()
     )
@@ -62,7 +62,7 @@ def _default_letters() -> frozenset[int]:
 
 
 def _letters(path: str) -> frozenset[int]:
-    """Code points in a font file; none of a font that matplotlib cannot draw, as those of colour bitmaps."""
+    """Code points in a font file; none for a font that matplotlib cannot draw, such as colour bitmaps."""
     try:
         font = FT2Font(path)
         font.set_size(12, 72)
@@ -73,13 +73,11 @@ def _letters(path: str) -> frozenset[int]:
 
 @functools.cache
 def _families_with(lacking: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Installed families that have these letters between them, and the letters that none has."""
+    """Installed families that cover these characters, and the characters that none has."""
     fonts = {
         font.name: font.fname
         for font in font_manager.fontManager.ttflist
-        if font.style == "normal"
-        and font.weight == 400
-        and "Last Resort" not in font.name  # boxes, no letters
+        if font.style == "normal" and font.weight == 400 and "Last Resort" not in font.name  # boxes
     }
     families: list[str] = []
     missing = set(lacking)

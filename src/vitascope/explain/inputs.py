@@ -27,14 +27,14 @@ def as_images(model: Classifier, images: Images) -> Tensor:
     """
     if isinstance(images, Tensor):
         return images
-    preprocess = preprocess_of(model)
+    preprocess = required_preprocess(model)
     pixels = [preprocess.pixels(picture) for picture in preprocess.as_pictures(images)]
     if not pixels:
         raise UserError("no pictures: give at least one")
     return normalized(model, torch.from_numpy(np.stack(pixels)))
 
 
-def preprocess_of(model: Classifier) -> PreprocessLike:
+def required_preprocess(model: Classifier) -> PreprocessLike:
     """The model's preprocessing.
 
     Raises:
@@ -51,7 +51,7 @@ def preprocess_of(model: Classifier) -> PreprocessLike:
 def normalized(model: Classifier, pixels: Tensor) -> Tensor:
     """Pixels, uint8 (B, C, H, W), as normalized floats on the model's device, in its dtype."""
     weights = next(model.parameters())
-    return preprocess_of(model).normalize(pixels).to(weights.device, weights.dtype)
+    return required_preprocess(model).normalize(pixels).to(weights.device, weights.dtype)
 
 
 def sample(pictures: Sequence[T], count: int, seed: int = 0) -> list[T]:

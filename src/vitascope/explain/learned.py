@@ -90,8 +90,8 @@ def _distances_of_rows(weights: Tensor, between: Tensor, num_prefix_tokens: int)
         share = head.float().sum(dim=2)  # (b, N)
         if not share.isfinite().all():
             raise UserError(
-                "the attention weights are not finite: look for NaN or infinity in the images and the weights, "
-                "or run the model in float32"
+                "the attention weights are not finite: look for NaN or infinity in the images and the "
+                "weights, or run the model in float32"
             )
         means.append(((head.float() * between).sum(dim=2) / share).flatten())  # 0 / 0 is NaN
     return torch.stack(means)
@@ -162,7 +162,7 @@ def patch_filters(model: Classifier, count: int = 28) -> PatchFilters:
         raise UserError("a ResNet has no patch embedding: this is for Vision Transformers")
     if not isinstance(model.patch_embedding, ConvPatches):
         raise UserError(
-            "this hybrid embeds patches of a ResNet's feature map, so its filters are not patterns of pixels; "
+            "this hybrid embeds patches of a ResNet's feature map, so its filters are no pixel patterns; "
             'the stems "conv", "linear" and "overlap" have such filters'
         )
     weight = model.patch_embedding.weight  # (D, C, ph, pw)

@@ -1,4 +1,4 @@
-"""Figures of what a network has learned: its filters, positions, heads and features."""
+"""Figures of what a network has learned, from arrays: its filters, positions, heads and features."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from vitascope.explain.plots import GREY, INK, SERIES, new_figure, overlay, plac
 Floats = npt.NDArray[np.floating[Any]]
 
 _TILE, _GAP = 96, 6
-"""The longer side of one picture on the sheet of heads, and the space between two, in pixels."""
+"""The longer side of each picture on the sheet of heads, and the gap between two, in pixels."""
 
 
 def draw_position_similarity(similarity: Floats) -> Figure:
     """Cosine similarity of each patch's position embedding to all others (paper, figure 7, centre).
 
     Args:
-        similarity: (gh, gw, gh, gw), as `position_similarity` gives it; of a large grid, at most 8 x 8
-            patches have their tile.
+        similarity: (gh, gw, gh, gw), from `position_similarity`; at most 8 x 8 patches get a tile.
     """
     shown = [
         np.unique(np.linspace(0, side - 1, min(side, 8)).round().astype(int)) for side in similarity.shape[:2]
@@ -55,19 +54,15 @@ def draw_patch_filters(components: Floats, shares: Floats) -> Figure:
     """Principal components of the patch embedding's filters (paper, figure 7, left).
 
     Args:
-        components: (k, C, ph, pw), C = 1 or 3, strongest first, as `patch_filters` gives them; each is shown
-            on a scale of its own, zero in the middle.
+        components: (k, C, ph, pw), C = 1 or 3, strongest first, from `patch_filters`; each is scaled by
+            itself, zero in the middle.
         shares: (k,), of the variance.
     """
     count = len(components)
     columns = min(7, count)
     rows = math.ceil(count / columns)
-    figure = new_figure(max(4.0, 0.95 * columns + 0.4), 0.95 * rows + 0.9)
-    figure.suptitle(
-        f"Patch embedding filters\nfirst {count} principal components, {shares.sum():.0%} of the variance",
-        fontsize=11,
-        color=INK,
-    )
+    title = f"Patch embedding filters: first {count} principal components, {shares.sum():.0%} of the variance"
+    figure = new_figure(max(4.0, 0.95 * columns + 0.4), 0.95 * rows + 0.9, title)
     axes = figure.subplots()
     for index, component in enumerate(components):
         row, column = divmod(index, columns)
@@ -80,27 +75,23 @@ def draw_patch_filters(components: Floats, shares: Floats) -> Figure:
     return figure
 
 
-def draw_attention_distance(distances: Floats, uniform: float) -> Figure:
-    """How far each head of each layer looks (paper, figure 7, right).
+def draw_attention_distance(
+    distances: Floats, uniform: float, title: str = "Mean attention distance"
+) -> Figure:
+    """The attention distance of each head in each layer (paper, figure 7, right).
 
     Args:
-        distances: pixels, (depth, heads), as `attention_distance` gives them; NaN is not drawn.
-        uniform: the distance of a head that attends to every patch alike, as `uniform_distance` gives it.
+        distances: pixels, (depth, heads), from `attention_distance`; NaN is not drawn.
+        uniform: the distance of a head with equal attention to every patch, from `uniform_distance`.
+        title: of the figure.
     """
     depth, heads = distances.shape
     layers = np.arange(depth)
-    figure = new_figure(7, 4.2, "How far attention reaches")
+    figure = new_figure(7, 4.2, title)
     axes = figure.subplots()
-    axes.axhline(uniform, color=GREY, linestyle="--", linewidth=1, label="every patch alike")
-    axes.plot(
-        layers.repeat(heads),
-        distances.ravel(),
-        "o",
-        color=SERIES[0],
-        alpha=0.65,
-        markeredgewidth=0,
-        label="a head",
-    )
+    axes.axhline(uniform, color=GREY, linestyle="--", linewidth=1, label="uniform attention")
+    dots = {"color": SERIES[0], "alpha": 0.65, "markeredgewidth": 0, "label": "one head"}
+    axes.plot(layers.repeat(heads), distances.ravel(), "o", **dots)
     averages = [row[~np.isnan(row)].mean() if not np.isnan(row).all() else np.nan for row in distances]
     axes.plot(layers, averages, color=SERIES[1], linewidth=1.5, label="mean of the heads")
     plain(axes, xlabel="layer", ylabel="mean attention distance (pixels)")
@@ -111,12 +102,13 @@ def draw_attention_distance(distances: Floats, uniform: float) -> Figure:
     return figure
 
 
-def draw_heads(picture: npt.NDArray[np.uint8], maps: Floats) -> Figure:
-    """A picture under what each head of each layer attends to: layers down, heads across.
+def draw_heads(picture: npt.NDArray[np.uint8], maps: Floats, title: str = "Attention of each head") -> Figure:
+    """A picture under the attention of each head: one row per layer, one column per head.
 
     Args:
         picture: uint8 (H, W) or (H, W, 3).
-        maps: (depth, heads, gh, gw), as `head_maps` gives them for one image.
+        maps: (depth, heads, gh, gw), from `head_maps` for one image.
+        title: of the figure.
     """
     depth, heads = maps.shape[:2]
     small = np.asarray(Image.fromarray(picture).resize(_tile_size(picture), Image.Resampling.BILINEAR))
@@ -127,11 +119,9 @@ def draw_heads(picture: npt.NDArray[np.uint8], maps: Floats) -> Figure:
             top, left = layer * th, head * tw
             sheet[top : top + small.shape[0], left : left + small.shape[1]] = overlay(small, heatmap)
     width = min(12.0, max(4.0, 0.75 * heads + 0.9))
-    figure = new_figure(
-        width, (width - 0.9) * sheet.shape[0] / sheet.shape[1] + 1.0, "What each head attends to"
-    )
+    figure = new_figure(width, (width - 0.9) * sheet.shape[0] / sheet.shape[1] + 1.0, title)
     axes = figure.subplots()
-    axes.imshow(sheet)  # one image: hundreds of axes take matplotlib a minute
+    axes.imshow(sheet)  # one image: matplotlib takes a minute for hundreds of axes
     axes.set_xticks((np.arange(heads) + 0.5) * tw - _GAP / 2, [str(head) for head in range(heads)])
     axes.set_yticks((np.arange(depth) + 0.5) * th - _GAP / 2, [str(layer) for layer in range(depth)])
     axes.set(xlabel="head", ylabel="layer")
@@ -147,23 +137,24 @@ def _tile_size(picture: npt.NDArray[np.uint8]) -> tuple[int, int]:
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
-def draw_feature_colours(pictures: Sequence[npt.NDArray[np.uint8]], colours: Floats) -> Figure:
+def draw_feature_colours(
+    pictures: Sequence[npt.NDArray[np.uint8]],
+    colours: Floats,
+    title: str = "Similar features have similar colours",
+) -> Figure:
     """Pictures, and below each its patches in the colours of their features.
 
     Args:
         pictures: n of uint8 (H, W) or (H, W, 3), all of one size.
-        colours: (n, gh, gw, 3) in [0, 1], as `feature_colours` gives them.
+        colours: (n, gh, gw, 3) in [0, 1], from `feature_colours`.
+        title: of the figure.
     """
     n = len(pictures)
     lines = math.ceil(n / 8)
     columns = math.ceil(n / lines)
     height, width = pictures[0].shape[:2]
-    side = min(2.5, max(1.25, 7.5 / columns))  # inches across; few pictures are larger
-    figure = new_figure(
-        max(4.5, side * columns),
-        2 * lines * side * height / width + 0.6,
-        "Patches with like features have like colours",
-    )
+    side = min(2.5, max(1.25, 7.5 / columns))  # inches across; a few pictures are larger
+    figure = new_figure(max(4.5, side * columns), 2 * lines * side * height / width + 0.6, title)
     grid = figure.subplots(2 * lines, columns, squeeze=False)
     for axes in grid.ravel():
         axes.axis("off")

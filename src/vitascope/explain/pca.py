@@ -27,8 +27,8 @@ def principal_components(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     if not values.isfinite().all():
         raise UserError(
-            "principal components need finite numbers: look for NaN or infinity in the images and the weights, "
-            "or run the model in float32"
+            "principal components need finite numbers: look for NaN or infinity in the images and the "
+            "weights, or run the model in float32"
         )
     values = values.detach().cpu().double()
     centred = values - values.mean(dim=0)  # (M, D)

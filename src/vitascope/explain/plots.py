@@ -35,7 +35,7 @@ TITLE_LETTER = 0.105
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:
     """A figure of a size in inches; a title that is wider than the figure takes several lines."""
-    figure = LiteralFigure(figsize=(width, height), layout="constrained")
+    figure = LiteralFigure(figsize=(width, height), layout="constrained", label=title)
     if title:
         lines = textwrap.wrap(title, max(20, int(width / TITLE_LETTER)))
         figure.suptitle("\n".join(lines), fontsize=12, color=INK, fontweight="bold")
@@ -47,6 +47,11 @@ def save_figure(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, facecolor="white")
     return path
+
+
+def to_picture(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """(C, H, W) as matplotlib draws it: (H, W) for one channel, (H, W, 3) for three."""
+    return pixels[0] if pixels.shape[0] == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
 
 
 def overlay(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -15,6 +16,9 @@ class PreprocessLike(Protocol):
     @property
     def image_size(self) -> tuple[int, int]:
         """Height and width of the result, in pixels."""
+
+    def as_pictures(self, images: Any) -> Sequence[Any]:
+        """One picture or many, as a sequence of pictures."""
 
     def pixels(self, source: Any) -> Any:
         """Resize and crop a picture: a NumPy array, uint8 (C, H, W)."""

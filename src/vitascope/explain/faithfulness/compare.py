@@ -153,7 +153,8 @@ def _classes(model: Classifier, images: Tensor, target: TargetLike, batch_size: 
     chosen = as_target(target, model.config, logits)
     if not isinstance(chosen, ClassScore):
         raise UserError(
-            f"faithfulness is measured on the probability of a class: give classes, not {type(chosen).__name__}"
+            "faithfulness is measured on the probability of a class: give classes, not a "
+            f"{type(chosen).__name__}"
         )
     return chosen
 
