@@ -18,11 +18,11 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
+from vitascope.cli.explaining import Subject
 
 from contest import describe_machine, describe_versions, positive
 from reports import markdown_table, note, publish
 from vitascope import explain
-from vitascope.cli.explaining import Subject
 from vitascope.explain.faithfulness.results import RANDOM, Comparison, Interval, Row
 from vitascope.explain.methods import methods_for
 

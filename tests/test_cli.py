@@ -49,7 +49,7 @@ SUPPRESSED = {"train": {"task", *MASKING}, "pretrain": {"task", *DISTILLATION, "
 HELP_SOURCES = [
     ROOT / "training" / "options.py",
     *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "compress", "export", "pack")),
-    *(ROOT / "cli" / f"{name}.py" for name in ("bench", "predict", "report", "serve", "train", "use")),
+    *(ROOT / "cli" / f"{name}.py" for name in ("bench", "evaluate", "predict", "report", "serve", "train")),
     ROOT / "deploy" / "server" / "settings.py",
 ]
 POSITIONAL = {

@@ -11,18 +11,11 @@ from PIL import Image
 
 from tests.test_cli import SHAPE, SHORT, colours, here, place, refusal  # noqa: F401 - fixtures
 from vitascope.cli import main
-from vitascope.cli.explain import (
-    ABOUT_TARGET,
-    CAMS,
-    DEFAULT_METHOD,
-    MATTERS_WITH,
-    Explain,
-    Heatmap,
-    OfModel,
-    OfPicture,
-)
-from vitascope.explain.methods import METHODS
+from vitascope.cli.explain import Explain, Method, labelled_test_images
+from vitascope.explain.figures import VIEWS, draw
+from vitascope.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.run.run import Run
+from vitascope.weights.store import from_pretrained
 
 PICTURE = "data/red/0.png"
 
@@ -56,19 +49,25 @@ def explain(*argv: str, out: Path) -> np.ndarray:
 
 
 def test_methods_of_the_command_are_those_of_the_library() -> None:
-    assert get_args(Heatmap) == tuple(METHODS)
-    assert set(ABOUT_TARGET) == {name for name, method in METHODS.items() if method.has_target} | {"all"}
-    assert set(CAMS) == {name for name in METHODS if "cam" in name}
+    assert get_args(Method) == (*METHODS, *VIEWS)
 
 
-def test_every_option_of_a_method_is_checked_against_it() -> None:
-    known = {*METHODS, *get_args(OfPicture), *get_args(OfModel)}
-    for name, methods in MATTERS_WITH.items():
-        assert getattr(Explain(model="m"), name) is None, name  # None is how a missing option looks
-        assert set(methods) < known
+def test_every_setting_of_a_method_is_an_option_and_missing_by_default() -> None:
+    known = [*METHODS.values(), *VIEWS.values()]
+    for name in {setting for each in known for setting in each.settings} - {"steps", "window"}:
+        assert getattr(Explain(model="m"), name) is None, name
 
 
-@pytest.mark.parametrize("method", [*METHODS, *get_args(OfPicture)])
+def test_help_names_the_default_method(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["explain", "--help"])
+    assert f"Default: {DEFAULT_METHOD}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "method",
+    [*METHODS, *(name for name, view in VIEWS.items() if view.takes != "nothing" and name != "distance")],
+)
 def test_picture_of_every_method_is_written_and_named(
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
@@ -86,7 +85,7 @@ def test_picture_of_every_method_is_written_and_named(
         assert METHODS[method].title in said
 
 
-@pytest.mark.parametrize("method", get_args(OfModel))
+@pytest.mark.parametrize("method", ["distance", "positions", "filters"])
 def test_picture_of_the_model_needs_no_picture(
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
@@ -106,7 +105,10 @@ def test_picture_of_the_model_needs_no_picture(
         (["--method", "hires-cam", "--target", "red", "--versus", "blue"], "HiResCAM of red, not blue"),
         (["--method", "occlusion", "--like", "data/blue/1.png"], "occlusion of the likeness"),
         (["--method", "all", "--target", "blue"], "every method of blue"),
-        (["--method", "patch", "--patch", "1", "0", "--head", "1"], "row 1, column 0 attends to"),
+        (
+            ["--method", "patch", "--patch", "1", "0", "--head", "1"],
+            "patch in row 1, column 0: layer -1, head 1",
+        ),
         (["--method", "rollout", "--image-size", "48"], "attention rollout"),
     ],
 )
@@ -184,37 +186,34 @@ def test_grid_of_test_images_has_32_of_them_with_what_was_predicted(
     here: SimpleNamespace,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from vitascope.cli import explaining
     from vitascope.data.datasets import open_for_evaluation
 
     everything = open_for_evaluation("data", ("blue", "red"))
     forty = everything.subset("test", np.arange(40) % 20)
     monkeypatch.setattr(Run, "test_images", lambda run: forty)
-    subject = explaining.Subject.load("runs/tiny", None, "cpu")
-    figure, said = explaining.draw_tests(subject, "attention", None, {"layer": 0})
-    assert said == "attention, layer 0 over 32 test images"
+    chosen = labelled_test_images("runs/tiny")
+    figure = draw(from_pretrained("runs/tiny"), method="attention", layer=0, **chosen)
+    assert figure.get_label() == "attention, layer 0 over 32 test images"
     (axes,) = figure.axes
     titles = [text.get_text() for text in axes.texts]
     assert len(titles) == len(axes.images) == 32
-    for title, picture in zip(titles, subject.test_pictures()[0], strict=True):
+    for title, truth in zip(titles, chosen["truths"], strict=True):
         assert title.startswith(("red ", "blue "))
-        assert (f"is {picture.truth}" in title) != title.startswith(f"{picture.truth} ")
+        assert (f"is {truth}" in title) != title.startswith(f"{truth} ")
 
 
 def test_unreadable_test_image_is_named_and_left_out(
     here: SimpleNamespace,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from vitascope.cli import explaining
     from vitascope.data.splits import ImageSet
 
-    sources = ["broken.jpg", "data/red/0.png"]
-    tests = ImageSet("test", sources, np.array([1, 1]), ("blue", "red"))
+    tests = ImageSet("test", ["broken.jpg", "data/red/0.png"], np.array([1, 1]), ("blue", "red"))
     monkeypatch.setattr(Run, "test_images", lambda run: tests)
-    pictures, called = explaining.Subject.load("runs/tiny", None, "cpu").test_pictures()
-    assert ([picture.name for picture in pictures], called) == (["0.png"], "1 test image")
-    assert capsys.readouterr().err.startswith("left out: broken.jpg: not a picture")
+    figure = draw(from_pretrained("runs/tiny"), method="rollout", **labelled_test_images("runs/tiny"))
+    assert figure.get_label() == "attention rollout over 1 test image"
+    assert caplog.messages[0].startswith("left out: broken.jpg: not a picture")
 
 
 def test_comparison_prints_a_row_for_every_method_and_the_floor(
@@ -286,8 +285,11 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
         (["runs/tiny", "broken.jpg"], "broken.jpg: not a picture"),
         (["runs/tiny", "nowhere.png"], "nowhere.png: no such file"),
         (["runs/tiny", "--method", "heads"], "explains a picture: vitascope explain MODEL PICTURE"),
-        (["runs/tiny/model"], "runs/tiny/model is not a run folder, so has no test images: give a PICTURE"),
-        (["runs/body"], "has no head, so no class for integrated-gradients to explain"),
+        (
+            ["runs/tiny/model"],
+            "is not a run folder, so it has no test images: give a PICTURE",
+        ),
+        (["runs/body"], "has no head, so there is no class to explain"),
         (["runs/tiny", "data"], "data is a folder: name a picture in it, or add --compare"),
         (["runs/tiny", PICTURE, "--layer", "99", "--method", "attention"], "no layer 99: the model has 1"),
         (["runs/tiny", PICTURE, "--head", "2", "--method", "attention"], "no head 2: each layer has 2"),
@@ -297,16 +299,19 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
             ["runs/tiny", PICTURE, "--method", "occlusion", "--target", "2"],
             "no class 2; the model has 2",
         ),
-        (["runs/tiny", PICTURE, "--method", "rollout", "--head", "1"], "--head says nothing to rollout"),
+        (
+            ["runs/tiny", PICTURE, "--method", "rollout", "--head", "1"],
+            "head does not apply to rollout, only",
+        ),
         (
             ["runs/tiny", PICTURE, "--method", "rollout", "--target", "red"],
-            "--target says nothing",
+            "target does not apply to rollout",
         ),
         (
             ["runs/tiny", PICTURE, "--method", "rollout", "--discard", "1"],
             "discard is a share in [0, 1)",
         ),
-        (["runs/tiny", PICTURE, "--method", "grad-cam", "--versus", "red"], "add --target"),
+        (["runs/tiny", PICTURE, "--method", "grad-cam", "--versus", "red"], "add target"),
         (
             ["runs/tiny", PICTURE, "--method", "occlusion", "--target", "red", "--like", PICTURE],
             "give one of them",
@@ -318,20 +323,23 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
         ),
         (["runs/tiny", PICTURE, "--method", "rollout", "--image-size", "17"], "not a multiple of patch 8"),
         (["runs/tiny", PICTURE, "--json"], "--json is for the table of --compare"),
-        (["runs/tiny", PICTURE, "--out", "map.xyz"], "ends in .png"),
-        (["runs/tiny", PICTURE, "--out", "data"], "ends in .png"),
-        (["runs/tiny", PICTURE, "--out", PICTURE], "is the picture itself"),
+        (["runs/tiny", PICTURE, "--out", "map.xyz"], "has to end in .png"),
+        (["runs/tiny", PICTURE, "--out", "data"], "has to end in .png"),
+        (["runs/tiny", PICTURE, "--out", PICTURE], "is the explained picture"),
         (["runs/tiny", "empty", "--compare"], "empty: no images in this folder"),
         (["runs/tiny", "nowhere", "--compare"], "nowhere: no such folder"),
-        (["runs/tiny", "data", "--compare", "--images", "0"], "--images must be at least 1, not 0"),
-        (["runs/tiny", "data", "--compare", "--out", "a.png"], "leave out --out"),
-        (["runs/tiny", "data", "--compare", "--head", "1"], "--compare takes all as they are"),
-        (["runs/tiny", "data", "--compare", "--method", "rollout"], "--method is for one method's picture"),
-        (["runs/tiny", "data", "--compare", "--seed", "-1"], "--seed must not be negative, not -1"),
-        (["runs/tiny", PICTURE, "--images", "50"], "--images says nothing to integrated-gradients"),
+        (["runs/tiny", "data", "--compare", "--images", "0"], "images must be at least 1, not 0"),
+        (["runs/tiny", "data", "--compare", "--out", "a.png"], "--out is for one method's figure"),
+        (["runs/tiny", "data", "--compare", "--head", "1"], "--head is for one method's figure"),
+        (["runs/tiny", "data", "--compare", "--method", "rollout"], "--method is for one method's figure"),
+        (["runs/tiny", "data", "--compare", "--seed", "-1"], "seed must be at least 0, not -1"),
+        (
+            ["runs/tiny", PICTURE, "--images", "50"],
+            "--images is for --compare and",
+        ),
         (
             ["runs/tiny", PICTURE, "--method", "all", "--seed", "0"],
-            "it belongs to --compare and --method dist",
+            "--seed is for --compare and --method dist",
         ),
         (["runs/tiny", "--method", "positions", "--image-size", "32"], "leave out --image-size"),
         (["runs/tiny/model", "--compare"], "is not a run folder"),

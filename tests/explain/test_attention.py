@@ -1,5 +1,6 @@
-"""The attention of one layer as a map over the patches."""
+"""Attention of single layers, heads and patches, and attention layer by layer."""
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,19 @@ from tests.explain import MODELS, heatmap, shares
 from tests.model import random_images, small_model, small_resnet
 from vitascope import explain
 from vitascope.errors import UserError
-from vitascope.explain.attention import layer_attention, to_heatmap
+from vitascope.explain.attention import (
+    AttentionStream,
+    head_maps,
+    layer_attention,
+    patch_attention,
+    stream_attention,
+    to_heatmap,
+)
+from vitascope.explain.rollout import rollout
 from vitascope.model.vit import VisionTransformer
+
+# --- attention
+
 
 SHAPES = [{"image_size": 32}, {"image_size": (16, 48)}, {"image_size": (24, 32), "patch_size": (12, 4)}]
 METHODS = [explain.attention, explain.rollout]
@@ -224,3 +236,210 @@ def test_a_resnet_is_refused() -> None:
     for method in METHODS:
         with pytest.raises(UserError, match="a ResNet has no attention to show"):
             method(small_resnet(), random_images(1, 3, 32, 32))
+
+
+# --- heads
+
+
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+def test_each_map_is_that_of_its_layer_and_head(options: dict[str, Any]) -> None:
+    model = small_model(image_size=(16, 48), **options)
+    images = random_images(2, 3, 16, 48)
+    maps = head_maps(model, images)
+    assert maps.shape == (2, 3, 2, *model.config.grid)
+    assert maps.dtype == torch.float32
+    assert not maps.requires_grad
+    for layer in range(3):
+        for head in range(2):
+            torch.testing.assert_close(maps[:, layer, head], explain.attention(model, images, layer, head))
+    torch.testing.assert_close(maps.amax(dim=(3, 4)), torch.ones(2, 3, 2))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_model_of_heads_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> None:
+    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5)
+    images = random_images(2, 3, 32, 32)
+    expected = head_maps(model, images)
+    model.train(training)
+    torch.testing.assert_close(head_maps(model, images), expected)
+    assert model.training is training
+
+
+def test_head_maps_of_a_resnet_are_rejected() -> None:
+    with pytest.raises(UserError, match="a ResNet has no attention to show"):
+        head_maps(small_resnet(), random_images(1, 3, 32, 32))
+
+
+# --- patch attention
+
+
+def images_for_patch_attention(model: VisionTransformer, count: int = 2) -> Tensor:
+    return random_images(count, model.config.in_channels, *model.config.image_hw)
+
+
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(("layer", "head"), [(0, None), (1, 1), (-1, 0), (-3, None)])
+def test_map_is_the_row_of_the_patch_in_the_traced_weights(
+    options: dict[str, Any], layer: int, head: int | None
+) -> None:
+    model = small_model(image_size=(16, 48), **options)
+    images = images_for_patch_attention(model)
+    attention = model.trace(images, attention=True).attention
+    assert attention is not None
+    weights = attention[layer].detach().double().numpy()  # (B, heads, T, T)
+    gh, gw = model.config.grid
+    for row, column in ((0, 0), (1, 0), (0, gw - 1), (gh - 1, gw - 2)):
+        heat = patch_attention(model, images, (row, column), layer, head)
+        assert heat.shape == (2, gh, gw)
+        assert heat.dtype == torch.float32
+        assert not heat.requires_grad
+        for image in range(2):
+            expected = np.zeros((gh, gw))
+            for k in range(gh):
+                for m in range(gw):
+                    query, key = (
+                        model.config.num_prefix_tokens + gw * line + place
+                        for line, place in ((row, column), (k, m))
+                    )
+                    pair = weights[image, :, query, key]
+                    expected[k, m] = pair.mean() if head is None else pair[head]
+            np.testing.assert_allclose(heat[image], expected / expected.max(), atol=1e-5)
+
+
+def test_patch_attention_defaults_to_the_last_layer_and_the_mean_of_heads() -> None:
+    model = small_model()
+    images = images_for_patch_attention(model)
+    assert torch.equal(
+        patch_attention(model, images, (1, 2)), patch_attention(model, images, (1, 2), 2, None)
+    )
+
+
+def test_patch_attends_within_its_window() -> None:
+    model = small_model(attention="window", window=2)
+    heat = patch_attention(model, images_for_patch_attention(model), (1, 2))
+    assert (heat[:, :2, 2:] > 0).all()
+    assert heat.sum() == heat[:, :2, 2:].sum()
+
+
+def test_patch_that_attends_to_other_tokens_alone_has_a_map_of_zeros() -> None:
+    model = small_model(depth=1, num_heads=1, positions="none", num_registers=1)
+    attention = model.encoder.blocks[0].attention
+    with torch.no_grad():  # the register's key is far along the queries of all
+        for parameter in model.encoder.blocks[0].norm1.parameters():
+            parameter.fill_(1)
+        model.encoder.blocks[0].norm1.bias.zero_()
+        attention.qkv.weight.zero_()
+        attention.qkv.bias.fill_(1)
+        attention.qkv.weight[16:32, 0] = 500
+        model.class_token.fill_(1)
+        model.patch_embedding.weight.zero_()
+        model.patch_embedding.bias.copy_(torch.tensor([-9.0] + [1.0] * 15))
+        model.registers.copy_(torch.tensor([9.0] + [0.0] * 15))
+    heat = patch_attention(model, images_for_patch_attention(model), (0, 0))
+    assert torch.equal(heat, torch.zeros(2, 4, 4))
+
+
+@pytest.mark.parametrize("patch", [(2, 0), (-1, 0), (0, 6), (0, -1), (5, 1)])
+def test_patch_that_is_not_there_names_rows_and_columns(patch: tuple[int, int]) -> None:
+    model = small_model(image_size=(16, 48))
+    with pytest.raises(UserError, match=r"no patch .*the grid is 2x6, rows 0 to 1 and columns 0 to 5"):
+        patch_attention(model, images_for_patch_attention(model), patch)
+
+
+@pytest.mark.parametrize("layer", [3, -4])
+def test_layer_of_patch_attention_that_does_not_exist_names_the_range(layer: int) -> None:
+    model = small_model()
+    with pytest.raises(UserError, match=f"no layer {layer}: the model has 3, 0 to 2"):
+        patch_attention(model, images_for_patch_attention(model), (0, 0), layer)
+
+
+@pytest.mark.parametrize("head", [2, -1])
+def test_head_of_patch_attention_that_does_not_exist_names_the_range(head: int) -> None:
+    model = small_model()
+    with pytest.raises(UserError, match=f"no head {head}: each layer has 2, 0 to 1"):
+        patch_attention(model, images_for_patch_attention(model), (0, 0), head=head)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_model_of_patch_attention_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> None:
+    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
+    images = images_for_patch_attention(model)
+    expected = patch_attention(model, images, (0, 1))
+    model.train(training)
+    torch.testing.assert_close(patch_attention(model, images, (0, 1)), expected)
+    assert model.training is training
+
+
+def test_patch_attention_of_a_resnet_is_rejected() -> None:
+    with pytest.raises(UserError, match="a ResNet has no attention to show"):
+        patch_attention(small_resnet(), random_images(1, 3, 32, 32), (0, 0))
+
+
+# --- streams
+
+
+SOME = ["class_token", "distilled_registers", "mean", "axial_mean", "window", "rotary", "post_norm"]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_what_is_handed_on_is_the_traced_attention_in_order(name: str) -> None:
+    model, images = small_model(**MODELS[name]), random_images(2, 3, 32, 32)
+    handed: list[Tensor] = []
+    stream_attention(model, images, handed.append)
+    traced = model.trace(images, attention=True).attention
+    assert traced is not None
+    assert len(handed) == len(traced) == 3
+    for weights, expected in zip(handed, traced, strict=True):
+        assert torch.equal(weights, expected)
+        assert not weights.requires_grad
+
+
+@pytest.mark.parametrize("read", [slice(0, 1), slice(0, 2), slice(None)])
+def test_only_rows_that_are_read_come_of_the_last_block(read: slice) -> None:
+    model, images = small_model(num_registers=1), random_images(2, 3, 32, 32)
+    handed: list[Tensor] = []
+    stream_attention(model, images, handed.append, read)
+    traced = model.trace(images, attention=True).attention
+    assert traced is not None
+    assert [weights.shape for weights in handed[:-1]] == [(2, 2, 18, 18)] * 2
+    torch.testing.assert_close(handed[-1], traced[-1][:, :, read])
+
+
+@pytest.mark.parametrize("options", [{}, {"pool": "mean"}])
+@pytest.mark.parametrize("rollout_options", [{}, {"fusion": "max"}, {"discard": 0.5}])
+def test_attention_of_two_layers_is_never_there_at_once(
+    options: dict[str, Any], rollout_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Watched where rollout gets it: when the next layer's comes, the last one is gone."""
+    made: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    keep = AttentionStream.keep_attention
+
+    def watched(stream: AttentionStream, weights: Tensor) -> None:
+        alive.append(sum(each() is not None for each in made))
+        made.append(weakref.ref(weights))
+        keep(stream, weights)
+
+    monkeypatch.setattr(AttentionStream, "keep_attention", watched)
+    rollout(small_model(depth=4, **options), random_images(2, 3, 32, 32), **rollout_options)
+    assert alive == [0] * 4
+
+
+def test_nothing_else_is_kept() -> None:
+    model, images = small_model(), random_images(2, 3, 32, 32)
+    stream = AttentionStream(lambda weights: None)
+    model.forward_features(images, stream)
+    assert stream.values == {}
+    assert stream.attended == []
+    assert stream.attention == []
+
+
+def test_model_of_streams_is_run_as_in_evaluation_and_left_as_it_was() -> None:
+    model, images = small_model(dropout=0.5, drop_path=0.5), random_images(2, 3, 32, 32)
+    expected: list[Tensor] = []
+    stream_attention(model, images, expected.append)
+    handed: list[Tensor] = []
+    stream_attention(model.train(), images, handed.append)
+    assert model.training
+    for weights, same in zip(handed, expected, strict=True):
+        assert torch.equal(weights, same)

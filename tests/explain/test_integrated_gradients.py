@@ -43,7 +43,7 @@ def by_hand(model: Classifier, images: Tensor, target: Target, steps: int = 64) 
     for index, image in enumerate(images.double()):
         variants = ((1 + nodes)[:, None, None, None] / 2 * image).requires_grad_()
         pooled = model.embed(variants)
-        score = target.of(index).score(pooled, model.head(pooled)).sum()
+        score = target.select(index).score(pooled, model.head(pooled)).sum()
         gradients = torch.autograd.grad(score, variants)[0]
         attributions.append(image * (weights[:, None, None, None] / 2 * gradients).sum(dim=0))
     return torch.stack(attributions)

@@ -96,7 +96,7 @@ def test_target_of_one_image_is_asked_of_any_number_of_variants(target: Target, 
     together = target.score(POOLED, LOGITS)
     for image in range(3):
         rows = torch.full((variants,), image)
-        alone = target.of(image).score(POOLED[rows], LOGITS[rows])
+        alone = target.select(image).score(POOLED[rows], LOGITS[rows])
         torch.testing.assert_close(alone, together[image].expand(variants))
 
 

@@ -11,6 +11,7 @@ from vitascope._version import __version__
 from vitascope.cli.bench import Bench
 from vitascope.cli.checkpoints import Convert, Models
 from vitascope.cli.compress import Compress
+from vitascope.cli.evaluate import Evaluate
 from vitascope.cli.explain import Explain
 from vitascope.cli.export import Export
 from vitascope.cli.pack import Pack
@@ -19,7 +20,6 @@ from vitascope.cli.predict import Predict
 from vitascope.cli.report import Report
 from vitascope.cli.serve import Serve
 from vitascope.cli.train import Pretrain, Train, parse_run
-from vitascope.cli.use import Evaluate
 from vitascope.errors import Interrupted, UserError, nearest, printable
 
 DESCRIPTION = "Train, look inside and ship Vision Transformers."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from vitascope.cli.use import Model
+from vitascope.cli.parsing import Model
 from vitascope.errors import UserError
 from vitascope.report.wording import counted
 from vitascope.training.options import MaybeFloat, MaybeInt, MaybeText

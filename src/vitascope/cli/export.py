@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from vitascope.cli.parsing import MaybePath
-from vitascope.cli.use import Model
+from vitascope.cli.parsing import MaybePath, Model
 from vitascope.errors import UserError
 from vitascope.training.options import MaybeText
 

@@ -1,4 +1,4 @@
-"""Options to a command's dataclass, and complaints in one line."""
+"""Parse a command's options, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,31 +9,50 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
 from vitascope.errors import UserError, nearest
 from vitascope.run.layout import is_run
+from vitascope.training.options import MaybeFloat as MaybeFloat
+from vitascope.training.options import MaybeInt as MaybeInt
+from vitascope.training.options import MaybeText as MaybeText
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+
 MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
+Device = Annotated[str, tyro.conf.arg(help="`auto`, `cpu`, `cuda` or `mps`.")]
+Precision = Annotated[
+    Literal["auto", "fp32", "bf16"],
+    tyro.conf.arg(help="`auto` uses bf16 where this machine is faster with it."),
+]
+Json = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help="Print JSON.")]
+Workers = Annotated[
+    int | None,
+    tyro.conf.arg(
+        metavar="INT",
+        help_behavior_hint="",
+        help="Processes that read images; 0 reads in the main process. Default: one per core.",
+    ),
+]
 
 
 def parse(command: type[T], name: str, args: Sequence[str], default: Any = None) -> T:
-    """Options to a command's dataclass.
+    """Parse arguments into a command's dataclass.
 
     Raises:
-        UserError: an unknown option, naming the nearest; a list that is given twice; a value that is missing
-            or of the wrong kind.
+        UserError: an unknown option (names the nearest), a list given twice, a missing value or one of the
+            wrong type.
     """
     given = [word.split("=")[0].replace("_", "-") for word in args]
     fields = {f"--{field.name.replace('_', '-')}": field for field in fields_of(command)}
     for option, field in fields.items():
-        if isinstance(field.default, tuple) and given.count(option) > 1:  # tyro would drop all but the last
+        if isinstance(field.default, tuple) and given.count(option) > 1:  # tyro keeps only the last
             raise UserError(f"{option} is given more than once; give it once, with all its values")
     options: dict[str, Any] = {} if default is None else {"default": default}
     complaint = io.StringIO()
@@ -44,12 +63,12 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
                 prog=f"vitascope {name}",
                 args=list(args),
                 return_unknown_args=True,
-                config=(tyro.conf.OmitArgPrefixes,),  # groups of options are titles in the help, no more
+                config=(tyro.conf.OmitArgPrefixes,),  # option groups are only titles in the help
                 **options,
             )
     except SystemExit as stop:
         if not stop.code:
-            raise  # the help was asked for, and is printed
+            raise  # --help, already printed
         raise UserError(f"{unboxed(complaint.getvalue())}; see `vitascope {name} --help`") from None
     if unknown:
         word = next((word for word in unknown if word.startswith("-")), None)
@@ -62,7 +81,7 @@ def parse(command: type[T], name: str, args: Sequence[str], default: Any = None)
 
 
 def unexpected(word: str, options: Mapping[str, dataclasses.Field[Any]]) -> str:
-    """The complaint about an argument that no option takes, with the option that was probably meant."""
+    """The error for an argument that no option takes, with the option that was probably meant."""
     complaint = f"unexpected argument {word!r}"
     if "--resume" in options and is_run(Path(word)):
         return f"{complaint}; did you mean --resume {word}?"
@@ -72,7 +91,7 @@ def unexpected(word: str, options: Mapping[str, dataclasses.Field[Any]]) -> str:
 
 
 def fields_of(command: type[DataclassInstance]) -> Iterator[dataclasses.Field[Any]]:
-    """A command's options: its fields, and those of the groups among them."""
+    """A command's options: its fields, and those of the option groups among them."""
     for field in dataclasses.fields(command):
         group = field.default_factory
         if isinstance(group, type) and dataclasses.is_dataclass(group):
@@ -82,13 +101,10 @@ def fields_of(command: type[DataclassInstance]) -> Iterator[dataclasses.Field[An
 
 
 def unboxed(complaint: str) -> str:
-    """What tyro says under a title, in a box or between rules of dashes, on one line.
-
-    What an options group refuses says which option it is of; the group's name, before it, is none.
-    """
+    """tyro's error on one line, without the box, the title and the name of the option group."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", complaint)
     lines = [line.strip("│╭╮╰╯─ ") for line in plain.splitlines()[1:]]
-    lines = ["" if set(line) == {"-"} else line for line in lines]  # a rule where the output is no UTF-8
+    lines = ["" if set(line) == {"-"} else line for line in lines]  # the box of a terminal without UTF-8
     text = itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines))
-    said = " ".join(" ".join(text).split()).rstrip(" .")
-    return re.sub(r"^Error parsing \w+: ", "", said)
+    message = " ".join(" ".join(text).split()).rstrip(" .")
+    return re.sub(r"^Error parsing \w+: ", "", message)

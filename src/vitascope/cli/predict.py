@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import tyro
 
-from vitascope.cli.parsing import MaybePath
-from vitascope.cli.use import Model
+from vitascope.cli.parsing import MaybePath, Model
 from vitascope.errors import UserError, printable
 from vitascope.report.wording import counted
 from vitascope.training.options import MaybeInt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from vitascope.cli.use import Model
+from vitascope.cli.parsing import Model
 from vitascope.deploy.server.settings import Settings
 
 

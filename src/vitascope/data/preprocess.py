@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -26,6 +26,7 @@ from PIL import ExifTags, Image
 from vitascope.data.decoding import (
     ImageError,
     ImageSource,
+    as_pictures,
     decode,
     naming_faults,
     open_image,

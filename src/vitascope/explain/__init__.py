@@ -4,10 +4,13 @@ Methods take pictures (one or many: paths, bytes, Pillow images, uint8 arrays) o
 W), and return heatmaps (B, grid_h, grid_w), float32, largest value 1.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from vitascope.explain.attention import attention, head_maps, patch_attention
 from vitascope.explain.faithfulness.compare import compare
 from vitascope.explain.faithfulness.results import Comparison
-from vitascope.explain.figures import draw
 from vitascope.explain.gradcam import grad_cam
 from vitascope.explain.gradient_rollout import gradient_rollout
 from vitascope.explain.integrated_gradients import integrated_gradients
@@ -16,6 +19,9 @@ from vitascope.explain.methods import DEFAULT_METHOD, METHODS, heatmap
 from vitascope.explain.occlusion import occlusion
 from vitascope.explain.rollout import rollout
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
+
+if TYPE_CHECKING:
+    from vitascope.explain.figures import draw
 
 __all__ = [
     "DEFAULT_METHOD",
@@ -41,3 +47,11 @@ __all__ = [
     "position_similarity",
     "rollout",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "draw":
+        from vitascope.explain.figures import draw  # imports matplotlib, which takes a second
+
+        return draw
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

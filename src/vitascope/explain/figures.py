@@ -58,7 +58,7 @@ def draw(
     target: TargetLike = None,
     *,
     truths: Sequence[str] | None = None,
-    subject: str = "",
+    kind: str = "picture",
     **settings: Any,
 ) -> Figure:
     """Draw an explanation of pictures, or of the model.
@@ -74,7 +74,7 @@ def draw(
             model alone `positions` and `filters`.
         target: what heatmaps explain, see `TargetLike`; None is the predicted class.
         truths: the true class names of the pictures, shown where the prediction differs.
-        subject: the pictures' name in the title. Default: the file's name, or their number.
+        kind: what several pictures are called in the title, in the singular.
         settings: the method's own, such as `layer`, `head`, `fusion`, `discard` or `patch`.
 
     Raises:
@@ -94,10 +94,11 @@ def draw(
     read = _read(model, pictures, truths)
     if takes == "one" and len(read) > 1:
         raise UserError(f"{method} explains one picture, not {len(read)}")
-    subject = subject or (read[0].name if len(read) == 1 else f"{len(read)} pictures")
+    single = len(read) == 1 and truths is None
+    subject = read[0].name if single else f"{len(read)} {kind}{'s' * (len(read) > 1)}"
     if view is not None:
         return view.draw(model, read, subject, **settings | ({} if target is None else {"target": target}))
-    if len(read) == 1 and truths is None:
+    if single:
         return _draw_heatmap(model, read[0], subject, method, target, settings)
     return _draw_heatmaps(model, read, subject, method, target, settings)
 

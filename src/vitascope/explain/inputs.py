@@ -55,6 +55,14 @@ def normalized(model: Classifier, pixels: Tensor) -> Tensor:
 
 
 def sample(pictures: Sequence[T], count: int, seed: int = 0) -> list[T]:
-    """Choose `count` of the pictures by seed; they keep their order."""
+    """Choose `count` of the pictures by seed, in their order; all, if there are fewer.
+
+    Raises:
+        UserError: a count below 1, or a negative seed.
+    """
+    if count < 1:
+        raise UserError(f"images must be at least 1, not {count}")
+    if seed < 0:
+        raise UserError(f"seed must be at least 0, not {seed}")
     chosen = np.random.default_rng(seed).permutation(len(pictures))[:count]
     return [pictures[index] for index in np.sort(chosen)]

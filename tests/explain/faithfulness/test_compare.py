@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from tests.model import random_images, small_config, small_model, small_resnet
 from vitascope.errors import UserError
-from vitascope.explain import attention, removal, rollout
-from vitascope.explain.faithfulness.compare import RANDOM_MAPS, Method, compare
+from vitascope.explain import attention, rollout
+from vitascope.explain.faithfulness import perturbation
+from vitascope.explain.faithfulness.compare import RANDOM_MAPS, HeatmapFunction, compare
 from vitascope.explain.faithfulness.imputation import impute
 from vitascope.explain.faithfulness.perturbation import blur
 from vitascope.explain.faithfulness.results import Comparison, Scores
@@ -96,7 +97,7 @@ GRIDS: dict[str, dict[str, Any]] = {
 def test_scores_of_a_linear_model_are_those_of_its_sums(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(removal, "NOISE", 0.0)
+    monkeypatch.setattr(perturbation, "NOISE", 0.0)
     model = LinearModel(**options)
     images, N = model.images(3), math.prod(model.config.grid)
     shares = (0.2, 0.6)
@@ -132,7 +133,11 @@ def test_trapezoids_are_as_wide_as_what_they_remove() -> None:
 
 def test_truth_is_better_than_random_and_its_reverse_worse() -> None:
     model = LinearModel()
-    methods: dict[str, Method] = {"constant": constant_map, "reversed": reversed_map, "true": evidence_map}
+    methods: dict[str, Any] = {
+        "constant": constant_map,
+        "reversed": reversed_map,
+        "true": evidence_map,
+    }
     found = compare(model, model.images(12), methods, steps=4, shares=(0.3, 0.7))
     assert found.best == "true"
     rows = {row.method: row for row in found.table()}
@@ -147,7 +152,7 @@ def test_constant_map_is_as_good_as_random() -> None:
     model = LinearModel()
     images = model.images(30).abs() * model.w.sign() * 1.2
     images[:, :, 8:] *= 0.01
-    methods: dict[str, Method] = {"constant": constant_map, "true": evidence_map}
+    methods: dict[str, Any] = {"constant": constant_map, "true": evidence_map}
     true, constant, _ = compare(model, images, methods, target=1, **QUICK).table()
     assert true.verdict == "better"
     for measure in (constant.deletion, constant.insertion, constant.road):
@@ -162,7 +167,11 @@ def test_ties_are_broken_at_random_by_the_seed() -> None:
     def two_levels(model: Classifier, images: Tensor, target: Target) -> Tensor:
         return evidence_map(model, images, target) > 0.01  # bool: 0 and 1
 
-    methods: dict[str, Method] = {"levels": two_levels, "constant": constant_map, "true": evidence_map}
+    methods: dict[str, Any] = {
+        "levels": two_levels,
+        "constant": constant_map,
+        "true": evidence_map,
+    }
     first, same, other = (
         compare(model, images, methods, target=1, steps=8, shares=(0.5,), seed=seed) for seed in (0, 0, 1)
     )
@@ -204,7 +213,7 @@ def test_numbers_depend_on_the_seed_alone() -> None:
     model = small_model()
     images = random_images(3, 3, 32, 32)
 
-    def run(methods: dict[str, Method], **options: Any) -> Comparison:
+    def run(methods: dict[str, HeatmapFunction], **options: Any) -> Comparison:
         return compare(model, images, methods, **QUICK, **options)
 
     first = run({"attention": attended})
@@ -321,7 +330,7 @@ def test_resnet_is_compared_on_the_grid_of_its_features(image_size: tuple[int, i
 @pytest.mark.parametrize("options", [{"distillation_token": True}, {"pool": "map", "num_registers": 2}])
 def test_any_vision_transformer_is_compared(options: dict[str, Any]) -> None:
     model = small_model(**options, image_size=(16, 32))
-    methods: dict[str, Method] = {
+    methods: dict[str, Any] = {
         "attention": attended,
         "rollout": lambda model, images, target: rollout(model, images),
     }

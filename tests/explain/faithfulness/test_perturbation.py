@@ -8,15 +8,15 @@ import torch
 
 from tests.model import random_images
 from vitascope.explain.faithfulness.imputation import impute
-from vitascope.explain.faithfulness.perturbation import NOISE, Plan, Removal, blur
+from vitascope.explain.faithfulness.perturbation import NOISE, Perturbation, Plan, blur
 
 
 def plan(cells: int, steps: int = 4, shares: tuple[float, ...] = (0.25, 0.5)) -> Plan:
     return Plan(cells=cells, steps=steps, shares=shares)
 
 
-def removal(image: torch.Tensor, grid: tuple[int, int], made: Plan, seed: int = 0) -> Removal:
-    return Removal(image, grid, made, np.random.default_rng(seed))
+def perturbed(image: torch.Tensor, grid: tuple[int, int], made: Plan, seed: int = 0) -> Perturbation:
+    return Perturbation(image, grid, made, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("size", [(8, 8), (5, 12), (1, 6)])
@@ -47,7 +47,7 @@ def test_variants_lack_the_cells_that_the_order_says(grid: tuple[int, int], size
     made = plan(N, steps=N)
     image = random_images(3, *size)
     order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
-    holder = removal(image, grid, made)
+    holder = perturbed(image, grid, made)
     whole, nothing, blurred = holder.ends()
     variants = list(holder.variants(order))
     assert len(variants) == made.variants
@@ -76,7 +76,7 @@ def test_variants_lack_the_cells_that_the_order_says(grid: tuple[int, int], size
 
 def test_deletion_leaves_zero_and_insertion_starts_blurred() -> None:
     image = random_images(3, 16, 16)
-    whole, nothing, blurred = removal(image, (4, 4), plan(16)).ends()
+    whole, nothing, blurred = perturbed(image, (4, 4), plan(16)).ends()
     assert torch.equal(whole, image)
     assert not nothing.any()
     assert torch.equal(blurred, blur(image))
@@ -85,15 +85,15 @@ def test_deletion_leaves_zero_and_insertion_starts_blurred() -> None:
 def test_variants_are_the_same_under_autocast() -> None:
     """A model may run in bf16; what is done to its images may not."""
     image, order = random_images(3, 16, 16), torch.randperm(16)
-    exact = [*removal(image, (4, 4), plan(16)).ends(), *removal(image, (4, 4), plan(16)).variants(order)]
+    exact = [*perturbed(image, (4, 4), plan(16)).ends(), *perturbed(image, (4, 4), plan(16)).variants(order)]
     with torch.autocast("cpu", torch.bfloat16):
-        holder = removal(image, (4, 4), plan(16))
+        holder = perturbed(image, (4, 4), plan(16))
         under = [*holder.ends(), *holder.variants(order)]
     assert all(torch.equal(a, b) for a, b in zip(exact, under, strict=True))
 
 
 def test_noise_is_the_same_for_every_order() -> None:
-    holder = removal(random_images(3, 16, 16), (2, 2), plan(4, steps=1, shares=(0.5,)))
+    holder = perturbed(random_images(3, 16, 16), (2, 2), plan(4, steps=1, shares=(0.5,)))
     forward = list(holder.variants(torch.tensor([0, 1, 2, 3])))
     backward = list(holder.variants(torch.tensor([3, 2, 1, 0])))
     assert torch.equal(forward[0], backward[1])

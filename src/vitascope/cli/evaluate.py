@@ -1,0 +1,81 @@
+"""`vitascope evaluate`: the accuracy of a trained model on labelled pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vitascope.cli.parsing import Device, Json, MaybeText, Model, Precision
+from vitascope.errors import printable
+from vitascope.report.wording import counted
+
+if TYPE_CHECKING:
+    from vitascope.training.evaluate import Evaluation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Measure a model on its run's own test images, or on others."""
+
+    model: Model
+    """A run folder, a model folder or file, or a hub id."""
+    data: MaybeText = None
+    """`digits`, or a folder with test/<class>/, val/<class>/ or <class>/.
+    Images that the run was trained on are left out and counted.
+    Default: the run's own test images."""
+    batch_size: int = 128
+    """Images per batch."""
+    precision: Precision = "auto"
+    device: Device = "auto"
+    json: Json = False
+
+    def call(self) -> None:
+        """Measure and print."""
+        from vitascope.model.hardware import reuse_freed_memory
+        from vitascope.training.evaluate import evaluate_pretrained
+
+        reuse_freed_memory()
+        evaluation = evaluate_pretrained(
+            self.model, self.data, batch_size=self.batch_size, precision=self.precision, device=self.device
+        )
+        if self.json:
+            print(json.dumps(as_json(evaluation)))
+        else:
+            print("\n".join(lines(evaluation)))
+
+
+def as_json(evaluation: Evaluation) -> dict[str, object]:
+    """The summary with the confusion matrix."""
+    return {
+        **evaluation.summary(),
+        "trained_on": evaluation.trained_on,
+        "changes": evaluation.changes,
+        "classes": list(evaluation.class_names),
+        "confusion": evaluation.confusion.tolist(),
+    }
+
+
+def lines(evaluation: Evaluation) -> Iterator[str]:
+    """The summary, and one line per class with its most frequent mistake."""
+    yield from (f"left out: {reason}" for reason in evaluation.unreadable.values())
+    score = evaluation.score
+    yield (
+        f"{evaluation.split}: {evaluation.accuracy:.2%} right, {score.right} of "
+        f"{counted(score.total, 'image')}; loss {evaluation.loss:.3f}"
+    )
+    yield f"  {score.compared()}"
+    if warning := score.warning():
+        yield f"  {warning}"
+    names = tuple(printable(name, 80) for name in evaluation.class_names)
+    width = max(map(len, names))
+    for row, (name, counts) in enumerate(zip(names, evaluation.confusion, strict=True)):
+        total, right = int(counts.sum()), counts[row]
+        if not total:
+            continue
+        mistakes = counts.copy()
+        mistakes[row] = 0
+        worst = int(mistakes.argmax())
+        often = f", most often taken for {names[worst]} ({mistakes[worst]})" if mistakes[worst] else ""
+        yield f"  {name:<{width}}  {right / total:>7.2%} of {total}{often}"

@@ -1,0 +1,534 @@
+"""Attention distance, position similarity, patch filters and feature colours, each against explicit sums."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from tests.explain import MODELS
+from tests.model import VARIANTS, random_images, small_model, small_resnet
+from vitascope.errors import UserError
+from vitascope.explain import learned
+from vitascope.explain.attention import AttentionStream, head_maps
+from vitascope.explain.learned import (
+    attention_distance,
+    feature_colours,
+    patch_filters,
+    position_similarity,
+    uniform_distance,
+)
+from vitascope.model.config import ViTConfig
+from vitascope.model.patches import ConvPatches
+from vitascope.model.vit import VisionTransformer
+
+# --- distance
+
+
+SHAPES = [{}, {"image_size": (16, 48)}, {"image_size": (24, 32), "patch_size": (12, 4)}]
+STEMS = {name: VARIANTS[name] for name in ("resnet", "overlapping patches, stride 8x4", "linear stem")}
+
+of_every_model = pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+
+
+def images_of(model: VisionTransformer, count: int = 2) -> Tensor:
+    return random_images(count, model.config.in_channels, *model.config.image_hw)
+
+
+def centres(config: ViTConfig) -> list[tuple[float, float]]:
+    """The mean row and column of each patch's pixels, patches row by row."""
+    (height, width), (ph, pw), (sh, sw) = config.image_hw, config.patch_hw, config.patch_stride
+    tops, lefts = range(0, height - ph + 1, sh), range(0, width - pw + 1, sw)
+    return [
+        (np.mean(range(top, top + ph)).item(), np.mean(range(left, left + pw)).item())
+        for top in tops
+        for left in lefts
+    ]
+
+
+def between(config: ViTConfig) -> np.ndarray:
+    """Distances of all patches, (N, N)."""
+    where = centres(config)
+    return np.array([[np.hypot(y - v, x - u) for v, u in where] for y, x in where])
+
+
+def directly(model: VisionTransformer, images: Tensor) -> np.ndarray:
+    """The same from the traced weights, in float64, patch by patch."""
+    attention = model.trace(images, attention=True).attention
+    assert attention is not None
+    P, apart = model.config.num_prefix_tokens, between(model.config)
+    means = np.zeros((model.config.depth, model.config.num_heads))
+    for layer, traced in enumerate(attention):
+        weights = traced.detach().double().numpy()  # (B, heads, T, T)
+        for head in range(weights.shape[1]):
+            reached = []
+            for image in range(len(weights)):
+                for query in range(len(apart)):
+                    row = weights[image, head, P + query, P:]
+                    reached.append((row * apart[query]).sum() / row.sum())
+            means[layer, head] = np.mean(reached)
+    return means
+
+
+def attending_to_all_alike(**options: Any) -> VisionTransformer:
+    """A model whose scores are all zero."""
+    model = small_model(**options)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "qkv" in name:
+                parameter.zero_()
+    return model
+
+
+@of_every_model
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_distance_is_the_mean_under_the_traced_weights(
+    options: dict[str, Any], shape: dict[str, Any]
+) -> None:
+    model = small_model(**options, **shape)
+    images = images_of(model)
+    reached = attention_distance(model, images)
+    assert reached.shape == (3, 2)
+    assert reached.dtype == torch.float32
+    assert not reached.requires_grad
+    np.testing.assert_allclose(reached, directly(model, images), rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", STEMS.values(), ids=STEMS)
+def test_distance_is_in_pixels_whatever_the_stem(options: dict[str, Any]) -> None:
+    model = small_model(**({"image_size": (16, 48)} | options))
+    images = images_of(model)
+    np.testing.assert_allclose(attention_distance(model, images), directly(model, images), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"image_size": (16, 48)}, {"pool": "mean"}, {"distillation_token": True, "num_registers": 5}],
+    ids=str,
+)
+@pytest.mark.parametrize("stem", [{}, *STEMS.values()], ids=["conv", *STEMS])
+@pytest.mark.parametrize("attention", ["global", "axial"])
+def test_attending_to_all_alike_has_the_mean_distance_of_all_pairs(
+    options: dict[str, Any], stem: dict[str, Any], attention: str
+) -> None:
+    model = attending_to_all_alike(attention=attention, **options, **stem)
+    images = images_of(model)
+    reached = attention_distance(model, images)
+    if attention == "global" or model.config.num_prefix_tokens == 0:
+        expected = between(model.config).mean()
+        np.testing.assert_allclose(reached, np.full((3, 2), expected), rtol=1e-5)
+        assert uniform_distance(model, images) == pytest.approx(expected)
+    else:  # by way of the prefix, rows and columns do not share alike
+        np.testing.assert_allclose(reached, directly(model, images), rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 2, (1, 2), (2, 4)])
+def test_attention_in_windows_reaches_no_further_than_the_window(window: Any) -> None:
+    model = small_model(attention="window", window=window, num_registers=2)
+    images = images_of(model)
+    diagonal = np.hypot(*(8 * (side - 1) for side in model.config.window))
+    assert (attention_distance(model, images) <= diagonal + 1e-4).all()
+    alike = attending_to_all_alike(attention="window", window=window)
+    inside = small_model(image_size=tuple(8 * side for side in model.config.window))
+    expected = uniform_distance(inside, images_of(inside))
+    np.testing.assert_allclose(attention_distance(alike, images), np.full((3, 2), expected), rtol=1e-5)
+
+
+def test_distances_are_those_of_the_images_that_are_given() -> None:
+    model = small_model()
+    images = random_images(2, 3, 48, 16)
+    reached = attention_distance(model, images)
+    expected = uniform_distance(model, images)
+    model.resize((48, 16))
+    torch.testing.assert_close(attention_distance(model, images), reached)
+    assert expected == pytest.approx(between(model.config).mean())
+
+
+def test_images_weigh_the_same_however_many_are_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    images = images_of(model, 5)
+    expected = attention_distance(model, images)
+    T, runs = model.config.num_tokens, []
+    run = learned.stream_attention
+
+    def counting(model: VisionTransformer, chunk: Tensor, consume: Callable[[Tensor], None]) -> None:
+        runs.append(len(chunk))
+        run(model, chunk, consume)
+
+    monkeypatch.setattr(learned, "stream_attention", counting)
+    for at_once, sizes in ((1, [1] * 5), (2 * 2 * T * T, [2, 2, 1])):
+        monkeypatch.setattr(learned, "_WEIGHTS_AT_ONCE", at_once)
+        runs.clear()
+        torch.testing.assert_close(attention_distance(model, images), expected)
+        assert runs == sizes
+
+
+def given_weights(monkeypatch: pytest.MonkeyPatch, weights: Tensor) -> None:
+    """Let every layer attend as `weights` (B, heads, T, T) say."""
+
+    def stub(model: VisionTransformer, images: Tensor, consume: Callable[[Tensor], None]) -> None:
+        for _ in range(model.config.depth):
+            consume(weights)
+
+    monkeypatch.setattr(learned, "stream_attention", stub)
+
+
+def test_patches_that_attend_to_no_patch_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(image_size=(8, 24))  # a class token, three patches 8 pixels apart
+    weights = torch.zeros(1, 2, 4, 4)
+    weights[:, :, :, 0] = 1  # all to the class token
+    weights[0, 0, 1] = torch.tensor([0.5, 0.0, 0.0, 0.5])  # the first patch, half to the last
+    weights[0, 0, 2] = torch.tensor([0.2, 0.2, 0.2, 0.4])
+    given_weights(monkeypatch, weights)
+    reached = attention_distance(model, images_of(model, 1))
+    np.testing.assert_allclose(reached[:, 0], [(16 + 8 * 0.75) / 2] * 3, rtol=1e-6)
+    assert reached[:, 1].isnan().all()
+
+
+def test_weights_that_are_not_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    weights = torch.full((2, 2, 17, 17), 1 / 17)
+    weights[1, 1, 5, 6] = float("nan")
+    given_weights(monkeypatch, weights)
+    with pytest.raises(UserError, match="not finite"):
+        attention_distance(model, images_of(model))
+
+
+@pytest.mark.parametrize("method", [attention_distance, head_maps])
+@pytest.mark.parametrize("attention", ["global", "window"])
+def test_one_layer_of_weights_is_there_at_a_time(
+    method: Any, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(depth=5, attention=attention, window=2)
+    seen: list[StorageWeakRef] = []
+    hand_on = AttentionStream.keep_attention
+
+    def watched(stream: AttentionStream, weights: Tensor) -> None:
+        assert all(reference.expired() for reference in seen)
+        seen.append(StorageWeakRef(weights.untyped_storage()))
+        hand_on(stream, weights)
+
+    monkeypatch.setattr(AttentionStream, "keep_attention", watched)
+    method(model, images_of(model))
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_model_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> None:
+    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
+    images = images_of(model)
+    expected = attention_distance(model, images)
+    model.train(training)
+    torch.testing.assert_close(attention_distance(model, images), expected)
+    assert model.training is training
+
+
+def test_half_precision_model_has_float32_distances() -> None:
+    model = small_model()
+    images = images_of(model)
+    expected = attention_distance(model, images)
+    reached = attention_distance(model.to(torch.bfloat16), images.to(torch.bfloat16))
+    assert reached.dtype == torch.float32
+    torch.testing.assert_close(reached, expected, rtol=0.05, atol=0)
+
+
+def test_no_images_are_refused() -> None:
+    with pytest.raises(UserError, match="give at least one"):
+        attention_distance(small_model(), random_images(0, 3, 32, 32))
+
+
+def test_a_resnet_is_refused() -> None:
+    for method in (attention_distance, uniform_distance):
+        with pytest.raises(UserError, match="a ResNet has no attention to show"):
+            method(small_resnet(), random_images(1, 3, 32, 32))
+
+
+# --- positions
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "learned": {},
+    "learned, distilled, registers": {"distillation_token": True, "num_registers": 3},
+    "learned, of patches only": {"position_prefix": False, "num_registers": 2},
+    "learned, no prefix": {"pool": "mean"},
+    "rows and columns": {"positions": "learned_2d", "num_registers": 1},
+    "sincos 1d": {"positions": "sincos_1d"},
+    "sincos 2d": {"positions": "sincos_2d", "distillation_token": True},
+    "sincos 2d of big_vision": {"positions": "sincos_2d_big_vision"},
+    "overlap": {"stem": "overlap"},
+}
+POSITIONS_SHAPES = [
+    {},
+    {"image_size": (16, 48)},
+    {"image_size": (40, 8)},
+    {"image_size": (24, 32), "patch_size": (12, 4)},
+]
+
+
+def places(model: VisionTransformer) -> np.ndarray:
+    """What the positions add to the patches, found by adding it to nothing: float64 (gh, gw, D)."""
+    config = model.config
+    nothing = torch.zeros(1, config.num_tokens, config.embed_dim)
+    added = model.positions(nothing, config.grid)[0, config.num_prefix_tokens :]
+    return added.detach().double().numpy().reshape(*config.grid, config.embed_dim)
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("shape", POSITIONS_SHAPES, ids=str)
+def test_similarity_is_the_cosine_of_what_is_added_to_the_patches(
+    options: dict[str, Any], shape: dict[str, Any]
+) -> None:
+    model = small_model(**options, **shape)
+    gh, gw = model.config.grid
+    similarity = position_similarity(model)
+    assert similarity.shape == (gh, gw, gh, gw)
+    assert similarity.dtype == torch.float32
+    assert not similarity.requires_grad
+    added = places(model)
+    expected = np.empty((gh, gw, gh, gw))
+    for i in range(gh):
+        for j in range(gw):
+            for k in range(gh):
+                for m in range(gw):
+                    one, other = added[i, j], added[k, m]
+                    expected[i, j, k, m] = one @ other / np.sqrt((one @ one) * (other @ other))
+    np.testing.assert_allclose(similarity, expected, atol=1e-6)
+    assert similarity.abs().max() <= 1
+
+
+def test_half_precision_model_has_float32_similarity() -> None:
+    model = small_model()
+    expected = position_similarity(model)
+    similarity = position_similarity(model.to(torch.bfloat16))
+    assert similarity.dtype == torch.float32
+    torch.testing.assert_close(similarity, expected, atol=0.02, rtol=0)
+
+
+def test_embedding_of_zeros_is_like_no_other() -> None:
+    model = small_model(pool="mean", image_size=(8, 24))
+    weight = model.get_parameter("positions.weight")
+    with torch.no_grad():
+        weight[0, 1] = 0
+    similarity = position_similarity(model)
+    assert torch.equal(similarity[0, 1], torch.zeros(1, 3))
+    assert similarity[0, 0, 0, 0].item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("positions", "why"),
+    [
+        ("none", "no positions at all"),
+        ("relative", "adds to the attention scores"),
+        ("rotary", "turn queries and keys"),
+    ],
+)
+def test_positions_that_add_nothing_are_refused_and_explained(positions: str, why: str) -> None:
+    with pytest.raises(UserError, match=f"{why}.*no position embeddings to compare; .*learned"):
+        position_similarity(small_model(positions=positions))
+
+
+def test_positions_of_a_resnet_are_rejected() -> None:
+    with pytest.raises(UserError, match="a ResNet has no position embeddings"):
+        position_similarity(small_resnet())
+
+
+# --- filters
+
+
+FILTERS_STEMS: dict[str, dict[str, Any]] = {
+    "conv": {},
+    "linear": {"stem": "linear"},
+    "overlap": {"stem": "overlap"},
+    "oblong": {"patch_size": (8, 4)},
+    "grey": {"in_channels": 1, "patch_bias": False},
+    "more filters than pixels": {"patch_size": 2, "in_channels": 1},
+    "five colours": {"in_channels": 5},
+}
+
+
+@pytest.mark.parametrize("options", FILTERS_STEMS.values(), ids=FILTERS_STEMS)
+@pytest.mark.parametrize("count", [1, 4, 28])
+def test_components_are_the_directions_in_which_filters_differ_most(
+    options: dict[str, Any], count: int
+) -> None:
+    model = small_model(**options)
+    assert isinstance(model.patch_embedding, ConvPatches)
+    weight = model.patch_embedding.weight.detach().double().numpy()  # (D, C, ph, pw)
+    D, C, ph, pw = weight.shape
+    filters = patch_filters(model, count)
+
+    k = min(count, D - 1, C * ph * pw)  # the mean takes one
+    assert filters.components.shape == (k, C, ph, pw)
+    assert filters.shares.shape == (k,)
+    assert filters.components.dtype == filters.shares.dtype == torch.float32
+    assert not filters.components.requires_grad
+    centred = (weight - weight.mean(axis=0)).reshape(D, -1)
+    _, strengths, directions = np.linalg.svd(centred, full_matrices=False)
+    np.testing.assert_allclose(filters.shares, (strengths**2 / (strengths**2).sum())[:k], rtol=1e-4)
+    for component, direction in zip(filters.components.flatten(1).numpy(), directions, strict=False):
+        assert abs(component @ direction) == pytest.approx(1, abs=1e-4)
+        assert component[np.abs(component).argmax()] > 0
+    if k < count:
+        assert filters.shares.sum().item() == pytest.approx(1)
+
+
+def test_one_pattern_in_all_filters_is_the_first_component() -> None:
+    model = small_model()
+    assert isinstance(model.patch_embedding, ConvPatches)
+    pattern = torch.zeros(3, 8, 8)
+    pattern[1, 2:4] = 1
+    with torch.no_grad():
+        strengths = torch.linspace(-1, 1, 16)[:, None, None, None]
+        model.patch_embedding.weight.copy_(0.5 + strengths * pattern)
+    filters = patch_filters(model)
+    torch.testing.assert_close(filters.components, pattern[None] / pattern.norm())
+    torch.testing.assert_close(filters.shares, torch.ones(1))
+
+
+@pytest.mark.parametrize("count", [0, -3])
+def test_count_below_one_is_refused(count: int) -> None:
+    with pytest.raises(UserError, match=f"at least 1, not {count}"):
+        patch_filters(small_model(), count)
+
+
+def test_filters_that_are_all_the_same_are_refused() -> None:
+    model = small_model()
+    assert isinstance(model.patch_embedding, ConvPatches)
+    with torch.no_grad():
+        model.patch_embedding.weight.fill_(0.3)
+    with pytest.raises(UserError, match="the 16 filters of this patch embedding are all the same"):
+        patch_filters(model)
+
+
+def test_stems_that_do_not_embed_pixels_are_refused() -> None:
+    with pytest.raises(UserError, match="feature map"):
+        patch_filters(small_model(**VARIANTS["resnet"]))
+    with pytest.raises(UserError, match="a ResNet has no patch embedding"):
+        patch_filters(small_resnet())
+
+
+# --- features
+
+
+FEATURES_SHAPES = [{}, {"image_size": (16, 48)}, {"image_size": (24, 32), "patch_size": (12, 4)}]
+
+
+def images_for_features(model: VisionTransformer, count: int = 3) -> Tensor:
+    return random_images(count, model.config.in_channels, *model.config.image_hw)
+
+
+def directly_of_features(model: VisionTransformer, images: Tensor, layer: int) -> np.ndarray:
+    """The same from a trace, in float64, component by component."""
+    trace = model.trace(images)
+    tokens = model.norm(trace[f"block{layer % model.config.depth}"])[:, model.config.num_prefix_tokens :]
+    features = tokens.detach().double().numpy().reshape(-1, model.config.embed_dim)
+    features = features - features.mean(axis=0)
+    _, _, components = np.linalg.svd(features, full_matrices=False)
+    colours = np.empty((len(features), 3))
+    for channel in range(3):
+        component = components[channel]
+        if component[np.abs(component).argmax()] < 0:
+            component = -component
+        score = features @ component
+        colours[:, channel] = np.clip(0.5 + score / (4 * score.std()), 0, 1)
+    return colours.reshape(len(images), *model.config.grid, 3)
+
+
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("shape", FEATURES_SHAPES, ids=str)
+@pytest.mark.parametrize("layer", [0, -1])
+def test_colours_are_the_scores_of_the_first_three_components(
+    options: dict[str, Any], shape: dict[str, Any], layer: int
+) -> None:
+    model = small_model(**options, **shape)
+    images = images_for_features(model)
+    colours = feature_colours(model, images, layer)
+    assert colours.shape == (3, *model.config.grid, 3)
+    assert colours.dtype == torch.float32
+    assert not colours.requires_grad
+    assert colours.min() >= 0
+    assert colours.max() <= 1
+    np.testing.assert_allclose(colours, directly_of_features(model, images, layer), atol=1e-3)
+
+
+def test_last_layer_is_the_default_and_that_of_forward_features() -> None:
+    model = small_model()
+    images = images_for_features(model)
+    colours = feature_colours(model, images)
+    assert torch.equal(colours, feature_colours(model, images, 2))
+    with torch.no_grad():
+        features = model.forward_features(images)[:, 1:].flatten(0, 1)  # (B * N, D)
+    centred = (features - features.mean(dim=0)).numpy()
+    strongest = np.abs(centred @ np.linalg.svd(centred)[2][0])
+    away = (colours[..., 0] - 0.5).abs().flatten().numpy()
+    assert np.corrcoef(strongest, away)[0, 1] > 0.95  # but for what is cut off at the ends
+
+
+def test_a_colour_means_the_same_in_each_image() -> None:
+    model = small_model()
+    one, other = images_for_features(model, 2)
+    colours = feature_colours(model, torch.stack([one, other, one]))
+    torch.testing.assert_close(colours[0], colours[2])
+    turned = feature_colours(model, torch.stack([other, one, one]))
+    torch.testing.assert_close(turned, colours[[1, 0, 2]], atol=1e-4, rtol=0)
+
+
+def test_patches_that_differ_have_other_colours_than_patches_that_are_alike() -> None:
+    model = small_model(positions="none")
+    images = torch.zeros(1, 3, 32, 32)
+    images[..., 16:] = 1  # the right half is white
+    colours = feature_colours(model, images)[0]
+    torch.testing.assert_close(colours[:, :2], colours[:1, :1].expand(4, 2, 3))
+    torch.testing.assert_close(colours[:, 2:], colours[:1, 3:].expand(4, 2, 3))
+    assert (colours[0, 0, 0] - colours[0, 3, 0]).abs() == pytest.approx(0.5, abs=1e-3)
+    assert torch.equal(colours[..., 1:], torch.full((4, 4, 2), 0.5))  # they differ in one direction
+
+
+def test_patches_that_are_all_alike_are_grey() -> None:
+    model = small_model(positions="none")
+    assert torch.equal(feature_colours(model, torch.ones(2, 3, 32, 32)), torch.full((2, 4, 4, 3), 0.5))
+
+
+@pytest.mark.parametrize("layer", [3, -4])
+def test_layer_that_is_not_there_names_the_range(layer: int) -> None:
+    model = small_model()
+    with pytest.raises(UserError, match=f"no layer {layer}: the model has 3, 0 to 2"):
+        feature_colours(model, images_for_features(model), layer)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_model_of_features_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> None:
+    model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
+    images = images_for_features(model)
+    expected = feature_colours(model, images)
+    model.train(training)
+    torch.testing.assert_close(feature_colours(model, images), expected)
+    assert model.training is training
+
+
+def test_half_precision_model_has_float32_colours() -> None:
+    model = small_model()
+    images = images_for_features(model)
+    colours = feature_colours(model.to(torch.bfloat16), images.to(torch.bfloat16))
+    assert colours.dtype == torch.float32
+
+
+def test_features_of_no_images_are_rejected() -> None:
+    with pytest.raises(UserError, match="give at least one"):
+        feature_colours(small_model(), random_images(0, 3, 32, 32))
+
+
+def test_features_of_a_resnet_are_rejected() -> None:
+    with pytest.raises(UserError, match="a ResNet has no attention to show"):
+        feature_colours(small_resnet(), random_images(1, 3, 32, 32))
+
+
+def test_features_that_are_not_finite_are_refused() -> None:
+    model = small_model()
+    images = images_for_features(model)
+    images[0, 0, 0, 0] = float("nan")
+    with pytest.raises(UserError, match="finite"):
+        feature_colours(model, images)
