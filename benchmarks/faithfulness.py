@@ -18,13 +18,17 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from vitascope.cli.explaining import Subject
 
 from contest import describe_machine, describe_versions, positive
 from reports import markdown_table, note, publish
 from vitascope import explain
+from vitascope.data.datasets import open_pictures
 from vitascope.explain.faithfulness.results import RANDOM, Comparison, Interval, Row
+from vitascope.explain.inputs import as_images, sample
 from vitascope.explain.methods import methods_for
+from vitascope.model.classifier import Classifier
+from vitascope.run.run import Run
+from vitascope.weights.store import from_pretrained
 
 HEADER = ("method", "deletion AUC", "insertion AUC", "ROAD", "gain over random", "s/image", "verdict")
 NOTES = """\
@@ -34,12 +38,12 @@ four curves' gains, ROAD's two apart, by which methods are ranked. "s/image": of
 time."""
 
 
-def report(subject: Subject, comparison: Comparison, command: str) -> str:
+def report(model: Classifier, comparison: Comparison, command: str) -> str:
     """The comparison as Markdown."""
     gh, gw = comparison.grid
     rivals = ", ".join(comparison.rivals) or "none"
     lines = (
-        f"# Which explanation to believe: {subject.model.config.summary}",
+        f"# Which explanation to believe: {model.config.summary}",
         "",
         f"- machine: {describe_machine()}",
         f"- versions: {describe_versions()}",
@@ -79,14 +83,14 @@ def gain(interval: Interval) -> str:
     return f"{interval.mean:+.3f}{half}"
 
 
-def further_methods(subject: Subject, windows: list[int], layers: bool) -> dict[str, Callable[..., Tensor]]:
+def further_methods(model: Classifier, windows: list[int], layers: bool) -> dict[str, Callable[..., Tensor]]:
     """Methods at other settings than their own."""
     found: dict[str, Callable[..., Tensor]] = {
         f"occlusion, window {window}": partial(explain.occlusion, window=window) for window in windows
     }
     if layers:
         for variant in ("grad-cam", "hires-cam", "layer-cam"):
-            for layer in range(subject.model.config.depth):
+            for layer in range(model.config.depth):
                 settings: Mapping[str, Any] = {"variant": variant, "layer": layer}
                 found[f"{variant}, layer {layer}"] = partial(explain.grad_cam, **settings)
     return found
@@ -104,13 +108,17 @@ def main() -> None:
     parser.add_argument("--layers", action="store_true", help="Grad-CAM at every layer too")
     parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
     arguments = parser.parse_args()
-    subject = Subject.load(arguments.model, image_size=None, device="auto")
-    images = subject.some_pictures(arguments.data, arguments.images, arguments.seed)
-    methods = methods_for(subject.model) | further_methods(subject, arguments.window, arguments.layers)
+    model = from_pretrained(arguments.model, device="auto")
+    if arguments.data is None:
+        pictures = Run.open(arguments.model).test_images().sources
+    else:
+        pictures = open_pictures(arguments.data)
+    images = as_images(model, sample(pictures, arguments.images, arguments.seed))
+    methods = methods_for(model) | further_methods(model, arguments.window, arguments.layers)
     note(f"{len(methods)} methods on {len(images)} images")
-    comparison = explain.compare(subject.model, images, methods, seed=arguments.seed)
+    comparison = explain.compare(model, images, methods, seed=arguments.seed)
     command = f"python benchmarks/faithfulness.py {shlex.join(sys.argv[1:])}"
-    publish("faithfulness", report(subject, comparison, command), arguments)
+    publish("faithfulness", report(model, comparison, command), arguments)
 
 
 if __name__ == "__main__":

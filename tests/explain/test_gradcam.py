@@ -262,7 +262,7 @@ def test_layer_that_is_not_there_names_the_range(layer: int) -> None:
 
 
 def test_a_layer_of_a_resnet_is_refused() -> None:
-    with pytest.raises(UserError, match="layer 0: a ResNet has no such layers"):
+    with pytest.raises(UserError, match="layer 0: a ResNet has only its last feature map"):
         grad_cam(small_resnet(), random_images(1, 3, 32, 32), layer=0)
 
 

@@ -321,8 +321,8 @@ def test_embedding_of_zeros_is_like_no_other() -> None:
     ("positions", "why"),
     [
         ("none", "no positions at all"),
-        ("relative", "adds to the attention scores"),
-        ("rotary", "turn queries and keys"),
+        ("relative", "add a number per offset to the attention scores"),
+        ("rotary", "rotate queries and keys"),
     ],
 )
 def test_positions_that_add_nothing_are_refused_and_explained(positions: str, why: str) -> None:
@@ -399,7 +399,7 @@ def test_filters_that_are_all_the_same_are_refused() -> None:
     assert isinstance(model.patch_embedding, ConvPatches)
     with torch.no_grad():
         model.patch_embedding.weight.fill_(0.3)
-    with pytest.raises(UserError, match="the 16 filters of this patch embedding are all the same"):
+    with pytest.raises(UserError, match="the 16 filters of this patch embedding are all equal"):
         patch_filters(model)
 
 

@@ -179,7 +179,7 @@ def test_what_is_no_number_and_no_name_is_refused(label: Any) -> None:
     ],
 )
 def test_another_number_than_there_are_images_is_refused(target: TargetLike, message: str) -> None:
-    with pytest.raises(UserError, match=f"{message}: give one for all, or one an image"):
+    with pytest.raises(UserError, match=f"{message}: give one for all, or one per image"):
         as_target(target, PLAIN, LOGITS)
 
 
@@ -194,16 +194,16 @@ def test_classes_of_a_target_are_int64_of_one_dimension(classes: Tensor) -> None
 
 
 def test_features_that_are_no_batch_of_the_model_are_refused() -> None:
-    with pytest.raises(UserError, match=r"features \(B, D\), as `model.embed` gives them, not \(16,\)"):
+    with pytest.raises(UserError, match=r"features \(B, D\) from `model.embed`, not \(16,\)"):
         as_target(FeatureCosine(torch.ones(16)), PLAIN, LOGITS)
-    with pytest.raises(UserError, match=r"features \(B, 16\), as `model.embed` gives them, not \(1, 9\)"):
+    with pytest.raises(UserError, match=r"features \(B, 16\) from `model.embed`, not \(1, 9\)"):
         FeatureCosine(torch.ones(1, 9)).score(POOLED, LOGITS)
 
 
 @pytest.mark.parametrize("head", ["none", "pre_logits"])
 @pytest.mark.parametrize("target", [None, 1, "cat", [0, 1, 2], TARGETS["class"], TARGETS["differences"]])
 def test_classes_of_a_model_without_a_head_are_refused(head: str, target: TargetLike) -> None:
-    with pytest.raises(UserError, match="no head: it gives features, not classes; explain a `FeatureCosine`"):
+    with pytest.raises(UserError, match=r"no head, so there is no class.*explain a `FeatureCosine`"):
         as_target(target, small_config(head=head), LOGITS)
 
 

@@ -35,7 +35,7 @@ TITLE_LETTER = 0.105
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:
     """A figure of a size in inches; a title that is wider than the figure takes several lines."""
-    figure = LiteralFigure(figsize=(width, height), layout="constrained", label=title)
+    figure = LiteralFigure(figsize=(width, height), layout="constrained", dpi=120, label=title)
     if title:
         lines = textwrap.wrap(title, max(20, int(width / TITLE_LETTER)))
         figure.suptitle("\n".join(lines), fontsize=12, color=INK, fontweight="bold")
@@ -45,7 +45,7 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
 def save_figure(figure: Figure, path: Path) -> Path:
     """Write a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, facecolor="white")
+    figure.savefig(path)
     return path
 
 

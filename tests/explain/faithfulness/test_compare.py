@@ -354,7 +354,7 @@ def test_one_image_is_compared_without_intervals() -> None:
     [
         ({"images": torch.zeros(0, 3, 32, 32)}, "no images"),
         ({"images": torch.zeros(1, 3, 32, 32, dtype=torch.uint8)}, "normalized floats"),
-        ({"images": torch.full((1, 3, 32, 32), torch.nan)}, "answers are not finite"),
+        ({"images": torch.full((1, 3, 32, 32), torch.nan)}, "logits are not finite"),
         ({"methods": {}}, "no methods"),
         ({"methods": {"random": constant_map}}, "names the floor"),
         (

@@ -239,7 +239,7 @@ class Comparison:
         notes = [
             f"{self.images} image{'s' * (self.images > 1)}, {rows}x{columns} cells, {self.steps} steps. "
             "Deletion: lower is better; insertion and ROAD: higher is better.",
-            "After each mean: the gain over random, paired by image, ± its 95% interval (* excludes 0).",
+            "After each mean: the gain over random, paired by image, with its 95% interval (* excludes 0).",
         ]
         best = self.table()[0]
         if self.images == 1:

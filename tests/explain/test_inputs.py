@@ -1,0 +1,115 @@
+"""Explanations take pictures as well as normalized tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.data import noise
+from tests.model import random_images, small_model
+from vitascope import explain
+from vitascope.data.preprocess import Preprocess
+from vitascope.errors import UserError
+from vitascope.explain.inputs import as_images, sample
+from vitascope.model.vit import VisionTransformer
+
+PICTURES = [noise(40, 50, seed=1), noise(32, 32, seed=2)]
+
+
+def model_with_preprocess() -> VisionTransformer:
+    model = small_model()
+    model.preprocess = Preprocess(image_size=(32, 32), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    return model
+
+
+def normalized(model: VisionTransformer, pictures: list[Any]) -> torch.Tensor:
+    assert model.preprocess is not None
+    pixels = np.stack([model.preprocess.pixels(picture) for picture in pictures])
+    return model.preprocess.normalize(torch.from_numpy(pixels))
+
+
+@pytest.mark.parametrize("kind", ["path", "text", "bytes", "Pillow", "array"])
+def test_one_picture_of_any_kind_is_a_batch_of_one(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    Image.fromarray(PICTURES[0]).save(path)
+    with Image.open(path) as opened:
+        opened.load()
+        one = {
+            "path": path,
+            "text": str(path),
+            "bytes": path.read_bytes(),
+            "Pillow": opened,
+            "array": PICTURES[0],
+        }[kind]
+        model = model_with_preprocess()
+        for pictures in (one, [one]):
+            assert torch.equal(as_images(model, pictures), normalized(model, PICTURES[:1]))
+
+
+def test_tensors_are_taken_as_they_are() -> None:
+    images = random_images(2, 3, 32, 32)
+    assert as_images(small_model(), images) is images
+
+
+def test_pictures_follow_the_model_to_its_dtype() -> None:
+    model = model_with_preprocess().to(torch.bfloat16)
+    assert as_images(model, PICTURES).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        explain.attention,
+        explain.rollout,
+        explain.gradient_rollout,
+        explain.grad_cam,
+        explain.integrated_gradients,
+        explain.occlusion,
+        explain.heatmap,
+        explain.head_maps,
+        explain.attention_distance,
+        explain.feature_colours,
+    ],
+)
+def test_every_method_explains_pictures_like_their_tensors(method: Any) -> None:
+    model = model_with_preprocess()
+    assert torch.equal(method(model, PICTURES), method(model, normalized(model, PICTURES)))
+
+
+def test_patch_attention_and_comparison_take_pictures() -> None:
+    model = model_with_preprocess()
+    images = normalized(model, PICTURES)
+    expected = explain.patch_attention(model, images, (1, 2))
+    assert torch.equal(explain.patch_attention(model, PICTURES, (1, 2)), expected)
+    only = {"rollout": explain.METHODS["rollout"]}
+    found, same = (explain.compare(model, each, only, steps=2) for each in (PICTURES, images))
+    assert found.scores["rollout"].merit == same.scores["rollout"].merit
+
+
+def test_pictures_for_a_model_without_preprocessing_are_rejected() -> None:
+    with pytest.raises(UserError, match=r"no preprocessing.*set `model.preprocess`"):
+        explain.rollout(small_model(), PICTURES)
+
+
+def test_no_pictures_are_rejected() -> None:
+    with pytest.raises(UserError, match="no pictures: give at least one"):
+        explain.rollout(model_with_preprocess(), [])
+
+
+def test_sample_is_drawn_by_seed_and_keeps_the_order() -> None:
+    names = [f"{number}.png" for number in range(100, 140)]
+    chosen = sample(names, 10, seed=3)
+    assert chosen == sorted(chosen)
+    assert len(set(chosen)) == 10
+    assert set(chosen) <= set(names)
+    assert chosen == sample(names, 10, seed=3) != sample(names, 10, seed=4)
+    assert sample(names, 100) == names
+
+
+@pytest.mark.parametrize(("count", "seed", "message"), [(0, 0, "images must be"), (1, -1, "seed must be")])
+def test_sample_rejects_no_images_and_a_negative_seed(count: int, seed: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        sample(["a.png"], count, seed)
