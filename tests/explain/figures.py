@@ -12,6 +12,7 @@ from vitascope.explain import plots
 
 def drawn(figure: Figure, tmp_path: Path) -> np.ndarray:
     """The figure as it lands on disk: pixels (H, W, 3)."""
+    figure.set_dpi(60)  # half of what users get: drawn four times as fast
     path = plots.save_figure(figure, tmp_path / "new" / "figure.png")
     assert path == tmp_path / "new" / "figure.png"
     with Image.open(path) as image:
@@ -20,7 +21,7 @@ def drawn(figure: Figure, tmp_path: Path) -> np.ndarray:
 
 
 def assert_shows_something(pixels: np.ndarray) -> None:
-    assert min(pixels.shape[:2]) > 100
+    assert min(pixels.shape[:2]) > 50
     assert (pixels != 255).any(axis=-1).mean() > 0.01  # more than a hundredth is not paper
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10
 
