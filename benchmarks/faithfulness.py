@@ -28,7 +28,7 @@ from vitascope.explain.inputs import as_images, sample
 from vitascope.explain.methods import methods_for
 from vitascope.model.classifier import Classifier
 from vitascope.run.run import Run
-from vitascope.weights.store import from_pretrained
+from vitascope.weights.loading import from_pretrained
 
 HEADER = ("method", "deletion AUC", "insertion AUC", "ROAD", "gain over random", "s/image", "verdict")
 NOTES = """\

@@ -15,7 +15,7 @@ from vitascope.cli.explain import Explain, Method, labelled_test_images
 from vitascope.explain.figures import VIEWS, draw
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.run.run import Run
-from vitascope.weights.store import from_pretrained
+from vitascope.weights.loading import from_pretrained
 
 PICTURE = "data/red/0.png"
 

@@ -108,7 +108,7 @@ class Explain:
         from vitascope import explain
         from vitascope.explain.plots import save_figure
         from vitascope.explain.targets import question
-        from vitascope.weights.store import from_pretrained
+        from vitascope.weights.loading import from_pretrained
 
         out = None if self.compare else self._checked_out()
         model = from_pretrained(self.model, device=self.device)
