@@ -14,6 +14,7 @@ from vitascope.model.patches import (
     unpatchify,
 )
 from vitascope.model.resnet import ResNetFeatures
+from vitascope.model.resnet_config import ResNetConfig
 
 SMALL = st.integers(1, 5)
 
@@ -148,7 +149,7 @@ def test_hybrid_patches_are_projected_features_of_the_resnet(dialect: str, patch
     config = small_config(image_size=(48, 32), patch_size=patch, resnet_dialect=dialect, **HYBRID)
     embed = randomize(patch_embedding(config))
     images = random_images(2, 3, 48, 32)
-    resnet = ResNetFeatures(3, (1, 1), 4, dialect)
+    resnet = ResNetFeatures(ResNetConfig(layers=(1, 1), width=4), dialect)
     resnet.load_state_dict(embed.resnet.state_dict())
     features = resnet(images)  # (B, 32, 6, 4)
     pixels = patchify(features, (patch[0] // 8, patch[1] // 8))

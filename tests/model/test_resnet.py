@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,23 +26,15 @@ from vitascope.model.resnet import (
     max_pool,
     same_padding,
 )
-from vitascope.model.resnet_config import ResNetConfig
-from vitascope.model.resnet_shapes import (
-    RESNETS,
-    ROOTS,
-    RootName,
-    Unit,
-    feature_hw,
-    multiply_adds,
-    norm_groups,
-    num_parameters,
-    out_channels,
-    total_stride,
-)
+from vitascope.model.resnet_config import RESNETS, ROOTS, ResNetConfig, RootName, Unit, norm_groups
 
 Array = np.ndarray
 SIDE = st.integers(1, 12)
 dialects = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+
+
+def features(*layers: int, dialect: str = "jax", **options: Any) -> ResNetFeatures:
+    return ResNetFeatures(ResNetConfig(layers=layers, **options), dialect)
 
 
 def pad(images: Array, kernel: int, stride: int, value: float) -> Array:
@@ -189,42 +182,44 @@ def test_a_constant_filter_gives_zero_and_a_finite_gradient(dialect: Dialect) ->
 @pytest.mark.parametrize("size", [(32, 32), (37, 50)])
 def test_features_equal_numpy(dialect: Dialect, layers: tuple[int, ...], size: tuple[int, int]) -> None:
     name = "jax" if dialect is JAX else "timm"
-    model = randomize(ResNetFeatures(3, layers, width=8, dialect=name).double())
+    model = randomize(features(*layers, width=8, dialect=name).double())
+    config = ResNetConfig(layers=layers, width=8)
     images = random_images(2, 3, *size).double()
     expected = NumpyResNet(model.state_dict(), layers, dialect)(images.numpy())
     actual = model(images).detach()
-    assert actual.shape == (2, model.channels, *feature_hw(size, layers))
+    assert actual.shape == (2, config.embed_dim, *config.grid_of(size))
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("size", "grid"), [((32, 32), (8, 8)), ((9, 14), (3, 4))])
 def test_features_after_the_root_of_cifar_equal_numpy(size: tuple[int, int], grid: tuple[int, int]) -> None:
-    model = randomize(ResNetFeatures(3, (1, 2, 1), width=8, root="cifar").double())
+    model = randomize(features(1, 2, 1, width=8, root="cifar").double())
     images = random_images(2, 3, *size).double()
     expected = NumpyResNet(model.state_dict(), (1, 2, 1), JAX)(images.numpy())
     actual = model(images).detach()
     assert model.root.conv.kernel_size == (3, 3)
-    assert model.stride == 4
-    assert actual.shape == (2, model.channels, *grid)
-    assert feature_hw(size, (1, 2, 1), "cifar") == grid
+    config = ResNetConfig(layers=(1, 2, 1), width=8, root="cifar")
+    assert config.stride == 4
+    assert config.grid_of(size) == grid
+    assert actual.shape == (2, config.embed_dim, *grid)
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_norm_of_more_than_32_channels_has_32_groups() -> None:
-    model = randomize(ResNetFeatures(1, (1,), width=64).double())
+    model = randomize(features(1, in_channels=1).double())
     images = random_images(1, 1, 16, 16).double()
     expected = NumpyResNet(model.state_dict(), (1,), JAX)(images.numpy())
     np.testing.assert_allclose(model(images).detach(), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_one_small_image_that_is_one_feature_is_taken() -> None:
-    model, images = randomize(ResNetFeatures(3, (1, 1, 1, 1), width=8)), random_images(3, 3, 32, 32)
+    model, images = randomize(features(1, 1, 1, 1, width=8)), random_images(3, 3, 32, 32)
     assert model(images[:1]).shape == (1, 256, 1, 1)
     torch.testing.assert_close(model(images[:1]), model(images)[:1], rtol=1e-4, atol=1e-4)
 
 
 def test_the_dialects_are_two_functions_of_the_same_weights() -> None:
-    jax, timm = (randomize(ResNetFeatures(3, (1, 1), 8, name)) for name in ("jax", "timm"))
+    jax, timm = (randomize(features(1, 1, width=8, dialect=name)) for name in ("jax", "timm"))
     assert jax.state_dict().keys() == timm.state_dict().keys()
     images = random_images(2, 3, 32, 32)
     difference = (jax(images) - timm(images)).abs().max()
@@ -237,10 +232,10 @@ def test_the_dialects_are_two_functions_of_the_same_weights() -> None:
 )
 def test_named_networks_have_the_published_channels_and_stride(name: str, channels: int, stride: int) -> None:
     with torch.device("meta"):
-        model = ResNetFeatures(3, RESNETS[name])
+        model = features(*RESNETS[name])
         images = torch.empty(2, 3, 224, 224)
-    assert (model.channels, model.stride) == (channels, stride)
-    assert (out_channels(RESNETS[name]), total_stride(RESNETS[name])) == (channels, stride)
+    config = ResNetConfig(layers=RESNETS[name])
+    assert (config.embed_dim, config.stride) == (channels, stride)
     assert model(images).shape == (2, channels, 224 // stride, 224 // stride)
     assert 3 * sum(RESNETS[name]) + 2 == {"r": 2, "r26": 26, "r50": 50, "r50_s16": 50}[name]
 
@@ -251,9 +246,9 @@ def test_any_image_size_gives_its_sides_over_the_stride_rounded_up(
     H: int, W: int, layers: tuple[int, ...]
 ) -> None:
     with torch.device("meta"):
-        maps = ResNetFeatures(3, layers, width=4)(torch.empty(1, 3, H, W))
-    stride = total_stride(layers)
-    assert maps.shape[2:] == feature_hw((H, W), layers) == (-(-H // stride), -(-W // stride))
+        maps = features(*layers, width=4)(torch.empty(1, 3, H, W))
+    config = ResNetConfig(layers=layers)
+    assert maps.shape[2:] == config.grid_of((H, W)) == (-(-H // config.stride), -(-W // config.stride))
 
 
 def test_parameters_have_the_names_of_the_checkpoint_tables() -> None:
@@ -278,23 +273,24 @@ def test_parameters_have_the_names_of_the_checkpoint_tables() -> None:
 def test_counts_equal_the_built_network(
     layers: tuple[int, ...], width: int, image_hw: tuple[int, int], root: RootName
 ) -> None:
+    config = ResNetConfig(image_size=image_hw, in_channels=2, layers=layers, width=width, root=root)
     with torch.device("meta"):
-        model = ResNetFeatures(2, layers, width, root=root)
+        model = ResNetFeatures(config)
         images = torch.empty(1, 2, *image_hw)
-    assert num_parameters(2, layers, width, root) == sum(value.numel() for value in model.parameters())
+    assert config.feature_parameters == sum(value.numel() for value in model.parameters())
     with FlopCounterMode(display=False) as counter:
         model(images)
-    assert multiply_adds(image_hw, 2, layers, width, root) == counter.get_total_flops() / 2
+    assert config.feature_multiply_adds == counter.get_total_flops() / 2
 
 
 def test_the_r50_has_the_size_of_every_other_resnet_50() -> None:
     """torchvision documents 25,557,032 parameters and 4.09 G multiply-adds, head (2048 x 1000) included."""
-    assert num_parameters(3, RESNETS["r50"]) == 25_557_032 - 2049 * 1000
-    assert multiply_adds((224, 224), 3, RESNETS["r50"]) + 2048 * 1000 == pytest.approx(4.09e9, rel=1e-3)
+    assert ResNetConfig().num_parameters == 25_557_032
+    assert ResNetConfig().flops / 2 == pytest.approx(4.09e9, rel=1e-3)
 
 
 def test_shapes_are_known_without_torch() -> None:
-    code = "import sys, vitascope.model.resnet_shapes; sys.exit('torch' in sys.modules)"
+    code = "import sys, vitascope.model.resnet_config; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -313,7 +309,7 @@ def test_only_a_unit_that_changes_the_shape_has_a_projection() -> None:
 
 def test_filters_start_as_he_normal_and_norms_as_the_identity() -> None:
     torch.manual_seed(0)
-    model = ResNetFeatures(3, (2, 1))
+    model = features(2, 1)
     for name, value in model.named_parameters():
         if "conv" in name:
             assert value.var().item() == pytest.approx(2 / value[0].numel(), rel=0.1), name
@@ -402,7 +398,7 @@ def test_a_resnet_learns_two_patterns(root: RootName) -> None:
 @dialects
 def test_bf16_autocast_stays_close_to_fp32_and_trains(dialect: Dialect) -> None:
     model = small_resnet(layers=(1, 1), width=8)
-    model.features = randomize(ResNetFeatures(3, (1, 1), 8, "jax" if dialect is JAX else "timm"))
+    model.features = randomize(features(1, 1, width=8, dialect="jax" if dialect is JAX else "timm"))
     images = random_images(4, 3, 32, 32)
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(images)
@@ -424,7 +420,7 @@ def test_weights_in_bf16_are_standardized_in_fp32(dialect: Dialect) -> None:
 
 
 def test_export_keeps_the_outputs_for_another_batch_size() -> None:
-    model = randomize(ResNetFeatures(3, (1, 1), width=4)).eval()
+    model = randomize(features(1, 1, width=4)).eval()
     dynamic = ({0: torch.export.Dim("batch")},)
     program = torch.export.export(model, (random_images(2, 3, 30, 37),), dynamic_shapes=dynamic)
     images = random_images(5, 3, 30, 37)
@@ -432,7 +428,7 @@ def test_export_keeps_the_outputs_for_another_batch_size() -> None:
 
 
 def test_a_compiled_resnet_is_one_graph() -> None:
-    model, images = randomize(ResNetFeatures(3, (1, 1), width=4)), random_images(2, 3, 30, 37)
+    model, images = randomize(features(1, 1, width=4)), random_images(2, 3, 30, 37)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(images), model(images))
 
@@ -450,32 +446,29 @@ def test_a_compiled_resnet_is_one_graph() -> None:
 )
 def test_what_cannot_be_built_is_refused_with_the_numbers(options: dict[str, int], message: str) -> None:
     sizes = {"in_channels": 3, "layers": (1, 1), "width": 64} | options
-    for build in (ResNetFeatures, num_parameters):
-        with pytest.raises(UserError, match=message):
-            build(**sizes)
     with pytest.raises(UserError, match=message):
-        multiply_adds((32, 32), **sizes)
+        ResNetConfig(**sizes)
 
 
 def test_widths_that_the_message_names_can_be_built() -> None:
     for width in (1, 2, 4, 8, 16, 32, 64, 96):
         with torch.device("meta"):
-            ResNetFeatures(3, (1, 1, 1, 1), width)
+            features(1, 1, 1, 1, width=width)
     assert [norm_groups(channels) for channels in (1, 16, 32, 64, 96)] == [1, 16, 32, 32, 32]
 
 
 def test_an_image_without_pixels_has_no_count() -> None:
     with pytest.raises(UserError, match="image 0x32 must be positive"):
-        multiply_adds((0, 32), 3, (1,))
+        ResNetConfig(image_size=(0, 32))
 
 
 def test_an_unknown_dialect_names_the_nearest() -> None:
     with pytest.raises(UserError, match=r"unknown dialect 'tim'; nearest: timm; it is one of jax, timm"):
-        ResNetFeatures(3, (1,), dialect="tim")
+        features(1, dialect="tim")
 
 
 def test_an_unknown_root_names_the_known() -> None:
     with pytest.raises(
         UserError, match=r"unknown root 'cifar10'; nearest: cifar; it is one of imagenet, cifar"
     ):
-        ResNetFeatures(3, (1,), root="cifar10")
+        features(1, root="cifar10")

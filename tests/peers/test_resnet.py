@@ -7,7 +7,7 @@ from torch import nn
 from tests.model import random_images, randomize
 from tests.peers.comparison import relative_error
 from vitascope.model.resnet import ResNetFeatures
-from vitascope.model.resnet_shapes import RESNETS
+from vitascope.model.resnet_config import RESNETS, ResNetConfig
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 
@@ -34,7 +34,7 @@ def our_name(theirs: str) -> str:
 
 
 def copy_weights(peer: nn.Module, name: str) -> ResNetFeatures:
-    ours = ResNetFeatures(3, RESNETS[name], dialect="timm")
+    ours = ResNetFeatures(ResNetConfig(layers=RESNETS[name]), "timm")
     ours.load_state_dict({our_name(key): value for key, value in peer.state_dict().items()}, strict=True)
     return ours.eval()
 
@@ -71,6 +71,6 @@ def test_gradients_equal_timm() -> None:
 def test_channels_and_grid_are_those_of_timms_hybrid(name: str) -> None:
     embedding = timm.create_model(BACKBONES[name], pretrained=False, depth=1).patch_embed
     with torch.device("meta"):
-        ours = ResNetFeatures(3, RESNETS[name])
+        ours = ResNetFeatures(ResNetConfig(layers=RESNETS[name]))
     assert ours.channels == embedding.proj.in_channels
     assert (ours.stride, ours.stride) == embedding.feature_ratio

@@ -8,7 +8,6 @@ from torch import Tensor
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.preprocess import check_images
-from vitascope.model.resnet_shapes import feature_hw
 from vitascope.model.vit import VisionTransformer
 
 
@@ -21,7 +20,7 @@ def grid_of(model: Classifier, images: Tensor) -> tuple[int, int]:
     if isinstance(model, VisionTransformer):
         return model.grid_of(images)
     check_images(images, model.config.in_channels)
-    return feature_hw((images.shape[2], images.shape[3]), model.config.layers, model.config.root)
+    return model.config.grid_of((images.shape[2], images.shape[3]))
 
 
 def cell_of_pixels(grid: tuple[int, int], size: tuple[int, int]) -> tuple[Tensor, Tensor]:

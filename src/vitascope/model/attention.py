@@ -1,10 +1,10 @@
-"""Multi-head self-attention (paper, appendix A, equations 5-8), and which kernel runs when.
+"""Multi-head self-attention (paper, appendix A, equations 5-8), and the choice of its kernel.
 
-PyTorch's fused attention is the fastest forward pass on every machine tried but one: in bf16 on AVX-512 BF16
-without AMX, batched matrix products take two thirds of its time from 128 tokens on. Its backward pass on a
-CPU is slow everywhere: in bf16 it takes 3 to 9 times as long as those products, and in fp32 it is slower
-while the weights fit in the cache. `MatmulAttention` runs in these cases, and the fused kernel in all others;
-whoever asks for the weights gets them from the equations themselves.
+PyTorch's fused attention is the fastest forward pass on every machine measured but one: in bf16 on AVX-512
+BF16 without AMX, batched matrix products take two thirds of its time from 128 tokens on. Its backward pass is
+slow on every CPU: in bf16 it takes 3 to 9 times as long as matrix products, and in fp32 it is slower while
+the weights fit in the cache. `MatmulAttention` runs in these cases, the fused kernel in all others. A trace
+that asks for the weights gets them from the equations themselves.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def attention(
 class MatmulAttention(torch.autograd.Function):
     """softmax(q k^T / sqrt(hd)) v by batched matrix products, forward and backward.
 
-    Autograd's own version of the same products copies q, k and v apart and their gradients together
-    again; written out, the gradients land where they belong. Keeps the weights: O(T^2) memory.
+    Autograd's version of these products copies q, k and v, and their gradients again; here the gradients are
+    written to their place. Keeps the weights: O(T^2) memory.
     """
 
     @staticmethod
@@ -93,7 +93,7 @@ class MatmulAttention(torch.autograd.Function):
         scores = torch.baddbmm(added, q, k.mT, beta=int(bias is not None), alpha=hd**-0.5)
         weights = scores.softmax(dim=-1)  # (B*H, T, T)
         ctx.save_for_backward(qkv, weights)
-        ctx.num_heads = H  # no shape tells it where there are no images
+        ctx.num_heads = H  # a batch of 0 images has no shape to tell it
         return (weights @ v).view(B, H, T, hd).transpose(1, 2).flatten(2)
 
     @staticmethod
@@ -112,8 +112,8 @@ class MatmulAttention(torch.autograd.Function):
         return d_qkv.view(3, B, H, T, hd).permute(1, 3, 0, 2, 4), None  # (B, T, 3, H, hd)
 
 
-# Bytes of attention weights (B, heads, T, T) up to which matrix products are the faster way to train on a
-# CPU, by dtype. In bf16 they always were; the limit there bounds the memory, which is kept for every layer.
+# The largest attention weights (B, heads, T, T), in bytes, for which matrix products train faster on a CPU.
+# In bf16 they always do; there the limit bounds the memory of all layers.
 _MATMUL_LIMIT = {torch.float32: 2**24, torch.bfloat16: 2**28}
 
 
@@ -131,7 +131,7 @@ def faster_by_matmul(qkv: Tensor) -> bool:
 
 
 def rotate(qkv: Tensor, layout: Layout) -> Tensor:
-    """Turn the patches' queries and keys by their angles: (B, T, 3, heads, hd) -> the same shape."""
+    """Apply the layout's rotary embedding to queries and keys: (B, T, 3, heads, hd) -> the same shape."""
     if layout.rotation is None:
         return qkv
     cos, sin = (table.unsqueeze(-2).unsqueeze(-2) for table in layout.rotation)  # (N, 1, 1, hd)
@@ -143,7 +143,7 @@ def rotate(qkv: Tensor, layout: Layout) -> Tensor:
 
 
 class KeylessLinear(nn.Linear):
-    """U_qkv with biases for queries and values only: one of the keys cancels in the softmax."""
+    """U_qkv without a bias of the keys, which would cancel in the softmax."""
 
     def __init__(self, embed_dim: int, attention_dim: int) -> None:
         super().__init__(embed_dim, 3 * attention_dim, bias=False)
@@ -156,7 +156,7 @@ class KeylessLinear(nn.Linear):
 
 
 class SelfAttention(nn.Module):
-    """MSA(z) = [SA_1(z); ...; SA_k(z)] U_msa, equation 8: every token attends to every token."""
+    """MSA(z) = [SA_1(z); ...; SA_k(z)] U_msa, equation 8."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`Classifier`: whatever answers images with classes, a ViT or the CNN that ViTs are compared with."""
+"""`Classifier`: a Vision Transformer, or the ResNet that it is compared with."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def build(config: ResNetConfig) -> ResNet: ...
 @overload
 def build(config: ModelConfig) -> Classifier: ...
 def build(config: ModelConfig) -> Classifier:
-    """The model of a configuration, with random weights."""
+    """Create the model of a configuration, with random weights."""
     return ResNet(config) if isinstance(config, ResNetConfig) else VisionTransformer(config)
 
 
 def kind_of(config: ModelConfig) -> str:
-    """What a configuration is of, in words, for messages."""
+    """The kind of a configuration's model, in words, for messages."""
     return "a ResNet" if isinstance(config, ResNetConfig) else "a Vision Transformer"

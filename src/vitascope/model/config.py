@@ -11,7 +11,6 @@ import math
 from typing import ClassVar, NamedTuple
 
 from vitascope.errors import UserError
-from vitascope.model import resnet_shapes
 from vitascope.model.configuration import check_fields
 from vitascope.model.options import (
     BlockOptions,
@@ -21,6 +20,7 @@ from vitascope.model.options import (
     TrainingOptions,
     pair,
 )
+from vitascope.model.resnet_config import ResNetConfig
 
 
 class LinearLayer(NamedTuple):
@@ -102,8 +102,7 @@ class ViTConfig(ImageOptions):
         if embedding.stem == "overlap" and not (1 <= sh <= ph and 1 <= sw <= pw):
             raise UserError(f"stride {sh}x{sw} leaves gaps between patches of {ph}x{pw}")
         if embedding.stem == "resnet":
-            resnet_shapes.check_shape(self.in_channels, embedding.resnet_layers, embedding.resnet_width)
-            step = resnet_shapes.total_stride(embedding.resnet_layers)
+            step = self.stem_resnet.stride
             if ph % step or pw % step:
                 raise UserError(
                     f"patch {ph}x{pw} is not a multiple of the stride of a ResNet with "
@@ -156,6 +155,14 @@ class ViTConfig(ImageOptions):
         if self.embedding.stride is None:
             return max(1, self.patch_hw[0] // 2), max(1, self.patch_hw[1] // 2)
         return pair(self.embedding.stride)
+
+    @property
+    def stem_resnet(self) -> ResNetConfig:
+        """The ResNet of the stem "resnet"; its head is not built."""
+        layers, width = self.embedding.resnet_layers, self.embedding.resnet_width
+        return ResNetConfig(
+            image_size=self.image_size, in_channels=self.in_channels, layers=layers, width=width
+        )
 
     @property
     def window(self) -> tuple[int, int]:
@@ -221,11 +228,7 @@ class ViTConfig(ImageOptions):
         norms += embedding.embedding_norm + (self.readout.pool == "map")
         scales = 0 if self.block.layer_scale is None else 2 * self.depth
         vectors = self.num_prefix_tokens + 2 * norms + scales + (self.readout.pool == "map")  # the query
-        resnet = 0
-        if embedding.stem == "resnet":
-            resnet = resnet_shapes.num_parameters(
-                self.in_channels, embedding.resnet_layers, embedding.resnet_width
-            )
+        resnet = self.stem_resnet.feature_parameters if embedding.stem == "resnet" else 0
         return linear + D * vectors + self._position_parameters() + resnet
 
     @property
@@ -234,9 +237,8 @@ class ViTConfig(ImageOptions):
 
         Matrix products only, every token through every block: the count that papers halve and call "FLOPs".
         """
-        embedding, tokens = self.embedding, self.tokens_by_block()
         total = sum(layer.rows * layer.inputs * layer.outputs for layer in self._linear_layers())
-        for T, left in tokens:
+        for T, left in self.tokens_by_block():
             pairs = self.attended_pairs() if not self.block.token_merging else T * T
             total += 2 * self.attention_dim * pairs
             if left < T:  # similarities between the two sets, and the sums of merged tokens
@@ -245,10 +247,8 @@ class ViTConfig(ImageOptions):
                 total += left * (T - left) * self.embed_dim
         if self.readout.pool == "map":  # one query attends to the patches
             total += 2 * (self.num_tokens - self.num_prefix_tokens) * self.embed_dim
-        if embedding.stem == "resnet":
-            total += resnet_shapes.multiply_adds(
-                self.image_hw, self.in_channels, embedding.resnet_layers, embedding.resnet_width
-            )
+        if self.embedding.stem == "resnet":
+            total += self.stem_resnet.feature_multiply_adds
         return 2 * total
 
     def tokens_by_block(self) -> list[tuple[int, int]]:
@@ -272,9 +272,8 @@ class ViTConfig(ImageOptions):
         D, K, inner, embedding = self.embed_dim, self.num_classes, self.attention_dim, self.embedding
         (gh, gw), (ph, pw), channels = self.grid, self.patch_hw, self.in_channels
         if embedding.stem == "resnet":
-            step = resnet_shapes.total_stride(embedding.resnet_layers)
-            ph, pw = ph // step, pw // step
-            channels = resnet_shapes.out_channels(embedding.resnet_layers, embedding.resnet_width)
+            resnet = self.stem_resnet
+            ph, pw, channels = ph // resnet.stride, pw // resnet.stride, resnet.embed_dim
         layers = [LinearLayer(gh * gw, channels * ph * pw, D, D * embedding.patch_bias)]
         qkv_biases = {"all": 3 * inner, "no_key": 2 * inner, "none": 0}[self.block.qkv_bias]
         for T, left in self.tokens_by_block():

@@ -17,14 +17,14 @@ from vitascope.model.trace import Trace
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (Huang et al. 2016): in training, leave out a residual branch for whole images."""
+    """Stochastic depth (Huang et al. 2016): in training, drop a residual branch for whole images."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def forward(self, branch: Tensor) -> Tensor:
-        """Zero a share `rate` of the images of (B, T, D) and scale the others so that the mean stays."""
+        """Zero a share `rate` of the images of (B, T, D) and scale the others to keep the mean."""
         if not self.training or self.rate == 0:
             return branch
         keep = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
@@ -39,7 +39,7 @@ class PatchDropout(nn.Module):
         self.rate = rate
 
     def forward(self, tokens: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
-        """Tokens (B, T, D) to (B, T', D): the prefix and the kept patches, in their order."""
+        """Tokens (B, T, D) to (B, T', D): the prefix and the kept patches, in order."""
         if not self.training or self.rate == 0:
             return tokens, layout
         prefix, patches = tokens[:, : layout.num_prefix_tokens], tokens[:, layout.num_prefix_tokens :]
@@ -51,7 +51,7 @@ class PatchDropout(nn.Module):
 
 
 class QuickGELU(nn.Module):
-    """x sigmoid(1.702 x), the approximation that OpenAI's CLIP was trained with."""
+    """x sigmoid(1.702 x), the approximation of OpenAI's CLIP."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape."""
@@ -59,7 +59,7 @@ class QuickGELU(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between, applied to each token by itself."""
+    """Two linear layers with a GELU between, for each token by itself."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """A linear layer gated by another's SiLU (Shazeer 2020); one matrix holds both, the gate first."""
+    """A linear layer times the SiLU of another (Shazeer 2020); one matrix holds both, the gate first."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class SwiGLU(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """A learned factor a channel, small at first (Touvron et al. 2021, "Going deeper", section 2)."""
+    """A learned factor per channel, small at first (Touvron et al. 2021, "Going deeper", section 2)."""
 
     def __init__(self, embed_dim: int, start: float) -> None:
         super().__init__()
@@ -105,49 +105,46 @@ class LayerScale(nn.Module):
         return branch * self.gamma
 
 
-def self_attention(config: ViTConfig) -> SelfAttention:
-    """The attention that `config.block` names."""
-    if config.block.token_merging:
-        return MergingAttention(config)
-    return SelfAttention(config) if config.block.attention == "global" else LocalAttention(config)
-
-
 class Block(nn.Module):
-    """One pre-norm encoder block: two residual lines."""
+    """A pre-norm block of the encoder: two residual lines."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
         D, options = config.embed_dim, config.block
         scale = options.layer_scale
         self.norm1 = nn.LayerNorm(D, eps=options.norm_eps)
-        self.attention = self_attention(config)
+        self.attention = self.make_attention(config)
         self.scale1 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.norm2 = nn.LayerNorm(D, eps=options.norm_eps)
         self.mlp = SwiGLU(config) if options.mlp == "swiglu" else MLP(config)
         self.scale2 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.drop_path = DropPath(drop_path)
 
+    def make_attention(self, config: ViTConfig) -> SelfAttention:
+        """The attention `config.block.attention`."""
+        return SelfAttention(config) if config.block.attention == "global" else LocalAttention(config)
+
     def forward(
         self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = EVERY_TOKEN
     ) -> Tensor:
-        """(B, T, D) -> (B, Q, D): the tokens that `read` selects, each having looked at all T."""
+        """(B, T, D) -> (B, Q, D): the tokens that `read` selects, which attend to all T."""
         mixed = self.scale1(self.attention(self.norm1(tokens), layout, trace, read))
         tokens = tokens[:, read] + self.drop_path(mixed)  # equation 2
         tokens = self.between(tokens, layout, read)
         return tokens + self.drop_path(self.scale2(self.mlp(self.norm2(tokens))))  # equation 3
 
     def between(self, tokens: Tensor, layout: Layout, read: slice) -> Tensor:
-        """A step between attention and MLP; here there is none."""
+        """A step between attention and MLP, for subclasses; here there is none."""
         return tokens
 
 
 class PostNormBlock(Block):
-    """The block of the Transformer of 2017: each sum is normalized (Vaswani et al. 2017, section 3.1)."""
+    """A block of the Transformer of 2017, which normalizes each sum (Vaswani et al. 2017, section 3.1)."""
 
     def forward(
         self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = EVERY_TOKEN
     ) -> Tensor:
-        """(B, T, D) -> (B, Q, D): the tokens that `read` selects, each having looked at all T."""
+        """(B, T, D) -> (B, Q, D): the tokens that `read` selects, which attend to all T."""
         mixed = self.scale1(self.attention(tokens, layout, trace, read))
         tokens = self.norm1(tokens[:, read] + self.drop_path(mixed))
         return self.norm2(tokens + self.drop_path(self.scale2(self.mlp(tokens))))
@@ -160,23 +157,23 @@ class MergingBlock(Block):
         super().__init__(config, drop_path)
         self.token_merging = config.block.token_merging
 
+    def make_attention(self, config: ViTConfig) -> SelfAttention:
+        """Proportional attention."""
+        return MergingAttention(config)
+
     def between(self, tokens: Tensor, layout: Layout, read: slice) -> Tensor:
-        """(B, Q, D) -> (B, Q - r, D); the prefix alone, if only that is read, stays as it is."""
+        """(B, Q, D) -> (B, Q - r, D); if only the prefix is read, it stays as it is."""
         assert isinstance(layout, MergingLayout)
         return layout.merge(tokens, self.token_merging) if read == EVERY_TOKEN else tokens
 
 
-_BLOCKS = {"pre": Block, "post": PostNormBlock}
-
-
 class Encoder(nn.Module):
-    """L blocks, one after another."""
+    """L blocks in sequence."""
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, block: type[Block]) -> None:
         super().__init__()
         last = max(1, config.depth - 1)
         rates = [config.training.drop_path * index / last for index in range(config.depth)]
-        block = MergingBlock if config.block.token_merging else _BLOCKS[config.block.norm]
         self.blocks = nn.ModuleList(block(config, rate) for rate in rates)
         self.gradient_checkpointing = config.training.gradient_checkpointing
 
@@ -190,9 +187,13 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """z_0 -> z_L: (B, T, D) -> (B, Q, D).
 
-        `read` says which tokens of z_L will be read. The last block computes only those: with a class
-        token, one instead of T, which saves most of that block and changes outputs by rounding. `blocks` are
-        those to run, all by default: from z_i to z_j.
+        Args:
+            tokens: z_0, or z_i for the `blocks` from i on.
+            layout: where the tokens lie.
+            trace: records each block's output.
+            read: the tokens of z_L to compute. With a class token, the last block computes one token instead
+                of T, which saves most of that block and changes outputs by rounding.
+            blocks: the blocks to run; by default all.
         """
         last = len(self.blocks) - 1
         recompute = self.gradient_checkpointing and self.training and trace is None
@@ -206,7 +207,7 @@ class Encoder(nn.Module):
 
 
 class MergingEncoder(Encoder):
-    """Blocks that merge tokens; what comes out is whole again, as `MergingLayout.expand` says."""
+    """Blocks that merge tokens; the output has all tokens again, see `MergingLayout.expand`."""
 
     def forward(
         self,
@@ -219,13 +220,12 @@ class MergingEncoder(Encoder):
         """z_0 -> z_L: (B, T, D) -> (B, T, D), or the tokens of the prefix that `read` selects.
 
         Raises:
-            UserError: `blocks` that begin after the first: what they get are merged tokens, which tokens of
-                the whole sequence do not tell.
+            UserError: `blocks` that begin after the first, whose input is merged tokens.
         """
         if blocks and blocks.start > 0:
             raise UserError(
-                f"with token_merging block {blocks.start} cannot be run by itself, which this needs: take "
-                "the same weights without merging (vitascope compress MODEL FOLDER --merge 0)"
+                f"with token_merging, block {blocks.start} cannot run by itself, which this needs: take the "
+                "same weights without merging (vitascope compress MODEL FOLDER --merge 0)"
             )
         merging = MergingLayout(layout.grid, layout.num_prefix_tokens)
         whole = None if trace is None else WholeTrace(trace, merging)
@@ -233,5 +233,7 @@ class MergingEncoder(Encoder):
 
 
 def transformer_encoder(config: ViTConfig) -> Encoder:
-    """The encoder that `config.block` names."""
-    return MergingEncoder(config) if config.block.token_merging else Encoder(config)
+    """Create the encoder of `config.block`."""
+    if config.block.token_merging:
+        return MergingEncoder(config, MergingBlock)
+    return Encoder(config, PostNormBlock if config.block.norm == "post" else Block)

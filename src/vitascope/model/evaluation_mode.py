@@ -1,4 +1,4 @@
-"""Evaluation mode for a while."""
+"""Evaluation mode within a `with` statement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards each part in the mode that it had."""
+    """Set evaluation mode, and afterwards restore the mode of every module."""
     modes = {part: part.training for part in model.modules()}
     model.eval()
     try:

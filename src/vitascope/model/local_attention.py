@@ -1,11 +1,10 @@
-"""Attention that costs less than T^2: in windows, or along rows and then columns.
+"""Attention at less than O(T^2): in windows, or along rows and then columns.
 
-Patches attend to the patches of their window and to the prefix tokens; the prefix tokens (class token,
-registers) attend to everything, so that every patch is two steps from every other. Axial attention is
-windows of one row, then, on what those give, windows of one column (Ho et al. 2019, "Axial Attention in
-Multidimensional Transformers"; paper, appendix D.6): O(HW (H + W)) instead of O(H^2 W^2). Queries, keys and
-values are those of global attention, so that any checkpoint fits and the two steps are one linear map of the
-values, which a trace shows exactly.
+A patch attends to the patches of its window and to the prefix; the prefix attends to everything, so that two
+steps connect any two patches. Axial attention is windows of one row and then, on their result, windows of one
+column (Ho et al. 2019, "Axial Attention in Multidimensional Transformers"; paper, appendix D.6):
+O(HW (H + W)) instead of O(H^2 W^2). Queries, keys and values are those of global attention, so any checkpoint
+fits, and the two steps are one linear map of the values, which a trace shows exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from vitascope.model.positions import Grid, Layout
 
 
 def split_windows(patches: Tensor, grid: Grid, window: Grid) -> Tensor:
-    """Patches row by row, to windows row by row: (B, heads, N, hd) -> (B, G, heads, n, hd)."""
+    """Sort patches into windows: (B, heads, N, hd) -> (B, G, heads, n, hd)."""
     B, H, _, hd = patches.shape
     (gh, gw), (wh, ww) = grid, window
     tiles = patches.reshape(B, H, gh // wh, wh, gw // ww, ww, hd)
@@ -35,7 +34,7 @@ def join_windows(windows: Tensor, grid: Grid, window: Grid) -> Tensor:
 
 
 def with_prefix(tokens: Tensor, P: int, windows: Tensor) -> Tensor:
-    """The prefix of (B, heads, T, hd) before the patches of every window: (B, G, heads, P + n, hd)."""
+    """Prepend the prefix of (B, heads, T, hd) to every window: (B, G, heads, P + n, hd)."""
     if not P:
         return windows
     prefix = tokens[:, None, :, :P].expand(-1, windows.shape[1], -1, -1, -1)
@@ -45,7 +44,7 @@ def with_prefix(tokens: Tensor, P: int, windows: Tensor) -> Tensor:
 def attend_in_windows(
     q: Tensor, k: Tensor, v: Tensor, window: Grid, layout: Layout, rate: float = 0.0
 ) -> Tensor:
-    """Each patch over its window and the prefix, the prefix over everything: (B, heads, T, width of v)."""
+    """Attend: patches to their window and the prefix, the prefix to everything; (B, heads, T, width of v)."""
     P, grid = layout.num_prefix_tokens, layout.grid
     bias = layout.bias(window)
     bias = None if bias is None else bias.to(q.dtype)  # (1, heads, P + n, P + n)
@@ -65,9 +64,10 @@ def attend_in_windows(
 
 
 class LocalAttention(SelfAttention):
-    """Attention in one set of windows after another: `ViTConfig.windows_of` says which.
+    """Attention in the sets of windows of `ViTConfig.windows_of`, one after another.
 
-    One set is Swin's, without the shift (Liu et al. 2021, section 3.2); rows and then columns are axial.
+    One set is Swin's attention without the shift (Liu et al. 2021, section 3.2); rows, then columns are
+    axial.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -75,7 +75,7 @@ class LocalAttention(SelfAttention):
         self.windows_of = config.windows_of
 
     def weights(self, q: Tensor, k: Tensor, layout: Layout) -> Tensor:
-        """The map from values to their mix, (B, heads, T, T): what the steps make of the identity."""
+        """The steps' linear map of the values, (B, heads, T, T): their result for the identity."""
         T = q.shape[2]
         weights = torch.eye(T, dtype=q.dtype, device=q.device).expand(*q.shape[:2], T, T)
         for window in self.windows_of(layout.grid):
@@ -83,7 +83,7 @@ class LocalAttention(SelfAttention):
         return weights
 
     def mix(self, qkv: Tensor, layout: Layout, read: slice, rate: float) -> Tensor:
-        """The values, mixed step by step: (B, T, 3, heads, hd) -> (B, Q, D)."""
+        """The values, mixed step by step: (B, T, 3, heads, hd) -> (B, Q, heads hd)."""
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
         for window in self.windows_of(layout.grid):
             v = attend_in_windows(q, k, v, window, layout, rate)

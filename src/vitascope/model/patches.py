@@ -12,8 +12,8 @@ from vitascope.model.resnet import ResNetFeatures
 def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
     """Cut images into flat patches, row by row: (B, C, H, W) -> (B, N, C*ph*pw).
 
-    Inside a patch the order is channel, row, column: that of a convolution's kernel, so that both ways
-    of embedding share one weight.
+    A patch is ordered by channel, row, column, as a convolution's kernel, so that both embeddings share
+    weights.
     """
     B, C, H, W = images.shape
     ph, pw = patch
@@ -31,10 +31,7 @@ def unpatchify(patches: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -
 
 
 class ConvPatches(nn.Conv2d):
-    """Patch embedding as a convolution: (B, C, H, W) -> (B, N, D).
-
-    Its stride is its kernel; with the stem "overlap" it is less, and neighbouring patches share pixels.
-    """
+    """Patch embedding as a convolution; with the stem "overlap" its stride is less than its kernel."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(
@@ -46,15 +43,15 @@ class ConvPatches(nn.Conv2d):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed each patch."""
+        """(B, C, H, W) -> (B, N, D)."""
         return super().forward(images).flatten(2).transpose(1, 2)  # (B, D, gh, gw) -> (B, N, D)
 
 
 class LinearPatches(ConvPatches):
-    """Patch embedding as reshape and matrix product, as the paper writes it: the same weight, reshaped."""
+    """Patch embedding as reshape and matrix product, as in the paper, of the same weight."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed each patch."""
+        """(B, C, H, W) -> (B, N, D)."""
         patches = patchify(images, (self.kernel_size[0], self.kernel_size[1]))  # (B, N, C*ph*pw)
         return F.linear(patches, self.weight.flatten(1), self.bias)  # (B, N, D)
 
@@ -62,28 +59,25 @@ class LinearPatches(ConvPatches):
 class HybridPatches(nn.Module):
     """Patches of a ResNet's feature map (paper, section 3.1, "Hybrid Architecture").
 
-    (B, C, H, W) -> (B, N, D). `patch_size` counts pixels: R26+S/32 has a ResNet of stride 32, so each place
-    of its map is a patch.
+    `patch_size` counts pixels: R26+S/32 has a ResNet of stride 32, so a patch is one place of its map.
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        options = config.embedding
-        self.resnet = ResNetFeatures(
-            config.in_channels, options.resnet_layers, options.resnet_width, options.resnet_dialect
-        )
-        patch = (config.patch_hw[0] // self.resnet.stride, config.patch_hw[1] // self.resnet.stride)
+        resnet = config.stem_resnet
+        self.resnet = ResNetFeatures(resnet, config.embedding.resnet_dialect)
+        patch = (config.patch_hw[0] // resnet.stride, config.patch_hw[1] // resnet.stride)
         self.projection = nn.Conv2d(
-            self.resnet.channels, config.embed_dim, patch, stride=patch, bias=options.patch_bias
+            resnet.embed_dim, config.embed_dim, patch, stride=patch, bias=config.embedding.patch_bias
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed each patch."""
+        """(B, C, H, W) -> (B, N, D)."""
         return self.projection(self.resnet(images)).flatten(2).transpose(1, 2)  # (B, N, D)
 
 
 def patch_embedding(config: ViTConfig) -> ConvPatches | HybridPatches:
-    """The embedding that `config.embedding.stem` names."""
+    """Create the stem `config.embedding.stem`."""
     stems: dict[str, type[ConvPatches | HybridPatches]] = {
         "conv": ConvPatches,
         "linear": LinearPatches,

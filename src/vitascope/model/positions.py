@@ -1,7 +1,7 @@
 """Position embeddings: added to the tokens (paper, equation 1 and appendix D.4), or given to attention.
 
-Every kind has one interface: `forward` adds to the tokens, `layout` describes them to attention, `resize` adopts
-another grid. Learned embeddings are interpolated in two dimensions (paper, section 3.2).
+Every kind has one interface: `forward` adds to the tokens, `layout` describes them to attention, `resize`
+adopts another grid. Learned embeddings are interpolated in two dimensions (paper, section 3.2).
 """
 
 from __future__ import annotations

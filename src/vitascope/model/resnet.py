@@ -2,15 +2,14 @@
 
 He et al. 2016, "Deep Residual Learning for Image Recognition", with the two changes of Kolesnikov et al.
 2020, "Big Transfer" (BiT), section 3.1: GroupNorm for BatchNorm, and standardized weights (Qiao et al. 2019,
-"Weight Standardization"). Nothing depends on the other images of a batch. Unlike BiT's own, and like
-vit_jax/models_resnet.py and the root in vit_jax/models_vit.py, units are not pre-activated: relu comes after
-the sum. All padding is TensorFlow's "SAME".
+"Weight Standardization"), so that no image depends on its batch. As in vit_jax, and unlike BiT, the relu
+comes after the sum. All padding is TensorFlow's "SAME".
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -18,19 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.errors import check_choice
-from vitascope.model import resnet_shapes as shapes
 from vitascope.model.preprocess import PreprocessLike, check_images
-from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.resnet_config import ROOTS, ResNetConfig, Unit, norm_groups
 from vitascope.model.trace import Trace
 
 DialectName = Literal["jax", "timm"]
 
 
 def divide_by_std(weight: Tensor) -> Tensor:
-    """(w - mean) / (std + 1e-5) for each filter of (O, I, kh, kw), as vit_jax does it.
+    """(w - mean) / (std + 1e-5) for each filter of (O, I, kh, kw), as in vit_jax.
 
-    The norm's own gradient is 0 where a filter is constant; that of a square root would be infinite. It
-    is also four times as fast as `torch.var_mean` on a CPU.
+    The norm's own gradient is 0 for a constant filter; that of a square root would be infinite. On a CPU it
+    is four times as fast as `torch.var_mean`.
     """
     filters = (1, 2, 3)
     centered = weight - weight.mean(filters, keepdim=True)
@@ -39,7 +37,7 @@ def divide_by_std(weight: Tensor) -> Tensor:
 
 
 def divide_by_root_of_variance(weight: Tensor) -> Tensor:
-    """(w - mean) / sqrt(var + 1e-8) for each filter of (O, I, kh, kw), as timm's hybrids do it."""
+    """(w - mean) / sqrt(var + 1e-8) for each filter of (O, I, kh, kw), as in timm's hybrids."""
     return F.layer_norm(weight, weight.shape[1:], eps=1e-8)  # the same equation, in one kernel
 
 
@@ -50,27 +48,26 @@ class Dialect:
     norm_eps: float
     """Epsilon of every GroupNorm."""
     standardize: Callable[[Tensor], Tensor]
-    """Filters (O, I, kh, kw) -> the same, each with mean 0 and (population) variance 1."""
+    """Gives each filter of (O, I, kh, kw) mean 0 and (population) variance 1."""
 
 
 JAX = Dialect(norm_eps=1e-6, standardize=divide_by_std)
 """google-research/vision_transformer, where the weights were trained; flax's GroupNorm has this epsilon."""
 TIMM = Dialect(norm_eps=1e-5, standardize=divide_by_root_of_variance)
-"""timm's `vision_transformer_hybrid._resnetv2`, which runs those weights with epsilons of its own."""
+"""timm's `vision_transformer_hybrid._resnetv2`, which runs these weights with its own epsilons."""
 DIALECTS: dict[str, Dialect] = {"jax": JAX, "timm": TIMM}
 
 
 def same_padding(size: int, kernel: int, stride: int) -> int:
-    """Pixels to add along a side, for windows `stride` apart to give ceil(size / stride) outputs."""
+    """Pixels to add along a side for ceil(size / stride) outputs."""
     return max(0, (-(-size // stride) - 1) * stride + kernel - size)
 
 
 def pad_odd_pixel(images: Tensor, kernel: int, stride: int) -> tuple[Tensor, tuple[int, int]]:
-    """TensorFlow's "SAME" padding, which depends on the image's size, in two parts.
+    """Images (B, C, H, W) with the uneven part of "SAME" padding, and its even part, (rows, columns).
 
-    An odd number of pixels leaves one more at the bottom and the right. Only that one is added to images
-    (B, C, H, W) here; the padding that is returned, equal on both sides, convolution and pool add without
-    a copy.
+    An odd number of pixels puts one more at the bottom and the right. Convolution and pool add the even part
+    without a copy.
     """
     rows, columns = (same_padding(size, kernel, stride) for size in images.shape[-2:])
     if rows % 2 or columns % 2:
@@ -81,18 +78,17 @@ def pad_odd_pixel(images: Tensor, kernel: int, stride: int) -> tuple[Tensor, tup
 def max_pool(maps: Tensor) -> Tensor:
     """3x3, stride 2, "SAME": (B, C, H, W), not negative, -> (B, C, ceil(H / 2), ceil(W / 2)).
 
-    The odd pixel is a zero, where vit_jax and timm have minus infinity: after a relu no maximum is below
-    zero, so it is the same. (The rest of the padding is minus infinity here too.)
+    The odd pixel is 0, not minus infinity as in vit_jax and timm: the same after a relu.
     """
     maps, padding = pad_odd_pixel(maps, kernel=3, stride=2)
     return F.max_pool2d(maps, 3, stride=2, padding=padding)
 
 
 class StandardizedConv(nn.Conv2d):
-    """A square convolution without bias, of standardized filters: (B, I, H, W) -> (B, O, H/stride, W/stride).
+    """A square convolution of standardized filters: (B, I, H, W) -> (B, O, H/stride, W/stride), rounded up.
 
-    Sides are rounded up. Filters are standardized in fp32 at least, also where weights or autocast are
-    bf16: an error in a mean or a deviation is the whole filter's, and does not average out.
+    Filters are standardized in fp32 at least, also if weights or autocast are bf16: an error in a mean or a
+    deviation shifts the whole filter and does not average out.
     """
 
     def __init__(
@@ -102,15 +98,14 @@ class StandardizedConv(nn.Conv2d):
         self.dialect = dialect
 
     def reset_parameters(self) -> None:
-        """He initialization, by fan-in.
+        """He initialization by fan-in, which gives every filter the same expected norm.
 
-        The scale of a filter hardly changes an output, but sets how far a step turns it: fan-in gives every
-        filter of the network the same expected norm, and so the same pace.
+        The norm of a standardized filter hardly changes its output, but sets how far a step turns it.
         """
         nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Convolve with the standardized filters."""
+        """(B, I, H, W) -> (B, O, H/stride, W/stride)."""
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         weight = self.dialect.standardize(weight).to(self.weight.dtype)
         images, padding = pad_odd_pixel(images, self.kernel_size[0], self.stride[0])
@@ -118,21 +113,18 @@ class StandardizedConv(nn.Conv2d):
 
 
 class GroupNorm(nn.GroupNorm):
-    """The norm of (B, channels, H, W): 32 groups, or as many as channels where those are fewer.
-
-    Called without `torch.nn.functional`, which refuses one image of 1x1: a 32x32 image at stride 32.
-    """
+    """The norm of (B, channels, H, W), which also accepts one image of 1x1, unlike `F.group_norm`."""
 
     def __init__(self, channels: int, dialect: Dialect) -> None:
-        super().__init__(shapes.norm_groups(channels), channels, eps=dialect.norm_eps)
+        super().__init__(norm_groups(channels), channels, eps=dialect.norm_eps)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Normalize each group of each image."""
+        """(B, channels, H, W) -> the same shape."""
         return torch.group_norm(maps, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class ConvNorm(nn.Module):
-    """Convolution and GroupNorm: (B, I, H, W) -> (B, O, H/stride, W/stride)."""
+    """Convolution and GroupNorm."""
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel: int, stride: int, dialect: Dialect
@@ -142,19 +134,18 @@ class ConvNorm(nn.Module):
         self.norm = GroupNorm(out_channels, dialect)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Convolve, then normalize; no activation."""
+        """(B, I, H, W) -> (B, O, H/stride, W/stride)."""
         return self.norm(self.conv(images))
 
 
 class Bottleneck(nn.Module):
     """y = relu(x + F(x)), F of 1x1, 3x3 and 1x1 convolutions (He et al. 2016, equation 1 and figure 5).
 
-    (B, I, H, W) -> (B, 4C, H/stride, W/stride), sides rounded up. The stride is that of the 3x3 convolution
-    ("ResNet v1.5"). The last norm starts at zero, as `gn3` does in vit_jax: each unit then starts as its
-    shortcut, however deep the network (Goyal et al. 2017, section 5.1).
+    The 3x3 convolution has the stride ("ResNet v1.5"). The last norm starts at zero, as `gn3` in vit_jax, so
+    that each unit starts as its shortcut (Goyal et al. 2017, section 5.1).
     """
 
-    def __init__(self, unit: shapes.Unit, dialect: Dialect = JAX) -> None:
+    def __init__(self, unit: Unit, dialect: Dialect = JAX) -> None:
         super().__init__()
         C = unit.channels
         self.conv1 = StandardizedConv(unit.in_channels, C, 1, dialect=dialect)
@@ -169,7 +160,7 @@ class Bottleneck(nn.Module):
         nn.init.zeros_(self.norm3.weight)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Add what the three convolutions find to the shortcut."""
+        """(B, I, H, W) -> (B, 4C, H/stride, W/stride), rounded up."""
         residual = F.relu(self.norm1(self.conv1(maps)))  # (B, C, H, W)
         residual = F.relu(self.norm2(self.conv2(residual)))  # (B, C, H/stride, W/stride)
         residual = self.norm3(self.conv3(residual))  # (B, 4C, H/stride, W/stride)
@@ -177,52 +168,29 @@ class Bottleneck(nn.Module):
 
 
 class ResNetFeatures(nn.Module):
-    """Root and stages: images (B, C, H, W) -> feature maps (B, channels, H/stride, W/stride), never negative.
+    """Root and stages: images (B, C, H, W) -> maps (B, D, H/stride, W/stride), rounded up, not negative.
 
-    Sides are rounded up, so any size is taken. `layers` has the number of units in each stage; without one,
-    only the root is left, for ImageNet a 7x7 convolution and a pool, of stride 4 (so R+ViT-Ti/16, whose
-    patches are 8x8, has a token for every 32 pixels, whatever its name says; timm builds the same).
+    Without stages there is only the root, for ImageNet of stride 4: R+ViT-Ti/16, whose patches are 8x8, has a
+    token per 32 pixels, in spite of its name; timm builds the same.
 
     Raises:
-        UserError: an unknown dialect or root, or numbers of which no network can be built.
+        UserError: an unknown dialect.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        layers: Sequence[int],
-        width: int = 64,
-        dialect: DialectName = "jax",
-        root: shapes.RootName = "imagenet",
-    ) -> None:
+    def __init__(self, config: ResNetConfig, dialect: DialectName = "jax") -> None:
         super().__init__()
-        shapes.check_shape(in_channels, layers, width)
         check_choice("dialect", dialect, DIALECTS)
-        check_choice("root", root, shapes.ROOTS)
-        numerics, first = DIALECTS[dialect], shapes.ROOTS[root]
-        self.layers, self.width, self.root_name = tuple(layers), width, root
-        self.root = ConvNorm(in_channels, width, first.kernel, first.stride, numerics)
+        numerics, root = DIALECTS[dialect], ROOTS[config.root]
+        self.pools = root.pools
+        self.root = ConvNorm(config.in_channels, config.width, root.kernel, root.stride, numerics)
         self.stages = nn.Sequential(
-            *(
-                nn.Sequential(*(Bottleneck(unit, numerics) for unit in units))
-                for units in shapes.stages(layers, width)
-            )
+            *(nn.Sequential(*(Bottleneck(unit, numerics) for unit in units)) for units in config.stages())
         )
 
-    @property
-    def channels(self) -> int:
-        """Channels of the feature maps."""
-        return shapes.out_channels(self.layers, self.width)
-
-    @property
-    def stride(self) -> int:
-        """Pixels from one feature to the next."""
-        return shapes.total_stride(self.layers, self.root_name)
-
     def forward(self, images: Tensor, trace: Trace | None = None) -> Tensor:
-        """Feature maps of images (B, C, H, W), normalized floats."""
+        """Feature maps (B, D, rows, columns) of images (B, C, H, W), normalized floats."""
         maps = F.relu(self.root(images))
-        if shapes.ROOTS[self.root_name].pools:
+        if self.pools:
             maps = max_pool(maps)  # (B, width, H/4, W/4)
         if trace is not None:
             trace.keep("root", maps)
@@ -234,9 +202,9 @@ class ResNetFeatures(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A classifier: features, their mean over the image, one linear layer. (B, C, H, W) -> logits (B, K).
+    """A classifier: the features' mean over the image, then one linear layer. (B, C, H, W) -> logits (B, K).
 
-    Any H and W are taken. The head starts at zero, as in vit_jax: the first prediction is uniform.
+    Any H and W are accepted. The head starts at zero, as in vit_jax, for uniform predictions.
     """
 
     preprocess: PreprocessLike | None = None
@@ -245,8 +213,8 @@ class ResNet(nn.Module):
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
         self.config = config
-        self.features = ResNetFeatures(config.in_channels, config.layers, config.width, root=config.root)
-        self.head = nn.Linear(self.features.channels, config.num_classes)
+        self.features = ResNetFeatures(config)
+        self.head = nn.Linear(config.embed_dim, config.num_classes)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -259,15 +227,15 @@ class ResNet(nn.Module):
         return self.head(self.embed(images))
 
     def embed(self, images: Tensor) -> Tensor:
-        """The mean of the features over the image: (B, C, H, W) -> (B, D), D the channels of the features."""
+        """The features' mean over the image: (B, C, H, W) -> (B, D)."""
         check_images(images, self.config.in_channels)
         return self.features(images).mean(dim=(2, 3))
 
     def trace(self, images: Tensor) -> Trace:
-        """The forward pass with every intermediate kept.
+        """The forward pass with every intermediate.
 
-        `root`, after the pool where there is one; `stage0`, `stage1`, ...; `features`, which is the last of
-        them, all (B, channels, rows, columns); `pooled`, as `embed` gives it, (B, D); `logits` (B, K).
+        `root`, after the pool; `stage0`, `stage1`, ...; `features`, the last of them, all (B, channels, rows,
+        columns); `pooled`, the result of `embed`, (B, D); `logits` (B, K).
         """
         check_images(images, self.config.in_channels)
         trace = Trace()

@@ -8,8 +8,7 @@ from typing import Any
 from vitascope.errors import UserError, nearest
 from vitascope.model.config import ViTConfig
 from vitascope.model.options import TrainingOptions
-from vitascope.model.resnet_config import ResNetConfig
-from vitascope.model.resnet_shapes import RESNETS
+from vitascope.model.resnet_config import RESNETS, ResNetConfig
 
 ModelConfig = ViTConfig | ResNetConfig
 

@@ -1,13 +1,12 @@
-"""Token merging: the patches that are most alike become one, some in every block (Bolya et al. 2023, ToMe).
+"""Token merging: every block merges the most similar patches (Bolya et al. 2023, ToMe).
 
-Between attention and MLP of a block the patches are dealt in turn into two sets. Each of the first set finds
-the one of the second whose key, the mean of the heads, points most nearly where its own does; the `r` nearest
-pairs become one token each, their mean, which counts every patch that it is made of alike (section 3,
-"Bipartite soft matching"). Attention counts a token as often as it has patches: "proportional attention",
-equation 1. The prefix is never merged. No weight changes, so that any trained model can be shortened.
+Between attention and MLP, the patches are dealt in turn into two sets. Each patch of the first set is matched
+with the one of the second whose key, averaged over the heads, is most similar; the `r` most similar pairs
+become one token each, the mean of all their patches (section 3, "Bipartite soft matching"). Attention counts
+a token as often as it has patches ("proportional attention", equation 1). The prefix is never merged. There
+are no weights, so any trained model can be shortened.
 
-What leaves the encoder is whole again: each patch has the state of the token that it has become part of, so
-that a mean over patches counts each patch once, and whoever reads a grid finds one.
+The encoder's output has all tokens again: each patch has the state of the token that it was merged into.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from vitascope.model.trace import Trace
 
 @dataclasses.dataclass
 class MergingLayout(Layout):
-    """The layout of one pass in which tokens become fewer: T at first, Q now. Blocks write in it."""
+    """The layout of one pass through merging blocks, which update it: of T tokens, Q are left."""
 
     keys: Tensor | None = None
-    """Of the tokens in the newest attention, the mean of the heads: (B, Q, hd)."""
+    """The keys in the last attention, averaged over the heads: (B, Q, hd)."""
     sizes: Tensor | None = None
-    """How many tokens each is made of, float32 (B, Q); None while each is one."""
+    """The number of tokens merged into each, float32 (B, Q); None before the first merge."""
     owners: Tensor | None = None
-    """Which of the Q tokens each of the T has become part of: (B, T); None while each is itself."""
+    """The index among the Q tokens that each of the T was merged into: (B, T); None before."""
 
     def merge(self, tokens: Tensor, count: int) -> Tensor:
-        """Make `count` tokens fewer, or as many as there are pairs: (B, Q, D) -> (B, Q - count, D)."""
+        """Merge `count` pairs, or all that there are: (B, Q, D) -> (B, Q - count, D)."""
         assert self.keys is not None, "attention comes before merging"
         P = self.num_prefix_tokens
         count = min(count, (tokens.shape[1] - P) // 2)
@@ -48,7 +47,7 @@ class MergingLayout(Layout):
         sizes = torch.ones(tokens.shape[:2], device=tokens.device) if self.sizes is None else self.sizes
         staying, leaving = sizes.gather(1, stay), sizes.gather(1, leave)
         self.sizes = staying.scatter_add(1, join, leaving)
-        # A product instead of a scatter: it is as cheap for so few, and every runtime has it.
+        # A matrix product, not a scatter: as cheap for so few tokens, and every runtime has it.
         places = torch.arange(stay.shape[1], device=tokens.device)[:, None]
         into = (join[:, None] == places).to(tokens.dtype)  # (B, Q - count, count)
         parts = leaving / self.sizes.gather(1, join)
@@ -57,26 +56,26 @@ class MergingLayout(Layout):
         return take(tokens, stay) * own + into @ (take(tokens, leave) * parts.to(tokens.dtype)[:, :, None])
 
     def _follow(self, stay: Tensor, leave: Tensor, join: Tensor) -> None:
-        """Note what has become of each of the T tokens."""
+        """Update `owners` after a merge."""
         B, left = stay.shape
         places = torch.arange(left, device=stay.device).expand(B, -1)
         now = stay.new_zeros(B, left + leave.shape[1]).scatter(1, stay, places).scatter(1, leave, join)
         self.owners = now if self.owners is None else now.gather(1, self.owners)
 
     def expand(self, tokens: Tensor) -> Tensor:
-        """To each of the T tokens what it has become part of: (B, Q, D) -> (B, T, D).
+        """Give each of the T tokens the state that it was merged into: (B, Q, D) -> (B, T, D).
 
-        Tokens of the prefix that are read alone, fewer than Q, stay as they are.
+        Fewer than Q tokens, a prefix that is read alone, stay as they are.
         """
         if self.owners is None or self.sizes is None or tokens.shape[1] < self.sizes.shape[1]:
             return tokens
         return take(tokens, self.owners)
 
     def expand_weights(self, weights: Tensor) -> Tensor:
-        """Attention weights as relations of the T tokens, rows that sum to one; Q x Q -> T x T.
+        """Attention weights between the T tokens: (B, heads, Q, Q) -> (B, heads, T, T).
 
-        (B, heads, rows, Q) -> (B, heads, rows, T), where only the prefix has rows; of all rows T x T.
-        A token's weight is shared alike by what it is made of.
+        Rows of the prefix alone, fewer than Q, become (B, heads, rows, T). A token's weight is divided
+        equally among its patches, so that rows still sum to one.
         """
         if self.owners is None or self.sizes is None:
             return weights
@@ -90,11 +89,12 @@ class MergingLayout(Layout):
 
 
 def match(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The pairs to merge, by keys of patches (B, N, hd), in float32.
+    """Find the pairs to merge, by keys of patches (B, N, hd), in float32.
 
     Returns:
-        which patches stay, (B, N - count): those of the first set in their order, then the second set; which
-        leave, (B, count), all of the first set; and which of those that stay each joins, (B, count).
+        indices of the patches that stay (B, N - count), first those of the first set, then the second set; of
+        those that leave (B, count), all of the first set; and of those among the first that they join (B,
+        count).
     """
     directions = F.normalize(keys.detach().float(), dim=-1)
     first, second = directions[:, 1::2], directions[:, ::2]
@@ -107,25 +107,25 @@ def match(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def take(tokens: Tensor, places: Tensor) -> Tensor:
-    """Tokens of each image by their places: (B, Q, D), (B, n) -> (B, n, D)."""
+    """Select tokens of each image: (B, Q, D), (B, n) -> (B, n, D)."""
     B, Q, D = tokens.shape
     rows = places + Q * torch.arange(B, device=tokens.device)[:, None]
-    # Whole rows by one index: on a CPU several times as fast as `gather` or two indices.
+    # One index for whole rows is several times as fast on a CPU as `gather` or two indices.
     return tokens.reshape(B * Q, D).index_select(0, rows.flatten()).view(B, places.shape[1], D)
 
 
 class MergingAttention(SelfAttention):
-    """Proportional attention, A = softmax(q k^T / sqrt(hd) + log s), equation 1; it leaves its keys."""
+    """Proportional attention, A = softmax(q k^T / sqrt(hd) + log s), equation 1."""
 
     def bias(self, k: Tensor, layout: Layout) -> Tensor | None:
-        """log s, (B, 1, 1, Q); None while each token is one patch."""
+        """log s, (B, 1, 1, Q), or None before the first merge; also hands the keys to the layout."""
         assert isinstance(layout, MergingLayout)
         layout.keys = k.mean(dim=1)
         return None if layout.sizes is None else layout.sizes.log()[:, None, None]
 
 
 class WholeTrace(Trace):
-    """Hands a trace what it gets of a model without merging: all T tokens, and relations of all with all."""
+    """Records for all T tokens, as without merging, what the blocks hand over for Q."""
 
     def __init__(self, trace: Trace, layout: MergingLayout) -> None:
         super().__init__()

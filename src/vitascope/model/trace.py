@@ -1,4 +1,4 @@
-"""`Trace`: what a forward pass keeps for whoever wants to look inside."""
+"""`Trace`: the named intermediates of a forward pass."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from torch import Tensor
 
 
 class Trace:
-    """Named intermediates of one forward pass, kept only because they were asked for.
+    """Named intermediates of one forward pass.
 
-    The model's parts hand their intermediates to a trace where there is one; without one nothing is kept
-    and the fused kernels run. Gradients flow through what it keeps.
+    The model's parts hand their intermediates to a trace if there is one; otherwise nothing is kept and the
+    fused kernels run. Gradients flow through the kept tensors.
 
     Attributes:
         values: by name, in the order of the pass: `patch_embeddings` (B, N, D); `embeddings`, z_0 of
             equation 1 (B, T, D); `block0`, `block1`, ...: z_1, z_2, ... of equation 3 (B, T, D); `features`,
-            after the final norm (B, T, D); `pooled`, as `VisionTransformer.embed` gives it, (B, D) or
-            (B, 2D); `logits` (B, K), or what the head gives in their place.
-        attended: one (B, T, D) a block: the tokens that its attention reads, normalized in a pre-norm block.
-        attention: if asked for, one (B, heads, T, T) a block: the softmax weights, before dropout; each
-            row is one query token and sums to 1.
+            after the final norm (B, T, D); `pooled`, the result of `VisionTransformer.embed`, (B, D) or
+            (B, 2D); `logits` (B, K), or the head's features.
+        attended: (B, T, D) per block: the tokens that its attention reads, normalized in a pre-norm block.
+        attention: if asked for, (B, heads, T, T) per block: the softmax weights before dropout. Each row is
+            one query token and sums to 1.
     """
 
     def __init__(self, *, attention: bool = False) -> None:
@@ -31,11 +31,11 @@ class Trace:
         self.values[name] = value
 
     def keep_attended(self, tokens: Tensor) -> None:
-        """Record what the attention of the next block reads."""
+        """Record the tokens that the next block's attention reads."""
         self.attended.append(tokens)
 
     def keep_attention(self, weights: Tensor) -> None:
-        """Record the attention weights of the next block, if they were asked for."""
+        """Record the next block's attention weights, if asked for."""
         if self.attention is not None:
             self.attention.append(weights)
 

@@ -11,7 +11,7 @@ from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import DEPENDENT_OPTIONS
-from vitascope.model.resnet_shapes import total_stride
+from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, named_config
 from vitascope.training.options import Architecture
 from vitascope.training.recipes import TrainConfig
@@ -138,7 +138,7 @@ def vit_sizes(asked: Architecture, model: str, side: int) -> dict[str, int]:
     assert isinstance(config, ViTConfig)
     stem = {name: value for name, value in asked.model_options().items() if OPTIONS[name] == "embedding"}
     embedding = dataclasses.replace(config.embedding, **stem)
-    smallest = total_stride(embedding.resnet_layers) if embedding.stem == "resnet" else 1
+    smallest = ResNetConfig(layers=embedding.resnet_layers).stride if embedding.stem == "resnet" else 1
     patch = asked.patch_size or max(smallest, side // 8 // smallest * smallest)
     return {"patch_size": patch, "image_size": asked.image_size or max(1, round(side / patch)) * patch}
 

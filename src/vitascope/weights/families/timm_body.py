@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from vitascope.model.config import ViTConfig
-from vitascope.model.resnet_shapes import total_stride
+from vitascope.model.resnet_config import ResNetConfig
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Source, Table
 
@@ -78,7 +78,7 @@ def _resnet_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
     )
     root = "patch_embed.backbone.stem.conv.weight" if layers else "patch_embed.backbone.conv.weight"
     width, channels = source.shape(root, 4)[:2]
-    step = total_stride(layers)
+    step = ResNetConfig(layers=layers).stride
     return {
         "stem": "resnet",
         "resnet_layers": layers,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.model.resnet_shapes import total_stride
+from vitascope.model.resnet_config import ResNetConfig
 
 POOLS = {"token": "cls", "avg": "mean", "map": "map"}
 """timm's `global_pool`, and what we call it."""
@@ -100,7 +100,7 @@ def _architecture(config: ViTConfig) -> str:
 def _arguments(config: ViTConfig) -> dict[str, Any]:
     """`model_args`: what makes that function build this model."""
     (ph, pw), layers, scale = config.patch_hw, config.embedding.resnet_layers, config.block.layer_scale
-    step = total_stride(layers) if config.embedding.stem == "resnet" else 1
+    step = ResNetConfig(layers=layers).stride if config.embedding.stem == "resnet" else 1
     args: dict[str, Any] = {
         "img_size": list(config.image_hw),
         "patch_size": [ph // step, pw // step],  # on a ResNet's feature map
