@@ -28,7 +28,7 @@ from contestants import our_inference
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
-from vitascope.deploy.export.compress import merge_tokens, prune
+from vitascope.deploy.export.pruning import merge_tokens, prune
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config

@@ -32,16 +32,16 @@ def test_compress_writes_a_model_and_says_what_it_costs_and_brings(
         f"{after.num_parameters:,}",
     ]
     assert said.count("%") == 2
-    assert "right, 360 images" in said
+    assert "accuracy, 360 images" in said
     assert "images/s, batch 8" in said
-    assert f"train on: vitascope train --data digits --weights {out}" in said
+    assert f"continue training: vitascope train --data digits --weights {out}" in said
 
 
 def test_compress_merges_without_data(
     digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compress", str(digits), str(tmp_path / "merged"), "--merge", "3"]) == 0
-    assert "right" not in capsys.readouterr().out
+    assert "accuracy" not in capsys.readouterr().out
     assert main(["compress", str(tmp_path / "merged"), str(tmp_path / "whole"), "--merge", "0"]) == 0
     assert from_pretrained(tmp_path / "whole").config == from_pretrained(digits).config
 
@@ -49,10 +49,13 @@ def test_compress_merges_without_data(
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ([], "nothing to do: say --merge, --heads or --mlp-ratio"),
-        (["--heads", "1"], "is no run folder: say --data DATA"),
+        ([], "nothing to compress: give merge, heads or mlp_ratio"),
+        (["--heads", "1"], "the model is not a run, whose images could be used: give data"),
         (["--heads", "9", "--data", "digits"], "the model has 2 heads, so 9 cannot be kept"),
-        (["--heads", "1", "--data", "digits", "--images", "0"], "images must be at least 1, not 0"),
+        (
+            ["--heads", "1", "--data", "digits", "--images", "0"],
+            "number of images must be at least 1, not 0",
+        ),
         (["--merge", "-1"], "token_merging must be at least 0, not -1"),
         (["--merge", "2", "--data", "nowhere"], "nowhere: no such folder"),
     ],

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -58,41 +57,18 @@ def test_file_is_written_here_and_the_printed_program_gives_the_label_of_predict
 ) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")
     printed = exported(folder, capsys, "--format", format)
-    text, script = printed.split("It is used like this, without vitascope:\n")
+    text, script = printed.split("To use it without vitascope:\n")
     files = [f"{name}  {(folder / name).stat().st_size:,} bytes" for name in names]
     *first, takes, gives, compared, _ = text.splitlines()
     assert first == files
     assert takes == "takes pictures of any size, uint8 (batch, height, width, 3)"
     assert gives == "gives probabilities and logits, float32 (batch, 5)"
-    assert compared.startswith("compared with the model on pictures of cat.jpg: top-1 the same on 1 of 1 ")
+    assert compared.startswith("compared with the model on images of cat.jpg: same top-1 class for 1 of 1 ")
     label = answer_of(script, folder)
     assert label in NAMES
     assert label == predicted(capsys, "small")
     assert label == predicted(capsys, names[0])
     before = (folder / names[0]).read_bytes()
     assert main(["export", "small", "--format", format]) == 2
-    assert "there already" in capsys.readouterr().err
+    assert "exists and is not overwritten" in capsys.readouterr().err
     assert (folder / names[0]).read_bytes() == before
-
-
-def test_export_of_a_run_goes_into_its_folder(tmp_path: Path) -> None:
-    from vitascope.cli.export import default_out
-
-    (tmp_path / "run" / "model").mkdir(parents=True)
-    assert default_out(str(tmp_path / "run"), ".onnx") == tmp_path / "run" / "export" / "model.onnx"
-    assert default_out(str(tmp_path / "vit"), ".xml") == Path("vit.xml")
-
-
-def test_program_for_pixels_and_classes_without_names_is_a_program(tmp_path: Path) -> None:
-    from vitascope.cli.export import usage
-    from vitascope.deploy.predict.exported_model import Metadata
-
-    fit = Preprocess(image_size=(32, 24), channels=1, mean=(0.5,), std=(0.5,), exif_orientation=False)
-    about = Metadata(preprocess=fit, class_names=(), num_classes=5, input="pixels", model={})
-    for suffix in (".onnx", ".xml", ".pt2"):
-        script = textwrap.dedent(usage(SimpleNamespace(about=about, path=tmp_path / f"a{suffix}")))
-        compile(script, "usage", "exec")
-        assert "class_names[" not in script
-        assert "exif_transpose" not in script
-        assert 'convert("L")' in script
-        assert "(24, 32)" in script

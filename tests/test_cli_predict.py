@@ -45,7 +45,7 @@ def test_folder_is_printed_as_pictures_are(
 ) -> None:
     assert status("data/red", "data/blue/3.png") == 0
     out, err = capsys.readouterr()
-    assert err.startswith("11 pictures, ")
+    assert err.startswith("11 images, ")
     shown = [line for line in out.splitlines() if not line.startswith(" ")]
     assert shown == [*EVERY[10:], "data/blue/3.png"]
     assert status(*shown) == 0
@@ -73,7 +73,7 @@ def test_file_has_what_is_printed_and_the_summary_counts(
     out = tmp_path / "o.jsonl"
     assert status("data", "--out", str(out), "--json") == 0
     assert out.read_text("utf-8") == printed
-    assert json.loads(capsys.readouterr().out) == {"out": str(out), "pictures": 20, "unreadable": 0}
+    assert json.loads(capsys.readouterr().out) == {"out": str(out), "images": 20, "unreadable": 0}
 
 
 def test_unreadable_picture_is_a_line_is_named_and_makes_the_status_1(
@@ -85,7 +85,7 @@ def test_unreadable_picture_is_a_line_is_named_and_makes_the_status_1(
     for argv in (["broken.jpg", "data/red"], ["broken.jpg", "data/red", "--out", str(out)]):
         assert status(*argv) == 1
         printed, err = capsys.readouterr()
-        assert "1 of 11 pictures could not be read:\n  broken.jpg: not a picture" in err
+        assert "1 of 11 images could not be read:\n  broken.jpg: not a picture" in err
         assert "Traceback" not in err
     assert printed == ""
     first, *others = lines(out)
@@ -101,7 +101,7 @@ def test_unreadable_file_among_files_costs_no_answers(
     assert status(*files) == 1
     out, err = capsys.readouterr()
     assert [line for line in out.splitlines() if not line.startswith(" ")] == files
-    assert err == f"1 of 3 pictures could not be read:\n{err.splitlines()[1]}\n"
+    assert err == f"1 of 3 images could not be read:\n{err.splitlines()[1]}\n"
     assert "  broken.jpg: not a picture" in err
     assert status(EVERY[0], EVERY[12], "--json") == 0
     alone = json.loads(capsys.readouterr().out)
@@ -128,9 +128,9 @@ def test_one_picture_is_counted_as_one(
     (here.root / "alone").mkdir(exist_ok=True)
     (here.root / "alone" / "0.png").write_bytes((here.root / EVERY[0]).read_bytes())
     assert status("alone") == 0
-    assert capsys.readouterr().err.startswith("1 picture, ")
+    assert capsys.readouterr().err.startswith("1 image, ")
     assert status("broken.jpg") == 1
-    assert capsys.readouterr().err.startswith("1 of 1 picture could not be read:")
+    assert capsys.readouterr().err.startswith("1 of 1 image could not be read:")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -146,7 +146,7 @@ def test_stop_keeps_what_is_written_and_the_same_command_goes_on(
 
     def stop_after_six(file: ResultFile, answer: ImageResult) -> None:
         write(file, answer)
-        if file.tally.pictures == 6:
+        if file.tally.images == 6:
             os.kill(os.getpid(), signum)
 
     child = os.fork()  # a signal is for a process: this one has others' handlers
@@ -161,13 +161,13 @@ def test_stop_keeps_what_is_written_and_the_same_command_goes_on(
     _, ended = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(ended) == 128 + signum
     assert (tmp_path / "err").read_text() == (
-        f"vitascope: stopped by {signum.name}; 6 pictures are in {out}: "
-        "go on with the same command and --resume\n"
+        f"vitascope: stopped by {signum.name}; 6 images in {out}; "
+        "repeat the command with --resume to continue\n"
     )
     assert images(out) == EVERY[:6]
     assert f"{out} exists" in refusal([*RUN, "data", "--out", str(out), *QUICK], capsys)
     assert status("data", "--out", str(out), "--resume") == 0
-    assert "20 pictures in" in capsys.readouterr().err
+    assert "20 images in" in capsys.readouterr().err
     assert images(out) == EVERY
 
 
@@ -189,7 +189,7 @@ def test_killed_run_goes_on_where_it_was(
 
         def die_after_six(file: ResultFile, answer: ImageResult) -> None:
             write(file, answer)
-            if file.tally.pictures == 6:
+            if file.tally.images == 6:
                 file._file.flush()
                 os.truncate(file._lines, file._lines.stat().st_size - 9)  # its last line was cut
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -221,20 +221,20 @@ def test_unreadable_pictures_of_earlier_runs_count(
     assert status("broken.jpg", "--out", out) == 1
     assert status("broken.jpg", "data/red", "--out", out, "--resume") == 1
     err = capsys.readouterr().err
-    assert "11 pictures in" in err
+    assert "11 images in" in err
     assert ", 10 of them now, " in err
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["none"], "none: no pictures there"),
+        (["none"], "none: no images there"),
         (["data", "nowhere.jpg"], "nowhere.jpg: no such file"),
         (["data", "--top-k", "0"], "top_k must be at least 1, not 0"),
-        (["data", "--resume"], "--resume goes on with a file: name it with --out"),
-        (["data", "--out", "o.csv"], "o.csv: a file of answers ends in .jsonl or .parquet"),
+        (["data", "--resume"], "--resume needs the file to resume: --out FILE"),
+        (["data", "--out", "o.csv"], "o.csv: a result file ends in .jsonl or .parquet"),
         (["data", "--out", "nowhere/o.jsonl"], "nowhere: no such folder"),
-        (["data", "--out", "data"], "data: a file of answers ends in"),
+        (["data", "--out", "data"], "data: a result file ends in"),
         (["data", "--workers", "-1"], "workers must not be negative, not -1"),
         (["data", "--batch-size", "0"], "batch_size must be at least 1, not 0"),
     ],

@@ -9,10 +9,7 @@ import vitascope as vs
 from tests.data import write_tree
 from tests.model import small_model, with_preprocess
 from vitascope.cli import main
-from vitascope.cli.quantizing import pictures_for_int8
 from vitascope.data.preprocess import Preprocess
-from vitascope.errors import UserError
-from vitascope.training.recipes import TrainConfig
 
 NAMES = ("ant", "bee", "cat", "dog", "emu")
 
@@ -36,24 +33,24 @@ def test_int8_file_is_written_and_its_comparison_printed(model, data, tmp_path: 
     pytest.importorskip("nncf", reason="NNCF is not installed (vitascope[openvino])")
     out = tmp_path / "small.xml"
     words = ["--format", "openvino", "--data", str(data), "--out", str(out), "--max-drop", "1"]
-    assert main(["export", str(model), "--int8", *words, "--calibration-images", "7"]) == 0
+    assert main(["export", str(model), "--int8", *words, "--images", "7"]) == 0
     printed = capsys.readouterr().out
     files = [out, out.with_suffix(".bin")]
     assert sorted(tmp_path.iterdir()) == sorted(files)
     assert printed.startswith("".join(f"{file}  {file.stat().st_size:,} bytes\n" for file in files))
-    assert "5 layers in int8; ranges from 7 pictures" in printed
+    assert "5 layers in int8; ranges from 7 images" in printed
     rows = re.findall(r"^ *(fp32|int8) +[\d.]+% of 5 +([\d,]+) +[\d,.]+$", printed, re.MULTILINE)
     assert [name for name, _ in rows] == ["fp32", "int8"]
     assert rows[1][1] == f"{sum(file.stat().st_size for file in files):,}"
-    assert re.search(r"the same answer on \d of 5 test images", printed)
+    assert re.search(r"the same class for \d of 5 test images", printed)
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--int8"], "is not a run folder.*--data FOLDER"),
-        (["--int8", "--format", "torch", "--data", "digits"], "onnx and openvino"),
-        (["--calibration", "digits"], "--calibration is for --int8"),
+        (["--int8"], "is not a run.*give data"),
+        (["--int8", "--format", "torch", "--data", "digits"], "onnx, openvino"),
+        (["--calibration", "digits"], "--calibration needs --int8"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(words, complaint, model, tmp_path: Path, capsys) -> None:
@@ -62,28 +59,3 @@ def test_what_cannot_be_done_is_said_in_one_line(words, complaint, model, tmp_pa
     assert re.search(complaint, said)
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_no_picture_is_both_calibrated_with_and_measured_on(data) -> None:
-    calibration, test = pictures_for_int8("model", NAMES, str(data), None)
-    assert len(calibration) > len(test) > 0
-    assert not set(map(str, calibration)) & set(map(str, test.sources))
-
-
-def test_run_gives_its_training_images_and_its_test_images(data, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    config = TrainConfig.from_recipe("digits", data=str(data))
-    (run / "config.yaml").write_text(config.to_yaml())
-    calibration, test = pictures_for_int8(str(run), NAMES, None, None)
-    assert (len(calibration) > len(test) > 0, test.name) == (True, "test")
-    assert not set(map(str, calibration)) & set(map(str, test.sources))
-
-
-def test_calibration_needs_no_labels(data, tmp_path: Path) -> None:
-    unlabelled = write_tree(tmp_path, {".": 20})
-    calibration, test = pictures_for_int8("model", NAMES, str(data), str(unlabelled))
-    assert {Path(str(path)).parent for path in calibration} == {unlabelled}
-    assert test.class_names == NAMES
-    with pytest.raises(UserError, match="no such folder"):
-        pictures_for_int8("model", NAMES, str(data), str(tmp_path / "nothing"))

@@ -70,7 +70,7 @@ def test_promised_functions_take_the_promised_parameters() -> None:
     assert_promised(vs.from_pretrained, ref=REQUIRED, revision=None, dtype=None, device=None)
     assert_promised(vs.save_pretrained, model=REQUIRED, folder=REQUIRED, format="vitascope")
     assert_promised(vs.train, config=REQUIRED)
-    assert_promised(vs.export, model=REQUIRED, path=REQUIRED, format="onnx", takes="pictures")
+    assert_promised(vs.export, model=REQUIRED, path=None, format="onnx", input="pictures")
     assert_promised(vs.Predictor.from_pretrained, ref=REQUIRED, precision="auto", device="auto")
     assert_promised(vs.Predictor.__call__, images=REQUIRED, top_k=5)
     assert_promised(vs.explain.attention, model=REQUIRED, images=REQUIRED, layer=-1, head=None)

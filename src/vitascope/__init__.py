@@ -12,7 +12,9 @@ from vitascope._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from vitascope import explain
+    from vitascope.deploy.export.compress import compress
     from vitascope.deploy.export.export import export
+    from vitascope.deploy.export.quantize import quantize
     from vitascope.deploy.model_card import push_to_hub
     from vitascope.deploy.predict.predictor import Prediction, Predictor
     from vitascope.errors import UserError
@@ -40,12 +42,14 @@ _HOMES = {
     "UserError": "errors",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
+    "compress": "deploy.export.compress",
     "create_model": "weights.transfer",
     "export": "deploy.export.export",
     "from_pretrained": "weights.loading",
     "list_models": "model.sizes",
     "pretrain": "training.train",
     "push_to_hub": "deploy.model_card",
+    "quantize": "deploy.export.quantize",
     "resume": "training.train",
     "save_pretrained": "weights.saving",
     "train": "training.train",
@@ -62,6 +66,7 @@ __all__ = [
     "UserError",
     "ViTConfig",
     "VisionTransformer",
+    "compress",
     "create_model",
     "explain",
     "export",
@@ -69,6 +74,7 @@ __all__ = [
     "list_models",
     "pretrain",
     "push_to_hub",
+    "quantize",
     "resume",
     "save_pretrained",
     "train",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.model import random_images, small_config, small_model, with_preprocess
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.export.compress import merge_tokens
+from vitascope.deploy.export.pruning import merge_tokens
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.storage import WriteError, settle

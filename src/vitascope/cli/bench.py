@@ -1,4 +1,4 @@
-"""`vitascope bench`: this machine's throughput, by precision and batch."""
+"""`vitascope bench`: this machine's throughput, by precision and batch size."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Measure how many images a second this machine answers.
+    """Measure this machine's throughput.
 
-    A batch begins with bytes and ends with probabilities; nothing is decoded.
+    A batch starts as bytes and ends as probabilities; decoding pictures is not measured.
     """
 
     model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]] = "vit_b16"
-    """A run folder, a model folder or file, a hub id, or an exported file.
-    Or a name that `vitascope models` lists, with random weights."""
+    """A run folder, a model folder or file, a hub id, an exported model, or a name that `vitascope models`
+    lists, with random weights."""
     batch_sizes: tuple[int, ...] = (1, 8)
-    """Images at a time."""
+    """Images per batch."""
     precisions: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
-    """Precisions to compare; the one that `--precision auto` takes is marked. bf16 is left out on a device
-    that only emulates it."""
+    """Precisions to compare; the choice of `--precision auto` is marked. bf16 is left out if the device only
+    emulates it."""
     seconds: float = 12.0
     """Total measuring time, without loading. Each batch is computed at least twice, however long it takes."""
     device: str = "auto"
@@ -40,32 +40,32 @@ class Bench:
 
     def call(self) -> None:
         """Measure and print."""
-        if not self.batch_sizes or not self.precisions:
-            raise UserError("nothing to measure: --batch-sizes and --precisions need a value each, at least")
         if not self.seconds > 0:
             raise UserError(f"--seconds must be above 0, not {self.seconds:g}")
-        from vitascope.deploy.predict.throughput import subject
+        from vitascope.deploy.predict.throughput import Benchmark
         from vitascope.model.hardware import reuse_freed_memory
 
         reuse_freed_memory()
-        measured = subject(self.model, precisions=list(dict.fromkeys(self.precisions)), device=self.device)
-        rows = measured.measure(list(dict.fromkeys(self.batch_sizes)), self.seconds)
+        benchmark = Benchmark.open(
+            self.model, precisions=list(dict.fromkeys(self.precisions)), device=self.device
+        )
+        rows = benchmark.measure(list(dict.fromkeys(self.batch_sizes)), self.seconds)
         if self.json:
-            plain = {"left_out": measured.left_out, "rows": [as_plain(row) for row in rows]}
+            plain = {"left_out": benchmark.left_out, "rows": [as_plain(row) for row in rows]}
             print(json.dumps({"model": self.model, **machine(), **plain}))
             return
-        print(f"{self.model}: {measured.description}\n{in_words(machine())}\n")
+        print(f"{self.model}: {benchmark.description}\n{in_words(machine())}\n")
         print("\n".join(table(rows)))
         ceilings = {row.precision: row.ceiling for row in rows if row.ceiling is not None}
         if ceilings:
             found = ", ".join(f"{ceiling / 1e9:,.0f} in {name}" for name, ceiling in ceilings.items())
-            print(f"\nThe ceiling: this machine's matrix products, GFLOP a second: {found}.")
-        for line in remarks(measured.left_out, rows):
+            print(f"\nThe ceiling: GFLOP per second of this machine's matrix products: {found}.")
+        for line in remarks(benchmark.left_out, rows):
             print(line)
 
 
 def machine() -> dict[str, Any]:
-    """What answers."""
+    """The machine, in plain values."""
     import torch
 
     from vitascope.model.hardware import bf16_units
@@ -79,13 +79,13 @@ def machine() -> dict[str, Any]:
 
 
 def in_words(found: dict[str, Any]) -> str:
-    """The machine in a line."""
+    """The machine in one line."""
     units = found["bf16_units"] or "no units for bf16"
     return f"torch {found['torch']}, {found['threads']} threads on {found['cores']} cores, {units}"
 
 
 def table(rows: Sequence[Throughput]) -> list[str]:
-    """A line each under a header."""
+    """One line per row, under a header."""
     lines = ["batch  precision    images/s  slowest to fastest  ms/image  of the ceiling"]
     for row in rows:
         slowest, fastest = (row.batch_size / pick(row.seconds) for pick in (max, min))
@@ -99,18 +99,18 @@ def table(rows: Sequence[Throughput]) -> list[str]:
 
 
 def remarks(left_out: Sequence[str], rows: Sequence[Throughput]) -> list[str]:
-    """Which precisions are missing and why, and how a share above 100% comes about."""
+    """Why precisions are left out, and why a share exceeds 100%."""
     lines = [f"{reason}." for reason in left_out]
     if any(row.share is not None and row.share > 1 for row in rows):
         lines.append(
-            "Above 100%: the products beside it were slowed down by other programs, or are slower than the "
-            "model's own kernels; measure longer (--seconds) on an idle machine."
+            "Above 100%: other programs slowed the matrix products down, or the model's own kernels are "
+            "faster; measure longer (--seconds) on an idle machine."
         )
     return lines
 
 
 def as_plain(row: Throughput) -> dict[str, Any]:
-    """A row in JSON."""
+    """One row for JSON."""
     return {
         "batch_size": row.batch_size,
         "precision": row.precision,

@@ -1,195 +1,125 @@
-"""`vitascope export`: a model as one file that needs no vitascope."""
+"""`vitascope export`: a model as a file for another runtime, in float or in int8."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+import textwrap
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from vitascope.cli.parsing import MaybePath, Model
 from vitascope.errors import UserError
+from vitascope.report.wording import counted
 from vitascope.training.options import MaybeText
 
 if TYPE_CHECKING:
-    from vitascope.data.decoding import ImageSource
-    from vitascope.deploy.export.export import Export as Done
-
-COMPARED = 32
-"""Pictures that the file and the model are compared on."""
+    from vitascope.deploy.export.accuracy import AccuracyComparison, Measured
+    from vitascope.deploy.export.quantize import QuantizationResult
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write a model for another runtime, and compare their answers.
+    """Write a model for another runtime, and compare their outputs.
 
-    It takes raw pixels and gives probabilities; class names are in it.
+    The file takes raw pixels and gives probabilities; it contains the class names.
     """
 
     model: Model
     """A run folder, a model folder or file, or a hub id."""
     format: Literal["onnx", "openvino", "torch"] = "onnx"
-    """`onnx` runs nearly everywhere, `openvino` on CPUs, in bf16 where they have it; `torch` is
+    """`onnx` runs nearly everywhere, `openvino` on CPUs, in bf16 if they support it; `torch` is
     torch.export's."""
     out: MaybePath = None
-    """The new file. Default: export/model.onnx in a run folder, else the model's name, here."""
+    """The new file. Default: export/model.onnx in a run folder, else the model's name in the working
+    directory."""
     data: MaybeText = None
-    """Pictures to compare on: a picture, a folder, or what else `vitascope train --data` takes.
-    Default: the run's own test images, else parts of two photographs that come with scikit-learn."""
-    input: Literal["pictures", "pixels"] = "pictures"
-    """`pictures` of any size, which the file crops and resizes, or `pixels` that are cropped and resized."""
+    """Images to compare on: an image, a folder, or any other DATA of `vitascope train`.
+    Default: the run's test images, else parts of two photographs from scikit-learn."""
+    input: Literal["pictures", "tensors"] = "pictures"
+    """`pictures` of any size, which the file crops and resizes, or `tensors` of the model's size, uint8."""
     dynamic_resolution: tyro.conf.FlagCreatePairsOff[bool] = False
-    """With `--input pixels`: any height and width that patches tile, not the model's own only."""
+    """With `--input tensors`: any height and width that patches tile, not the model's own only."""
     int8: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Compute in 8-bit whole numbers: a quarter of the size, and faster. The file is measured beside fp32, on
-    `--data`, which then needs a folder for each class; the default name is export/model-int8.onnx (.xml)."""
+    """Compute in 8-bit integers: a quarter of the size, and faster. The accuracy is compared with fp32 on
+    `--data`, which then needs one folder per class. The default name is export/model-int8.onnx (.xml)."""
     calibration: MaybeText = None
-    """With `--int8`: pictures that numbers' ranges are taken from; labels are not needed.
-    Default: the run's own training images, else the training part of `--data`."""
-    calibration_images: int = 300
-    """With `--int8`: how many of them to use."""
+    """With `--int8`: DATA without labels, from which the ranges of activations are computed.
+    Default: the run's training images, else the training part of `--data`."""
+    images: int = 300
+    """With `--int8`: calibration images to use."""
     max_drop: float = 0.01
-    """With `--int8`: the accuracy that may be lost, as a share of the pictures; else nothing is written."""
+    """With `--int8`: the accuracy that may be lost, as a share; if more is lost, nothing is written."""
 
     def call(self) -> None:
         """Export, compare, print."""
-        from vitascope.deploy.export.export import export
-        from vitascope.deploy.export.formats import FORMATS
-        from vitascope.weights.loading import from_pretrained
-
+        common: dict[str, Any] = {
+            "format": self.format,
+            "input": self.input,
+            "dynamic_resolution": self.dynamic_resolution,
+        }
         if self.int8:
-            self.call_int8()
+            from vitascope.deploy.export.quantize import quantize
+
+            found = quantize(
+                self.model,
+                self.out,
+                data=self.data,
+                calibration=self.calibration,
+                calibration_images=self.images,
+                max_drop=self.max_drop,
+                **common,
+            )
+            print("\n".join(comparison_lines(found)))
             return
         if self.calibration is not None:
-            raise UserError("--calibration is for --int8, which is not asked for")
-        model = from_pretrained(self.model)
-        out = self.out or default_out(self.model, FORMATS[self.format].suffix)
-        images, whose = pictures(self.model, self.data)
-        done = export(
-            model,
-            out,
-            format=self.format,
-            takes=self.input,
-            dynamic_resolution=self.dynamic_resolution,
-            images=images,
-        )
+            raise UserError("--calibration needs --int8")
+        from vitascope.data.datasets import open_pictures
+        from vitascope.deploy.export.export import export, spread
+
+        images = None if self.data is None else spread(open_pictures(self.data))
+        done = export(self.model, self.out, images=images, **common)
+        compared_on = done.compared_on if self.data is None else f"images of {self.data}"
         for file in done.files:
             print(f"{file}  {file.stat().st_size:,} bytes")
-        print(
-            f"takes {done.takes}\ngives probabilities and logits, float32 (batch, {done.about.num_classes})"
-        )
-        print(f"compared with the model on {whose}: {done.agreement.summary}")
-        print(f"\nIt is used like this, without vitascope:\n{usage(done)}")
-
-    def call_int8(self) -> None:
-        """Export in int8, measure, print."""
-        from vitascope.cli.quantizing import export_int8, pictures_for_int8, report
-        from vitascope.deploy.export.formats import FORMATS
-        from vitascope.weights.loading import from_pretrained
-
-        if self.format == "torch":
-            raise UserError("--int8 is for --format onnx and openvino, not torch")
-        model = from_pretrained(self.model)
-        calibration, test = pictures_for_int8(
-            self.model, model.config.class_names, self.data, self.calibration
-        )
-        done = export_int8(
-            model,
-            self.out or default_out(self.model, f"-int8{FORMATS[self.format].suffix}"),
-            (calibration, test),
-            format=self.format,
-            takes=self.input,
-            dynamic_resolution=self.dynamic_resolution,
-            calibration_images=self.calibration_images,
-            max_drop=self.max_drop,
-        )
-        print(report(done, test.name))
+        print(f"takes {done.takes}")
+        print(f"gives probabilities and logits, float32 (batch, {done.model.config.num_classes})")
+        print(f"compared with the model on {compared_on}: {done.agreement.summary}")
+        print(f"\nTo use it without vitascope:\n{textwrap.indent(done.program, '    ')}")
 
 
-def default_out(ref: str, suffix: str) -> Path:
-    """Where an export goes that has no place: into the run folder, or into the folder that we are in."""
-    if (Path(ref) / "model").is_dir():
-        return Path(ref) / "export" / f"model{suffix}"
-    return Path(Path(ref).expanduser().resolve().name + suffix)
+def comparison_lines(done: QuantizationResult) -> list[str]:
+    """The files, the attempts, and a table of fp32 and int8."""
+    found = done.comparison
+    lines = [f"{file}  {file.stat().st_size:,} bytes" for file in done.files]
+    for attempt, share in zip(done.attempts[:-1], ("every layer", "7/8 of the layers"), strict=False):
+        lines.append(f"{share} in int8: loses {attempt.drop:.2%} of the accuracy, too much; tried again")
+    which = f"{counted(done.layers, 'layer')} in int8"
+    if done.float_layers:
+        which += f", {len(done.float_layers)} with the largest rounding error left in float"
+    lines.append(f"{which}; ranges from {counted(done.calibration_images, 'image')}")
+    lines += [f"left out: {reason}" for reason in found.unreadable.values()]
+    rows = [
+        ("", "accuracy", "bytes", "images/s at batch 1"),
+        row(found.before, found),
+        row(found.after, found),
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines += ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in rows]
+    faster = found.before.seconds / found.after.seconds
+    return [
+        *lines,
+        f"agreement: the same class for {found.same} of "
+        f"{counted(found.images, f'{done.measured_on} image')}, {found.agreement:.2%}; "
+        f"{found.before.size / found.after.size:.1f} times smaller, {faster:.1f} times as fast",
+    ]
 
 
-def pictures(ref: str, data: str | None) -> tuple[list[ImageSource], str]:
-    """Some pictures of a DATA argument, of a run's own test images where there is none; and whose they are.
-
-    Without either, nothing: the library has its own.
-    """
-    from vitascope.data.datasets import open_pictures
-    from vitascope.run.run import Run
-
-    if data is not None:
-        found, whose = open_pictures(data), f"pictures of {data}"
-    else:
-        try:
-            found, whose = Run.open(ref).test_images().sources, "the run's own test images"
-        except UserError:  # no run folder, or its data are gone
-            return [], "parts of scikit-learn's photographs"
-    step = max(1, len(found) // COMPARED)
-    return [found[place] for place in range(0, len(found), step)][:COMPARED], whose
-
-
-ONNX = """\
-import json
-import numpy, onnxruntime
-from PIL import Image, ImageOps
-
-session = onnxruntime.InferenceSession({path!r})
-class_names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
-{pixels}
-probabilities, logits = session.run(None, {{"pixels": pixels}})
-print(class_names[probabilities[0].argmax()])"""
-
-OPENVINO = """\
-import json
-import numpy, openvino
-from PIL import Image, ImageOps
-
-model = openvino.Core().read_model({path!r})
-class_names = json.loads(model.get_rt_info(["vitascope", "class_names"]).value)
-exact = {{"INFERENCE_PRECISION_HINT": "f32"}}  # {hint}
-compiled = openvino.compile_model(model, "CPU", exact)
-{pixels}
-found = compiled(pixels)
-print(class_names[found["probabilities"][0].argmax()])"""
-
-TORCH = """\
-import json
-import numpy, torch
-from PIL import Image, ImageOps
-
-texts = {{"class_names": ""}}
-program = torch.export.load({path!r}, extra_files=texts).module()
-class_names = json.loads(texts["class_names"])
-{pixels}
-probabilities, logits = program(torch.tensor(pixels))
-print(class_names[probabilities[0].argmax()])"""
-
-SCRIPTS = {".onnx": ONNX, ".xml": OPENVINO, ".pt2": TORCH}
-
-
-def usage(done: Done) -> str:
-    """A program that uses a file."""
-    fit = done.about.preprocess
-    mode = "L" if fit.channels == 1 else "RGB"
-    lines = ['picture = Image.open("cat.jpg")']
-    if fit.exif_orientation:
-        lines[0] = 'picture = ImageOps.exif_transpose(Image.open("cat.jpg"))'
-    lines[0] += f'.convert("{mode}")'
-    if done.about.input == "pixels":
-        height, width = fit.image_size
-        lines.append(f"picture = ImageOps.fit(picture, ({width}, {height}))  # better: as {fit} says")
-    axes = "[None, ..., None]" if fit.channels == 1 else "[None]"
-    lines.append(f"pixels = numpy.asarray(picture){axes}")
-    hint = "without it some CPUs choose bf16: " + (
-        "faster, less exact" if done.about.input == "pixels" else "too coarse for a resize"
+def row(measured: Measured, found: AccuracyComparison) -> tuple[str, ...]:
+    """One file's line of the table."""
+    return (
+        measured.precision,
+        f"{measured.correct / found.images:.2%} of {found.images}",
+        f"{measured.size:,}",
+        f"{1 / measured.seconds:,.1f}",
     )
-    script = SCRIPTS[done.path.suffix].format(path=str(done.path), pixels="\n".join(lines), hint=hint)
-    if not done.about.class_names:
-        script = "\n".join(line for line in script.splitlines() if not line.startswith("class_names ="))
-        script = script.replace("class_names[", "").replace("argmax()])", "argmax())")
-    return "\n".join(f"    {line}".rstrip() for line in script.splitlines())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitascope.data.preprocess import Pixels, Preprocess
-from vitascope.data.reading import ImageReader, ReadingPool, read_here
+from vitascope.data.reading import Reader, ReadingPool, read_here
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 
@@ -99,7 +99,7 @@ class Loader:
         size = preprocess.channels * math.prod(preprocess.image_size)
         streamed = len(images) * size > memory_budget
         self._crops = streamed and seed is not None and crop_scale < 1
-        self._reader = ImageReader(images.sources, preprocess, seed, crop_scale if self._crops else 1.0)
+        self._reader = Reader(images.sources, preprocess, seed, crop_scale if self._crops else 1.0)
         self._pool: ReadingPool | None = None  # of an epoch that is over, for the next
         self._rows = np.arange(len(images))  # of each image in `_kept`; -1 for one that cannot be read
         self._kept = None if streamed else self._keep()  # (N, C, H, W), all readable images

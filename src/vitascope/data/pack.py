@@ -25,9 +25,9 @@ from tqdm import tqdm
 from vitascope.data.datasets import open_data
 from vitascope.data.decoding import Encoded, ImageError, ImageSource, naming_faults, read_image, source_name
 from vitascope.data.formats.folder import IMAGE_SUFFIXES
-from vitascope.data.formats.shard_index import Index, Shard
 from vitascope.data.loading import MAX_UNREADABLE
 from vitascope.data.randomness import epoch_order
+from vitascope.data.shard_index import Index, Shard
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 
@@ -77,6 +77,7 @@ def pack(
             raise UserError(f"{name} must be at least 1, not {value}")
     _refuse_place(out, data)
     splits = open_data(data, seed=seed)
+    given = {"train": splits.train, "val": splits.val, "test": splits.test}
     unreadable: dict[str, str] = {}
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -92,7 +93,8 @@ def pack(
                     seed,
                     unreadable,
                 )
-                for name, images in splits.parts.items()
+                for name, images in given.items()
+                if images is not None
             }
             index = Index(class_names=splits.train.class_names, channels=splits.channels, splits=shards)
             index.write(folder)

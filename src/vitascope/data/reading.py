@@ -36,7 +36,7 @@ _RATIO = 4 / 3
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageReader:
+class Reader:
     """How an image's pixels come about: a function of its number and, with `seed`, of the epoch.
 
     With a seed and a `crop_scale` below 1 the picture is cropped at random before it is resized.
@@ -103,7 +103,7 @@ def random_crop(width: int, height: int, draws: npt.NDArray[np.float64], smalles
 
 
 def read_here(
-    reader: ImageReader, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
+    reader: Reader, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
 ) -> Iterator[tuple[Pixels, dict[int, str]]]:
     """As `ReadingPool.read`, in this process."""
     for first, last in spans:
@@ -111,7 +111,7 @@ def read_here(
         yield pixels, reader.fill(order[first:last], epoch, pixels)
 
 
-class ReaderProcesses:
+class Workers:
     """Processes that read images; they live until `close`, or until nobody has the pool any more.
 
     They ignore SIGINT and SIGTERM, which a terminal or a scheduler sends to all processes of a run: it is
@@ -195,7 +195,7 @@ class ReaderProcesses:
         return answer
 
 
-class ReadingPool(ReaderProcesses):
+class ReadingPool(Workers):
     """Processes that read the images of an epoch by their numbers.
 
     Args:
@@ -205,7 +205,7 @@ class ReadingPool(ReaderProcesses):
         workers: processes.
     """
 
-    def __init__(self, reader: ImageReader, order_length: int, batch_size: int, workers: int) -> None:
+    def __init__(self, reader: Reader, order_length: int, batch_size: int, workers: int) -> None:
         order = multiprocessing.RawArray("q", order_length)
         self._order = np.frombuffer(order, np.int64)
         shape = (batch_size, reader.preprocess.channels, *reader.preprocess.image_size)
@@ -228,7 +228,7 @@ class ReadingPool(ReaderProcesses):
 class _InOrder:
     """Reads the images at some places of an order, which lies in shared memory."""
 
-    reader: ImageReader
+    reader: Reader
     order: Any
 
     def __call__(self, places: range, epoch: int, pixels: Pixels) -> dict[int, str]:
@@ -236,7 +236,7 @@ class _InOrder:
         return self.reader.fill(order[places.start : places.stop], epoch, pixels)
 
 
-class StreamingPool(ReaderProcesses):
+class StreamingPool(Workers):
     """Processes that read the files they are told, as many as may come; they stand back for the model.
 
     With as many processes as cores, and a model that computes on all cores, the cores would be shared evenly,

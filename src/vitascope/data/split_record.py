@@ -27,8 +27,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from vitascope.data.decoding import Encoded, ImageSource, source_name
-from vitascope.data.formats.shards import ShardMember
-from vitascope.data.splits import ImageSet, Inventory, Splits, check_known_classes
+from vitascope.data.formats.shards import Member
+from vitascope.data.splits import ImageSet, Splits, check_known_classes
 from vitascope.errors import UserError
 
 VERSION = 1
@@ -81,7 +81,7 @@ def _digest(*parts: bytes) -> str:
 @contextlib.contextmanager
 def _opened(source: ImageSource) -> Iterator[tuple[IO[bytes], int, int]]:
     """An encoded picture: an open file, where in it the picture begins, and its bytes."""
-    if isinstance(source, ShardMember):
+    if isinstance(source, Member):
         with open(source.path, "rb", buffering=0) as file:
             yield file, source.offset, source.size
     elif isinstance(source, str | os.PathLike):
@@ -224,15 +224,32 @@ class SplitRecord:
 
 def record_of(splits: Splits, place: str = "") -> SplitRecord:
     """The record of the splits that a run begins with."""
+    given = {"train": splits.train, "val": splits.val, "test": splits.test}
     parts = {
         split: RecordedPart(
             tuple(image_name(source, splits.root) for source in images.sources),
             images.labels,
             tuple(contents_of(images.sources)),
         )
-        for split, images in splits.parts.items()
+        for split, images in given.items()
+        if images is not None
     }
     return SplitRecord(splits.train.class_names, parts, place)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inventory:
+    """All images of a DATA argument now, whatever their part of a split.
+
+    Attributes:
+        sets: the images; classes that are not known to the run are among their names.
+        channels: as in `Splits`.
+        root: as in `Splits`.
+    """
+
+    sets: tuple[ImageSet, ...]
+    channels: int
+    root: Path | None
 
 
 @dataclasses.dataclass(frozen=True)

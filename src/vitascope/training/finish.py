@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from pathlib import Path
 
-from vitascope.data.formats.digits import digits_baseline
+from vitascope.data.datasets import digits_baseline
 from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_figures

@@ -19,10 +19,10 @@ from tests.deploy.server.served import encoded, play, serving
 from tests.model import small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export import export as exporting
-from vitascope.deploy.export.export import export
+from vitascope.deploy.export.export import default_path, export
 from vitascope.deploy.export.formats import FORMATS, Format
 from vitascope.deploy.predict.engine import TorchEngine
-from vitascope.deploy.predict.exported_model import ExportedEngine, ExportedModelError, Metadata
+from vitascope.deploy.predict.exported_model import ExportedEngine, ExportedModelError, metadata_of
 from vitascope.deploy.predict.predictor import Predictor
 from vitascope.deploy.predict.runtimes import ProgramEngine, open_engine
 from vitascope.errors import UserError
@@ -115,8 +115,9 @@ def test_file_tells_all_that_its_engine_needs(made: SimpleNamespace) -> None:
     assert made.engine.preprocess == made.fit
     assert made.engine.class_names == NAMES
     assert made.engine.num_classes == 5
-    assert made.engine.about == made.done.about
-    assert made.engine.about.model == json.loads(json.dumps(made.model.config.to_dict()))
+    assert made.engine.metadata == metadata_of(made.model.config, made.fit, "pictures")
+    assert json.loads(made.engine.metadata["model"]) == json.loads(json.dumps(made.model.config.to_dict()))
+    assert Preprocess.from_dict(json.loads(made.engine.metadata["preprocess"])) == made.model.preprocess
 
 
 def test_served_file_answers_as_predict(made: SimpleNamespace) -> None:
@@ -247,7 +248,7 @@ def test_disk_that_fills_up_meanwhile_is_not_blamed_on_the_format(
 
 def test_existing_file_is_not_overwritten(made: SimpleNamespace) -> None:
     before = made.path.read_bytes()
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="exists and is not overwritten"):
         export(made.model, made.path, format=made.kind)
     assert made.path.read_bytes() == before
 
@@ -258,9 +259,9 @@ class Answering:
 
     change: float
 
-    def write(self, program: object, path: Path, about: Metadata) -> None:
+    def write(self, program: object, path: Path, metadata: dict[str, str]) -> None:
         path.write_bytes(b"")
-        self.about = about
+        self.metadata = metadata
 
     def open(self, path: Path) -> ExportedEngine:
         change, model, fit = self.change, self.model, self.fit
@@ -275,7 +276,7 @@ class Answering:
                 logits[:, int(logits[0].argmin())] += change
                 return logits.softmax(dim=1).numpy(), logits.numpy()
 
-        return Other(path, self.about)
+        return Other(path, self.metadata)
 
 
 @pytest.fixture
@@ -293,7 +294,7 @@ def test_file_that_answers_otherwise_is_refused_and_not_left(
     answering: Answering, tmp_path: Path, change: float
 ) -> None:
     answering.change = change
-    with pytest.raises(UserError, match=r"model\.pt2 does not answer as the model does|otherwise than one"):
+    with pytest.raises(UserError, match=r"model\.pt2 is not kept, because (its|a batch of two)"):
         export(answering.model, tmp_path / "model.pt2", format="torch", images=pictures())
     assert not list(tmp_path.iterdir())
 
@@ -312,7 +313,7 @@ def test_one_picture_to_compare_on_is_one(answering: Answering, tmp_path: Path, 
     assert done.agreement.pictures == 1
 
 
-DYNAMIC = {"takes": "pixels", "dynamic_resolution": True}
+DYNAMIC = {"input": "tensors", "dynamic_resolution": True}
 
 
 def test_file_for_every_resolution_answers_as_the_model_at_others(tmp_path: Path) -> None:
@@ -321,7 +322,7 @@ def test_file_for_every_resolution_answers_as_the_model_at_others(tmp_path: Path
     model = small_model(depth=1, positions="sincos_2d")
     path = tmp_path / "model.onnx"
     done = export(with_preprocess(model, fit_for(3)), path, images=pictures(), **DYNAMIC)
-    assert done.takes == "pixels, uint8 (batch, height, width, 3)"
+    assert done.takes == "tensors, uint8 (batch, height, width, 3)"
     engine = open_engine(path)
     for height, width in [(32, 32), (48, 32), (8, 72)]:
         fit = dataclasses.replace(fit_for(3), image_size=(height, width))
@@ -336,7 +337,7 @@ def test_what_a_format_has_no_graph_for_is_refused_in_one_line(tmp_path: Path) -
     model = small_model(depth=1)  # its learned positions are resampled against aliasing
     root = logging.getLogger()
     before = (root.level, [*root.filters], [*root.handlers])
-    with pytest.raises(UserError, match=r"upsample_bicubic.*--format onnx") as refused:
+    with pytest.raises(UserError, match=r"upsample_bicubic.*format onnx") as refused:
         export(model, tmp_path / "model.xml", format="openvino", images=pictures(), **DYNAMIC)
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
@@ -353,7 +354,7 @@ def test_bf16_is_never_too_coarse_for_the_resize(made: SimpleNamespace) -> None:
     for picture in pictures():
         given = [engine.pixels(picture)]
         torch.testing.assert_close(engine.predict(given), made.engine.predict(given), atol=1e-5, rtol=1e-4)
-    with pytest.raises(UserError, match="crops and resizes in fp32"):
+    with pytest.raises(UserError, match="crops and resizes, in fp32 only"):
         open_engine(made.path, precision="bf16")
 
 
@@ -363,10 +364,10 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path:
         ("no head", small_model(depth=1, head="none"), {}),
         ("end in .onnx", model, {"path": tmp_path / "model.xml"}),
         ("unknown format 'onx'; nearest: onnx", model, {"format": "onx"}),
-        ("unknown input 'picture'; nearest: pictures", model, {"takes": "picture"}),
+        ("unknown input 'picture'; nearest: pictures", model, {"input": "picture"}),
         ("cannot be read|no such file", model, {"images": [tmp_path / "none.jpg"]}),
-        ("--input pixels", model, {"dynamic_resolution": True}),
-        ("of one resolution", model, {**DYNAMIC, "format": "torch", "path": tmp_path / "model.pt2"}),
+        ("input=tensors", model, {"dynamic_resolution": True}),
+        ("one resolution", model, {**DYNAMIC, "format": "torch", "path": tmp_path / "model.pt2"}),
         ("ResNet pads", small_resnet(layers=(1,)), DYNAMIC),
         ("window attention", small_model(attention="window", window=2), DYNAMIC),
         ("relative positions", small_model(positions="relative"), DYNAMIC),
@@ -377,3 +378,17 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path:
     with pytest.raises(UserError, match="the model has 5"):
         export(small_model(depth=1, in_channels=5), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_export_of_a_run_goes_into_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    assert default_path(str(tmp_path / "run"), ".onnx") == tmp_path / "run" / "export" / "model.onnx"
+    assert default_path(tmp_path / "vit", ".xml") == Path("vit.xml")
+    with pytest.raises(UserError, match="needs a path"):
+        default_path(small_model(depth=1), ".onnx")
+
+
+def test_result_shows_itself_briefly(made: SimpleNamespace) -> None:
+    assert repr(made.done).startswith(f"ExportResult({made.path}, ")
+    assert len(repr(made.done)) < 300

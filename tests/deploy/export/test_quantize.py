@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data import noise, write_picture
+from tests.data import noise, write_picture, write_tree
 from tests.model import small_model, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export import quantize as module
-from vitascope.deploy.export.accuracy import compare
-from vitascope.deploy.export.calibration import Calibration, Rounding
-from vitascope.deploy.export.quantize import check, quantize, worst
+from vitascope.deploy.export.accuracy import compare_accuracy
+from vitascope.deploy.export.calibration import CalibrationPictures, RoundingError
+from vitascope.deploy.export.quantize import calibration_and_test, check_files, quantize_file, worst
 from vitascope.deploy.export.quantize_onnx import layers_of
-from vitascope.deploy.predict.exported_model import Metadata
 from vitascope.deploy.predict.runtimes import OnnxEngine, OpenVinoEngine
 from vitascope.errors import UserError
+from vitascope.run.run import Run
+from vitascope.training.recipes import TrainConfig
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed (vitascope[onnx])")
 openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed (vitascope[openvino])")
@@ -38,8 +39,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     preprocess = Preprocess(image_size=(32, 32), crop_pct=0.9)
     model = with_preprocess(small_model(class_names=NAMES, depth=2), preprocess)
     return {
-        suffix: export(model, folder / f"model{suffix}", format=format, takes=takes).path
-        for suffix, format, takes in ((".onnx", "onnx", "pixels"), (".xml", "openvino", "pictures"))
+        suffix: export(model, folder / f"model{suffix}", format=format, input=input).path
+        for suffix, format, input in ((".onnx", "onnx", "tensors"), (".xml", "openvino", "pictures"))
     }
 
 
@@ -56,16 +57,18 @@ def done(request: pytest.FixtureRequest, plain, labelled, tmp_path_factory) -> t
     """A source, and what was made of it."""
     source = plain[request.param]
     target = tmp_path_factory.mktemp("int8") / f"small{request.param}"
-    found = quantize(source, target, calibration=PICTURES, test=labelled, calibration_images=8, max_drop=1.0)
+    found = quantize_file(
+        source, target, calibration=PICTURES, test=labelled, calibration_images=8, max_drop=1.0
+    )
     return source, found
 
 
 def test_int8_file_is_opened_as_its_source_and_tells_what_it_is(done) -> None:
     source, found = done
     engine, before = (OPEN[source.suffix](path) for path in (found.files[0], source))
-    assert engine.about.precision == "int8"
+    assert engine.stored_precision == "int8"
     assert (engine.class_names, engine.preprocess) == (NAMES, before.preprocess)
-    assert engine.about.input == before.about.input
+    assert engine.input == before.input
     assert not [path for path in found.files[0].parent.iterdir() if path not in found.files]
 
 
@@ -122,12 +125,14 @@ def test_too_great_a_drop_leaves_layers_in_float_and_then_refuses(
         return dict(zip("abcdefgh", (1, 9, 2, 8, 3, 4, 5, 6), strict=True))
 
     drops = iter([0.5, 0.4, 0.3])
-    form = module.Format(spoiled, lambda path, **_: OnnxEngine(plain[".onnx"]))
-    monkeypatch.setitem(module.FORMATS, ".onnx", form)
-    real = compare
-    monkeypatch.setattr(module, "compare", lambda *given: Dropped(real(*given), next(drops)))
-    with pytest.raises(UserError, match=r"model8\.onnx is not kept.* 50\.00%, 40\.00%, 30\.00% .*--max-drop"):
-        quantize(plain[".onnx"], tmp_path / "model8.onnx", calibration=PICTURES, test=labelled)
+    form = module.Int8Format(spoiled, lambda path, **_: OnnxEngine(plain[".onnx"]))
+    monkeypatch.setitem(module.INT8_FORMATS, ".onnx", form)
+    real = compare_accuracy
+    monkeypatch.setattr(module, "compare_accuracy", lambda *given: Dropped(real(*given), next(drops)))
+    with pytest.raises(
+        UserError, match=r"model8\.onnx is not kept.* 50\.00%, 40\.00%, 30\.00% .*larger drop"
+    ):
+        quantize_file(plain[".onnx"], tmp_path / "model8.onnx", calibration=PICTURES, test=labelled)
     assert asked == [(), ("b",), ("b", "d")]
     assert not list(tmp_path.iterdir())
 
@@ -142,8 +147,8 @@ class Dropped:
 def test_layers_in_float_stay_as_they_are(plain, labelled, tmp_path: Path) -> None:
     source = plain[".onnx"]
     *_, head = layers_of(onnx.load(source).graph)
-    pictures = Calibration(OnnxEngine(source).about, PICTURES, 4, seed=0)
-    losses = module.FORMATS[".onnx"].write(source, tmp_path / "a.onnx", pictures, (head,), {})
+    pictures = CalibrationPictures(OnnxEngine(source), PICTURES, 4, seed=0)
+    losses = module.INT8_FORMATS[".onnx"].write(source, tmp_path / "a.onnx", pictures, (head,), {})
     assert head not in losses
     assert len(losses) == 8
     assert head in layers_of(onnx.load(tmp_path / "a.onnx").graph)
@@ -156,16 +161,16 @@ def test_layer_with_an_outlier_among_its_inputs_loses_most(tmp_path: Path) -> No
         block.norm2.weight[0] *= 300
         block.norm2.bias[0] *= 300
         block.mlp.fc1.weight[:, 0] /= 300
-    source = export(model, tmp_path / "a.onnx", format="onnx", takes="pixels").path
-    pictures = Calibration(OnnxEngine(source).about, PICTURES, 4, seed=0)
-    losses = module.FORMATS[".onnx"].write(source, tmp_path / "b.onnx", pictures, (), {})
+    source = export(model, tmp_path / "a.onnx", format="onnx", input="tensors").path
+    pictures = CalibrationPictures(OnnxEngine(source), PICTURES, 4, seed=0)
+    losses = module.INT8_FORMATS[".onnx"].write(source, tmp_path / "b.onnx", pictures, (), {})
     _patches, _qkv, _proj, fc1, _fc2, _head = layers_of(onnx.load(source).graph)
     assert worst(losses, 1 / 8) == (fc1,)
     assert losses[fc1] > 10 * max(loss for name, loss in losses.items() if name != fc1)
 
 
 def test_rounding_is_the_share_of_a_channels_energy_that_is_lost() -> None:
-    rounding = Rounding({"layer": ("x", "rounded"), "zero": ("z", "z")})
+    rounding = RoundingError({"layer": ("x", "rounded"), "zero": ("z", "z")})
     for _ in range(2):
         rounding.add({"x": np.array([3.0, 4.0]), "rounded": np.array([3.0, 3.0]), "z": np.zeros(2)})
     assert rounding.shares() == {"layer": (0 + 1 / 16) / 2, "zero": 0.0}
@@ -179,28 +184,30 @@ def test_worst_layers_come_in_the_order_of_the_graph() -> None:
 def test_calibration_is_drawn_by_seed_and_leaves_out_what_cannot_be_read(plain, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
-    about = OnnxEngine(plain[".onnx"]).about
-    first, again, other = (Calibration(about, [broken, *PICTURES], 5, seed) for seed in (1, 1, 2))
+    engine = OnnxEngine(plain[".onnx"])
+    first, again, other = (CalibrationPictures(engine, [broken, *PICTURES], 5, seed) for seed in (1, 1, 2))
     assert [len(drawn) for drawn in (first, again, other)] == [5, 5, 5]
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
-    assert len(Calibration(about, [broken, *PICTURES], 1000, 0)) == len(PICTURES)
+    assert len(CalibrationPictures(engine, [broken, *PICTURES], 1000, 0)) == len(PICTURES)
     with pytest.raises(UserError, match=r"broken\.png"):
-        Calibration(about, [broken], 5, 0)
+        CalibrationPictures(engine, [broken], 5, 0)
     with pytest.raises(UserError, match="at least 1"):
-        Calibration(about, PICTURES, 0, 0)
+        CalibrationPictures(engine, PICTURES, 0, 0)
 
 
 def test_calibration_may_be_a_single_picture(plain, labelled, tmp_path: Path) -> None:
     one = str(write_picture(tmp_path / "one.png", size=(40, 36)))
-    found = quantize(plain[".onnx"], tmp_path / "int8.onnx", calibration=one, test=labelled, max_drop=1.0)
+    found = quantize_file(
+        plain[".onnx"], tmp_path / "int8.onnx", calibration=one, test=labelled, max_drop=1.0
+    )
     assert found.calibration_images == 1
 
 
 def test_graph_sees_of_a_calibration_picture_what_it_sees_of_the_original(plain) -> None:
     engine = OpenVinoEngine(plain[".xml"], precision="fp32")
     wide = np.tile(np.linspace(0, 255, 360).astype(np.uint8)[None, :, None], (300, 1, 3))
-    (small,) = Calibration(engine.about, [wide], 1, 0)
+    (small,) = CalibrationPictures(engine, [wide], 1, 0)
     assert small.shape == (1, 36, 36, 3)  # 32 / 0.9
     own = engine.logits(torch.from_numpy(engine.pixels(wide)[None]))
     seen = torch.from_numpy(engine.run(small)[1])
@@ -212,34 +219,34 @@ def test_graph_sees_of_a_calibration_picture_what_it_sees_of_the_original(plain)
     [
         ("model.pt2", "a.pt2", r"\.onnx or \.xml"),
         ("model.onnx", "a.xml", r"ends in \.onnx"),
-        ("model.onnx", "taken.onnx", "nothing is overwritten"),
+        ("model.onnx", "taken.onnx", "is not overwritten"),
     ],
 )
 def test_wrong_names_are_refused(name, target, complaint, plain, labelled, tmp_path: Path) -> None:
     (tmp_path / "taken.onnx").write_text("mine")
     source = plain[".onnx"].with_name(name)
     with pytest.raises(UserError, match=complaint):
-        quantize(source, tmp_path / target, calibration=PICTURES, test=labelled)
+        quantize_file(source, tmp_path / target, calibration=PICTURES, test=labelled)
     assert (tmp_path / "taken.onnx").read_text() == "mine"
 
 
 def test_only_files_that_the_format_writes_are_in_the_way(plain, tmp_path: Path) -> None:
     for name in ("both.xml", "both.bin", "lone.onnx", "lone.onnx.data"):
         (tmp_path / name).write_bytes(b"there")
-    check(plain[".onnx"], tmp_path / "both.onnx", 0.01)
-    check(plain[".xml"], tmp_path / "lone.xml", 0.01)
+    check_files(plain[".onnx"], tmp_path / "both.onnx")
+    check_files(plain[".xml"], tmp_path / "lone.xml")
     (tmp_path / "both.xml").unlink()
     (tmp_path / "lone.onnx").unlink()
     for source, target, file in ((".xml", "both.xml", "both.bin"), (".onnx", "lone.onnx", "lone.onnx.data")):
-        with pytest.raises(UserError, match=rf"/{file}: there already"):
-            check(plain[source], tmp_path / target, 0.01)
+        with pytest.raises(UserError, match=rf"/{file} exists"):
+            check_files(plain[source], tmp_path / target)
 
 
 def test_int8_file_is_not_quantized_again(done, labelled, tmp_path: Path) -> None:
     _, found = done
     path = found.files[0]
     with pytest.raises(UserError, match="int8"):
-        quantize(path, tmp_path / path.name, calibration=PICTURES, test=labelled)
+        quantize_file(path, tmp_path / path.name, calibration=PICTURES, test=labelled)
 
 
 def test_unreadable_test_pictures_are_named_and_many_are_refused(plain, labelled, tmp_path: Path) -> None:
@@ -247,10 +254,10 @@ def test_unreadable_test_pictures_are_named_and_many_are_refused(plain, labelled
     broken.write_bytes(b"no picture")
     engine = OnnxEngine(plain[".onnx"])
     labels = np.append(labelled.labels, 0)
-    found = compare(engine, engine, ImageSet("test", [*PICTURES, broken], labels, NAMES))
+    found = compare_accuracy(engine, engine, ImageSet("test", [*PICTURES, broken], labels, NAMES))
     assert (found.images, found.same, list(found.unreadable)) == (40, 40, [str(broken)])
     with pytest.raises(UserError, match=r"1 of 3 test images cannot be read.*broken\.png"):
-        compare(engine, engine, ImageSet("test", [*PICTURES[:2], broken], labels[:3], NAMES))
+        compare_accuracy(engine, engine, ImageSet("test", [*PICTURES[:2], broken], labels[:3], NAMES))
 
 
 def test_calibration_count_is_in_the_file(done) -> None:
@@ -262,7 +269,7 @@ def test_calibration_count_is_in_the_file(done) -> None:
         model = openvino.Core().read_model(path)
         texts = {"calibration_images": str(model.get_rt_info(["vitascope", "calibration_images"]).value)}
     assert json.loads(texts["calibration_images"]) == found.calibration_images == 8
-    assert isinstance(OPEN[source.suffix](path).about, Metadata)
+    assert OPEN[source.suffix](path).metadata["calibration_images"] == "8"
 
 
 def test_full_disk_is_told_before_anything_is_written(
@@ -270,5 +277,36 @@ def test_full_disk_is_told_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10_000))
     with pytest.raises(UserError, match=r"takes about 0\.\d MB, and the disk has 0\.0 MB free"):
-        quantize(plain[".xml"], tmp_path / "int8.xml", calibration=PICTURES, test=labelled)
+        quantize_file(plain[".xml"], tmp_path / "int8.xml", calibration=PICTURES, test=labelled)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of class folders."""
+    return write_tree(tmp_path_factory.mktemp("data"), dict.fromkeys(NAMES, 10), size=(32, 32))
+
+
+def test_no_picture_is_both_calibrated_with_and_measured_on(data) -> None:
+    calibration, test = calibration_and_test(None, NAMES, str(data), None)
+    assert len(calibration) > len(test) > 0
+    assert not set(map(str, calibration)) & set(map(str, test.sources))
+
+
+def test_run_gives_its_training_images_and_its_test_images(data, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    config = TrainConfig.from_recipe("digits", data=str(data))
+    (run / "config.yaml").write_text(config.to_yaml())
+    calibration, test = calibration_and_test(Run(run), NAMES, None, None)
+    assert (len(calibration) > len(test) > 0, test.name) == (True, "test")
+    assert not set(map(str, calibration)) & set(map(str, test.sources))
+
+
+def test_calibration_needs_no_labels(data, tmp_path: Path) -> None:
+    unlabelled = write_tree(tmp_path, {".": 20})
+    calibration, test = calibration_and_test(None, NAMES, str(data), str(unlabelled))
+    assert {Path(str(path)).parent for path in calibration} == {unlabelled}
+    assert test.class_names == NAMES
+    with pytest.raises(UserError, match="no such folder"):
+        calibration_and_test(None, NAMES, str(data), str(tmp_path / "nothing"))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitascope.deploy.export.verification import agreement, refuse_other_answers, sample_pictures
+from vitascope.deploy.export.verification import agreement, check_agreement, sample_pictures
 from vitascope.errors import UserError
 
 OWN = torch.tensor([[1.0, 2.0, 3.0], [4.0, 1.0, 0.0]])
@@ -12,7 +12,7 @@ OWN = torch.tensor([[1.0, 2.0, 3.0], [4.0, 1.0, 0.0]])
 def test_same_logits_agree_entirely() -> None:
     found = agreement(OWN, OWN)
     assert (found.pictures, found.same, found.difference, found.scale) == (2, 2, 0, 4)
-    refuse_other_answers(found, "model.onnx")
+    check_agreement(found, "model.onnx")
 
 
 def test_another_class_first_is_refused_with_the_numbers() -> None:
@@ -20,14 +20,14 @@ def test_another_class_first_is_refused_with_the_numbers() -> None:
     other[1] = torch.tensor([1.0, 4.0, 0.0])
     found = agreement(OWN, other)
     assert (found.same, found.share, found.difference) == (1, 0.5, 3)
-    with pytest.raises(UserError, match=r"model\.onnx does not answer.*1 of 2 pictures; .*at most 3"):
-        refuse_other_answers(found, "model.onnx")
+    with pytest.raises(UserError, match=r"model\.onnx is not kept.*1 of 2 pictures; .*at most 3"):
+        check_agreement(found, "model.onnx")
 
 
 def test_between_classes_just_as_probable_either_may_come_first() -> None:
     own = torch.tensor([[1.0, 1.0, 0.0]])
     other = torch.tensor([[1.0, 1.0 + 1e-6, 0.0]])
-    refuse_other_answers(agreement(own, other), "model.onnx")
+    check_agreement(agreement(own, other), "model.onnx")
     apart = torch.tensor([[1.0, 0.99, 0.0]])
     assert agreement(apart, apart[:, [1, 0, 2]]).same == 0
 
@@ -35,17 +35,17 @@ def test_between_classes_just_as_probable_either_may_come_first() -> None:
 def test_same_class_with_other_logits_is_refused() -> None:
     found = agreement(OWN, OWN + 0.01)
     assert found.same == 2
-    with pytest.raises(UserError, match="does not answer"):
-        refuse_other_answers(found, "model.onnx")
-    refuse_other_answers(agreement(OWN, OWN + 0.01, tolerance=0.01), "model.onnx")
+    with pytest.raises(UserError, match="outputs differ from the model"):
+        check_agreement(found, "model.onnx")
+    check_agreement(agreement(OWN, OWN + 0.01, tolerance=0.01), "model.onnx")
 
 
 def test_no_number_is_refused() -> None:
     for value in (float("nan"), float("inf")):
         other = OWN.clone()
         other[0, 1] = value
-        with pytest.raises(UserError, match="does not answer"):
-            refuse_other_answers(agreement(OWN, other), "model.onnx")
+        with pytest.raises(UserError, match="outputs differ from the model"):
+            check_agreement(agreement(OWN, other), "model.onnx")
 
 
 def test_answers_to_other_classes_are_refused() -> None:

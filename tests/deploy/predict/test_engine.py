@@ -73,7 +73,7 @@ def test_exported_file_or_its_folder_is_opened_in_its_runtime(
 def test_folder_with_several_files_is_refused_with_their_names(tmp_path: Path) -> None:
     for name in ("b.onnx", "a.xml"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(ExportedModelError, match=r"2 exported files, a\.xml, b\.onnx; name one"):
+    with pytest.raises(ExportedModelError, match=r"2 exported models, a\.xml, b\.onnx; name one"):
         open_engine(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What an exported file tells about itself."""
+"""The metadata of an exported model."""
 
 import dataclasses
 import hashlib
@@ -16,11 +16,12 @@ from tests.model import law, small_config
 from vitascope.data.decoding import ImageError
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.predict.exported_model import (
-    Answers,
     Batch,
     ExportedEngine,
     ExportedModelError,
-    Metadata,
+    Outputs,
+    metadata_of,
+    read_metadata,
 )
 from vitascope.errors import UserError
 from vitascope.model.resnet_config import ResNetConfig
@@ -33,31 +34,27 @@ class Told(ExportedEngine):
 
     description = "told"
 
-    def run(self, pixels: Batch) -> tuple[Answers, Answers]:
+    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
         raise NotImplementedError
 
 
-def metadata(**changes: object) -> Metadata:
-    config = small_config()
-    about = Metadata(
-        preprocess=Preprocess(image_size=(32, 32), crop_pct=0.9, mean=(0.1, 0.2, 0.3)),
-        class_names=("ant", "bee", "cat", "dog", "eel"),
-        num_classes=5,
-        input="pictures",
-        model=config.to_dict(),
-    )
-    return dataclasses.replace(about, **changes)
+PREPROCESS = Preprocess(image_size=(32, 32), crop_pct=0.9, mean=(0.1, 0.2, 0.3))
+NAMES = ("ant", "bee", "cat", "dog", "eel")
+
+
+def metadata(**changes: object) -> dict[str, str]:
+    texts = metadata_of(small_config(class_names=NAMES), PREPROCESS, "pictures")
+    return texts | {key: json.dumps(value) for key, value in changes.items()}
 
 
 @law
 @given(st.lists(st.text(st.characters(exclude_categories=())), min_size=5, max_size=5))
 def test_any_class_names_survive_as_ascii(names: list[str]) -> None:
-    about = metadata(class_names=tuple(names))
-    texts = about.to_texts()
+    texts = metadata(class_names=names)
     assert all(text.isascii() and text.isprintable() for text in texts.values())
-    again = Metadata.from_texts(texts, FILE)
-    assert again.class_names == tuple(names)
-    assert again.preprocess == about.preprocess
+    again = read_metadata(texts, FILE)
+    assert again["class_names"] == tuple(names)
+    assert again["preprocess"] == PREPROCESS
 
 
 def test_file_and_its_weights_beside_it_make_the_digest(tmp_path: Path) -> None:
@@ -74,40 +71,40 @@ def test_file_and_its_weights_beside_it_make_the_digest(tmp_path: Path) -> None:
 
 def test_architecture_is_read_where_this_version_knows_its_options() -> None:
     for config in (small_config(), ResNetConfig(layers=(1,), image_size=32)):
-        assert (
-            Told(FILE, metadata(model=json.loads(json.dumps(config.to_dict())))).architecture
-            == config.summary
-        )
+        assert Told(FILE, metadata(model=config.to_dict())).architecture == config.summary
     assert Told(FILE, metadata(model={"of_the_future": 1})).architecture == ""
     assert Told(FILE, metadata(model={})).architecture == ""
 
 
 def test_keys_are_plain_json_that_anybody_reads() -> None:
-    texts = metadata().to_texts()
+    texts = metadata()
     assert json.loads(texts["class_names"]) == ["ant", "bee", "cat", "dog", "eel"]
     assert json.loads(texts["preprocess"])["crop_pct"] == 0.9
     assert json.loads(texts["input"]) == "pictures"
 
 
 def test_unknown_keys_are_let_alone() -> None:
-    about = metadata()
-    assert Metadata.from_texts(about.to_texts() | {"author": "me"}, FILE) == about
+    assert read_metadata(metadata() | {"author": "me"}, FILE) == read_metadata(metadata(), FILE)
+
+
+def test_input_mode_of_an_earlier_version_is_read() -> None:
+    assert read_metadata(metadata(input="pixels"), FILE)["input"] == "tensors"
 
 
 def test_foreign_file_is_refused_with_what_is_missing() -> None:
     with pytest.raises(ExportedModelError, match=r"model\.onnx: not written by .*class_names"):
-        Metadata.from_texts({"author": "me"}, FILE)
+        read_metadata({"author": "me"}, FILE)
 
 
 @pytest.mark.parametrize(
     ("key", "text", "reason"),
     [
-        ("format", "2", "its format 2 is another than 1"),
+        ("format", "2", "reads format 1, not format 2"),
         ("class_names", "[", "broken"),
         ("class_names", '["one"]', "1 class_names for num_classes 5"),
         ("class_names", "null", "broken"),
         ("num_classes", "0", "num_classes must be at least 1"),
-        ("input", '"tensors"', "input 'tensors'"),
+        ("input", '"photos"', "input 'photos'"),
         ("preprocess", "[]", "broken"),
         ("preprocess", '{"image_siz": [2, 2]}', "image_size"),
         ("preprocess", '{"image_size": [2, 2], "crop_pct": 7}', "crop_pct"),
@@ -115,7 +112,7 @@ def test_foreign_file_is_refused_with_what_is_missing() -> None:
 )
 def test_broken_metadata_is_refused_and_the_file_named(key: str, text: str, reason: str) -> None:
     with pytest.raises(ExportedModelError, match=r"model\.onnx") as refused:
-        Metadata.from_texts(metadata().to_texts() | {key: text}, FILE)
+        read_metadata(metadata() | {key: text}, FILE)
     assert reason in str(refused.value)
 
 

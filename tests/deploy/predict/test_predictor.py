@@ -1,5 +1,7 @@
 """The predictor: the same answer however a picture comes."""
 
+import base64
+import io
 import struct
 import zlib
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.predict.image_files import find_images
 from vitascope.deploy.predict.predictor import Prediction, Predictor
 from vitascope.errors import UserError
+from vitascope.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.saving import save_pretrained
@@ -66,6 +69,54 @@ def test_one_picture_gets_one_list_of_predictions_however_it_comes(tmp_path: Pat
     (answer,) = predict.stream(str(path), 3, workers=0)
     assert (answer.image, answer.predictions) == (str(path), expected)
     assert list(find_images(str(path))) == list(find_images(path)) == [str(path)]
+
+
+def test_predictor_takes_a_model_a_reference_or_an_engine_and_shows_itself_briefly(tmp_path: Path) -> None:
+    image = noise(50, 40)
+    model = small_model(class_names=NAMES)
+    folder = save_pretrained(model, tmp_path / "small")
+    engine = TorchEngine(model, precision="fp32", device="cpu")
+    expected = Predictor(engine)(image)
+    for source in (model, folder, str(folder)):
+        predict = Predictor(source, precision="fp32", device="cpu")
+        assert predict(image) == expected
+        assert predict.preprocess == engine.preprocess
+    assert repr(predict).startswith("Predictor(TorchEngine(small: torch, fp32")
+    assert len(repr(predict)) < 100
+    with pytest.raises(UserError, match="an engine has its own precision and device"):
+        Predictor(engine, precision="fp32")
+
+
+def test_notebook_shows_the_picture_of_a_prediction(tmp_path: Path) -> None:
+    path = write_picture(tmp_path / "a.png", size=(400, 300))
+    found = predictor(class_names=("<b>", *NAMES[1:]))(path)
+    assert found == list(found)
+    assert repr(found[0]).startswith(f"Prediction({found[0].label!r}, {found[0].index}, 0.")
+    page = found._repr_html_()
+    data = base64.b64decode(page.partition("base64,")[2].partition('"')[0])
+    assert Image.open(io.BytesIO(data)).size == (180, 240)
+    assert page.count("<tr>") == 5
+    assert "<b>" not in page
+    path.unlink()
+    assert "<img" not in found._repr_html_()
+    assert found._repr_html_().count("<tr>") == 5
+
+
+def test_predictor_explains_one_picture_or_several() -> None:
+    predict = predictor()
+    image = noise(50, 40)
+    found = predict.explain(image)
+    assert (found.method, found.label) == (DEFAULT_METHOD, predict(image)[0].label)
+    assert found.heatmap.shape == (4, 4)
+    assert found.heatmap.max() == pytest.approx(1)
+    images = predict.preprocess.normalize(torch.from_numpy(predict.engine.pixels(image))[None])
+    own = METHODS[DEFAULT_METHOD](predict.engine.model, images, found.target)[0]
+    np.testing.assert_array_equal(found.heatmap, own.numpy())
+    assert Image.open(io.BytesIO(found._repr_png_())).size == found.overlay.size == (256, 256)
+    first, _ = predict.explain([image, noise(30, 30)], method="grad-cam", target="bee")
+    assert (first.target, repr(first)) == (1, "Explanation(grad-cam of 'bee', heatmap (4, 4))")
+    with pytest.raises(UserError, match="rollout is the same for every class"):
+        predict.explain(image, method="rollout", target=1)
 
 
 def test_several_pictures_may_come_in_any_iterable() -> None:

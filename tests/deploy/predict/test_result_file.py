@@ -72,7 +72,7 @@ def whole(engine: Engine, folder: Path, tmp_path_factory: pytest.TempPathFactory
     """What an undisturbed run writes."""
     out = tmp_path_factory.mktemp("whole") / "o.jsonl"
     file = predict(engine, folder, out)
-    assert (file.tally.pictures, file.tally.unreadable) == (11, 1)
+    assert (file.tally.images, file.tally.unreadable) == (11, 1)
     assert "002.png" in file.tally.reasons[0]
     return rows(out)
 
@@ -105,8 +105,8 @@ def test_run_that_ended_anywhere_goes_on_and_has_every_picture_once(
     os.truncate(lines, lines.stat().st_size - torn)  # as after SIGKILL
     file = predict(engine, folder, out, resume=True)
     assert rows(out) == whole
-    assert (file.tally.pictures, file.tally.unreadable) == (11, 1)
-    left = {"o.jsonl", "o.jsonl.origin.json"} if suffix == ".jsonl" else {"o.parquet"}
+    assert (file.tally.images, file.tally.unreadable) == (11, 1)
+    left = {"o.jsonl", "o.jsonl.fingerprint.json"} if suffix == ".jsonl" else {"o.parquet"}
     assert {path.name for path in tmp_path.iterdir()} == left
 
 
@@ -119,7 +119,7 @@ def test_finished_file_is_left_as_it_is_when_resumed(
     out = tmp_path / f"o{suffix}"
     predict(engine, folder, out)
     before = out.read_bytes()
-    assert predict(engine, folder, out, resume=True).tally.pictures == 11
+    assert predict(engine, folder, out, resume=True).tally.images == 11
     assert out.read_bytes() == before
 
 
@@ -174,9 +174,9 @@ def test_file_of_another_model_preprocessing_or_top_k_is_refused_with_the_differ
 def test_existing_file_is_refused_and_not_touched(engine: Engine, tmp_path: Path) -> None:
     for name, there in (("o.jsonl", "o.jsonl"), ("o.parquet", "o.parquet.partial.jsonl")):
         (tmp_path / there).write_text("mine")
-        with pytest.raises(UserError, match=f"{there} exists: go on with it"):
+        with pytest.raises(UserError, match=f"{there} exists: resume it"):
             ResultFile(tmp_path / name, engine)
-        with pytest.raises(UserError, match="is gone, which says what made"):
+        with pytest.raises(UserError, match=r"cannot be resumed without .*json, which is missing"):
             ResultFile(tmp_path / name, engine, resume=True)
         assert (tmp_path / there).read_text() == "mine"
 
@@ -187,7 +187,7 @@ def test_line_that_is_no_answer_is_named(line: str, engine: Engine, folder: Path
     predict(engine, folder, out, stop_after=2)
     with open(out, "a", encoding="utf-8") as file:
         file.write(line + "\n")
-    with pytest.raises(UserError, match=r"o\.jsonl, line 3: not an answer"):
+    with pytest.raises(UserError, match=r"o\.jsonl, line 3: not a prediction"):
         ResultFile(out, engine, resume=True)
 
 
@@ -217,7 +217,7 @@ def test_parquet_without_its_library_is_refused_before_anything_is_predicted(
 def test_second_writer_is_refused(engine: Engine, tmp_path: Path) -> None:
     with (
         ResultFile(tmp_path / "o.jsonl", engine),
-        pytest.raises(UserError, match="is being written by another process"),
+        pytest.raises(UserError, match="is in use by another process"),
     ):
         ResultFile(tmp_path / "o.jsonl", engine, resume=True)
     ResultFile(tmp_path / "o.jsonl", engine, resume=True).__exit__(None)
@@ -225,7 +225,7 @@ def test_second_writer_is_refused(engine: Engine, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_full_disk_is_said_with_the_way_out_and_only_once(engine: Engine, tmp_path: Path) -> None:
-    said = r"o\.jsonl cannot be written: No space left .*--resume goes on"
+    said = r"o\.jsonl: predictions cannot be written: No space left .*can be resumed"
     with pytest.raises(UserError, match=said), ResultFile(tmp_path / "o.jsonl", engine) as file:
         fill_disk(file)
 
@@ -259,4 +259,4 @@ def test_reasons_are_kept_for_a_few_and_counted_for_all() -> None:
     tally = result_file.Tally()
     for number in range(100):
         tally.add(f"{number}.png: broken")
-    assert (tally.pictures, tally.unreadable, len(tally.reasons)) == (100, 100, result_file.NAMED)
+    assert (tally.images, tally.unreadable, len(tally.reasons)) == (100, 100, result_file.NAMED)

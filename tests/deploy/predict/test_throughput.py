@@ -9,7 +9,13 @@ import torch
 from tests.model import small_model
 from vitascope.deploy.predict import throughput
 from vitascope.deploy.predict.engine import TorchEngine
-from vitascope.deploy.predict.throughput import Throughput, model_product, square_product, subject, take_turns
+from vitascope.deploy.predict.throughput import (
+    Benchmark,
+    Throughput,
+    model_product,
+    square_product,
+    take_turns,
+)
 from vitascope.errors import UserError
 from vitascope.model.sizes import named_config
 from vitascope.weights.preprocess import default_preprocess
@@ -83,7 +89,7 @@ def test_every_batch_is_measured_in_every_precision_and_the_one_of_auto_is_marke
         return answer(engine, pixels)
 
     monkeypatch.setattr(TorchEngine, "probabilities", watched)
-    rows = subject(folder, precisions=["fp32", "bf16"], device="cpu").measure([1, 3], seconds=0)
+    rows = Benchmark.open(folder, precisions=["fp32", "bf16"], device="cpu").measure([1, 3], seconds=0)
     assert [(row.batch_size, row.precision, row.is_auto) for row in rows] == [
         (1, "fp32", True),
         (1, "bf16", False),
@@ -102,7 +108,7 @@ def test_every_batch_is_measured_in_every_precision_and_the_one_of_auto_is_marke
 
 
 def test_named_size_has_random_weights_and_a_head() -> None:
-    found = subject("dinov3_s16", precisions=["fp32"], device="cpu")
+    found = Benchmark.open("dinov3_s16", precisions=["fp32"], device="cpu")
     engine = found.engines["fp32"]
     assert isinstance(engine, TorchEngine)
     assert engine.config == named_config("dinov3_s16").replace(head="linear")
@@ -118,7 +124,7 @@ def test_exported_file_is_measured_as_it_is(folder: Path, monkeypatch: pytest.Mo
         "open_engine",
         lambda ref, device: opened.append((ref, device)) or Exported(),
     )
-    found = subject(file, precisions=["fp32", "bf16"])
+    found = Benchmark.open(file, precisions=["fp32", "bf16"])
     (row,) = found.measure([2], seconds=0)
     assert opened == [(file, "auto")]
     assert (row.precision, row.batch_size, row.is_auto, row.share) == ("as exported", 2, True, None)
@@ -138,17 +144,17 @@ class Exported:
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_batch_of_nothing_is_refused(folder: Path, batch_size: int) -> None:
     with pytest.raises(UserError, match=f"at least 1 image, not {batch_size}"):
-        subject(folder, precisions=["fp32"], device="cpu").measure([8, batch_size], seconds=0)
+        Benchmark.open(folder, precisions=["fp32"], device="cpu").measure([8, batch_size], seconds=0)
 
 
 def test_model_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match="vit_b61"):
-        subject("vit_b61", precisions=["fp32"])
+        Benchmark.open("vit_b61", precisions=["fp32"])
 
 
 def test_a_model_without_a_head_is_measured_by_its_features(tmp_path: Path) -> None:
     save_pretrained(small_model(depth=1, head="none"), tmp_path)
-    (row,) = subject(tmp_path, precisions=["fp32"], device="cpu").measure([1], seconds=0)
+    (row,) = Benchmark.open(tmp_path, precisions=["fp32"], device="cpu").measure([1], seconds=0)
     assert row.seconds
 
 
@@ -156,13 +162,13 @@ def test_bf16_is_left_out_where_the_device_would_emulate_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(throughput, "has_bf16", lambda device: False)
-    found = subject(folder, precisions=["fp32", "bf16"], device="cpu")
+    found = Benchmark.open(folder, precisions=["fp32", "bf16"], device="cpu")
     assert list(found.engines) == ["fp32"]
     (reason,) = found.left_out
-    assert reason.startswith("bf16 is not measured: this cpu has no units for it")
+    assert reason.startswith("bf16 is not measured: this cpu would emulate it")
     assert [row.is_auto for row in found.measure([1, 8], seconds=0)] == [True, True]
     with pytest.raises(UserError, match=r"bf16 is not measured: .*; measure fp32"):
-        subject(folder, precisions=["bf16"], device="cpu")
+        Benchmark.open(folder, precisions=["bf16"], device="cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -182,5 +188,5 @@ def test_the_ceiling_is_the_fastest_product(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(TorchEngine, "outputs", lambda *_: clock.wait(1))
     monkeypatch.setattr(throughput, "square_product", lambda *_: (lambda: clock.wait(4), 100))
     monkeypatch.setattr(throughput, "model_product", lambda *_: (lambda: clock.wait(2), 600))
-    (row,) = subject(folder, precisions=["fp32"], device="cpu").measure([1], seconds=0.001)
+    (row,) = Benchmark.open(folder, precisions=["fp32"], device="cpu").measure([1], seconds=0.001)
     assert row.ceiling == 300

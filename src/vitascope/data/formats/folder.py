@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import json
 import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from vitascope.data.decoding import ImageSource
-from vitascope.data.formats.format import DataFormat
-from vitascope.data.splits import ImageSet, Inventory, Splits, check_known_classes, complete_splits
+from vitascope.data.splits import (
+    VAL_SHARE,
+    ImageSet,
+    Splits,
+    check_known_classes,
+    split_tree,
+    stratified_split,
+)
 from vitascope.errors import UserError
 
 IMAGE_SUFFIXES = {
@@ -53,72 +56,25 @@ def split_folder(root: Path, split: str) -> Path | None:
     return found[0] if found else None
 
 
-class Folder(DataFormat):
-    """A folder of class folders: `train/<class>/` with `val/`, `test/` or both, or one tree, `<class>/`."""
+def open_folder(root: Path, *, seed: int) -> Splits:
+    """The splits of a folder: `train/<class>/`, and `val/`, `test/` or both; or one tree, `<class>/`.
 
-    def matches(self, data: str) -> bool:
-        return os.path.isdir(data)
+    What is missing of validation is taken from train, a tenth of each class by seed. Of one tree, a tenth
+    of each class is the validation set and another tenth the test set, by seed.
 
-    def open(self, data: str, *, seed: int) -> Splits:
-        root = Path(data)
-        folder = split_folder(root, "train")
-        if folder is None:
-            found = {"all": read_tree(root)}
-        else:
-            found = {"train": read_tree(folder, name="train")}
-            for split in ("val", "test"):
-                images = _optional_split(root, split, found["train"].class_names)
-                found |= {} if images is None else {split: images}
-        splits = complete_splits(found, data, seed=seed, root=root)
-        return dataclasses.replace(splits, passed_over=passed_over(root, splits.parts.values()))
-
-    def open_unlabelled(self, data: str, *, seed: int) -> Splits:
-        """All images below the folder, or below its `train/`, unless there are class folders.
-
-        A tenth by seed is the validation set; there is no test set.
-        """
-        root = Path(data)
-        folder = split_folder(root, "train") or root
-        if sum(bool(image_files(path)) for path in _visible_folders(folder)) > 1:
-            return self.open(data, seed=seed)
-        files = image_files(folder)
-        if len(files) < 2:
-            raise UserError(f"{folder}: {len(files)} images; at least 2 are needed")
-        images = ImageSet("train", files, np.zeros(len(files), dtype=np.int64), ("image",))
-        splits = complete_splits({"train": images}, data, seed=seed, root=root)
-        return dataclasses.replace(splits, passed_over=passed_over(folder, splits.parts.values()))
-
-    def evaluation_set(self, data: str, class_names: tuple[str, ...]) -> ImageSet:
-        root = Path(data)
-        for split in ("test", "val"):
-            images = _optional_split(root, split, class_names)
-            if images is not None:
-                return images
-        return read_tree(root, class_names=class_names)
-
-    def images_to_show(self, data: str) -> Sequence[ImageSource]:
-        root = Path(data)
-        files = image_files(split_folder(root, "test") or split_folder(root, "val") or root)
-        if not files:
-            raise UserError(f"{data}: no images in this folder")
-        return files
-
-    def inventory(self, data: str, *, seed: int) -> Inventory:
-        """All images below the folder; an image outside of class folders is of the class ""."""
-        root = Path(data)
-        files = image_files(root)
-        named = [_class_of(path.relative_to(root).parts[:-1]) for path in files]
-        class_names = tuple(sorted(set(named)))
-        numbers = {name: number for number, name in enumerate(class_names)}
-        labels = np.array([numbers[name] for name in named], dtype=np.int64)
-        return Inventory((ImageSet("all", files, labels, class_names),), channels=3, root=root)
-
-
-def _class_of(folders: tuple[str, ...]) -> str:
-    """The class of an image by the folders above it."""
-    if len(folders) > 1 and split_of(folders[0]) is not None:
-        return folders[1]
-    return folders[0] if folders else ""
+    Raises:
+        UserError: no images, one class, classes that differ between splits, or two folders of one split.
+    """
+    folder = split_folder(root, "train")
+    if folder is None:
+        train, val, test = split_tree(read_tree(root), seed)
+        return Splits(train, val, test, 3, root, passed_over(root, (train, val, test)))
+    train = read_tree(folder, name="train")
+    given = optional_split(root, "val", train.class_names)
+    train, val = (train, given) if given is not None else stratified_split(train, VAL_SHARE, "val", seed)
+    final = optional_split(root, "test", train.class_names)
+    sets = (train, val) if final is None else (train, val, final)
+    return Splits(train, val, final, 3, root, passed_over(root, sets))
 
 
 def passed_over(root: Path, used: Iterable[ImageSet]) -> tuple[str, ...]:
@@ -166,6 +122,48 @@ def _visible_folders(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
+def read_any(root: Path) -> ImageSet:
+    """All images below a folder, each of the class that its path says, with splits above classes or without.
+
+    An image outside of class folders is of the class "".
+    """
+    files = image_files(root)
+    named = [_class_of(path.relative_to(root).parts[:-1]) for path in files]
+    class_names = tuple(sorted(set(named)))
+    numbers = {name: number for number, name in enumerate(class_names)}
+    return ImageSet("all", files, np.array([numbers[name] for name in named], dtype=np.int64), class_names)
+
+
+def _class_of(folders: tuple[str, ...]) -> str:
+    """The class of an image by the folders above it."""
+    if len(folders) > 1 and split_of(folders[0]) is not None:
+        return folders[1]
+    return folders[0] if folders else ""
+
+
+def open_unlabelled(root: Path, *, seed: int) -> Splits:
+    """The splits of a folder of images without classes: all images below it, or below its `train/`.
+
+    A tenth by seed is the validation set; there is no test set.
+
+    Raises:
+        UserError: not two images.
+    """
+    folder = split_folder(root, "train") or root
+    files = image_files(folder)
+    if len(files) < 2:
+        raise UserError(f"{folder}: {len(files)} images; at least 2 are needed")
+    images = ImageSet("train", files, np.zeros(len(files), dtype=np.int64), ("image",))
+    train, val = stratified_split(images, VAL_SHARE, "val", seed)
+    return Splits(train, val, None, 3, root, passed_over(folder, (train, val)))
+
+
+def has_classes(root: Path) -> bool:
+    """Whether a folder, or its `train/`, has two class folders with images or more."""
+    folder = split_folder(root, "train") or root
+    return sum(bool(image_files(path)) for path in _visible_folders(folder)) > 1
+
+
 def inner_folder(folder: Path) -> Path:
     """What a folder wraps: itself, or what its only entry leads to; a split's folder is no wrapping."""
     while True:
@@ -175,7 +173,7 @@ def inner_folder(folder: Path) -> Path:
         folder = entries[0]
 
 
-def _optional_split(root: Path, split: str, class_names: tuple[str, ...]) -> ImageSet | None:
+def optional_split(root: Path, split: str, class_names: tuple[str, ...]) -> ImageSet | None:
     """The images of a split that may be there or not, under any of its usual names.
 
     Raises:
@@ -280,37 +278,3 @@ def image_files(folder: Path) -> list[Path]:
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         and path.is_file()
     )
-
-
-def files_of_splits(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
-    """Files that end so, by what a folder `train/` or the word `train` in the name says; else of split `all`.
-
-    Raises:
-        UserError: some names say a split, others don't.
-    """
-    found: dict[str, list[Path]] = {}
-    for split in SPLIT_FOLDERS if folder.is_dir() else ():
-        below = split_folder(folder, split)
-        if below is not None and (files := _visible(below, suffixes)):
-            found[split] = files
-    for path in _visible(folder, suffixes):
-        words = re.split(r"[-_.]", path.stem.lower())
-        said = [split for split, names in SPLIT_FOLDERS.items() if any(name in words for name in names)]
-        found.setdefault(said[0] if said else "all", []).append(path)
-    if "all" in found and len(found) > 1:
-        raise UserError(
-            f"{found['all'][0]}: its name says no split, as others do; call it train-..., val-... or test-..."
-        )
-    return found
-
-
-def has_class_folders(folder: Path) -> bool:
-    """Whether there are images in folders of a folder: then files beside these are not what it is about."""
-    inside = (path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    files = itertools.chain.from_iterable(path.rglob("*") for path in inside)
-    return any(file.suffix.lower() in IMAGE_SUFFIXES for file in files)
-
-
-def _visible(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    files = folder.iterdir() if folder.is_dir() else ()
-    return sorted(p for p in files if p.suffix in suffixes and p.name[0] != "." and p.is_file())

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import Encoded
-from vitascope.data.formats.folder import SPLIT_FOLDERS, files_of_splits, has_class_folders, split_of
-from vitascope.data.formats.format import DataFormat
-from vitascope.data.formats.shards import numbered_classes
-from vitascope.data.splits import ImageSet, LazySources, Splits, complete_splits
-from vitascope.errors import UserError, nearest_path
+from vitascope.data.formats.folder import SPLIT_FOLDERS, split_of
+from vitascope.data.formats.shards import complete_splits, numbered_classes
+from vitascope.data.shard_index import files_of_splits, has_class_folders
+from vitascope.data.splits import ImageSet, Splits
+from vitascope.errors import UserError
 
 TABLES = {".parquet": "parquet", ".arrow": "arrow"}
 """Files that are read as tables, and by which of the library's builders."""
@@ -29,24 +29,8 @@ LABEL_COLUMNS = ("label", "labels", "fine_label", "class")
 """Names of the column of classes; it needs none of these where it is the only `ClassLabel`."""
 
 
-class HubDataset(DataFormat):
-    """The id of a data set on the hub, or a folder of `save_to_disk`, of parquet or of arrow files."""
-
-    def matches(self, data: str) -> bool:
-        path = Path(data)
-        if path.is_dir():
-            return _is_saved(path) or (bool(_tables(path)) and not has_class_folders(path))
-        # A path with a parent, or with a similar name beside it, is more likely mistyped than on the hub.
-        local = bool(nearest_path(data)) or (len(path.parts) > 1 and path.parent.is_dir())
-        return looks_like_hub_id(data) and (not local or "@" in data)
-
-    def open(self, data: str, *, seed: int) -> Splits:
-        root = Path(data) if Path(data).is_dir() else None
-        return complete_splits(read_hub_dataset(data), data, seed=seed, root=root)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class TableRow(Encoded):
+class Row(Encoded):
     """A picture in a table."""
 
     table: Any
@@ -67,7 +51,7 @@ class TableRow(Encoded):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TableRows(LazySources):
+class Rows(Sequence[Row]):
     """Many pictures in a table."""
 
     table: Any
@@ -78,17 +62,35 @@ class TableRows(LazySources):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def at(self, index: int) -> TableRow:
-        """One picture."""
-        return TableRow(self.table, int(self.indices[index]), self.place)
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+    def __getitem__(self, index: int | slice) -> Row | Rows:
+        if isinstance(index, slice):
+            return Rows(self.table, self.indices[index], self.place)
+        return Row(self.table, int(self.indices[index]), self.place)
 
-    def take(self, indices: npt.NDArray[np.int64]) -> TableRows:
-        """Some of them, in the order given."""
-        return TableRows(self.table, self.indices[indices], self.place)
+
+@dataclasses.dataclass(frozen=True)
+class HubSet(ImageSet):
+    """Labelled images of one split, in a table."""
+
+    sources: Rows
+
+    def subset(self, name: str, indices: npt.NDArray[np.int64]) -> HubSet:
+        """Some of the images, in the order given."""
+        rows = Rows(self.sources.table, self.sources.indices[indices], self.sources.place)
+        return HubSet(name, rows, self.labels[indices], self.class_names)
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Whether a folder is from `save_to_disk`, or has parquet or arrow files and no folders of images."""
+    return path.is_dir() and (_is_saved(path) or (bool(_tables(path)) and not has_class_folders(path)))
 
 
 def looks_like_hub_id(data: str) -> bool:
-    """Whether the data are `owner/name` or `owner/name@revision`, and no existing path."""
+    """Whether a DATA argument is `owner/name` or `owner/name@revision`, and no existing path."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -101,14 +103,24 @@ def looks_like_hub_id(data: str) -> bool:
     return False
 
 
-def read_hub_dataset(data: str) -> dict[str, ImageSet]:
-    """The splits of a data set: those of train, val and test that exist, or `all`.
+def open_hub_dataset(data: str, *, seed: int) -> Splits:
+    """The splits of a data set on the hub, or in a folder; what is missing is taken from train by seed.
 
-    A test split without any labels, as competitions have, is left out.
+    A test split without any labels, as competitions have, is none.
 
     Raises:
         UserError: the library is not installed; no such data set, no network; not exactly one column of
             pictures and one of classes; rows without a class.
+    """
+    found = read_hub_dataset(data)
+    return complete_splits(found, data, seed=seed, channels=3)
+
+
+def read_hub_dataset(data: str) -> dict[str, HubSet]:
+    """The splits that a data set has: of train, val and test those that are there, or all.
+
+    Raises:
+        UserError: as `open_hub_dataset`.
     """
     library = _library(data)
     with _explaining(data):
@@ -127,9 +139,9 @@ def read_hub_dataset(data: str) -> dict[str, ImageSet]:
             raise UserError(f"{data}: {missing} of {len(given)} rows of {split} have no {label!r}")
     names = _class_names(library, first.features[label], values, data)
     return {
-        split: ImageSet(
+        split: HubSet(
             split,
-            TableRows(_undecoded(library, tables[split], picture), np.arange(len(given)), f"{data}:{split}"),
+            Rows(_undecoded(library, tables[split], picture), np.arange(len(given)), f"{data}:{split}"),
             _numbers(given, names, f"{data}: {split}"),
             names,
         )

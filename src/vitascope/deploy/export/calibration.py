@@ -1,4 +1,4 @@
-"""The pictures that int8's ranges are taken from, and what rounding in those ranges takes away."""
+"""The pictures that int8 ranges come from, and the rounding error that these ranges cause."""
 
 from __future__ import annotations
 
@@ -11,35 +11,37 @@ import numpy.typing as npt
 
 from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.predict.exported_model import Batch, Metadata
+from vitascope.deploy.predict.exported_model import Batch, ExportedEngine
 from vitascope.errors import UserError
 
-LOOKED_AT = 16
-"""Pictures that rounding is measured on: each layer's input has thousands of numbers for each."""
+MEASURED = 16
+"""Pictures on which the rounding error is measured; each gives thousands of numbers per layer."""
 
 
-class Calibration:
-    """Pictures that ranges are taken from, as a graph takes them.
+class CalibrationPictures:
+    """Pictures as a graph takes them.
 
     Args:
-        about: what the file tells of its input.
-        sources: pictures; what cannot be read is left out.
+        engine: the exported model in float.
+        sources: pictures; unreadable ones are skipped.
         count: how many to draw.
-        seed: which.
+        seed: of the draw.
 
     Raises:
-        UserError: fewer than one wanted, or none can be read.
+        UserError: `count` below 1, or no readable picture.
     """
 
-    def __init__(self, about: Metadata, sources: Sequence[ImageSource], count: int, seed: int) -> None:
+    def __init__(self, engine: ExportedEngine, sources: Sequence[ImageSource], count: int, seed: int) -> None:
         if count < 1:
             raise UserError(f"calibration needs at least 1 picture, not {count}")
-        fit = smallest_frame(about.preprocess) if about.input == "pictures" else about.preprocess
+        preprocess = engine.preprocess
+        if engine.input == "pictures":
+            preprocess = without_crop(preprocess)
         self._batches: list[Batch] = []
         reason = "there is none"
         for index in np.random.default_rng(seed).permutation(len(sources)):
             try:
-                pixels = fit.pixels(sources[index])
+                pixels = preprocess.pixels(sources[index])
             except ImageError as error:
                 reason = str(error)
                 continue
@@ -56,21 +58,22 @@ class Calibration:
         return iter(self._batches)
 
 
-def smallest_frame(preprocess: Preprocess) -> Preprocess:
-    """What makes pictures of which a graph sees what it sees of the originals, but small enough to keep."""
+def without_crop(preprocess: Preprocess) -> Preprocess:
+    """A preprocessing that keeps what the graph will crop: small pictures that look the same to the model."""
     if preprocess.resize_to is not None:
         return dataclasses.replace(preprocess, image_size=preprocess.resize_to)
     height, width = (round(side / preprocess.crop_pct) for side in preprocess.image_size)
     return dataclasses.replace(preprocess, image_size=(height, width), crop_pct=1.0)
 
 
-class Rounding:
-    """The energy of each channel of each layer's input, and that of what rounding changed, over pictures.
+class RoundingError:
+    """The share of the energy of each layer's input that rounding loses, over pictures.
 
-    Channels count alike: one that dwarfs the others takes the range from them, and hides it in a sum.
+    Each channel counts the same: in a sum, one channel that dwarfs the others would hide that it takes the
+    range from them.
 
     Args:
-        pairs: by the layer's name, those of its input before and after rounding.
+        pairs: by the layer's name, the names of its input before and after rounding.
     """
 
     def __init__(self, pairs: Mapping[str, tuple[str, str]]) -> None:
@@ -79,14 +82,14 @@ class Rounding:
         self._lost: dict[str, npt.NDArray[np.float64]] = {}
 
     def add(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
-        """The tensors of one more picture, by name."""
+        """Add the tensors of one picture, by name."""
         for layer, (before, after) in self._pairs.items():
             exact = values[before].astype(np.float64)
             self._energy[layer] = self._energy.get(layer, 0.0) + energy_of(exact)
             self._lost[layer] = self._lost.get(layer, 0.0) + energy_of(exact - values[after])
 
     def shares(self) -> dict[str, float]:
-        """What a channel loses as a share of its energy, on average; nothing of one that is all zeros."""
+        """The lost share of each channel's energy, averaged over channels; 0 for a channel of zeros."""
         return {
             layer: float((self._lost[layer] / np.where(energy > 0, energy, np.inf)).mean())
             for layer, energy in self._energy.items()
@@ -94,6 +97,6 @@ class Rounding:
 
 
 def energy_of(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The sum of squares of each channel: of (B, C, H, W), or with the channels last."""
+    """The sum of squares per channel, of (B, C, H, W) or with the channels last."""
     channels = 1 if values.ndim == 4 else values.ndim - 1
     return np.square(values).sum(axis=tuple(axis for axis in range(values.ndim) if axis != channels))

@@ -1,255 +1,200 @@
-"""Smaller and shorter models: token merging, and attention heads and MLP neurons pruned for real speed.
+"""`compress`: smaller and faster models by token merging and pruning, with their cost and gain.
 
-Both give an ordinary model, whose configuration says what it is: it is saved, served, exported, explained and
-trained like any other. Merging takes no training; after pruning, train on with the ordinary loop
-(`vitascope train --weights FOLDER`).
-
-Heads and neurons are chosen by how much the loss would change, to first order, without them: |sum of
-activation times gradient|, image by image (Michel et al. 2019, "Are Sixteen Heads Really Better than One?",
-equation 2; Molchanov et al. 2019, "Importance Estimation for Neural Network Pruning"). Each layer keeps as
-many, its best; what the others gave on average stays, in the bias of the layer that they fed.
+The result is an ordinary model whose configuration describes it: it can be saved, served, exported, explained
+and trained like any other.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
-import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitascope.deploy.predict.engine import Engine
+from vitascope.data.datasets import open_data, open_for_evaluation
+from vitascope.data.loading import Loader
+from vitascope.data.splits import ImageSet
+from vitascope.deploy.export.pruning import merge_tokens, prune
+from vitascope.deploy.predict.engine import Engine, TorchEngine
+from vitascope.deploy.predict.throughput import Step, median_seconds
 from vitascope.errors import UserError
-from vitascope.model.attention import SelfAttention
 from vitascope.model.classifier import Classifier
-from vitascope.model.config import ViTConfig
-from vitascope.model.encoder import MLP, SwiGLU
-from vitascope.model.evaluation_mode import evaluation_mode
-from vitascope.model.vit import VisionTransformer
+from vitascope.model.hardware import resolve_device
+from vitascope.run.run import Run
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.preprocess import preprocess_of
+from vitascope.weights.saving import save_pretrained
 
-State = dict[str, Tensor]
-
-
-def merge_tokens(model: Classifier, count: int) -> VisionTransformer:
-    """The same model with `count` patches fewer after every block, merged with those most like them.
-
-    Args:
-        model: a Vision Transformer with global attention, and positions that are added to the tokens.
-        count: patches a block; 0 takes merging out of a model.
-
-    Returns:
-        A model of its own that shares its weights with the one given. Gradient checkpointing, which merging
-        does not go with, is off in it.
-
-    Raises:
-        UserError: a ResNet, or options that merging does not go with.
-    """
-    options = {"token_merging": count, **({"gradient_checkpointing": False} if count else {})}
-    config = vision_transformer(model).config.replace(**options)
-    return with_state(model, config, model.state_dict(), model.training)
+EXAMPLES_AT_ONCE = 32
+TEST_BATCH = 128
+ROUNDS = 7
 
 
-def prune(
-    model: Classifier,
-    examples: Iterable[tuple[Tensor, Tensor]],
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The cost of a model, and what it achieves."""
+
+    parameters: int
+    flops: int
+    """Floating-point operations per image, a multiply-add counting as 2."""
+    images_per_second: float
+    """Of the median batch."""
+    accuracy: float | None
+    """On the test images; None without labelled images."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class CompressionResult:
+    """A compressed model, and its cost before and after."""
+
+    folder: Path
+    """The model folder."""
+    before: Cost
+    after: Cost
+    batch_size: int
+    """Images per batch of the speeds."""
+    test_images: int
+    """Number of test images of the accuracies."""
+    data: str | None
+    """DATA to continue training on, if known."""
+    pruned: bool
+    """Whether continued training is advisable."""
+
+    def __repr__(self) -> str:
+        faster = self.after.images_per_second / self.before.images_per_second
+        smaller = self.after.parameters / self.before.parameters
+        text = f"{self.folder}: {faster:.2f} times as fast, {smaller:.0%} of the parameters"
+        if self.before.accuracy is not None and self.after.accuracy is not None:
+            text += f", accuracy {self.after.accuracy:.2%}, before {self.before.accuracy:.2%}"
+        return f"CompressionResult({text})"
+
+
+def compress(
+    model: Classifier | str | os.PathLike[str],
+    out: str | os.PathLike[str],
     *,
-    num_heads: int | None = None,
+    merge: int | None = None,
+    heads: int | None = None,
     mlp_ratio: float | None = None,
-) -> VisionTransformer:
-    """The same model with fewer attention heads, and narrower MLPs, in every layer: the best of each stay.
+    data: str | None = None,
+    num_images: int = 512,
+    batch_size: int = 8,
+    precision: str = "auto",
+    device: str = "auto",
+) -> CompressionResult:
+    """Merge tokens, prune heads and MLPs, write a model folder, and compare cost and accuracy.
+
+    Merging needs no training. Continue training after pruning.
 
     Args:
-        model: a Vision Transformer that gives classes.
-        examples: what to judge by: normalized images (B, C, H, W) and their classes (B,), on the model's
-            device; a few hundred images do.
-        num_heads: heads to keep, each as wide as before; None keeps all.
-        mlp_ratio: width of the hidden layers over `embed_dim`; None keeps all.
-
-    Returns:
-        A new model with weights of its own, in evaluation mode.
-
-    Raises:
-        UserError: a ResNet, a model without classes, more heads or neurons than there are, heads of a model
-            whose layers share relative positions, no examples.
-    """
-    model = vision_transformer(model)
-    config = pruned_config(model.config, num_heads, mlp_ratio)
-    if not config.gives_classes:
-        raise UserError("this model has no classes, and so no loss that says which heads and neurons matter")
-    watched = watch(model, examples)
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for name, channels in watched.items():
-        kept = channels.best(config.num_heads if channels.into == "qkv" else config.mlp_dim)
-        narrow(state, name, channels, kept)
-    return with_state(model, config, state, training=False)
-
-
-def pruned_config(config: ViTConfig, num_heads: int | None, mlp_ratio: float | None) -> ViTConfig:
-    """The configuration with so many heads, and MLPs so wide.
+        model: a Vision Transformer, or a MODEL reference.
+        out: the new model folder.
+        merge: patches that every block merges, see `merge_tokens`; 0 removes merging.
+        heads: attention heads to keep in every block, see `prune`.
+        mlp_ratio: width of the MLPs' hidden layers to keep, over `embed_dim`.
+        data: DATA with the model's classes: its training images decide what is pruned, its test images
+            measure the accuracy. By default the run's own.
+        num_images: training images that pruning uses.
+        batch_size: images per batch when speed is measured.
+        precision: `auto`, `fp32` or `bf16`, for speed and accuracy.
+        device: `auto`, or a torch device.
 
     Raises:
-        UserError: more than there are, or heads that relative positions are bound to.
+        CheckpointError: as `from_pretrained`.
+        UserError: nothing to do; a folder that is not empty; pruning without data; as `merge_tokens` and
+            `prune`.
     """
-    if num_heads is not None and num_heads > config.num_heads:
-        raise UserError(f"the model has {config.num_heads} heads, so {num_heads} cannot be kept")
-    if mlp_ratio is not None and mlp_ratio > config.block.mlp_ratio:
-        raise UserError(f"the model has mlp_ratio {config.block.mlp_ratio:g}, so it cannot be {mlp_ratio:g}")
-    fewer = num_heads is not None and num_heads < config.num_heads
-    if fewer and config.embedding.positions == "relative":
-        raise UserError(
-            "relative positions give each head numbers that all layers share, so that no layer can choose "
-            "its own heads; prune the MLPs alone"
-        )
-    if fewer:
-        config = config.replace(num_heads=num_heads, head_dim=config.head_dim)
-    return config if mlp_ratio is None else config.replace(mlp_ratio=mlp_ratio)
-
-
-def vision_transformer(model: Classifier) -> VisionTransformer:
-    """A model that has tokens, heads and MLPs.
-
-    Raises:
-        UserError: a ResNet, which has none.
-    """
-    if not isinstance(model, VisionTransformer):
-        raise UserError(
-            "a ResNet has no tokens to merge and no heads to prune: this is for Vision Transformers"
-        )
-    return model
-
-
-def with_state(
-    source: Classifier, config: ViTConfig, state: Mapping[str, Tensor], training: bool
-) -> VisionTransformer:
-    """A model of these very tensors, without a copy, and with the preprocessing of its source."""
-    with torch.device("meta"):
-        model = VisionTransformer(config)
-    model.load_state_dict(dict(state), strict=True, assign=True)
-    model.preprocess = source.preprocess
-    return model.train(training)
-
-
-class Channels:
-    """The channels between two linear layers, as examples show them: how much each matters, and its mean.
-
-    Attributes:
-        into: name of the layer that gives them, `qkv` or `fc1`.
-        out: name of the layer that they feed, `proj` or `fc2`.
-        width: channels that stay or go together: a head's, or one.
-    """
-
-    def __init__(self, into: str, out: str, width: int) -> None:
-        self.into, self.out, self.width = into, out, width
-        self._importance: Tensor | None = None  # (C / width,), float64, summed over images
-        self._sum: Tensor | None = None  # (C,), float64, over tokens
-        self._tokens = 0
-
-    def before(self, _: nn.Module, args: tuple[Tensor]) -> None:
-        """See what the layer `out` is fed, (B, n, C); called before it runs."""
-        inputs = args[0]
-        seen = inputs.detach()
-        total = seen.sum(dim=(0, 1), dtype=torch.float64)
-        self._sum = total if self._sum is None else self._sum + total
-        self._tokens += seen.shape[0] * seen.shape[1]
-        inputs.register_hook(lambda gradient: self._judge(seen, gradient))
-
-    def _judge(self, inputs: Tensor, gradient: Tensor) -> None:
-        by_channel = (inputs * gradient).sum(dim=1)  # (B, C)
-        parts = by_channel.unflatten(1, (-1, self.width)).sum(dim=2)  # (B, C / width)
-        total = parts.abs().sum(dim=0, dtype=torch.float64)
-        self._importance = total if self._importance is None else self._importance + total
-
-    def best(self, count: int) -> Tensor:
-        """The channels of the `count` parts that matter most, in their order, (count * width,)."""
-        assert self._importance is not None
-        parts = self._importance.topk(count).indices.sort().values
-        return (parts[:, None] * self.width + torch.arange(self.width, device=parts.device)).flatten()
-
-    @property
-    def mean(self) -> Tensor:
-        """Of each channel, (C,), float64."""
-        assert self._sum is not None
-        return self._sum / self._tokens
-
-
-def watch(model: VisionTransformer, examples: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Channels]:
-    """Every attention's heads and every MLP's neurons, by the module's name, over the examples.
-
-    Raises:
-        UserError: no examples.
-    """
-    found: dict[str, Channels] = {}
-    seen = 0
-    with ExitStack() as hooks, evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():
-        for name, module in model.named_modules():
-            if isinstance(module, SelfAttention):
-                found[name] = Channels("qkv", "proj", model.config.head_dim)
-                hooks.enter_context(module.proj.register_forward_pre_hook(found[name].before))
-            elif isinstance(module, MLP | SwiGLU):
-                found[name] = Channels("fc1", "fc2", 1)
-                hooks.enter_context(module.fc2.register_forward_pre_hook(found[name].before))
-        for images, labels in examples:
-            images = images.detach().clone().requires_grad_()  # so that activations have gradients
-            loss = F.cross_entropy(model(images).float(), labels, reduction="sum")
-            torch.autograd.grad(loss, images)  # weights have no need of theirs
-            seen += len(images)
-    if not seen:
-        raise UserError("pruning needs labelled images that say which heads and neurons matter; none given")
-    return found
-
-
-def narrow(state: State, name: str, channels: Channels, kept: Tensor) -> None:
-    """Leave a module only some of its channels; the mean of the others goes into the bias that follows."""
-    mean = channels.mean
-    width = len(mean)
-    if len(kept) == width:
-        return
-    for kind in ("weight", "bias"):
-        key = f"{name}.{channels.into}.{kind}"
-        if key in state:  # queries, keys and values one after another, or a gate and its values
-            parts = state[key].split(width)
-            state[key] = torch.cat([part[kept] for part in parts])
-    weight, bias = f"{name}.{channels.out}.weight", f"{name}.{channels.out}.bias"
-    lost = mean.clone()
-    lost[kept] = 0
-    state[bias] = (state[bias] + state[weight].double() @ lost).to(state[bias].dtype)
-    state[weight] = state[weight][:, kept].contiguous()
-
-
-@dataclasses.dataclass(frozen=True)
-class Speed:
-    """Images per second of an engine, over rounds in which all took turns."""
-
-    median: float
-    slowest: float
-    fastest: float
-
-
-def measure_speed(engines: Mapping[str, Engine], *, batch_size: int = 8, rounds: int = 7) -> dict[str, Speed]:
-    """Speed of engines beside each other: bytes in, probabilities out, in turns, after one pass to warm up.
-
-    Raises:
-        UserError: a batch of nothing.
-    """
+    pruned = heads is not None or mlp_ratio is not None
+    if not pruned and merge is None:
+        raise UserError("nothing to compress: give merge, heads or mlp_ratio")
+    if num_images < 1:
+        raise UserError(f"the number of images must be at least 1, not {num_images}")
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
-    seconds: dict[str, list[float]] = {name: [] for name in engines}
-    for number in range(rounds + 1):
-        for name, engine in engines.items():
-            pixels = torch.randint(
-                256,
-                (batch_size, engine.preprocess.channels, *engine.preprocess.image_size),
-                dtype=torch.uint8,
-            )
-            start = time.perf_counter()
-            engine.probabilities(pixels)
-            if number:
-                seconds[name].append(time.perf_counter() - start)
-    return {
-        name: Speed(batch_size / statistics.median(times), batch_size / max(times), batch_size / min(times))
-        for name, times in seconds.items()
-    }
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out}: is not an empty folder and is not overwritten; choose a new one")
+    run = Run(Path(model)) if isinstance(model, str | os.PathLike) and Run(Path(model)).exists else None
+    model = from_pretrained(model) if isinstance(model, str | os.PathLike) else model
+    if pruned and data is None and run is None:
+        raise UserError(
+            "pruning needs labelled images, and the model is not a run, whose images could be used: give data"
+        )
+    images: ImageSet | None = None  # opened before anything is written
+    if data is not None:
+        images = open_for_evaluation(data, model.config.class_names)
+    elif run is not None:
+        images = run.test_images()
+    smaller: Classifier = model
+    if pruned:
+        model = model.to(resolve_device(device))
+        examples = _examples(model, run, data, num_images)
+        smaller = prune(model, examples, num_heads=heads, mlp_ratio=mlp_ratio)
+    if merge is not None:
+        smaller = merge_tokens(smaller, merge)
+    save_pretrained(smaller, out)
+    engines = [
+        TorchEngine(each, precision=precision, device=device) for each in (model, from_pretrained(out))
+    ]
+    speeds = speeds_of(engines, batch_size)
+    before, after = (
+        Cost(
+            parameters=engine.config.num_parameters,
+            flops=engine.config.flops,
+            images_per_second=speed,
+            accuracy=None if images is None else accuracy_of(engine, images),
+        )
+        for engine, speed in zip(engines, speeds, strict=True)
+    )
+    return CompressionResult(
+        folder=out,
+        before=before,
+        after=after,
+        batch_size=batch_size,
+        test_images=0 if images is None else len(images),
+        data=str(run.config["data"]) if data is None and run is not None else data,
+        pruned=pruned,
+    )
+
+
+def _examples(
+    model: Classifier, run: Run | None, data: str | None, count: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Normalized training images and their classes, on the model's device.
+
+    DATA is split with the run's seed, so that only images that the run was trained on decide.
+    """
+    if data is None:
+        assert run is not None
+        splits, where = run.open_data().splits, str(run.config["data"])
+    else:
+        splits, where = open_data(data, seed=0 if run is None else int(run.config["seed"])), data
+    train = splits.train.in_classes(model.config.class_names, where)
+    some = train.subset("train", train.order(0, 0)[:count])
+    device, preprocess = next(model.parameters()).device, preprocess_of(model)
+    for batch in Loader(some, preprocess, EXAMPLES_AT_ONCE, device=device).epoch():
+        yield preprocess.normalize(batch.pixels), batch.labels
+
+
+def speeds_of(engines: Sequence[Engine], batch_size: int) -> list[float]:
+    """Images per second of each engine, from bytes to probabilities, in turns."""
+
+    def step(engine: Engine) -> Step:
+        shape = (batch_size, engine.preprocess.channels, *engine.preprocess.image_size)
+        pixels = torch.randint(256, shape, dtype=torch.uint8)
+        return lambda: engine.outputs(pixels)
+
+    return [batch_size / seconds for seconds in median_seconds([step(engine) for engine in engines], ROUNDS)]
+
+
+def accuracy_of(engine: TorchEngine, images: ImageSet) -> float:
+    """The share of the readable images whose most probable class is the true one."""
+    correct = count = 0
+    for batch in Loader(images, engine.preprocess, TEST_BATCH, device=engine.device).epoch():
+        classes = engine.probabilities(batch.pixels).argmax(dim=1)
+        correct += int((classes == batch.labels.cpu()).sum())
+        count += len(classes)
+    return correct / count

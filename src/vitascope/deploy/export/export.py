@@ -1,4 +1,4 @@
-"""A model as one file for another runtime, compared with the model before it gets its name."""
+"""`export`: a model as one file for another runtime, compared with the model before it gets its name."""
 
 from __future__ import annotations
 
@@ -9,44 +9,51 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.export.formats import FORMATS, check_path, check_room, settled, traced
+from vitascope.deploy.export.formats import FORMATS, check_path, move_beside, traced
 from vitascope.deploy.export.graph import WholeModel
+from vitascope.deploy.export.usage import usage
 from vitascope.deploy.export.verification import (
-    TOLERANCES,
     Agreement,
-    agreement,
-    refuse_other_answers,
+    check_agreement,
+    compare_outputs,
     sample_pictures,
 )
-from vitascope.deploy.predict.exported_model import INPUT_MODES, ExportedEngine, InputMode, Metadata
+from vitascope.deploy.predict.exported_model import INPUT_MODES, ExportedEngine, InputMode, metadata_of
 from vitascope.deploy.predict.runtimes import first_line
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.resnet_config import ResNetConfig
+from vitascope.run.run import Run
+from vitascope.storage import check_room, make_folder
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
 
+COMPARED = 32
+"""Images of a run on which the file and the model are compared."""
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Export:
-    """What an export wrote and proved."""
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class ExportResult:
+    """The files of an exported model, and how its outputs agree with the model's."""
 
     files: list[Path]
-    """The file, and what it needs beside it: OpenVINO's weights, those of an ONNX file above 2 GB."""
-    about: Metadata
-    """What the file tells about itself."""
+    """The file to open, and those beside it: OpenVINO's weights, or those of an ONNX file above 2 GB."""
+    model: Classifier
+    """The model that was exported."""
+    input: InputMode
+    """`pictures` or `tensors`."""
+    dynamic_resolution: bool
+    """Whether it takes tensors of other sizes too."""
     agreement: Agreement
     """The file in its own runtime against the model in torch."""
-    dynamic_resolution: bool
-    """Whether it takes pixels of other sizes too."""
+    compared_on: str
+    """The pictures of `agreement`, in words."""
 
     @property
     def path(self) -> Path:
-        """The file that is opened."""
+        """The file to open."""
         return self.files[0]
 
     @property
@@ -56,106 +63,158 @@ class Export:
 
     @property
     def takes(self) -> str:
-        """What goes in, in words."""
-        fit = self.about.preprocess
-        if self.about.input == "pictures":
-            return f"pictures of any size, uint8 (batch, height, width, {fit.channels})"
-        height, width = ("height", "width") if self.dynamic_resolution else fit.image_size
-        return f"pixels, uint8 (batch, {height}, {width}, {fit.channels})"
+        """The input in words."""
+        preprocess = preprocess_of(self.model)
+        if self.input == "pictures":
+            return f"pictures of any size, uint8 (batch, height, width, {preprocess.channels})"
+        height, width = ("height", "width") if self.dynamic_resolution else preprocess.image_size
+        return f"tensors, uint8 (batch, {height}, {width}, {preprocess.channels})"
+
+    @property
+    def program(self) -> str:
+        """A Python program that uses the file without vitascope."""
+        return usage(self.path, preprocess_of(self.model), self.model.config.class_names, self.input)
+
+    def __repr__(self) -> str:
+        return f"ExportResult({self.path}, {self.size / 1e6:,.1f} MB: {self.agreement.summary})"
 
 
 def export(
-    model: Classifier,
-    path: str | os.PathLike[str],
+    model: Classifier | str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     format: str = "onnx",
-    takes: InputMode = "pictures",
+    input: InputMode = "pictures",
     dynamic_resolution: bool = False,
-    images: ImageSource | Iterable[ImageSource] = (),
-) -> Export:
-    """Write a model as a file that takes raw pixels and answers with probabilities.
+    images: ImageSource | Iterable[ImageSource] | None = None,
+) -> ExportResult:
+    """Write a model as a file that takes raw pixels and gives probabilities.
 
-    The file is written aside, opened by its own runtime and compared with the model on real pictures; it gets
-    its name when every answer is the same.
+    The preprocessing becomes part of the graph. The file is written to a temporary folder, opened by its own
+    runtime and compared with the model on real pictures; it gets its name only if all outputs agree.
 
     Args:
-        model: a classifier; its preprocessing becomes part of the graph.
-        path: a new file, which ends as the format does: `.onnx`, `.xml`, `.pt2`.
+        model: a classifier, or a MODEL reference.
+        path: a new file with the format's suffix: `.onnx`, `.xml` or `.pt2`. By default
+            `RUN/export/model.onnx` for a run, and else the model's name in the working directory.
         format: `onnx`, `openvino` or `torch`.
-        takes: `pictures` of any size, or `pixels` of the model's size.
-        dynamic_resolution: with `pixels`, take any height and width that patches tile.
-        images: one picture or several to compare on; without any, parts of scikit-learn's two photographs.
+        input: `pictures` of any size, or `tensors` (uint8 as well) of the model's size.
+        dynamic_resolution: with `tensors`, accept any height and width that patches tile.
+        images: one picture or several to compare on; by default test images of the run, and without a run
+            parts of scikit-learn's two photographs.
 
     Raises:
+        CheckpointError: as `from_pretrained`.
         UserError: a model that cannot be exported, a file that exists, a runtime that is not installed, a
-            picture that cannot be read, or answers that differ.
+            picture that cannot be read, or outputs that differ.
     """
     check_choice("format", format, FORMATS)
-    check_choice("input", takes, INPUT_MODES)
-    kind, path = FORMATS[format], Path(path)
+    check_choice("input", input, INPUT_MODES)
+    kind = FORMATS[format]
+    path = default_path(model, kind.suffix) if path is None else Path(path)
     check_path(path, kind)
+    sources, compared_on = _pictures(model, images)
+    model = from_pretrained(model) if isinstance(model, str | os.PathLike) else model
     if dynamic_resolution:
-        check_dynamic(model, takes, format)
+        check_dynamic(model, input, format)
     preprocess = preprocess_of(model)
-    module = WholeModel(model.eval().cpu().float(), preprocess, takes).eval()
-    about = Metadata(
-        preprocess=preprocess,
-        class_names=model.config.class_names,
-        num_classes=model.config.num_classes,
-        input=takes,
-        model=model.config.to_dict(),
-    )
-    sources = as_pictures(images) or sample_pictures()
-    pictures = [read_picture(image, preprocess) for image in sources]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    module = WholeModel(model.eval().cpu().float(), preprocess, input).eval()
+    metadata = metadata_of(model.config, preprocess, input)
+    pictures = [decoded(image, preprocess) for image in sources]
+    make_folder(path.parent)
     check_room(path, 4 * model.config.num_parameters)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as aside:
         written = Path(aside) / path.name
-        with refused_in_one_line(path.name, format, dynamic_resolution):
-            kind.write(traced(module, preprocess, dynamic_resolution), written, about)
+        with explained_in_one_line(path.name, format, dynamic_resolution):
+            kind.write(traced(module, preprocess, dynamic_resolution), written, metadata)
             engine = kind.open(written)
-            found = prove(engine, model, preprocess, pictures)
+            found = compare_outputs(engine, model, preprocess, pictures)
             if dynamic_resolution:
-                prove_another_size(engine, module, sources[:4])
-        refuse_other_answers(found, path.name)
-        files = settled(Path(aside), path)
-    return Export(files=files, about=about, agreement=found, dynamic_resolution=dynamic_resolution)
+                check_another_size(engine, module, pictures[:4])
+        check_agreement(found, path.name)
+        files = move_beside(Path(aside), path)
+    return ExportResult(
+        files=files,
+        model=model,
+        input=input,
+        dynamic_resolution=dynamic_resolution,
+        agreement=found,
+        compared_on=compared_on,
+    )
 
 
-def check_dynamic(model: Classifier, takes: InputMode, format: str) -> None:
-    """Refuse models whose graph holds for one resolution only."""
-    if takes == "pictures":
-        raise UserError(
-            "pictures are brought to the model's own size; for other resolutions say --input pixels"
-        )
+def default_path(model: Classifier | str | os.PathLike[str], suffix: str) -> Path:
+    """Where an export goes without a path: into the run folder, or into the working directory."""
+    if not isinstance(model, str | os.PathLike):
+        raise UserError("a model without a name needs a path to export it to")
+    ref = Path(model)
+    if Run(ref).exists:
+        return ref / "export" / f"model{suffix}"
+    return Path(ref.expanduser().resolve().name + suffix)
+
+
+def _pictures(
+    model: Classifier | str | os.PathLike[str], images: ImageSource | Iterable[ImageSource] | None
+) -> tuple[Sequence[ImageSource], str]:
+    """The pictures to compare on, and what they are."""
+    if images is not None and (given := as_pictures(images)):
+        return given, "the given pictures"
+    if isinstance(model, str | os.PathLike):
+        try:
+            return spread(Run.open(model).test_images().sources), "the run's own test images"
+        except UserError:  # no run folder, or its data are gone
+            pass
+    return sample_pictures(), "parts of scikit-learn's photographs"
+
+
+def spread(sources: Sequence[ImageSource]) -> list[ImageSource]:
+    """At most `COMPARED` pictures, from all parts of a sequence."""
+    step = max(1, len(sources) // COMPARED)
+    return [sources[place] for place in range(0, len(sources), step)][:COMPARED]
+
+
+def decoded(image: ImageSource, preprocess: Preprocess) -> ImageSource:
+    """A picture that is read already, upright and in the model's colours: uint8 (H, W) or (H, W, 3).
+
+    Raises:
+        ImageError: it cannot be read.
+    """
+    planes = preprocess.whole_pixels(image)
+    return planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0)
+
+
+def check_dynamic(model: Classifier, input: InputMode, format: str) -> None:
+    """Reject models and formats whose graph holds for one resolution only."""
+    if input == "pictures":
+        raise UserError("pictures are resized to the model's own size; other resolutions need input=tensors")
     if format == "torch":
         raise UserError(
-            "a program of torch.export is of one resolution; --format onnx and openvino hold others"
+            "a program of torch.export has one resolution; the formats onnx and openvino support others"
         )
     config = model.config
     if isinstance(config, ResNetConfig) or config.embedding.stem == "resnet":
-        raise UserError("a ResNet pads by the size of the picture, so its graph is of one resolution")
+        raise UserError("a ResNet pads depending on the picture's size, so its graph has one resolution")
     if config.block.attention != "global":
-        raise UserError(f"{config.block.attention} attention has a graph for each resolution")
+        raise UserError(f"{config.block.attention} attention needs a graph for each resolution")
     if config.embedding.positions == "relative":
-        raise UserError("relative positions have a graph for each resolution")
+        raise UserError("relative positions need a graph for each resolution")
 
 
-def prove_another_size(engine: ExportedEngine, module: WholeModel, sources: Sequence[ImageSource]) -> None:
-    """Compare a file for any resolution at another than the model's own.
+def check_another_size(engine: ExportedEngine, module: WholeModel, pictures: Sequence[ImageSource]) -> None:
+    """Compare a file of dynamic resolution with the model at another size than the model's own.
 
     Raises:
-        UserError: its answers differ there.
+        UserError: its outputs differ there.
     """
     (height, width), (down, across) = engine.preprocess.image_size, module.patch
     other = engine.preprocess.at_size((height + 2 * down, width + across))
-    found = prove(engine, module.model, other, [read_picture(image, other) for image in sources])
-    refuse_other_answers(found, f"{engine.path.name}, at {height + 2 * down}x{width + across} pixels,")
+    found = compare_outputs(engine, module.model, other, pictures)
+    check_agreement(found, f"{engine.path.name}, at {height + 2 * down}x{width + across} pixels,")
 
 
 @contextmanager
-def refused_in_one_line(name: str, format: str, dynamic_resolution: bool) -> Iterator[None]:
-    """Exporters and runtimes raise whatever they stumble over; users get what it means for them."""
+def explained_in_one_line(name: str, format: str, dynamic_resolution: bool) -> Iterator[None]:
+    """Turn whatever an exporter or a runtime raises into one line."""
     try:
         yield
     except (UserError, OSError):  # a full disk is not the format's fault
@@ -166,46 +225,9 @@ def refused_in_one_line(name: str, format: str, dynamic_resolution: bool) -> Ite
             reason = reason.__cause__
         formats = ("onnx", "openvino") if dynamic_resolution else FORMATS
         others = " or ".join(other for other in formats if other != format)
-        what = "graph of every resolution" if dynamic_resolution else "graph"
-        way_out = "leave out --dynamic-resolution, or try" if dynamic_resolution else "try"
+        graph = "graph of dynamic resolution" if dynamic_resolution else "graph"
+        way_out = "export without dynamic resolution, or try" if dynamic_resolution else "try"
         raise UserError(
-            f"{name}: {format} has no {what} for this model ({first_line(reason)}); "
-            f"{way_out} --format {others}"
+            f"{name}: {format} has no {graph} for this model ({first_line(reason)}); "
+            f"{way_out} format {others}"
         ) from error
-
-
-@dataclasses.dataclass(frozen=True)
-class Picture:
-    """A picture to compare on."""
-
-    ready: Tensor
-    """As the model is given it in torch: uint8 (1, C, h, w)."""
-    whole: Tensor
-    """As it was decoded: uint8 (1, C, H, W)."""
-
-
-def read_picture(image: ImageSource, preprocess: Preprocess) -> Picture:
-    """A picture in both ways.
-
-    Raises:
-        ImageError: it cannot be read.
-    """
-    ready, whole = preprocess.pixels(image), preprocess.whole_pixels(image)
-    return Picture(torch.from_numpy(ready)[None], torch.from_numpy(whole)[None])
-
-
-@torch.inference_mode()
-def prove(
-    engine: ExportedEngine, model: Classifier, preprocess: Preprocess, pictures: Sequence[Picture]
-) -> Agreement:
-    """A file's answers against the model's in torch, picture by picture; of the first also two at a time."""
-    own, other = [], []
-    for picture in pictures:
-        given = picture.whole if engine.about.input == "pictures" else picture.ready
-        own.append(model(preprocess.normalize(picture.ready)))  # (1, K)
-        other.append(engine.logits(given))
-        if len(own) == 1 and not torch.allclose(
-            engine.logits(given.expand(2, -1, -1, -1)), other[0].expand(2, -1), atol=1e-4, rtol=1e-4
-        ):
-            raise UserError(f"{engine.path.name} answers two pictures otherwise than one, and is not kept")
-    return agreement(torch.cat(own), torch.cat(other), TOLERANCES[engine.about.input])

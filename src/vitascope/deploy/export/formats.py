@@ -1,12 +1,11 @@
-"""The formats of exported files, and what writes each."""
+"""The formats of exported models, and the function that writes each."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import os
-import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ from torch.export import Dim, ExportedProgram
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.graph import WholeModel
 from vitascope.deploy.export.silencing import silenced
-from vitascope.deploy.predict.exported_model import INPUT, OUTPUTS, SECTION, ExportedEngine, Metadata
+from vitascope.deploy.predict.exported_model import INPUT, OUTPUTS, SECTION, ExportedEngine
 from vitascope.deploy.predict.runtimes import OnnxEngine, OpenVinoEngine, ProgramEngine, missing_extra
 from vitascope.errors import UserError
+from vitascope.storage import flush
 
 OPSET = 20
-"""Of ONNX: the first with GELU in one operation; ONNX Runtime reads it since 1.17."""
+"""Of ONNX: the first with GELU as one operation; ONNX Runtime reads it since 1.17."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,68 +29,55 @@ class Format:
     """A file format."""
 
     suffix: str
-    """How its files end."""
+    """Of its files."""
     beside: tuple[str, ...] = ()
-    """Endings, in place of the suffix, of what may lie beside such a file and belong to it."""
-    write: Callable[[ExportedProgram, Path, Metadata], None]
-    """Writes a traced `WholeModel`."""
+    """Suffixes of the files that may lie beside such a file and belong to it."""
+    write: Callable[[ExportedProgram, Path, Mapping[str, str]], None]
+    """Writes a traced `WholeModel` with its metadata."""
     open: Callable[[Path], ExportedEngine]
-    """The runtime, as exact as it can be."""
+    """Opens a file in its runtime, as exactly as that can compute."""
 
 
 def check_path(path: Path, kind: Format) -> None:
-    """Refuse a name that does not fit the format, and files that exist."""
+    """Reject a suffix of another format, and files that exist."""
     if path.suffix != kind.suffix:
         raise UserError(f"{path}: files of this format end in {kind.suffix}: {path.with_suffix(kind.suffix)}")
-    refuse_existing([path.with_suffix(suffix) for suffix in (kind.suffix, *kind.beside)])
-
-
-def refuse_existing(files: Iterable[Path]) -> None:
-    """Refuse to overwrite."""
-    for file in files:
+    for file in (path.with_suffix(suffix) for suffix in (kind.suffix, *kind.beside)):
         if file.exists():
-            raise UserError(f"{file}: there already, and nothing is overwritten; remove it or name another")
+            raise UserError(f"{file} exists and is not overwritten; remove it, or choose another file")
 
 
-def check_room(path: Path, size: int) -> None:
-    """Refuse what the disk has no room for: libraries report a full one in ways that nobody understands."""
-    free = shutil.disk_usage(path.parent).free
-    if free < size:
-        raise UserError(
-            f"{path} takes about {size / 1e6:,.1f} MB, and the disk has {free / 1e6:,.1f} MB free; "
-            "free some, or name a file on another"
-        )
-
-
-def settled(folder: Path, target: Path) -> list[Path]:
-    """The files of a folder, moved beside the target: it comes last, and is never there without the rest."""
+def move_beside(folder: Path, target: Path) -> list[Path]:
+    """Move a folder's files beside the target, and the target last: it never exists without the rest."""
     rest = sorted(file for file in folder.iterdir() if file.name != target.name)
     for file in [*rest, folder / target.name]:
+        flush(file)
         os.replace(file, target.parent / file.name)
+    flush(target.parent)
     return [target, *(target.parent / file.name for file in rest)]
 
 
 def traced(module: WholeModel, preprocess: Preprocess, dynamic_resolution: bool = False) -> ExportedProgram:
-    """The graph of a module, for any number of pictures, and of the sizes that it takes."""
+    """Trace a module for any batch size and for the picture sizes that it takes."""
     height, width = preprocess.image_size
     sizes: dict[int, Any] = {0: Dim("batch")}
-    if module.takes == "pictures":
-        height, width = height + 3, width + 5  # a size that no other in the graph is taken for
+    if module.input == "pictures":
+        height, width = height + 3, width + 5  # a size that equals no other in the graph
         sizes |= {1: Dim("height"), 2: Dim("width")}
     elif dynamic_resolution:
         (ph, pw), (gh, gw) = module.patch, (Dim("rows"), Dim("columns"))
         sizes |= {1: ph * gh, 2: pw * gw}
-        height, width = height + ph, width + 2 * pw  # not the model's own, where positions stay as they are
+        height, width = height + ph, width + 2 * pw  # at the model's own size, positions are not resampled
     example = torch.zeros(2, height, width, preprocess.channels, dtype=torch.uint8)
     with torch.no_grad(), silenced():
         program = torch.export.export(module, (example,), dynamic_shapes={INPUT: sizes}, strict=False)
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # it names the folders of this machine
+        node.meta.pop("stack_trace", None)  # it names folders of this machine
     return program
 
 
-def write_onnx(program: ExportedProgram, path: Path, about: Metadata) -> None:
-    """Write an ONNX file; above 2 GB, which is more than one file can hold, with its weights beside it."""
+def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write an ONNX file; above 2 GB, the limit of one file, with its weights beside it."""
     try:
         import onnxscript  # noqa: F401 - torch's exporter needs it
     except ImportError as error:
@@ -106,18 +93,18 @@ def write_onnx(program: ExportedProgram, path: Path, about: Metadata) -> None:
             verbose=False,
         )
         if exported is None:
-            raise RuntimeError("torch's exporter gave no program")
-        exported.model.metadata_props.update(about.to_texts())
+            raise RuntimeError("torch's exporter returned no program")
+        exported.model.metadata_props.update(metadata)
         for node in exported.model.graph.all_nodes():
-            node.metadata_props.clear()  # it names the folders of this machine
+            node.metadata_props.clear()  # it names folders of this machine
         exported.save(str(path))
 
 
 def copy_before_flattening(program: ExportedProgram) -> None:
-    """Make what is flattened contiguous, which no answer depends on.
+    """Make tensors contiguous before they are flattened, which changes no output.
 
-    torch's exporter turns attention with a bias into matrix products after it has decided that its result,
-    whose strides are others then, can be flattened without a copy.
+    torch's exporter decomposes attention with a bias into matrix products, whose result has other strides,
+    after it has decided that the result can be flattened without a copy.
     """
     aten = torch.ops.aten
     for node in list(program.graph.nodes):
@@ -132,7 +119,7 @@ def copy_before_flattening(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def write_openvino(program: ExportedProgram, path: Path, about: Metadata) -> None:
+def write_openvino(program: ExportedProgram, path: Path, metadata: Mapping[str, str]) -> None:
     """Write an OpenVINO file and its weights, in float32."""
     try:
         import openvino
@@ -143,19 +130,19 @@ def write_openvino(program: ExportedProgram, path: Path, about: Metadata) -> Non
         with silenced():
             model = openvino.convert_model(program)
     except OpConversionFailure as error:
-        raise RuntimeError(str(error).split("-- ")[-1].strip()) from None  # which operation it lacks
+        raise RuntimeError(str(error).split("-- ")[-1].strip()) from None  # the operation that it lacks
     sizes = next(node.meta["val"].shape for node in program.graph.nodes if node.name == INPUT)
     model.reshape([side if isinstance(side, int) else -1 for side in sizes])
     for port, name in zip([*model.inputs, *model.outputs], (INPUT, *OUTPUTS), strict=True):
         port.get_tensor().set_names({name})
-    for key, text in about.to_texts().items():
+    for key, text in metadata.items():
         model.set_rt_info(text, [SECTION, key])
     openvino.save_model(model, path, compress_to_fp16=False)
 
 
-def write_program(program: ExportedProgram, path: Path, about: Metadata) -> None:
+def write_program(program: ExportedProgram, path: Path, metadata: Mapping[str, str]) -> None:
     """Write a program of torch.export."""
-    torch.export.save(program, path, extra_files=about.to_texts())
+    torch.export.save(program, path, extra_files=dict(metadata))
 
 
 FORMATS = {

@@ -1,4 +1,4 @@
-"""`WholeModel`: a model as it is exported, from raw pixels to probabilities."""
+"""`WholeModel`: the exported graph, from raw pixels to probabilities."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ class WholeModel(nn.Module):
 
     Args:
         model: a classifier (its head is not "none").
-        preprocess: the preprocessing that it was trained with.
-        takes: `pictures` of any size, which the graph crops and resizes, or `pixels` of the model's size.
+        preprocess: its preprocessing.
+        input: `pictures` of any size, which the graph crops and resizes, or `tensors` of the model's size.
 
     Raises:
         UserError: a model without a head.
     """
 
-    pixel_mean: Tensor  # ONNX has one space of names, and exporters call what they compute `mean`
+    pixel_mean: Tensor  # ONNX has one namespace, and exporters name intermediate values `mean`
     pixel_std: Tensor
 
-    def __init__(self, model: Classifier, preprocess: Preprocess, takes: InputMode) -> None:
+    def __init__(self, model: Classifier, preprocess: Preprocess, input: InputMode) -> None:
         super().__init__()
         if not model.config.gives_classes:
             raise UserError("this model has no head: it gives features, not classes, and is not exported")
-        self.takes = takes
+        self.input = input
         self.model = model
-        self.resize: nn.Module = Resize(preprocess) if takes == "pictures" else nn.Identity()
+        self.resize: nn.Module = Resize(preprocess) if input == "pictures" else nn.Identity()
         for name, numbers in (("pixel_mean", preprocess.mean), ("pixel_std", preprocess.std)):
             self.register_buffer(name, torch.tensor(numbers).view(-1, 1, 1), persistent=False)
 
     @property
     def patch(self) -> tuple[int, int]:
-        """Pixels from one patch to the next, down and across: by what sizes of pixels may grow."""
+        """Pixels from one patch to the next, down and across: the steps in which the input size may grow."""
         config = self.model.config
         return config.patch_stride if isinstance(config, ViTConfig) else (1, 1)
 

@@ -1,76 +1,175 @@
-"""int8: an exported file's layers in 8-bit whole numbers, and proof that it still answers as well.
+"""`quantize`: an exported model with 8-bit layers, and proof that it is still as accurate.
 
-Ranges of activations come from pictures of the user's own. The result is measured against the file that it
-was made of, on labelled pictures, and gets its name only when it loses no more accuracy than allowed. If it
-loses more, it is made again with the layers whose inputs suffer most from rounding left in float.
+Ranges of activations come from the user's own pictures. The int8 file is measured against its source on
+labelled images and gets its name only if it loses no more accuracy than allowed. If it loses more, it is
+written again with the layers whose inputs suffer most from rounding left in float.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from vitascope.data.datasets import open_data, open_for_evaluation
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.splits import ImageSet
-from vitascope.deploy.export.accuracy import Comparison, compare, size_of
-from vitascope.deploy.export.calibration import Calibration
-from vitascope.deploy.export.formats import FORMATS as EXPORTED
-from vitascope.deploy.export.formats import check_path, check_room, settled
+from vitascope.deploy.export.accuracy import AccuracyComparison, compare_accuracy, size_of
+from vitascope.deploy.export.calibration import CalibrationPictures
+from vitascope.deploy.export.export import default_path, export
+from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
 from vitascope.deploy.export.quantize_onnx import write_onnx_int8
 from vitascope.deploy.export.quantize_openvino import write_openvino_int8
-from vitascope.deploy.predict.exported_model import ExportedEngine, Metadata
+from vitascope.deploy.predict.exported_model import ExportedEngine, InputMode
 from vitascope.deploy.predict.runtimes import OnnxEngine, OpenVinoEngine
-from vitascope.errors import UserError
+from vitascope.errors import UserError, check_choice
+from vitascope.model.classifier import Classifier
+from vitascope.run.run import Run
+from vitascope.storage import check_room, make_folder
+from vitascope.weights.loading import from_pretrained
 
 CALIBRATION_IMAGES = 300
 MAX_DROP = 0.01
-"""The share of the pictures by which the accuracy may drop."""
+"""The accuracy that may be lost."""
 FLOAT_SHARES = (0.0, 1 / 8, 1 / 4)
-"""The shares of the layers that are left in float, tried in this order until the accuracy is kept."""
+"""The shares of the layers left in float, tried in this order until the accuracy is kept."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Format:
-    """A file format that can hold int8."""
+class Int8Format:
+    """A file format that supports int8."""
 
-    write: Callable[[Path, Path, Calibration, Collection[str], Mapping[str, str]], dict[str, float]]
-    """From a file to its int8 file; gives what rounding takes from each int8 layer's input."""
+    write: Callable[[Path, Path, CalibrationPictures, Collection[str], Mapping[str, str]], dict[str, float]]
+    """Writes the int8 file of a file; returns the rounding error of each int8 layer's input."""
     open: Callable[..., ExportedEngine]
-    """The runtime of a path; takes `precision`."""
+    """Opens a path in its runtime; takes `precision`."""
 
 
-FORMATS: dict[str, Format] = {
-    ".onnx": Format(write_onnx_int8, OnnxEngine),
-    ".xml": Format(write_openvino_int8, OpenVinoEngine),
+INT8_FORMATS: dict[str, Int8Format] = {
+    ".onnx": Int8Format(write_onnx_int8, OnnxEngine),
+    ".xml": Int8Format(write_openvino_int8, OpenVinoEngine),
 }
-"""By the ending of the file's name."""
+"""By suffix."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Quantization:
-    """What was written, and how it compares with its source."""
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class QuantizationResult:
+    """The files of an int8 model, and how it compares with its source."""
 
     files: list[Path]
-    """The file that is opened, and what it needs beside it."""
+    """The file to open, and those beside it."""
     calibration_images: int
-    """Pictures that the ranges were taken from."""
+    """Pictures that the ranges come from."""
     layers: int
     """Layers with weights."""
     float_layers: tuple[str, ...]
     """Those of them left in float, by their names in the graph."""
-    attempts: tuple[Comparison, ...]
-    """Every setting's comparison; the last is that of the file."""
+    attempts: tuple[AccuracyComparison, ...]
+    """The comparison of every attempt; the last is that of the file."""
+    measured_on: str
+    """Name of the images that accuracies are measured on."""
 
     @property
-    def comparison(self) -> Comparison:
-        """The file's."""
+    def comparison(self) -> AccuracyComparison:
+        """That of the file."""
         return self.attempts[-1]
+
+    def __repr__(self) -> str:
+        found = self.comparison
+        before, after = (each.correct / found.images for each in (found.before, found.after))
+        return (
+            f"QuantizationResult({self.files[0]}: accuracy {after:.2%}, in fp32 {before:.2%}, "
+            f"{found.before.size / found.after.size:.1f} times smaller)"
+        )
 
 
 def quantize(
+    model: Classifier | str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    format: str = "onnx",
+    input: InputMode = "pictures",
+    dynamic_resolution: bool = False,
+    data: str | None = None,
+    calibration: str | None = None,
+    calibration_images: int = CALIBRATION_IMAGES,
+    max_drop: float = MAX_DROP,
+) -> QuantizationResult:
+    """Export a model in int8, and compare it with fp32 on labelled images.
+
+    Args:
+        model: a classifier, or a MODEL reference.
+        path: a new file with the format's suffix; by default as for `export`, with `-int8` in its name.
+        format: `onnx` or `openvino`.
+        input: as for `export`.
+        dynamic_resolution: as for `export`.
+        data: DATA with the model's classes, to measure accuracy on; by default the run's test images.
+        calibration: DATA that ranges are computed from, without labels; by default the run's training images,
+            or without a run the training part of `data`.
+        calibration_images: how many of them to use.
+        max_drop: the accuracy that may be lost.
+
+    Raises:
+        CheckpointError: as `from_pretrained`.
+        UserError: as `export` and `quantize_file`; neither a run whose data exist nor `data`.
+    """
+    check_choice("format", format, [name for name in FORMATS if FORMATS[name].suffix in INT8_FORMATS])
+    kind = FORMATS[format]
+    path = default_path(model, f"-int8{kind.suffix}") if path is None else Path(path)
+    check_path(path, kind)
+    check_drop(max_drop)
+    run = Run(Path(model)) if isinstance(model, str | os.PathLike) else None
+    model = from_pretrained(model) if isinstance(model, str | os.PathLike) else model
+    pictures, test = calibration_and_test(run, model.config.class_names, data, calibration)
+    make_folder(path.parent)
+    with tempfile.TemporaryDirectory(prefix=".fp32-", dir=path.parent) as aside:
+        plain = export(
+            model,
+            Path(aside) / path.name,
+            format=format,
+            input=input,
+            dynamic_resolution=dynamic_resolution,
+        )
+        return quantize_file(
+            plain.path,
+            path,
+            calibration=pictures,
+            test=test,
+            calibration_images=calibration_images,
+            max_drop=max_drop,
+        )
+
+
+def calibration_and_test(
+    run: Run | None, class_names: tuple[str, ...], data: str | None, calibration: str | None
+) -> tuple[Sequence[ImageSource], ImageSet]:
+    """Pictures to calibrate with, and labelled ones to measure on, which have none in common.
+
+    Raises:
+        UserError: neither a run whose data exist nor `data`.
+    """
+    run = run if run is not None and run.exists else None
+    if run is None and data is None:
+        raise UserError(
+            "int8 is calibrated and measured on labelled images, and the model is not a run, whose images "
+            "could be used: give data, a folder with one folder per class"
+        )
+    given = None if calibration is None else open_data(calibration, labelled=False).train.sources
+    if run is not None and (data is None or given is None):
+        own = run.open_data()
+        test = own.test_images(class_names) if data is None else open_for_evaluation(data, class_names)
+        return (own.splits.train.sources if given is None else given), test
+    assert data is not None
+    if given is not None:
+        return given, open_for_evaluation(data, class_names)
+    splits = open_data(data)
+    return splits.train.sources, splits.final.in_classes(class_names, data)
+
+
+def quantize_file(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
@@ -79,81 +178,84 @@ def quantize(
     calibration_images: int = CALIBRATION_IMAGES,
     max_drop: float = MAX_DROP,
     seed: int = 0,
-) -> Quantization:
-    """Write an exported file's int8 file, and measure both.
+) -> QuantizationResult:
+    """Write the int8 file of an exported model, and measure both.
 
-    Layers with weights compute in int8: weights in a range for each output channel, activations in one range
-    for each layer, from `calibration`. The preprocessing, the patch embedding, attention's own products,
-    softmax, norms and activation functions stay in float: the patch embedding is a hundredth of the work and
-    the layer that suffers most from rounding, and the others gain nothing. Where the
-    accuracy drops by more than `max_drop`, an eighth and then a quarter of the layers return to float: those
-    whose inputs' channels lose the largest shares of their energy to rounding.
+    Layers with weights compute in int8: weights in one range per output channel, activations in one range per
+    layer, from `calibration`. Preprocessing, the patch embedding, attention's own products, softmax, norms
+    and activation functions stay in float: the patch embedding is a hundredth of the work and suffers most
+    from rounding, and the others gain nothing. If the accuracy drops by more than `max_drop`, an eighth and
+    then a quarter of the layers return to float: those whose inputs' channels lose the largest shares of
+    their energy to rounding.
 
     Args:
         source: an ONNX or OpenVINO file of `export`.
         target: a new file of the same format.
-        calibration: pictures of the kind that the model will see; their labels are not needed.
-        test: labelled pictures, none of them in `calibration`, that accuracies are measured on.
+        calibration: pictures like those that the model will get; labels are not needed.
+        test: labelled images, none of them in `calibration`, to measure accuracies on.
         calibration_images: how many of `calibration` to use, drawn by `seed`.
-        max_drop: the share of `test` by which the accuracy may drop.
+        max_drop: the accuracy that may be lost.
         seed: of the draw.
 
     Raises:
-        UserError: a format that holds no int8, a file that exists, a library that is not installed, no
-            picture that can be read, or an accuracy that drops too far.
+        UserError: a format without int8, a file that exists, a library that is not installed, no readable
+            picture, or an accuracy that drops too far.
         ExportedModelError: a source that cannot be used.
     """
     source, target = Path(source), Path(target)
-    kind = check(source, target, max_drop)
-    plain = kind.open(source, precision="fp32")  # what it was made for, though the runtime may know better
-    if plain.about.precision != "fp32":
-        raise UserError(f"{source} is {plain.about.precision} already")
-    pictures = Calibration(plain.about, as_pictures(calibration), calibration_images, seed)
-    texts = described(plain.about, len(pictures))
-    attempts: list[Comparison] = []
-    target.parent.mkdir(parents=True, exist_ok=True)
-    check_room(target, size_of(source))  # an ONNX file is written once more in fp32
+    kind = check_files(source, target)
+    check_drop(max_drop)
+    plain = kind.open(source, precision="fp32")
+    if plain.stored_precision != "fp32":
+        raise UserError(f"{source} is {plain.stored_precision} already")
+    pictures = CalibrationPictures(plain, as_pictures(calibration), calibration_images, seed)
+    metadata = plain.metadata | {
+        "precision": json.dumps("int8"),
+        "calibration_images": json.dumps(len(pictures)),
+    }
+    attempts: list[AccuracyComparison] = []
+    make_folder(target.parent)
+    check_room(target, size_of(plain))  # an ONNX file is written once more in fp32
     with tempfile.TemporaryDirectory(prefix=".int8-", dir=target.parent) as aside:
         losses: dict[str, float] = {}
         for share in FLOAT_SHARES:
             folder = Path(aside) / f"{len(attempts)}"
             folder.mkdir()
             in_float = worst(losses, share)
-            found = kind.write(source, folder / target.name, pictures, in_float, texts)
+            found = kind.write(source, folder / target.name, pictures, in_float, metadata)
             losses = losses or found
-            attempts.append(compare(plain, kind.open(folder / target.name), test))
+            attempts.append(compare_accuracy(plain, kind.open(folder / target.name), test))
             if attempts[-1].drop <= max_drop:
-                return Quantization(
-                    files=settled(folder, target),
+                return QuantizationResult(
+                    files=move_beside(folder, target),
                     calibration_images=len(pictures),
                     layers=len(losses),
                     float_layers=in_float,
                     attempts=tuple(attempts),
+                    measured_on=test.name,
                 )
     tried = ", ".join(f"{attempt.drop:.2%}" for attempt in attempts)
     raise UserError(
         f"{target.name} is not kept: on {attempts[0].images} {test.name} images int8 loses {tried} of the "
         f"accuracy with 0, 1/8 and 1/4 of the layers in float, and {max_drop:.2%} are allowed; calibrate "
-        "with more pictures, or with such as the model will see, or allow more with --max-drop"
+        "with more pictures, or with such as the model will get, or allow a larger drop"
     )
 
 
-def check(source: Path, target: Path, max_drop: float) -> Format:
-    """The format of two files, if they are of one."""
-    if source.suffix not in FORMATS:
-        raise UserError(f"{source}: int8 is for files that end in {' or '.join(FORMATS)}")
+def check_files(source: Path, target: Path) -> Int8Format:
+    """The format of two files, if both have it and the target is new."""
+    if source.suffix not in INT8_FORMATS:
+        raise UserError(f"{source}: int8 is for files that end in {' or '.join(INT8_FORMATS)}")
     if target.suffix != source.suffix:
         raise UserError(f"{target}: the int8 file of {source.name} ends in {source.suffix}")
-    check_path(target, next(kind for kind in EXPORTED.values() if kind.suffix == target.suffix))
+    check_path(target, next(kind for kind in FORMATS.values() if kind.suffix == target.suffix))
+    return INT8_FORMATS[source.suffix]
+
+
+def check_drop(max_drop: float) -> None:
+    """Reject what is no share."""
     if not 0 <= max_drop <= 1:
         raise UserError(f"max_drop is a share from 0 to 1, not {max_drop:g}")
-    return FORMATS[source.suffix]
-
-
-def described(about: Metadata, calibration_images: int) -> dict[str, str]:
-    """What the int8 file tells about itself: what its source does, and that it is int8."""
-    texts = dataclasses.replace(about, precision="int8").to_texts()
-    return texts | {"calibration_images": str(calibration_images)}
 
 
 def worst(losses: Mapping[str, float], share: float) -> tuple[str, ...]:

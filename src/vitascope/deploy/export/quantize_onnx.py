@@ -1,4 +1,4 @@
-"""int8 by ONNX Runtime: quantize and dequantize around each layer, which its CPU kernels fuse."""
+"""int8 with ONNX Runtime: each layer between quantize and dequantize, which its CPU kernels fuse."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from typing import Any
 
 import numpy as np
 
-from vitascope.deploy.export.calibration import LOOKED_AT, Calibration, Rounding
+from vitascope.deploy.export.calibration import MEASURED, CalibrationPictures, RoundingError
 from vitascope.deploy.predict.exported_model import INPUT, Batch
 from vitascope.deploy.predict.runtimes import missing_extra
 
 LAYERS = ("MatMul", "Gemm", "Conv")
 MOST_BYTES = 2**31 - 2**24
-"""Of one file in protobuf, with room for what quantization adds."""
+"""Limit of one file in protobuf, less what quantization adds."""
 
 
 def write_onnx_int8(
-    source: Path, target: Path, inputs: Calibration, in_float: Collection[str], texts: Mapping[str, str]
+    source: Path,
+    target: Path,
+    inputs: CalibrationPictures,
+    in_float: Collection[str],
+    metadata: Mapping[str, str],
 ) -> dict[str, float]:
     """Write the int8 file of an ONNX file.
 
     Args:
         source: the file.
         target: the new file.
-        inputs: what the graph takes, for the ranges.
-        in_float: layers that stay as they are.
-        texts: the metadata to write.
+        inputs: inputs of the graph, for the ranges.
+        in_float: names of layers that stay in float.
+        metadata: of the new file.
 
     Returns:
-        What rounding takes from the input of each int8 layer, see `Rounding.shares`.
+        The rounding error of each int8 layer's input, as `RoundingError.shares` gives it.
     """
     try:
         import onnx
@@ -46,7 +50,7 @@ def write_onnx_int8(
         quant_pre_process(
             source,
             shaped,
-            skip_optimization=True,  # the runtime does it when it loads a file, for its own machine
+            skip_optimization=True,  # the runtime optimizes when it loads a file, for its machine
             skip_symbolic_shape=True,
             save_as_external_data=apart,
         )
@@ -62,45 +66,45 @@ def write_onnx_int8(
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             use_external_data_format=apart,
-            # Sums leave the integer units as floats: no second rounding, which would also be slower.
+            # Sums stay floats: a second rounding would lose accuracy and time.
             extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]},
         )
         model = onnx.load(written)
     del model.metadata_props[:]
-    onnx.helper.set_model_props(model, dict(texts))
+    onnx.helper.set_model_props(model, dict(metadata))
     onnx.save(model, target)
     return rounding_of(target, model, inputs)
 
 
 def layers_of(graph: Any) -> list[str]:
-    """The products with weights, by name, the patch embedding first.
+    """Names of the products with weights, the patch embedding first.
 
-    Those of two activations have none, nor have those with the matrices that resample a picture.
+    Products of two activations, and those with matrices that resample a picture, have no weights.
     """
     constants = {tensor.name for tensor in graph.initializer}
     return [node.name for node in graph.node if node.op_type in LAYERS and node.input[1] in constants]
 
 
-def reader(inputs: Calibration) -> Any:
-    """The inputs, as the library asks for them."""
+def reader(inputs: CalibrationPictures) -> Any:
+    """The inputs as a `CalibrationDataReader`."""
     from onnxruntime.quantization import CalibrationDataReader
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc] # untyped
-        """One after another, then None."""
+    class _Reader(CalibrationDataReader):  # type: ignore[misc] # untyped
+        """Yields one input after another, then None."""
 
         def __init__(self) -> None:
             self._left: Iterator[Batch] = iter(inputs)
 
         def get_next(self) -> dict[str, Batch] | None:
-            """The next, by the name of the graph's input."""
+            """The next input by name."""
             batch = next(self._left, None)
             return None if batch is None else {INPUT: batch}
 
-    return Reader()
+    return _Reader()
 
 
-def rounding_of(target: Path, model: Any, inputs: Calibration) -> dict[str, float]:
-    """What rounding takes from each layer's input, by the layer's name."""
+def rounding_of(target: Path, model: Any, inputs: CalibrationPictures) -> dict[str, float]:
+    """The rounding error of each layer's input, by the layer's name."""
     import onnx
     import onnxruntime
 
@@ -120,8 +124,8 @@ def rounding_of(target: Path, model: Any, inputs: Calibration) -> dict[str, floa
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        rounding = Rounding(pairs)
-        for batch in islice(inputs, LOOKED_AT):
+        rounding = RoundingError(pairs)
+        for batch in islice(inputs, MEASURED):
             found = dict(zip(watched, session.run(watched, {INPUT: batch}), strict=True))
             rounding.add({name: np.asarray(value) for name, value in found.items()})
     return rounding.shares()

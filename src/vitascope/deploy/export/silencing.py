@@ -1,4 +1,4 @@
-"""Exporters and quantizers talk, report their use and change the process's logging; here they do not."""
+"""Calls exporters and quantizers without their output, their telemetry and their changes of logging."""
 
 from __future__ import annotations
 
@@ -10,49 +10,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
 TALKATIVE = ("torch.onnx", "torch.__trace", "onnxscript", "onnx_ir", "nncf")
-"""Their loggers."""
+"""Names of their loggers."""
 
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Import and call them within this: only their errors are heard, and the process's settings stay."""
-    loggers = [logging.getLogger(name) for name in TALKATIVE]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), root_logger_kept(), without_telemetry(), redirect_stdout(sys.stderr):
-        warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+    """Let only errors through, and restore the process's settings of logging, warnings and telemetry.
 
-
-@contextmanager
-def root_logger_kept() -> Iterator[None]:
-    """OpenVINO's converter, when it fails, leaves the root logger at errors only, for the whole program."""
-    root = logging.getLogger()
-    level, filters, handlers = root.level, [*root.filters], [*root.handlers]
-    try:
-        yield
-    finally:
-        root.setLevel(level)
-        root.filters[:], root.handlers[:] = filters, handlers
-
-
-@contextmanager
-def without_telemetry() -> Iterator[None]:
-    """OpenVINO's converter and NNCF decide on their first use, and send nothing from a CI job.
-
-    A process that has used them before has decided already.
+    OpenVINO's converter leaves the root logger at errors only when it fails. The converter and NNCF report
+    their use unless the environment variable CI is set; they read it when they are first used.
     """
-    before = os.environ.get("CI")
-    os.environ["CI"] = "true"  # how they know one
+    root, loggers = logging.getLogger(), [logging.getLogger(name) for name in TALKATIVE]
+    levels = [logger.level for logger in (root, *loggers)]
+    filters, handlers = [*root.filters], [*root.handlers]
+    ci = os.environ.get("CI")
+    os.environ["CI"] = "true"
     try:
-        yield
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            yield
     finally:
-        if before is None:
+        for logger, level in zip((root, *loggers), levels, strict=True):
+            logger.setLevel(level)
+        root.filters[:], root.handlers[:] = filters, handlers
+        if ci is None:
             del os.environ["CI"]
         else:
-            os.environ["CI"] = before
+            os.environ["CI"] = ci

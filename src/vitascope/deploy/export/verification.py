@@ -1,31 +1,35 @@
-"""How far two runtimes' answers to the same pictures lie apart, and when that is too far."""
+"""AccuracyComparison of an exported model's outputs with those of the model in torch."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from vitascope.data.decoding import ImageSource
+from vitascope.data.preprocess import Preprocess
+from vitascope.deploy.predict.exported_model import ExportedEngine
 from vitascope.errors import UserError
+from vitascope.model.classifier import Classifier
 
-TOLERANCES = {"pixels": 1e-3, "pictures": 1e-2}
-"""The largest difference of logits that an exact export may show, as a share of the largest logit.
+TOLERANCES = {"tensors": 1e-3, "pictures": 1e-2}
+"""The largest difference of logits that counts as rounding, as a share of the largest logit, by input mode.
 
-By what goes in. Sums in another order make some 1e-6; pixels that a resize rounds the other way, some 1e-4.
+Sums in another order make about 1e-6; pixels that a resize rounds the other way, about 1e-4.
 """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Answers to the same pictures, a model's own and another runtime's."""
+    """Outputs of a model and of another runtime for the same pictures."""
 
     pictures: int
     """Pictures compared."""
     same: int
-    """Those whose most probable class is the same, or one that the model has just as probable."""
+    """Those with the same most probable class, or one that is equally probable in the model."""
     difference: float
     """The largest difference of two logits."""
     scale: float
@@ -40,27 +44,27 @@ class Agreement:
 
     @property
     def summary(self) -> str:
-        """In words, for people."""
+        """One line for people."""
         return (
-            f"top-1 the same on {self.same} of {self.pictures} pictures; logits differ by at most "
+            f"same top-1 class for {self.same} of {self.pictures} pictures; logits differ by at most "
             f"{self.difference:.2g} (the largest is {self.scale:.3g})"
         )
 
 
-def agreement(own: Tensor, other: Tensor, tolerance: float = TOLERANCES["pixels"]) -> Agreement:
+def agreement(own: Tensor, other: Tensor, tolerance: float = TOLERANCES["tensors"]) -> Agreement:
     """Compare a model's logits (B, K) with another runtime's.
 
     Args:
         own: the model's.
-        other: those that are compared with them.
-        tolerance: a share of the largest logit. Two classes whose own logits are no further apart are just as
-            probable: which of them comes first is rounding.
+        other: the other runtime's.
+        tolerance: a share of the largest logit. Two classes whose own logits are no further apart are equally
+            probable: their order is rounding.
     """
     if own.shape != other.shape:
-        raise UserError(f"logits {tuple(other.shape)} do not answer the same as {tuple(own.shape)}")
+        raise UserError(f"logits {tuple(other.shape)} cannot be compared with {tuple(own.shape)}")
     scale = float(own.abs().max())
     chosen = own.gather(1, other.argmax(dim=1, keepdim=True))[:, 0]  # (B,)
-    same = own.max(dim=1).values - chosen <= tolerance * scale  # False where a number is none
+    same = own.max(dim=1).values - chosen <= tolerance * scale  # False for NaN
     return Agreement(
         pictures=len(own),
         same=int(same.sum()),
@@ -70,8 +74,8 @@ def agreement(own: Tensor, other: Tensor, tolerance: float = TOLERANCES["pixels"
     )
 
 
-def refuse_other_answers(found: Agreement, name: str) -> None:
-    """Refuse an export that does not answer as its model does.
+def check_agreement(found: Agreement, name: str) -> None:
+    """Reject an exported model whose outputs differ from its model's.
 
     Raises:
         UserError: another most probable class, or logits further apart than the tolerance.
@@ -79,9 +83,42 @@ def refuse_other_answers(found: Agreement, name: str) -> None:
     limit = found.tolerance * found.scale
     if found.same < found.pictures or not found.difference <= limit:  # so that NaN fails too
         raise UserError(
-            f"{name} does not answer as the model does, and is not kept: {found.summary}; allowed are "
-            f"differences of {limit:.2g}"
+            f"{name} is not kept, because its outputs differ from the model's: {found.summary}; differences "
+            f"of up to {limit:.2g} are allowed"
         )
+
+
+@torch.inference_mode()
+def compare_outputs(
+    engine: ExportedEngine, model: Classifier, preprocess: Preprocess, pictures: Sequence[ImageSource]
+) -> Agreement:
+    """Compare an exported model with the model in torch, picture by picture; the first also in a batch of 2.
+
+    Args:
+        engine: the exported model.
+        model: the model it was exported from.
+        preprocess: the model's, perhaps at another size.
+        pictures: to compare on.
+
+    Raises:
+        ImageError: a picture cannot be read.
+        UserError: a batch of two equal pictures gets other outputs than one picture.
+    """
+    own, other = [], []
+    for picture in pictures:
+        ready = torch.from_numpy(preprocess.pixels(picture))[None]  # (1, C, h, w)
+        given = ready
+        if engine.input == "pictures":
+            given = torch.from_numpy(preprocess.whole_pixels(picture))[None]  # (1, C, H, W)
+        own.append(model(preprocess.normalize(ready)))  # (1, K)
+        other.append(engine.logits(given))
+        if len(own) == 1 and not torch.allclose(
+            engine.logits(given.expand(2, -1, -1, -1)), other[0].expand(2, -1), atol=1e-4, rtol=1e-4
+        ):
+            raise UserError(
+                f"{engine.path.name} is not kept, because a batch of two gets other outputs than one picture"
+            )
+    return agreement(torch.cat(own), torch.cat(other), TOLERANCES[engine.input])
 
 
 def sample_pictures() -> list[ImageSource]:
@@ -93,7 +130,7 @@ def sample_pictures() -> list[ImageSource]:
 
 
 def parts(photograph: np.ndarray) -> Iterator[np.ndarray]:
-    """The whole, its quarters, its middle, a strip across and a part smaller than most models' input."""
+    """The photograph, its quarters, its middle, a strip across and a part below most models' input size."""
     H, W = photograph.shape[:2]
     yield photograph
     for top in (0, H // 2):

@@ -1,6 +1,6 @@
-"""`Engine`: what answers pixels with probabilities, a model in torch or an exported file in its own runtime.
+"""`Engine`: from pixels to probabilities, with a model in torch or an exported one in its own runtime.
 
-`Predictor`, the server and every measurement work with an engine, and so with either.
+`Predictor`, the server and every measurement work with an engine and know no runtime.
 """
 
 from __future__ import annotations
@@ -24,25 +24,28 @@ from vitascope.weights.preprocess import preprocess_of
 
 
 class Engine(ABC):
-    """Answers pixels with probabilities."""
+    """Computes probabilities from pixels."""
 
     name = ""
-    """The model's name: that of its file or folder, or its hub id; empty if it was not opened by a name."""
+    """Name of the model's file or folder, or its hub id; empty for a model that was not opened by a name."""
     architecture = ""
-    """Its named size, or a phrase; empty where it is not known."""
+    """Its named size, or a phrase; empty if unknown."""
     preprocess: Preprocess
-    """From any picture to its pixels."""
+    """From any picture to the model's pixels."""
     class_names: tuple[str, ...]
-    """Of the K classes; empty where they have no names."""
+    """Names of the K classes; empty if they have none."""
     num_classes: int
-    """K; 0 of a model without a head."""
+    """K; 0 for a model without a head."""
     own_pixels = False
-    """Whether `pixels` does other than `preprocess.pixels`, which other processes can do as well."""
+    """Whether `pixels` differs from `preprocess.pixels`, which other processes can run too."""
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """What answers, and where, for people: `torch, auto precision, on cpu`."""
+        """The runtime, precision and device, for people: `torch, auto precision, on cpu`."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name or self.architecture}: {self.description})"
 
     @property
     def reader(self) -> Callable[[ImageSource], Pixels]:
@@ -51,7 +54,7 @@ class Engine(ABC):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the weights in hexadecimal, computed when it is first read; empty without weights."""
+        """SHA-256 of the weights in hexadecimal, computed on first use; empty without weights."""
         return ""
 
     def pixels(self, image: ImageSource) -> Pixels:
@@ -71,7 +74,7 @@ class Engine(ABC):
         """
 
     def outputs(self, pixels: Tensor) -> Tensor:
-        """Probabilities (B, K), or of a model without a head its features (B, D): what it costs to answer."""
+        """Probabilities (B, K), or features (B, D) of a model without a head."""
         return self.probabilities(pixels)
 
     def check_classes(self) -> None:
@@ -88,7 +91,7 @@ class Engine(ABC):
         return self.class_names[index] if self.class_names else str(index)
 
     def predict(self, pictures: Sequence[Pixels]) -> Tensor:
-        """Probabilities (B, K) of pictures that may differ in size; those of one size go together."""
+        """Probabilities (B, K) of pictures that may differ in size; those of one size share a batch."""
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for place, picture in enumerate(pictures):
             by_shape.setdefault(picture.shape, []).append(place)
@@ -103,12 +106,12 @@ class TorchEngine(Engine):
     """A model in torch, in the precision that suits the hardware, the shape and the batch.
 
     Args:
-        model: of any kind, with its preprocessing; one without a head gives features, and no probabilities.
+        model: a model with its preprocessing; one without a head gives features and no probabilities.
         precision: `auto`, `fp32` or `bf16`.
         device: `auto`, or a torch device.
 
     Raises:
-        UserError: a device that is not there.
+        UserError: an unknown device.
     """
 
     def __init__(self, model: Classifier, *, precision: str = "auto", device: str = "auto") -> None:
@@ -132,7 +135,7 @@ class TorchEngine(Engine):
     def digest(self) -> str:
         """SHA-256 over the name, shape and float32 bytes of every tensor in the order of the names.
 
-        The same weights have the same digest, whatever kind of file they came from.
+        The same weights have the same digest in any kind of file.
         """
         found = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
@@ -152,7 +155,7 @@ class TorchEngine(Engine):
         return model(images).float().softmax(dim=1).cpu()
 
     def outputs(self, pixels: Tensor) -> Tensor:
-        """Probabilities (B, K), or of a model without a head its features (B, D)."""
+        """Probabilities (B, K), or features (B, D) of a model without a head."""
         return self.probabilities(pixels) if self.num_classes else self.embed(pixels)
 
     @torch.inference_mode()
@@ -162,7 +165,7 @@ class TorchEngine(Engine):
         return model.embed(images).float().cpu()
 
     def _prepared(self, pixels: Tensor) -> tuple[Classifier, Tensor]:
-        """The model in the precision for a batch, and the batch normalized in it."""
+        """The model in the precision for this batch, and the normalized batch in the same precision."""
         dtype = resolve_precision(self.precision, self.config, self.device, len(pixels), training=False)
         if dtype not in self._in_dtype:  # a copy in another precision is made once and kept
             self._in_dtype[dtype] = predicting_copy(self.model, dtype)

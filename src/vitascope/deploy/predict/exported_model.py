@@ -1,8 +1,7 @@
-"""An exported file: what is written in it beside the graph, and the engine that answers with it alone."""
+"""Exported models: the metadata in their files, and the engine that needs nothing but the file."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -23,108 +22,108 @@ from vitascope.deploy.predict.engine import Engine
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
-from vitascope.model.sizes import architecture_of
+from vitascope.model.sizes import ModelConfig, architecture_of
 
-InputMode = Literal["pictures", "pixels"]
-INPUT_MODES = ("pictures", "pixels")
+InputMode = Literal["pictures", "tensors"]
+INPUT_MODES = ("pictures", "tensors")
+FORMER_INPUT_MODES = {"pixels": "tensors"}
+"""Names in files of earlier versions."""
 INPUT = "pixels"
-"""The name of the graph's input."""
+"""Name of the graph's input."""
 OUTPUTS = ("probabilities", "logits")
-"""The names of the graph's outputs."""
+"""Names of the graph's outputs."""
 FORMAT_VERSION = 1
+KEYS = ("preprocess", "class_names", "num_classes", "input", "model", "precision", "vitascope", "format")
 SECTION = "vitascope"
-"""Where OpenVINO's `rt_info` has the keys below; ONNX has them among its metadata, each as JSON."""
+"""The section of OpenVINO's `rt_info` that has these keys. ONNX has them in its metadata."""
 
 Batch = npt.NDArray[np.uint8]
 """uint8 (B, H, W, C)."""
-Answers = npt.NDArray[np.float32]
+Outputs = npt.NDArray[np.float32]
 """float32 (B, K)."""
 
 
 class ExportedModelError(UserError):
-    """An exported file that cannot be used; the message names it."""
+    """An exported model that cannot be used; the message names the file."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Metadata:
-    """What an exported file tells about itself."""
+def metadata_of(config: ModelConfig, preprocess: Preprocess, input: InputMode) -> dict[str, str]:
+    """The metadata of an exported model, each value as JSON in ASCII, which every format can hold.
 
-    preprocess: Preprocess
-    """From any picture to the model's pixels; the graph has it too, but for the decoding."""
-    class_names: tuple[str, ...]
-    """Of the K classes; empty where they have no names."""
-    num_classes: int
-    """K."""
-    input: InputMode
-    """What goes in: `pictures` of any size, or `pixels` of the model's size."""
-    model: dict[str, Any]
-    """The architecture, as in a model folder's `config.json`."""
-    precision: str = "fp32"
-    """`fp32` or `int8`."""
-    vitascope: str = __version__
-    """The version that wrote it."""
-    format: int = FORMAT_VERSION
-    """The version of these keys."""
+    Args:
+        config: of a model with K classes; as in `config.json`.
+        preprocess: its preprocessing; all but the decoding is in the graph too.
+        input: `pictures` of any size, or `tensors` of the model's size.
+    """
+    values = {
+        "preprocess": preprocess.to_dict(),
+        "class_names": config.class_names,
+        "num_classes": config.num_classes,
+        "input": input,
+        "model": config.to_dict(),
+        "precision": "fp32",
+        "vitascope": __version__,
+        "format": FORMAT_VERSION,
+    }
+    return {key: json.dumps(value) for key, value in values.items()}
 
-    def to_texts(self) -> dict[str, str]:
-        """By key, each value as JSON in ASCII: every format holds that, whatever the class names are."""
-        values = dataclasses.asdict(self) | {"preprocess": self.preprocess.to_dict()}
-        return {key: json.dumps(value) for key, value in values.items()}
 
-    @classmethod
-    def from_texts(cls, texts: Mapping[str, str], path: Path) -> Metadata:
-        """The inverse of `to_texts`; keys that we do not know are let alone.
+def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
+    """The inverse of `metadata_of`; unknown keys are ignored.
 
-        Raises:
-            ExportedModelError: a file that we did not write, or one of a later format.
-        """
-        missing = [field.name for field in dataclasses.fields(cls) if field.name not in texts]
-        if missing:
+    Raises:
+        ExportedModelError: a file that vitascope did not write, of a later format, or with broken values.
+    """
+    missing = [key for key in KEYS if key not in texts]
+    if missing:
+        raise ExportedModelError(f"{path}: not written by `vitascope export`: it lacks {', '.join(missing)}")
+    try:
+        values = {key: json.loads(texts[key]) for key in KEYS}
+        if values["format"] != FORMAT_VERSION:
             raise ExportedModelError(
-                f"{path}: not written by `vitascope export`: it does not tell {', '.join(missing)}"
+                f"{path}: this vitascope reads format {FORMAT_VERSION}, not format {values['format']}; the "
+                f"file was written by vitascope {values['vitascope']}"
             )
-        try:
-            values = {field.name: json.loads(texts[field.name]) for field in dataclasses.fields(cls)}
-            if values["format"] != FORMAT_VERSION:
-                raise ExportedModelError(
-                    f"{path}: its format {values['format']} is another than {FORMAT_VERSION}, which this "
-                    f"vitascope reads; it was written by {values['vitascope']}"
-                )
-            values["preprocess"] = Preprocess.from_dict(values["preprocess"])
-            values["class_names"] = tuple(map(str, values["class_names"]))
-            found = cls(**values)
-            found.check()
-        except ExportedModelError:
-            raise
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ExportedModelError(f"{path}: what it tells about itself is broken: {error}") from error
-        return found
-
-    def check(self) -> None:
-        """Refuse what contradicts itself."""
-        if self.input not in INPUT_MODES:
-            raise UserError(f"input {self.input!r} is none of {', '.join(INPUT_MODES)}")
-        if not isinstance(self.num_classes, int) or self.num_classes < 1:
-            raise UserError(f"num_classes must be at least 1, not {self.num_classes!r}")
-        if self.class_names and len(self.class_names) != self.num_classes:
-            raise UserError(f"{len(self.class_names)} class_names for num_classes {self.num_classes}")
+        values["preprocess"] = Preprocess.from_dict(values["preprocess"])
+        values["class_names"] = tuple(map(str, values["class_names"]))
+        values["input"] = FORMER_INPUT_MODES.get(values["input"], values["input"])
+        if values["input"] not in INPUT_MODES:
+            raise UserError(f"input {values['input']!r} is none of {', '.join(INPUT_MODES)}")
+        names, count = values["class_names"], values["num_classes"]
+        if not isinstance(count, int) or count < 1:
+            raise UserError(f"num_classes must be at least 1, not {count!r}")
+        if names and len(names) != count:
+            raise UserError(f"{len(names)} class_names for num_classes {count}")
+    except ExportedModelError:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ExportedModelError(f"{path}: broken metadata: {error}") from error
+    return values
 
 
 class ExportedEngine(Engine):
-    """An exported file in its own runtime; all it needs is in the file."""
+    """An exported model in its own runtime.
 
-    def __init__(self, path: Path, about: Metadata) -> None:
+    Args:
+        path: the file.
+        texts: its metadata, as from `metadata_of`.
+    """
+
+    def __init__(self, path: Path, texts: Mapping[str, str]) -> None:
+        values = read_metadata(texts, path)
         self.path = path
-        self.about = about
-        self.preprocess = about.preprocess
-        self.class_names = about.class_names
-        self.num_classes = about.num_classes
-        self.architecture = told_architecture(about.model)
-        self.own_pixels = about.input == "pictures" and not about.preprocess.keeps_own_size
+        self.metadata = dict(texts)
+        self.preprocess = values["preprocess"]
+        self.class_names = values["class_names"]
+        self.num_classes = values["num_classes"]
+        self.architecture = architecture_from(values["model"])
+        self.input: InputMode = values["input"]
+        self.stored_precision = str(values["precision"])
+        self.own_pixels = self.input == "pictures" and not self.preprocess.keeps_own_size
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the file, and of the weights beside it where the format has them there."""
+        """SHA-256 of the file, and of the weights beside it if the format has them there."""
         found = hashlib.sha256()
         for path in files_of(self.path):
             with open(path, "rb") as file:
@@ -133,7 +132,7 @@ class ExportedEngine(Engine):
         return found.hexdigest()
 
     @abstractmethod
-    def run(self, pixels: Batch) -> tuple[Answers, Answers]:
+    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
         """Probabilities and logits of uint8 (B, H, W, C)."""
 
     def probabilities(self, pixels: Tensor) -> Tensor:
@@ -148,23 +147,23 @@ class ExportedEngine(Engine):
     def reader(self) -> Callable[[ImageSource], Pixels]:
         """From a picture to pixels as `probabilities` takes them, uint8 (C, H, W).
 
-        Where the graph would leave it alone, a picture comes in the model's size: pictures of every size then
-        go together.
+        If the graph would not change a picture of the model's size, pictures come in that size, so that
+        those of different sizes can share a batch.
         """
         return self.preprocess.whole_pixels if self.own_pixels else self.preprocess.pixels
 
-    def _run(self, pixels: Tensor) -> tuple[Answers, Answers]:
+    def _run(self, pixels: Tensor) -> tuple[Outputs, Outputs]:
         return self.run(np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy()))
 
 
 def files_of(path: Path) -> list[Path]:
-    """An exported file, and the weights beside it where its format has them there."""
+    """An exported model's file, and the file of weights beside it if there is one."""
     beside = {".xml": path.with_suffix(".bin"), ".onnx": path.with_suffix(".onnx.data")}.get(path.suffix)
     return [path] if beside is None or not beside.exists() else [path, beside]
 
 
-def told_architecture(options: dict[str, Any]) -> str:
-    """The architecture that a file tells; empty where another version wrote options that this one lacks."""
+def architecture_from(options: dict[str, Any]) -> str:
+    """The architecture's name; empty if this version does not know its options."""
     kind = ResNetConfig if "layers" in options else ViTConfig
     try:
         return architecture_of(kind.from_dict(options)) if options else ""

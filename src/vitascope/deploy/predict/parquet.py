@@ -1,30 +1,30 @@
-"""Answers as a Parquet file: columns `image`, `predictions` and `error`; what made them is its metadata."""
+"""Parquet result files: columns `image`, `predictions` and `error`, with the fingerprint as metadata."""
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vitascope.errors import UserError
+from vitascope.storage import replacing
 
 ROWS = 10_000
-"""In a row group; so many rows are in memory."""
+"""Rows per row group, which bounds the memory."""
 _METADATA = b"vitascope"
 
 
 def check_parquet() -> None:
-    """Refuse to promise a file that cannot be written in the end."""
+    """Reject Parquet before any prediction if pyarrow is missing."""
     if importlib.util.find_spec("pyarrow") is None:
-        raise UserError("Parquet needs pyarrow: pip install 'vitascope[parquet]'; or give --out FILE.jsonl")
+        raise UserError("Parquet needs pyarrow: pip install 'vitascope[parquet]'; or choose a .jsonl file")
 
 
-def write_parquet(lines: Path, out: Path, origin: Mapping[str, Any]) -> None:
-    """Make a Parquet file of JSON lines; it is there whole or not at all.
+def write_parquet(lines: Path, out: Path, fingerprint: str) -> None:
+    """Convert a file of JSON lines; `out` is complete or absent.
 
     Raises:
         OSError: it cannot be written.
@@ -34,35 +34,32 @@ def write_parquet(lines: Path, out: Path, origin: Mapping[str, Any]) -> None:
 
     prediction = pa.struct([("label", pa.string()), ("index", pa.int32()), ("score", pa.float32())])
     columns = [("image", pa.string()), ("predictions", pa.list_(prediction)), ("error", pa.string())]
-    schema = pa.schema(columns, metadata={_METADATA: json.dumps(origin)})
-    aside = out.with_name(f"{out.name}.partial")
-    try:
-        with open(lines, encoding="utf-8") as file, pq.ParquetWriter(aside, schema) as writer:
-            while rows := [json.loads(line) for line in itertools.islice(file, ROWS)]:
-                for row in rows:  # what is no UTF-8 is a surrogate in JSON, and none in Parquet
-                    row["image"] = printable(row["image"])
-                    if "error" in row:
-                        row["error"] = printable(row["error"])
-                    for guess in row.get("predictions", ()):
-                        guess["label"] = printable(guess["label"])
-                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-        with open(aside, "rb") as file_aside:
-            os.fsync(file_aside.fileno())
-        os.replace(aside, out)
-    finally:
-        aside.unlink(missing_ok=True)
+    schema = pa.schema(columns, metadata={_METADATA: fingerprint})
+    with (
+        replacing(out) as aside,
+        open(lines, encoding="utf-8") as file,
+        pq.ParquetWriter(aside, schema) as to,
+    ):
+        while group := list(itertools.islice(file, ROWS)):
+            rows = [json.loads(line, object_hook=_in_utf8) for line in group]
+            to.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
-def printable(text: str) -> str:
-    r"""A path with bytes that are no UTF-8 shown as `\udce9`."""
+def _in_utf8(row: dict[str, Any]) -> dict[str, Any]:
+    """Texts with surrogates escaped: JSON can hold them, Parquet cannot."""
+    return {name: escaped(value) if isinstance(value, str) else value for name, value in row.items()}
+
+
+def escaped(text: str) -> str:
+    r"""A path with its bytes that are no UTF-8 as `\udce9`."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def read_origin(path: Path) -> dict[str, Any]:
-    """What made a file of `write_parquet`.
+def read_fingerprint(path: Path) -> str:
+    """The fingerprint's JSON in a file of `write_parquet`.
 
     Raises:
-        UserError: it is none.
+        UserError: another kind of file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -72,8 +69,8 @@ def read_origin(path: Path) -> dict[str, Any]:
     except pa.ArrowInvalid as error:
         raise UserError(f"{path}: not a Parquet file") from error
     if _METADATA not in metadata:
-        raise UserError(f"{path}: not a file of `vitascope predict`; give another --out")
-    return json.loads(metadata[_METADATA])
+        raise UserError(f"{path}: not written by `vitascope predict`; choose another file")
+    return str(metadata[_METADATA], "utf-8")
 
 
 def read_images(path: Path) -> Iterator[tuple[str, str | None]]:

@@ -1,60 +1,123 @@
-"""`Predictor`: a trained model that takes pictures as they come and answers with class names."""
+"""`Predictor`: pictures in, class names and probabilities out."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import html
+import io
+import itertools
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import overload
 
 import torch
 
-from vitascope.data.decoding import ImageSource, as_pictures, is_one_picture
-from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.predict.engine import Engine
-from vitascope.deploy.predict.image_files import answer_all, find_images
+from vitascope.data.decoding import ImageError, ImageSource, as_pictures, is_one_picture, read_image
+from vitascope.data.preprocess import Pixels, Preprocess
+from vitascope.data.reading import StreamingPool
+from vitascope.deploy.predict.engine import Engine, TorchEngine
+from vitascope.deploy.predict.explanation import Explanation, explain_pixels
+from vitascope.deploy.predict.image_files import find_images
 from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.errors import UserError
+from vitascope.explain.methods import DEFAULT_METHOD
+from vitascope.model.classifier import Classifier
+
+THUMBNAIL = 240
+"""Largest side, in pixels, of a picture in a notebook."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Prediction:
-    """One class of an answer."""
+    """One class and its probability."""
 
     label: str
-    """Its name; the index as text where the model has no names."""
+    """The class name; the index as text if the model has no names."""
     index: int
-    """Its output of the model."""
+    """The model's output."""
     score: float
-    """Its probability."""
+    """The probability."""
+
+    def __repr__(self) -> str:
+        return f"Prediction({self.label!r}, {self.index}, {self.score:.3f})"
+
+
+class PicturePredictions(list[Prediction]):
+    """The predictions of one picture, most probable first; a notebook shows the picture and a bar per class.
+
+    Args:
+        predictions: the classes.
+        image: the picture.
+    """
+
+    def __init__(self, predictions: Iterable[Prediction], image: ImageSource) -> None:
+        super().__init__(predictions)
+        self.image = image
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(each.label)}</td><td>{each.score:.1%}</td>"
+            f'<td><meter value="{each.score:.4f}"></meter></td></tr>'
+            for each in self
+        )
+        try:
+            shown = read_image(self.image).convert("RGB")
+        except ImageError:  # the file is gone since, or was a stream
+            return f"<table>{rows}</table>"
+        shown.thumbnail((THUMBNAIL, THUMBNAIL))
+        file = io.BytesIO()
+        shown.save(file, "JPEG")
+        data = base64.b64encode(file.getvalue()).decode("ascii")
+        return f'<img src="data:image/jpeg;base64,{data}"><table>{rows}</table>'
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageResult:
-    """What is in a picture file, or why it could not be read."""
+    """The predictions of one image file, or the reason why it could not be read."""
 
     image: str
-    """Its path."""
+    """Path of the file."""
     predictions: list[Prediction]
-    """Most probable first; none of a file that could not be read."""
+    """Most probable first; empty if the file could not be read."""
     error: str | None = None
-    """Why it could not be read; names the file."""
+    """The reason; names the file."""
 
 
 class Predictor:
-    """Pictures in, class names and probabilities out.
+    """Predicts the classes of pictures.
 
     Args:
-        engine: what answers: `TorchEngine` of a model, or an exported file's.
-        batch_size: pictures at a time.
+        model: a MODEL reference (a run, a model folder or file, a hub id), an exported model, a model with
+            `preprocess`, or an `Engine`.
+        precision: `auto`, `fp32` or `bf16`; `auto` chooses by hardware, shape and batch.
+        device: `auto`, or a torch device.
+        batch_size: pictures per batch.
 
     Raises:
-        UserError: `batch_size` is below 1, or the model has no head.
+        CheckpointError: as `from_pretrained`.
+        UserError: `batch_size` below 1; a model without a head; an unknown device; a
+            precision or device for an engine, which has its own.
     """
 
-    def __init__(self, engine: Engine, *, batch_size: int = 32) -> None:
+    def __init__(
+        self,
+        model: Engine | Classifier | str | os.PathLike[str],
+        *,
+        precision: str = "auto",
+        device: str = "auto",
+        batch_size: int = 32,
+    ) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size must be at least 1, not {batch_size}")
+        if isinstance(model, str | os.PathLike):
+            engine = open_engine(model, precision=precision, device=device)
+        elif isinstance(model, Engine):
+            if (precision, device) != ("auto", "auto"):
+                raise UserError("an engine has its own precision and device: omit both, or give the model")
+            engine = model
+        else:
+            engine = TorchEngine(model, precision=precision, device=device)
         engine.check_classes()
         self.engine = engine
         self.batch_size = batch_size
@@ -69,39 +132,42 @@ class Predictor:
         device: str = "auto",
         batch_size: int = 32,
     ) -> Predictor:
-        """The predictor of a MODEL argument.
+        """Open a MODEL reference.
 
         Args:
-            ref: a MODEL argument.
+            ref: a MODEL reference or an exported model.
             revision: of a hub id.
-            precision: `auto`, `fp32` or `bf16`; `auto` chooses by hardware, shape and batch.
-            device: `auto`, or a torch device.
-            batch_size: pictures at a time.
+            precision: as for `Predictor`.
+            device: likewise.
+            batch_size: likewise.
 
         Raises:
             CheckpointError: as `from_pretrained`.
-            UserError: a model without a head, a device that is not there.
+            UserError: as `Predictor`.
         """
         engine = open_engine(ref, revision=revision, precision=precision, device=device)
         return cls(engine, batch_size=batch_size)
 
+    def __repr__(self) -> str:
+        return f"Predictor({self.engine!r})"
+
     @property
     def preprocess(self) -> Preprocess:
-        """From any picture to the model's pixels."""
+        """The preprocessing from a picture to the model's pixels."""
         return self.engine.preprocess
 
     @overload
     def __call__(  # type: ignore[overload-overlap] # a str is a sequence of str too, and means one path
         self, images: ImageSource, top_k: int = 5
-    ) -> list[Prediction]: ...
+    ) -> PicturePredictions: ...
 
     @overload
-    def __call__(self, images: Iterable[ImageSource], top_k: int = 5) -> list[list[Prediction]]: ...
+    def __call__(self, images: Iterable[ImageSource], top_k: int = 5) -> list[PicturePredictions]: ...
 
     def __call__(
         self, images: ImageSource | Iterable[ImageSource], top_k: int = 5
-    ) -> list[Prediction] | list[list[Prediction]]:
-        """Return the `top_k` most probable classes of one picture, or of each of several.
+    ) -> PicturePredictions | list[PicturePredictions]:
+        """Predict the `top_k` most probable classes of one picture or of several.
 
         Args:
             images: one picture, or an iterable of pictures. A picture is a path, an encoded file's bytes, a
@@ -109,7 +175,7 @@ class Predictor:
             top_k: classes per picture; at most all there are.
 
         Returns:
-            For one picture its predictions, most probable first; for several, one such list per picture.
+            The predictions of one picture, most probable first; for several pictures, a list of these.
 
         Raises:
             ImageError: a picture cannot be read (the message names it), or has another type or shape.
@@ -117,27 +183,67 @@ class Predictor:
         """
         check_top_k(top_k)
         pictures = as_pictures(images)
-        answers: list[list[Prediction]] = []
+        found: list[PicturePredictions] = []
         for start in range(0, len(pictures), self.batch_size):
-            batch = [self.engine.pixels(picture) for picture in pictures[start : start + self.batch_size]]
-            answers += self.rank(self.engine.predict(batch), top_k)
-        return answers[0] if is_one_picture(images) else answers
+            batch = pictures[start : start + self.batch_size]
+            ranked = self.rank(self.engine.predict([self.engine.pixels(picture) for picture in batch]), top_k)
+            found += [PicturePredictions(*pair) for pair in zip(ranked, batch, strict=True)]
+        return found[0] if is_one_picture(images) else found
+
+    @overload
+    def explain(  # type: ignore[overload-overlap] # as above
+        self, images: ImageSource, *, method: str = ..., target: int | str | None = ...
+    ) -> Explanation: ...
+
+    @overload
+    def explain(
+        self, images: Iterable[ImageSource], *, method: str = ..., target: int | str | None = ...
+    ) -> list[Explanation]: ...
+
+    def explain(
+        self,
+        images: ImageSource | Iterable[ImageSource],
+        *,
+        method: str = DEFAULT_METHOD,
+        target: int | str | None = None,
+    ) -> Explanation | list[Explanation]:
+        """Explain the prediction of one picture or of several.
+
+        Args:
+            images: as for a call.
+            method: a name in `vitascope.explain.METHODS`.
+            target: the class to explain, by name or index; None is the predicted one.
+
+        Returns:
+            A heatmap with its picture; for several pictures, a list of these.
+
+        Raises:
+            ImageError: as for a call.
+            UserError: an exported model; an unknown method or class, or a method that this model does not
+                support.
+        """
+        found = [
+            explain_pixels(self.engine, self.engine.pixels(picture), method, target)
+            for picture in as_pictures(images)
+        ]
+        return found[0] if is_one_picture(images) else found
 
     def predict_folder(
         self, folder: str | os.PathLike[str], top_k: int = 5, *, workers: int | None = None
     ) -> Generator[ImageResult, None, None]:
-        """An answer for each picture below a folder, in the order of the names, however many there are.
+        """Yield the result of each image file below a folder, of any size, in the order of the names.
 
-        Files are found, read and answered as the answers are taken; a file that cannot be read is an answer
-        with an `error`.
+        Files are found, read and predicted as results are taken. A file that cannot be read is a result with
+        an `error`.
 
         Args:
-            folder: of pictures at any depth; hidden files, and those not named like pictures, are left out.
-            top_k: classes an image; at most all there are.
-            workers: processes that read while the model computes; 0 reads in this one, None takes one a core.
+            folder: image files at any depth; hidden files and those without an image's suffix are skipped.
+            top_k: classes per image; at most all there are.
+            workers: processes that read while the model computes; 0 reads in this process, None means one
+                per core.
 
         Raises:
-            UserError: no such folder, `top_k` below 1; a process that reads was killed.
+            UserError: no such folder; `top_k` below 1; a reading process was killed.
         """
         if not os.path.isdir(folder):
             raise UserError(f"{os.fspath(folder)}: no such folder")
@@ -150,22 +256,49 @@ class Predictor:
         *,
         workers: int | None = None,
     ) -> Generator[ImageResult, None, None]:
-        """As `predict_folder`, of one file or the files that `paths` gives, taken a few batches ahead."""
+        """As `predict_folder`, for one file or for the files in `paths`, taken a few batches ahead."""
         check_top_k(top_k)
         check_workers(workers)
         files = [paths] if isinstance(paths, str | os.PathLike) else paths
         return self._stream((os.fspath(path) for path in files), top_k, workers)
 
     def _stream(
-        self, paths: Iterable[str], top_k: int, workers: int | None
+        self, paths: Iterator[str], top_k: int, workers: int | None
     ) -> Generator[ImageResult, None, None]:
-        for batch, probabilities, faults in answer_all(self.engine, paths, self.batch_size, workers):
-            ranked = iter(self.rank(probabilities, top_k))
-            for place, path in enumerate(batch):
-                if place in faults:
-                    yield ImageResult(path, [], faults[place])
-                else:
-                    yield ImageResult(path, next(ranked))
+        batches = iter(lambda: list(itertools.islice(paths, self.batch_size)), [])
+        workers = (os.cpu_count() or 1) if workers is None else workers
+        if not workers or self.engine.own_pixels:
+            for batch in batches:
+                yield from self._results(batch, *self._read(batch), top_k)
+            return
+        pool = StreamingPool(self.engine.preprocess, self.batch_size, workers)
+        try:
+            for paths_read, pixels, errors in pool.read(batches):
+                readable = [pixels[place] for place in range(len(paths_read)) if place not in errors]
+                yield from self._results(paths_read, readable, errors, top_k)
+        finally:
+            pool.close()
+
+    def _read(self, paths: Sequence[str]) -> tuple[list[Pixels], dict[int, str]]:
+        """The pixels of readable files, and by place the errors of the others."""
+        pictures: list[Pixels] = []
+        errors: dict[int, str] = {}
+        for place, path in enumerate(paths):
+            try:
+                pictures.append(self.engine.pixels(path))
+            except ImageError as error:
+                errors[place] = str(error)
+        return pictures, errors
+
+    def _results(
+        self, paths: Sequence[str], pictures: Sequence[Pixels], errors: dict[int, str], top_k: int
+    ) -> Iterator[ImageResult]:
+        ranked = iter(self.rank(self.engine.predict(pictures), top_k) if pictures else [])
+        for place, path in enumerate(paths):
+            if place in errors:
+                yield ImageResult(path, [], errors[place])
+            else:
+                yield ImageResult(path, next(ranked))
 
     def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 pixels (B, C, H, W) of the model's size to probabilities (B, K), float32, on the CPU."""
@@ -181,12 +314,12 @@ class Predictor:
 
 
 def check_top_k(top_k: int) -> None:
-    """Refuse to name fewer classes than one."""
+    """Reject `top_k` below 1."""
     if top_k < 1:
         raise UserError(f"top_k must be at least 1, not {top_k}")
 
 
 def check_workers(workers: int | None) -> None:
-    """Refuse fewer processes than none."""
+    """Reject a negative number of processes."""
     if workers is not None and workers < 0:
         raise UserError(f"workers must not be negative, not {workers}")

@@ -1,4 +1,4 @@
-"""How many images a second an engine answers on this machine, beside what its matrix products reach."""
+"""Throughput of an engine on this machine, beside the speed of its matrix products."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.runtimes import open_engine
+from vitascope.deploy.predict.runtimes import exported_file_at, open_engine
 from vitascope.errors import UserError
 from vitascope.model.classifier import build
 from vitascope.model.hardware import has_bf16, resolve_device, resolve_precision
@@ -21,32 +21,31 @@ from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
 from vitascope.weights.loading import from_pretrained
 
 Step = Callable[[], object]
-"""What is timed."""
+"""A function to time."""
 
 ROUNDS = 3
 CPU_PRODUCT, GPU_PRODUCT = 2048, 8192
-"""Sides of square matrices that are large enough to reach what a CPU, or a GPU, can."""
+"""Sides of square matrices, large enough to reach the peak of a CPU or a GPU."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _PRECISION_OF = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Throughput:
-    """One precision and batch."""
+    """One precision and batch size."""
 
     batch_size: int
-    """Images at a time."""
     precision: str
-    """`fp32` or `bf16`; of an exported file, whatever is in it."""
+    """`fp32`, `bf16`, or `as exported`."""
     is_auto: bool
-    """Whether this is what `auto` takes."""
+    """Whether precision `auto` chooses this one."""
     seconds: tuple[float, ...]
-    """Of every batch that was timed."""
+    """Of every timed batch."""
     flops: int | None
-    """Floating-point operations of an image, a multiply-add counting as 2; None where they are not known."""
+    """Floating-point operations per image, a multiply-add counting as 2; None if unknown."""
     ceiling: float | None
-    """Floating-point operations a second of this machine's fastest matrix product in this precision: a large
-    square one, or one of the model's shape, whichever was measured to be faster."""
+    """Floating-point operations per second of this machine's fastest matrix product in this precision: a
+    large square one or one of the model's shape, whichever is faster."""
 
     @property
     def images_per_second(self) -> float:
@@ -55,50 +54,88 @@ class Throughput:
 
     @property
     def share(self) -> float | None:
-        """Of the ceiling; None where that or the operations are not known."""
+        """The share of the ceiling; None if that or the operations are unknown."""
         if self.flops is None or self.ceiling is None:
             return None
         return self.images_per_second * self.flops / self.ceiling
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Entrant:
-    """One precision and batch, ready to be timed."""
-
-    batch_size: int
-    precision: str
-    is_auto: bool
-    flops: int | None
-    step: Step
+    def __repr__(self) -> str:
+        return (
+            f"Throughput(batch {self.batch_size}, {self.precision}: {self.images_per_second:,.1f} images/s)"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Subject:
-    """What is measured: a model in several precisions, or an exported file in its own."""
+class Benchmark:
+    """A model in several precisions, or an exported model in its own."""
 
     engines: dict[str, Engine]
     """By precision."""
     description: str
     """For people."""
     left_out: tuple[str, ...] = ()
-    """Why a precision is not measured, for people."""
+    """Reasons why a precision is not measured, for people."""
 
-    def measure(self, batch_sizes: Sequence[int], seconds: float) -> list[Throughput]:
-        """Throughput in every precision and batch, in interleaved rounds beside the matrix products.
-
-        A machine that slows down in the middle thus slows down for all. Every batch is of random pixels: they
-        do not change the time. It begins with bytes on the CPU and ends with probabilities there.
+    @classmethod
+    def open(
+        cls, ref: str | os.PathLike[str], *, precisions: Sequence[str], device: str = "auto"
+    ) -> Benchmark:
+        """Open a MODEL reference, an exported model or a named size.
 
         Args:
-            batch_sizes: images at a time.
-            seconds: of timed work for all of them together; each batch is computed twice, whatever it takes.
+            ref: a named size gets random weights, which take as long as trained ones.
+            precisions: `fp32`, `bf16`; an exported model has its own. bf16 is left out if the device would
+                emulate it.
+            device: `auto`, or a torch device.
 
         Raises:
-            UserError: a batch of nothing.
+            CheckpointError: as `from_pretrained`.
+            UserError: as `open_engine`; no precision, an unknown one, or only an emulated one.
         """
-        entrants = [
-            self._entrant(precision, batch_size) for batch_size in batch_sizes for precision in self.engines
-        ]
+        if not precisions:
+            raise UserError("nothing to measure: precisions is empty")
+        name = os.fspath(ref)
+        weights = ""
+        if name in NAMED_SIZES and not Path(name).exists():
+            config = named_config(name)
+            model = build(config if config.gives_classes else config.replace(head="linear"))
+            weights = ", random weights"
+        elif exported_file_at(ref) is not None:
+            engine = open_engine(ref, device=device)
+            return cls(engines={"as exported": engine}, description=engine.description)
+        else:
+            model = from_pretrained(ref)
+        place = resolve_device(device)
+        native = [precision for precision in precisions if precision != "bf16" or has_bf16(place)]
+        emulated = f"bf16 is not measured: this {place.type} would emulate it, far slower than fp32"
+        if not native:
+            raise UserError(f"{emulated}; measure fp32")
+        return cls(
+            engines={
+                precision: TorchEngine(model, precision=precision, device=device) for precision in native
+            },
+            description=f"{model.config.summary}{weights}, on {place}",
+            left_out=() if len(native) == len(precisions) else (emulated,),
+        )
+
+    def measure(self, batch_sizes: Sequence[int], seconds: float) -> list[Throughput]:
+        """Measure every precision and batch size in interleaved rounds, together with the matrix products.
+
+        A machine that slows down meanwhile thus slows down all of them alike. A batch consists of random
+        pixels, which take as long as others; it starts as bytes on the CPU and ends as probabilities there.
+
+        Args:
+            batch_sizes: images per batch.
+            seconds: timed work in all; each batch is computed at least twice, however long it takes.
+
+        Raises:
+            UserError: no batch size, or one below 1.
+        """
+        if not batch_sizes:
+            raise UserError("nothing to measure: batch_sizes is empty")
+        if min(batch_sizes) < 1:
+            raise UserError(f"a batch has at least 1 image, not {min(batch_sizes)}")
+        cases = [(size, precision) for size in batch_sizes for precision in self.engines]
         products = [
             (precision, *product)
             for precision, engine in self.engines.items()
@@ -108,90 +145,47 @@ class Subject:
                 model_product(engine.config, max(batch_sizes), _DTYPES[precision], engine.device),
             )
         ]
-        steps = [entrant.step for entrant in entrants] + [step for _, step, _ in products]
+        steps = [self._step(*case) for case in cases] + [step for _, step, _ in products]
         times = take_turns(steps, seconds)
         ceilings: dict[str, float] = {}
-        for (precision, _, flops), found in zip(products, times[len(entrants) :], strict=True):
+        for (precision, _, flops), found in zip(products, times[len(cases) :], strict=True):
             ceilings[precision] = max(ceilings.get(precision, 0.0), flops / min(found))
         return [
-            Throughput(
-                batch_size=entrant.batch_size,
-                precision=entrant.precision,
-                is_auto=entrant.is_auto,
-                seconds=tuple(found),
-                flops=entrant.flops,
-                ceiling=ceilings.get(entrant.precision),
-            )
-            for entrant, found in zip(entrants, times, strict=False)
+            self._result(size, precision, found, ceilings.get(precision))
+            for (size, precision), found in zip(cases, times, strict=False)
         ]
 
-    def _entrant(self, precision: str, batch_size: int) -> _Entrant:
-        if batch_size < 1:
-            raise UserError(f"a batch has at least 1 image, not {batch_size}")
+    def _step(self, batch_size: int, precision: str) -> Step:
         engine = self.engines[precision]
-        fit = engine.preprocess
-        pixels = torch.randint(256, (batch_size, fit.channels, *fit.image_size), dtype=torch.uint8)
-        is_auto, flops = True, None
+        shape = (batch_size, engine.preprocess.channels, *engine.preprocess.image_size)
+        pixels = torch.randint(256, shape, dtype=torch.uint8)
+        return lambda: engine.outputs(pixels)
+
+    def _result(
+        self, batch_size: int, precision: str, seconds: Sequence[float], ceiling: float | None
+    ) -> Throughput:
+        engine, is_auto, flops = self.engines[precision], True, None
         if isinstance(engine, TorchEngine):
             auto = resolve_precision("auto", engine.config, engine.device, batch_size, training=False)
             is_auto, flops = _PRECISION_OF[auto] == precision, engine.config.flops
-        return _Entrant(
+        return Throughput(
             batch_size=batch_size,
             precision=precision,
             is_auto=is_auto,
+            seconds=tuple(seconds),
             flops=flops,
-            step=lambda: engine.outputs(pixels),
+            ceiling=ceiling,
         )
 
 
-def subject(ref: str | os.PathLike[str], *, precisions: Sequence[str], device: str = "auto") -> Subject:
-    """What a MODEL argument, an exported file or a named size means here.
-
-    Args:
-        ref: a named size has random weights, which take as long as others.
-        precisions: `fp32`, `bf16`; an exported file has its own. bf16 is left out where the device would
-            emulate it.
-        device: `auto`, or a torch device.
-
-    Raises:
-        CheckpointError: as `from_pretrained`.
-        UserError: as `open_engine`, an unknown precision, or nothing but an emulated one.
-    """
-    name = os.fspath(ref)
-    if name in NAMED_SIZES and not Path(name).exists():
-        config = named_config(name)
-        if not config.gives_classes:
-            config = config.replace(head="linear")
-        model, weights = build(config), ", random weights"
-    else:
-        from vitascope.deploy.predict.runtimes import exported_file_at
-
-        if exported_file_at(ref) is not None:
-            engine = open_engine(ref, device=device)
-            return Subject(engines={"as exported": engine}, description=engine.description)
-        model, weights = from_pretrained(ref), ""
-    place = resolve_device(device)
-    native = [precision for precision in precisions if precision != "bf16" or has_bf16(place)]
-    reason = f"bf16 is not measured: this {place.type} has no units for it, and emulating it is far slower"
-    left_out = (f"{reason} than fp32",)
-    if not native:
-        raise UserError(f"{left_out[0]}; measure fp32")
-    engines = {precision: TorchEngine(model, precision=precision, device=device) for precision in native}
-    return Subject(
-        engines=dict(engines),
-        description=f"{model.config.summary}{weights}, on {place}",
-        left_out=() if len(native) == len(precisions) else left_out,
-    )
-
-
 def take_turns(steps: Sequence[Step], seconds: float) -> list[list[float]]:
-    """Seconds of each step, every time: a round of all after another, each for an equal part of the time.
+    """Seconds of each call of each step, in rounds where every step gets an equal part of the time.
 
-    Every step is timed once at least; once the time is over, no other is begun.
+    Every step is timed at least once, after a call to warm up; when the time is over, no other is started.
     """
     times: list[list[float]] = [[] for _ in steps]
     for step in steps:
-        step()  # what is made once is made here
+        step()  # creates what is created once
     over = time.perf_counter() + seconds
     for _ in range(ROUNDS):
         for step, found in zip(steps, times, strict=True):
@@ -209,8 +203,20 @@ def take_turns(steps: Sequence[Step], seconds: float) -> list[list[float]]:
     return times
 
 
+def median_seconds(steps: Sequence[Step], rounds: int) -> list[float]:
+    """Median seconds of each step over rounds in which all take turns, after a call to warm up."""
+    times: list[list[float]] = [[] for _ in steps]
+    for number in range(rounds + 1):
+        for step, found in zip(steps, times, strict=True):
+            start = time.perf_counter()
+            step()
+            if number:
+                found.append(time.perf_counter() - start)
+    return [statistics.median(found) for found in times]
+
+
 def square_product(dtype: torch.dtype, device: torch.device) -> tuple[Step, int]:
-    """One product of large square matrices, and its operations."""
+    """A product of large square matrices, and its operations."""
     size = CPU_PRODUCT if device.type == "cpu" else GPU_PRODUCT
     return product_step((size, size, size), dtype, device)
 
@@ -218,9 +224,9 @@ def square_product(dtype: torch.dtype, device: torch.device) -> tuple[Step, int]
 def model_product(
     config: ModelConfig, batch_size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Step, int]:
-    """One linear layer D to 4D for all tokens of a batch, and its operations.
+    """One linear layer from D to 4D for all tokens of a batch, and its operations.
 
-    A library may have a better kernel for a model's shapes than for square matrices.
+    A library may have a faster kernel for a model's shapes than for square matrices.
     """
     D = config.embed_dim
     return product_step((batch_size * config.num_tokens, D, 4 * D), dtype, device)

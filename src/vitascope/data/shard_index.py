@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitascope.data.formats.folder import SPLIT_FOLDERS
+from vitascope.data.formats.folder import IMAGE_SUFFIXES, SPLIT_FOLDERS, split_folder
 from vitascope.errors import UserError
 
 INDEX = "index.json"
@@ -90,3 +91,46 @@ def read_index(folder: Path) -> Index | None:
             f"{path}: not an index of vitascope's; without it, the shards are read by their names"
         )
     return index
+
+
+def shard_files(folder: Path) -> dict[str, list[Path]]:
+    """The tars of each split, by name: of `train/`, or `train-00000.tar`, `imagenet-train-00000.tar`; or all.
+
+    Raises:
+        UserError: some names say a split, others don't.
+    """
+    return files_of_splits(folder, (".tar",))
+
+
+def files_of_splits(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
+    """Files that end so, by what a folder `train/` or the word `train` in the name says; else of split `all`.
+
+    Raises:
+        UserError: some names say a split, others don't.
+    """
+    found: dict[str, list[Path]] = {}
+    for split in SPLIT_FOLDERS if folder.is_dir() else ():
+        below = split_folder(folder, split)
+        if below is not None and (files := _visible(below, suffixes)):
+            found[split] = files
+    for path in _visible(folder, suffixes):
+        words = re.split(r"[-_.]", path.stem.lower())
+        said = [split for split, names in SPLIT_FOLDERS.items() if any(name in words for name in names)]
+        found.setdefault(said[0] if said else "all", []).append(path)
+    if "all" in found and len(found) > 1:
+        raise UserError(
+            f"{found['all'][0]}: its name says no split, as others do; call it train-..., val-... or test-..."
+        )
+    return found
+
+
+def has_class_folders(folder: Path) -> bool:
+    """Whether there are images in folders of a folder: then files beside these are not what it is about."""
+    inside = (path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    files = itertools.chain.from_iterable(path.rglob("*") for path in inside)
+    return any(file.suffix.lower() in IMAGE_SUFFIXES for file in files)
+
+
+def _visible(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    files = folder.iterdir() if folder.is_dir() else ()
+    return sorted(p for p in files if p.suffix in suffixes and p.name[0] != "." and p.is_file())

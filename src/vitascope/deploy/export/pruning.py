@@ -1,0 +1,210 @@
+"""Token merging, and attention heads and MLP neurons pruned for real speed.
+
+Heads and neurons are ranked by how much the loss would change without them, to first order: |sum of
+activation times gradient|, image by image (Michel et al. 2019, "Are Sixteen Heads Really Better than One?",
+equation 2; Molchanov et al. 2019, "Importance Estimation for Neural Network Pruning"). Each layer keeps the
+same number, its best. The mean of the others stays in the bias of the layer that they fed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitascope.errors import UserError
+from vitascope.model.attention import SelfAttention
+from vitascope.model.classifier import Classifier
+from vitascope.model.config import ViTConfig
+from vitascope.model.encoder import MLP, SwiGLU
+from vitascope.model.evaluation_mode import evaluation_mode
+from vitascope.model.vit import VisionTransformer
+
+State = dict[str, Tensor]
+
+
+def merge_tokens(model: Classifier, count: int) -> VisionTransformer:
+    """The same model with `count` fewer patches after every block: each is merged with the most similar one.
+
+    Args:
+        model: a Vision Transformer with global attention, and positions that are added to the tokens.
+        count: patches per block; 0 removes merging from a model.
+
+    Returns:
+        A new model that shares its weights with the given one. Gradient checkpointing, which merging does
+        not support, is off in it.
+
+    Raises:
+        UserError: a ResNet, or options that merging does not support.
+    """
+    options = {"token_merging": count, **({"gradient_checkpointing": False} if count else {})}
+    config = vision_transformer(model).config.replace(**options)
+    return with_state(model, config, model.state_dict(), model.training)
+
+
+def prune(
+    model: Classifier,
+    examples: Iterable[tuple[Tensor, Tensor]],
+    *,
+    num_heads: int | None = None,
+    mlp_ratio: float | None = None,
+) -> VisionTransformer:
+    """The same model with fewer attention heads and narrower MLPs: the best of each layer stay.
+
+    Args:
+        model: a Vision Transformer with classes.
+        examples: normalized images (B, C, H, W) and their classes (B,), on the model's device; a few hundred
+            images are enough to rank heads and neurons.
+        num_heads: heads to keep, each as wide as before; None keeps all.
+        mlp_ratio: width of the hidden layers over `embed_dim`; None keeps all.
+
+    Returns:
+        A new model with weights of its own, in evaluation mode.
+
+    Raises:
+        UserError: a ResNet, a model without classes, more heads or neurons than there are, heads of a model
+            whose layers share relative positions, no examples.
+    """
+    model = vision_transformer(model)
+    config = pruned_config(model.config, num_heads, mlp_ratio)
+    if not config.gives_classes:
+        raise UserError("this model has no classes, and so no loss to rank heads and neurons by")
+    watched = watch(model, examples)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name, channels in watched.items():
+        kept = channels.best(config.num_heads if channels.into == "qkv" else config.mlp_dim)
+        narrow(state, name, channels, kept)
+    return with_state(model, config, state, training=False)
+
+
+def pruned_config(config: ViTConfig, num_heads: int | None, mlp_ratio: float | None) -> ViTConfig:
+    """The configuration with this number of heads and this MLP ratio.
+
+    Raises:
+        UserError: more than the model has, or heads of a model with relative positions.
+    """
+    if num_heads is not None and num_heads > config.num_heads:
+        raise UserError(f"the model has {config.num_heads} heads, so {num_heads} cannot be kept")
+    if mlp_ratio is not None and mlp_ratio > config.block.mlp_ratio:
+        raise UserError(f"the model has mlp_ratio {config.block.mlp_ratio:g}, so it cannot be {mlp_ratio:g}")
+    fewer = num_heads is not None and num_heads < config.num_heads
+    if fewer and config.embedding.positions == "relative":
+        raise UserError(
+            "relative positions give each head parameters that all layers share, so that layers cannot keep "
+            "different heads; prune the MLPs alone"
+        )
+    if fewer:
+        config = config.replace(num_heads=num_heads, head_dim=config.head_dim)
+    return config if mlp_ratio is None else config.replace(mlp_ratio=mlp_ratio)
+
+
+def vision_transformer(model: Classifier) -> VisionTransformer:
+    """Check that a model has tokens, heads and MLPs.
+
+    Raises:
+        UserError: a ResNet.
+    """
+    if not isinstance(model, VisionTransformer):
+        raise UserError("a ResNet has no tokens to merge and no heads to prune: give a Vision Transformer")
+    return model
+
+
+def with_state(
+    source: Classifier, config: ViTConfig, state: Mapping[str, Tensor], training: bool
+) -> VisionTransformer:
+    """A model of these tensors, not of copies, with the preprocessing of its source."""
+    with torch.device("meta"):
+        model = VisionTransformer(config)
+    model.load_state_dict(dict(state), strict=True, assign=True)
+    model.preprocess = source.preprocess
+    return model.train(training)
+
+
+class Channels:
+    """The channels between two linear layers: their importance and their mean over examples.
+
+    Attributes:
+        into: name of the layer before, `qkv` or `fc1`.
+        out: name of the layer after, `proj` or `fc2`.
+        width: channels that are kept or pruned together: those of a head, or one.
+    """
+
+    def __init__(self, into: str, out: str, width: int) -> None:
+        self.into, self.out, self.width = into, out, width
+        self._importance: Tensor | None = None  # (C / width,), float64, summed over images
+        self._sum: Tensor | None = None  # (C,), float64, over tokens
+        self._tokens = 0
+
+    def before(self, _: nn.Module, args: tuple[Tensor]) -> None:
+        """Record the input (B, n, C) of the layer `out`; a forward pre-hook."""
+        inputs = args[0]
+        seen = inputs.detach()
+        total = seen.sum(dim=(0, 1), dtype=torch.float64)
+        self._sum = total if self._sum is None else self._sum + total
+        self._tokens += seen.shape[0] * seen.shape[1]
+        inputs.register_hook(lambda gradient: self._judge(seen, gradient))
+
+    def _judge(self, inputs: Tensor, gradient: Tensor) -> None:
+        by_channel = (inputs * gradient).sum(dim=1)  # (B, C)
+        parts = by_channel.unflatten(1, (-1, self.width)).sum(dim=2)  # (B, C / width)
+        total = parts.abs().sum(dim=0, dtype=torch.float64)
+        self._importance = total if self._importance is None else self._importance + total
+
+    def best(self, count: int) -> Tensor:
+        """The channels of the `count` most important parts, in their order, (count * width,)."""
+        assert self._importance is not None
+        parts = self._importance.topk(count).indices.sort().values
+        return (parts[:, None] * self.width + torch.arange(self.width, device=parts.device)).flatten()
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of each channel, (C,), float64."""
+        assert self._sum is not None
+        return self._sum / self._tokens
+
+
+def watch(model: VisionTransformer, examples: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Channels]:
+    """Run the examples and record every attention's heads and every MLP's neurons, by the module's name.
+
+    Raises:
+        UserError: no examples.
+    """
+    found: dict[str, Channels] = {}
+    seen = 0
+    with ExitStack() as hooks, evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():
+        for name, module in model.named_modules():
+            if isinstance(module, SelfAttention):
+                found[name] = Channels("qkv", "proj", model.config.head_dim)
+                hooks.enter_context(module.proj.register_forward_pre_hook(found[name].before))
+            elif isinstance(module, MLP | SwiGLU):
+                found[name] = Channels("fc1", "fc2", 1)
+                hooks.enter_context(module.fc2.register_forward_pre_hook(found[name].before))
+        for images, labels in examples:
+            images = images.detach().clone().requires_grad_()  # so that activations get gradients
+            loss = F.cross_entropy(model(images).float(), labels, reduction="sum")
+            torch.autograd.grad(loss, images)  # none for the weights
+            seen += len(images)
+    if not seen:
+        raise UserError("pruning needs labelled images; none given")
+    return found
+
+
+def narrow(state: State, name: str, channels: Channels, kept: Tensor) -> None:
+    """Keep only some channels of a module; the mean of the others goes into the bias of the next layer."""
+    mean = channels.mean
+    width = len(mean)
+    if len(kept) == width:
+        return
+    for kind in ("weight", "bias"):
+        key = f"{name}.{channels.into}.{kind}"
+        if key in state:  # queries, keys and values, or a gate and its values
+            parts = state[key].split(width)
+            state[key] = torch.cat([part[kept] for part in parts])
+    weight, bias = f"{name}.{channels.out}.weight", f"{name}.{channels.out}.bias"
+    lost = mean.clone()
+    lost[kept] = 0
+    state[bias] = (state[bias] + state[weight].double() @ lost).to(state[bias].dtype)
+    state[weight] = state[weight][:, kept].contiguous()
