@@ -39,7 +39,7 @@ def test_options_reach_the_settings() -> None:
     ("options", "said"),
     [
         (["--max-batch", "0"], "--max-batch must be at least 1, not 0"),
-        (["--port", "70000"], "--port must be in 0 to 65535, not 70000"),
+        (["--port", "70000"], "--port must be at most 65535, not 70000"),
         (["--deadline-ms", "0"], "--deadline-ms must be above 0, not 0.0"),
         (["--grace-s", "nan"], "--grace-s must be at least 0, not nan"),
         (["--queue", "-1"], "--queue must be at least 1, not -1"),

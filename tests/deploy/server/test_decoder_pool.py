@@ -307,11 +307,12 @@ def test_ordinary_requests_are_answered_beside_pictures_that_do_not_end() -> Non
     """As many slow ones as there are processes, and more; the server says all the while that it is ready."""
 
     async def story() -> None:
-        async with serving(Slow(), deadline_ms=1500) as client:
-            slow = [client.predict(content) for content in (ENDLESS, LARGER, ENDLESS)]
-            await asyncio.sleep(0)
+        async with serving(Slow(), deadline_ms=20_000) as client:
+            soon = {"X-Deadline-Ms": "1000"}
+            slow = [client.predict(content, headers=soon) for content in (ENDLESS, LARGER, ENDLESS)]
+            await until(lambda: len(client.app.state.service.decoders.running) == 2)
             for _ in range(3):
-                assert (await client.predict(grey(7), headers={"X-Deadline-Ms": "1500"})).status_code == 200
+                assert (await client.predict(grey(7))).status_code == 200
                 assert (await client.get("/readyz")).status_code == 200
             for answer in await asyncio.gather(*slow):
                 assert answer.status_code in (429, 504)

@@ -41,7 +41,7 @@ def test_token_is_asked_for_and_compared_in_constant_time(monkeypatch: pytest.Mo
             assert (await client.predict(grey(1), headers=right)).status_code == 200
             for path in ("/v1/model", "/metrics", "/nothing"):
                 assert (await client.get(path)).status_code == 401
-            for path in ("/livez", "/readyz", "/docs", "/docs.css", "/openapi.json"):
+            for path in ("/livez", "/readyz", "/docs", "/web/docs.css", "/openapi.json"):
                 assert (await client.get(path)).status_code == 200
 
     play(story())
@@ -208,7 +208,7 @@ def test_proxy_may_leave_its_prefix_in_or_take_it_out(prefix: str) -> None:
             answer = await client.post(f"{prefix}/v1/predict", content=grey(1), headers=right)
             assert answer.status_code == 200
             assert (await client.post(f"{prefix}/v1/predict", content=grey(1))).status_code == 401
-            for path in ("/", "/docs", "/docs.css", "/web/main.js"):
+            for path in ("/", "/docs", "/web/docs.css", "/web/main.js"):
                 assert (await client.get(prefix + path)).status_code == 200
             assert (await client.get("/apps/vit")).status_code == 200
             assert (await client.get("/apps/vitx/livez", headers=right)).status_code == 404
@@ -270,7 +270,7 @@ def test_every_answer_says_what_a_browser_may_make_of_it(engine: TorchEngine) ->
                 await client.predict(b"x"),
                 *[
                     await client.get(path)
-                    for path in ("/livez", "/docs", "/docs.css", "/nothing", "/v1/model")
+                    for path in ("/livez", "/docs", "/web/docs.css", "/nothing", "/v1/model")
                 ],
             ]
         for answer in answers:

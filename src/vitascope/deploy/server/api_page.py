@@ -1,4 +1,4 @@
-"""The page at `/docs`: the API for people, from its OpenAPI description; no script, no other site."""
+"""The page at `/docs`: the OpenAPI document for people, without scripts and other sites."""
 
 from __future__ import annotations
 
@@ -9,25 +9,9 @@ from typing import Any
 
 from vitascope.deploy.server.settings import TOKEN
 
-STYLE = """\
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-body { max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }
-h2 { margin: 2rem 0 0; font-size: 1.1rem; }
-h2 span { font-weight: normal; opacity: .7; }
-code, pre { font: .9em/1.5 ui-monospace, monospace; }
-pre { overflow-x: auto; padding: .5rem .8rem; border: 1px solid #8886; border-radius: .4rem; }
-table { border-collapse: collapse; }
-th, td { padding: .15rem 1rem .15rem 0; text-align: left; vertical-align: top; }
-"""
-
 
 def api_page(description: Mapping[str, Any], address: str) -> str:
-    """The API as an HTML page.
-
-    Args:
-        description: an OpenAPI document.
-        address: of the server, as its reader knows it, for examples: `http://127.0.0.1:8000`.
-    """
+    """The HTML page of an OpenAPI document; `address` is the server's, for the examples."""
     title = escape(f"{description['info']['title']} {description['info']['version']}")
     routes = [
         _route(method, path, operation, address)
@@ -37,7 +21,7 @@ def api_page(description: Mapping[str, Any], address: str) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}: API</title>'
         '<meta name="viewport" content="width=device-width"><link rel="icon" href="web/icon.svg">'
-        '<link rel="stylesheet" href="docs.css">'
+        '<link rel="stylesheet" href="web/docs.css">'
         f"<h1>{title}</h1><p>Errors are JSON, <code>{{&quot;error&quot;: &quot;why&quot;}}</code>. "
         f'For programs: <a href="openapi.json">openapi.json</a>.</p>{"".join(routes)}</html>'
     )

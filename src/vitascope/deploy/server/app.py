@@ -1,4 +1,4 @@
-"""The ASGI application: its routes, pictures in, JSON out. `server` runs it.
+"""The ASGI application: its routes, pictures in, JSON out. `http_server` runs it.
 
 Routes return finished bytes: small models take a thousand pictures per second, and then the way between model
 and socket takes as long as the model.
@@ -26,11 +26,11 @@ except ModuleNotFoundError:
 
 from vitascope._version import __version__
 from vitascope.deploy.server import explorer, schemas
-from vitascope.deploy.server.api_page import STYLE, api_page
+from vitascope.deploy.server.api_page import api_page
 from vitascope.deploy.server.batcher import Outcome
 from vitascope.deploy.server.middleware import REQUEST_ID_KEY, RequestMiddleware
 from vitascope.deploy.server.openapi import BINARY, METHOD, MODEL_ERRORS, PICTURES, describe_api, responses
-from vitascope.deploy.server.rejections import SECURITY, Rejection, error_response, response_to
+from vitascope.deploy.server.rejections import SECURITY, Rejection, response_to
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import Settings
 from vitascope.deploy.server.uploads import Upload
@@ -66,7 +66,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.start()
-        while wait_for_model and service.is_loading and not service.draining:
+        while wait_for_model and not (service.is_loaded or service.fault or service.draining):
             await asyncio.sleep(0.05)
         yield
         await service.stop()
@@ -92,11 +92,7 @@ def create_app(
 
 
 async def check_parameters(request: Request) -> None:
-    """Reject query parameters that a route of the model does not know.
-
-    Raises:
-        Rejection: 422, with the nearest known name.
-    """
+    """Reject query parameters that a route of the model does not know (422), naming the nearest known one."""
     if not request.url.path.startswith("/v1/") or not request.url.query:
         return
     known = {field.alias for field in request.scope["route"].dependant.query_params}
@@ -123,7 +119,7 @@ def health(service: Service) -> APIRouter:
     async def ready() -> Response:
         """200 if requests should be sent here now."""
         if reason := service.why_not_ready():
-            raise HTTPException(503, reason, {"Retry-After": "1"})
+            raise Rejection(503, reason)
         return _json({"status": "ready"})
 
     @routes.get("/metrics", response_class=PlainTextResponse)
@@ -151,10 +147,6 @@ def documentation(app: FastAPI, settings: Settings, *, secured: bool) -> APIRout
         host = request.headers.get("host", f"{settings.host}:{settings.port}")
         address = f"{request.scope['scheme']}://{host}{settings.root_path}"
         return Response(api_page(document(), address), media_type="text/html")
-
-    @routes.get("/docs.css")
-    async def style() -> Response:
-        return Response(STYLE, media_type="text/css")
 
     return routes
 
@@ -202,10 +194,12 @@ def predictions(service: Service) -> APIRouter:
     @routes.post("/v1/embed", openapi_extra=PICTURES, responses=responses(embedded, *MODEL_ERRORS))
     async def embed(request: Request) -> Response:
         """The pooled representation of a picture, or of each file of a form."""
+
+        def summary(outcome: Outcome) -> dict[str, Any]:
+            return {"embedding": outcome.value.tolist()}
+
         service.torch_engine()
-        return await _results(
-            service, request, service.embed, lambda outcome: {"embedding": outcome.value.tolist()}
-        )
+        return await _results(service, request, service.embed, summary)
 
     explained = {"model": schemas.Heatmap, "content": {"image/png": BINARY}}
 
@@ -213,9 +207,7 @@ def predictions(service: Service) -> APIRouter:
     async def explain(
         request: Request,
         method: Annotated[str | None, Query(description=METHOD)] = None,
-        target: Annotated[
-            str | None, Query(description="a class name or number; default: the predicted class")
-        ] = None,
+        target: Annotated[str | None, Query(description="a class; default: the predicted one")] = None,
         form: Annotated[Literal["json", "png"], Query(alias="format")] = "json",
     ) -> Response:
         """A heatmap of where the model looks, as numbers or as a picture."""
@@ -295,20 +287,21 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
 
     @app.exception_handler(UserError)
     async def user_error(_: Request, error: UserError) -> Response:
-        return error_response(422, str(error))
+        return response_to(Rejection(422, str(error)))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        return error_response(422, "; ".join(faults))
+        return response_to(Rejection(422, "; ".join(faults)))
 
     @app.exception_handler(Exception)
     async def fault(request: Request, error: Exception) -> Response:
-        request_id = request.scope[REQUEST_ID_KEY].decode(
-            "ascii"
-        )  # added here: this is outside the middleware
-        headers = {**SECURITY, "X-Request-ID": request_id}
-        return error_response(500, "an error of the server; its log has the traceback", headers)
+        request_id = request.scope[REQUEST_ID_KEY].decode("ascii")
+        headers = {
+            **SECURITY,
+            "X-Request-ID": request_id,
+        }  # this runs outside the middleware, which adds them
+        return response_to(HTTPException(500, "an error of the server; its log has the traceback", headers))
 
 
 def _json(content: dict[str, Any]) -> Response:

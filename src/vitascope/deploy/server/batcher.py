@@ -17,22 +17,15 @@ from typing import Any
 
 from vitascope.deploy.server.rejections import Expired, Overloaded
 
-MARGIN = 0.5
-"""The share of the time until its deadline that a new request may be estimated to take."""
-LAST_MARGIN = 0.9
-"""The same for a request that is already read and decoded."""
+MARGIN, LAST_MARGIN = 0.5, 0.9
+"""The share of the time until its deadline that an item may take: before its picture is read, and after."""
 
 Pause = Callable[[], None]
+Observe = Callable[[str, Sequence[float], float], None]
 
 
 class Work:
-    """A kind of work: its function, and the time that it takes.
-
-    Args:
-        name: its name in the metrics.
-        compute: from a list of items to as many results, in order; called in the model's thread.
-        max_batch: items per call.
-    """
+    """A kind of work: its name in the metrics, a function from items to as many results, and its time."""
 
     def __init__(self, name: str, compute: Callable[[list[Any]], Sequence[Any]], max_batch: int) -> None:
         self.name = name
@@ -132,21 +125,15 @@ class _Job:
 
 
 class Batcher:
-    """The queue, and the thread that computes.
+    """The queue of at most `capacity` items, and the thread that computes.
 
     Args:
         capacity: items that may wait.
         max_wait: seconds that an incomplete batch waits for more items.
-        observe: called with the name, the queue seconds of the items and the model seconds of each batch.
+        observe: called with each batch's name, the queue seconds of its items, and its model seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        capacity: int,
-        max_wait: float = 0.0,
-        observe: Callable[[str, Sequence[float], float], None] | None = None,
-    ) -> None:
+    def __init__(self, *, capacity: int, max_wait: float = 0.0, observe: Observe | None = None) -> None:
         self.capacity = capacity
         self.max_wait = max_wait
         self._observe = observe
@@ -192,10 +179,7 @@ class Batcher:
         return _now() - self._running_since if self._running else 0.0
 
     def seconds_ahead(self, work: Work | None = None) -> float:
-        """The estimated time of all pending work, or of what would be computed before a new item of `work`.
-
-        Only parts of long work come before short work.
-        """
+        """The estimated time of all pending work, or of the part that comes before a new item of `work`."""
         short = {one: jobs for one, jobs in self._queued.items() if not isinstance(one, LongWork)}
         long = {one: jobs for one, jobs in self._queued.items() if isinstance(one, LongWork) and jobs}
         running = [job.work.part if isinstance(job.work, LongWork) else job.work for job in self._running]
@@ -206,20 +190,13 @@ class Batcher:
             return ahead + left + sum(jobs * one.seconds_each for one, jobs in long.items())
         begun = self._long.work if self._long else None
         parts = [one.part.seconds_each for one in (*long, begun) if isinstance(one, LongWork)]
-        batches = 1 + sum(short.values()) // work.max_batch
+        batches = 1 + sum(short.values()) // work.max_batch  # a part of long work goes between any two
         return ahead + max(parts, default=0.0) * batches
 
     def check_room(self, work: Work, deadline: float, *, coming: int = 0, margin: float = MARGIN) -> None:
-        """Reject an item that has no place, or would not be done in time.
+        """Reject an item that has no place, or would not be done by its deadline (on the event loop's clock).
 
-        Args:
-            work: its kind.
-            deadline: on the event loop's clock.
-            coming: admitted items of its kind that are not queued yet; they come before it.
-            margin: the share of the time until the deadline that it may take.
-
-        Raises:
-            Overloaded: with the reason and the time to retry.
+        `coming` are admitted items of its kind that are not queued yet; they come before it.
         """
         ahead = self.seconds_ahead(work)
         if len(self._jobs) >= self.capacity:
@@ -233,8 +210,7 @@ class Batcher:
         """Queue an item and await its result; an item that is cancelled in the queue is never computed.
 
         Raises:
-            Overloaded: as `check_room`.
-            Expired: the deadline passed.
+            Rejection: `Overloaded` or `Expired`.
             Exception: raised by `work.compute` for this item.
         """
         self.check_room(work, deadline, margin=LAST_MARGIN)

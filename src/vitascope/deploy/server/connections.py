@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -23,24 +24,8 @@ MAX_HEAD = 65536
 PREDICT = b"/v1/predict"
 
 
-class _Answered:
-    """Stands for uvicorn's cycle of a request that is answered already, so that its body is dropped."""
-
-    response_complete = True
-    disconnected = False
-
-    def __init__(self) -> None:
-        self.message_event = asyncio.Event()
-
-
 class Connection(HttpToolsProtocol):
-    """An HTTP connection.
-
-    Args:
-        service: sheds predictions while there is no room.
-        held: the open connections; this one is among them until it is lost.
-        **of_uvicorn: uvicorn's own arguments.
-    """
+    """An HTTP connection; it is among the open ones, `held`, until it is lost."""
 
     def __init__(self, service: Service, held: set[Connection], **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
@@ -87,8 +72,11 @@ class Connection(HttpToolsProtocol):
         if response is None:
             super().on_headers_complete()
             return
-        if self.cycle is None:
-            self.cycle = cast("Any", _Answered())
+        if self.cycle is None:  # stands for a request that is answered, so that its body is dropped
+            answered = SimpleNamespace(
+                response_complete=True, disconnected=False, message_event=asyncio.Event()
+            )
+            self.cycle = cast("Any", answered)
         self.transport.write(response)
         self.server_state.total_requests += 1
         self._await_request()

@@ -20,22 +20,14 @@ from typing import Any
 import numpy as np
 
 from vitascope.data.preprocess import Pixels
-from vitascope.deploy.server.decoder_process import (
-    HEADER,
-    LENGTH,
-    PIXELS,
-    REJECTED,
-    DecodeError,
-    DecodeOptions,
-)
+from vitascope.deploy.server import decoder_process
+from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions
 from vitascope.deploy.server.rejections import Expired, Rejection
 
 DECODERS = 2
 """Decoder processes."""
-PATIENCE = 0.25
-"""Seconds that a large picture may keep its process while a small one waits."""
-LARGER = 4
-"""A picture is much larger with this many times the pixels."""
+PATIENCE, LARGER = 0.25, 4
+"""Seconds that a picture may keep its process while one with a fourth of its pixels waits."""
 GRACE = 0.1
 """Seconds until a picture whose client has left is killed: starting a new process takes as long."""
 PAUSE = 1.0
@@ -94,14 +86,9 @@ class DecoderPool:
     async def decode(self, content: bytes, *, deadline: float) -> Pixels:
         """Return a picture's pixels, uint8 (C, H, W); a late or cancelled picture is not decoded any further.
 
-        Args:
-            content: the encoded picture.
-            deadline: on the event loop's clock.
-
         Raises:
             DecodeError: as `decoder_process.decode`.
-            Expired: the deadline passed.
-            Rejection: 429, it took long while smaller pictures waited.
+            Rejection: 429, it took long while smaller pictures waited; 504, the deadline passed.
         """
         loop = asyncio.get_running_loop()
         job = _Job(content, announced_pixels(content), loop.create_future())
@@ -176,9 +163,9 @@ class DecoderPool:
             exchange.cancel()
             patience.cancel()
             self.running.remove(job)
-        if kind == REJECTED:
+        if kind == decoder_process.REJECTED:
             job.fail(DecodeError(numbers[0], received.decode()))
-        elif kind != PIXELS:
+        elif kind != decoder_process.PIXELS:
             job.fail(RuntimeError(received.decode()))
         elif not job.pixels.done():
             job.pixels.set_result(np.frombuffer(received, np.uint8).reshape(numbers))  # (C, H, W)
@@ -213,16 +200,14 @@ class DecoderPool:
 
 
 async def _exchange(process: Process, message: bytes) -> tuple[int, list[int], bytearray]:
-    """Send a message to a process, and return its reply: kind, three numbers, content.
-
-    Raises:
-        asyncio.IncompleteReadError, ConnectionError: the process ended.
-    """
+    """Send a message to a process, and return its reply: kind, three numbers, content."""
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.writelines((LENGTH.pack(len(message)), message))
+    process.stdin.writelines((decoder_process.LENGTH.pack(len(message)), message))
     await process.stdin.drain()
-    kind, *numbers, length = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
+    kind, *numbers, length = decoder_process.HEADER.unpack(
+        await process.stdout.readexactly(decoder_process.HEADER.size)
+    )
     return kind, numbers, bytearray(await process.stdout.readexactly(length))
 
 

@@ -77,7 +77,8 @@ def decode(content: bytes, options: DecodeOptions) -> Pixels:
     """
     limit = options.max_megapixels
     try:
-        check_parts(content)
+        _check_jpeg(content)
+        _check_png(content)
         with naming_faults(content), Image.open(io.BytesIO(content), formats=_formats()) as image:
             pixels = image.width * image.height
             if any(tile[0] == "bmp_rle" for tile in image.tile):
@@ -100,15 +101,10 @@ def decode(content: bytes, options: DecodeOptions) -> Pixels:
         ) from error
 
 
-def check_parts(content: bytes) -> None:
-    """Reject a JPEG with very many scans or segments, and a PNG with very many chunks."""
-    if content.startswith(b"\xff\xd8"):
-        _check_jpeg(content)
-    elif content.startswith(b"\x89PNG\r\n\x1a\n"):
-        _check_png(content)
-
-
 def _check_jpeg(content: bytes) -> None:
+    """Reject a JPEG with very many scans or segments."""
+    if not content.startswith(b"\xff\xd8"):
+        return
     scans = segments = 0
     at = 2
     while (found := _MARKER.search(content, at)) and content[found.end() - 1] != 0xD9:  # the picture's end
@@ -122,6 +118,9 @@ def _check_jpeg(content: bytes) -> None:
 
 
 def _check_png(content: bytes) -> None:
+    """Reject a PNG with very many chunks."""
+    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
+        return
     most = MAX_SEGMENTS + len(content) // 1024
     chunks, at = 0, 8
     while at < len(content):

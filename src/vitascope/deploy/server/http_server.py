@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
 FAREWELL = 1.0
 """Seconds that open connections have, once the port is closed, to send a last request and get its 503."""
-MOST_CONNECTIONS = 8192
-"""Open connections of a process, where the limit of open files allows more."""
-OTHER_FILES = 128
-"""Files that a process opens besides its connections: of the model, pipes, connections about to close."""
+MOST_CONNECTIONS, OTHER_FILES = 8192, 128
+"""Open connections of a process, where the limit of open files allows more, and its other open files."""
 ACCEPTED_AT_ONCE = 32
 """Connections that are accepted before the event loop does anything else."""
 ACCEPT_PAUSE = 0.1
@@ -54,14 +52,10 @@ log = logging.getLogger("vitascope.server")
 
 
 class HTTPServer(uvicorn.Server):
-    """uvicorn with bounded connections, and with a stop that rejects new requests and finishes the others.
+    """uvicorn with bounded connections, and a stop that rejects new requests and finishes the others.
 
-    While it stops it still listens, so that new clients get a 503 instead of a broken connection.
-
-    Args:
-        config: of uvicorn.
-        service: knows what is in flight.
-        parent: the process with which this one ends, if any.
+    While it stops it still listens, so that new clients get a 503 instead of a broken connection. It ends with
+    the process `parent`, if there is one.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service, parent: int | None = None) -> None:
@@ -250,15 +244,7 @@ def run(
     parent: int | None = None,
     wait_for_model: bool = False,
 ) -> None:
-    """Serve in this process until a signal.
-
-    Args:
-        open_engine: opens the model.
-        settings: the limits.
-        token: the bearer token that clients must send, if any.
-        port: a listening socket.
-        parent: the process with which this one ends, if any.
-        wait_for_model: accept connections only when the model is loaded, instead of answering 503.
+    """Serve on a listening socket until a signal; `wait_for_model` before connections are accepted.
 
     Raises:
         UserError: the model cannot be loaded.

@@ -17,7 +17,7 @@ from vitascope.deploy.server.access_log import log_request
 from vitascope.deploy.server.rejections import SECURITY_FIELDS, Rejection, response_to
 from vitascope.deploy.server.service import Service
 
-PUBLIC_PATHS = ("/", "/livez", "/readyz", "/docs", "/docs.css", "/openapi.json")
+PUBLIC_PATHS = ("/", "/livez", "/readyz", "/docs", "/openapi.json")
 """Paths that need no token: health, and pages that are the same for every model ..."""
 PUBLIC_FOLDER = "/web/"
 """... with their files."""
@@ -25,19 +25,14 @@ SAFE_METHODS = ("GET", "HEAD")
 CHECKED_HEADERS = frozenset((b"host", b"origin", b"sec-fetch-site", b"authorization", b"x-request-id"))
 REQUEST_ID_KEY = "vitascope.request_id"
 """The key of a request's id in its scope."""
+FOREIGN = "pages of other sites may not send pictures here"
 DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 
 
 class RequestMiddleware:
-    """Checks, counts and logs each request.
+    """Checks, counts and logs each request; metrics name the paths in `routes` only.
 
     Starlette's `TrustedHostMiddleware` would answer 400 in plain text; here the status is 421, in JSON.
-
-    Args:
-        app: the routes.
-        service: knows whether there is room.
-        token: the bearer token that clients must send, if any.
-        routes: the paths that metrics may name.
     """
 
     def __init__(self, app: ASGIApp, service: Service, token: str | None, routes: Collection[str]) -> None:
@@ -114,17 +109,13 @@ class RequestMiddleware:
     def _check_origin(self, headers: Mapping[bytes, bytes], host: bytes) -> None:
         """Reject requests of other sites' pages; browsers name the origin of all but GET and HEAD: 403."""
         if headers.get(b"sec-fetch-site") == b"cross-site":
-            raise Rejection(403, "pages of other sites may not send pictures here")
+            raise Rejection(403, FOREIGN)
         origin = headers.get(b"origin")
         if origin is None or is_same_origin(origin, host):
             return
         if host_name(origin.partition(b"://")[2]) not in self._service.settings.allowed_hosts:
-            raise Rejection(
-                403,
-                "pages of other sites may not send pictures here: Origin "
-                f"{origin.decode('latin-1')[:80]!r} is not this Host; "
-                "if a proxy changes the Host, name the site in --allowed-hosts",
-            )
+            foreign = f"{FOREIGN}: Origin {origin.decode('latin-1')[:80]!r} is not this Host"
+            raise Rejection(403, f"{foreign}; if a proxy changes the Host, name the site in --allowed-hosts")
 
     def _without_root(self, path: str) -> str:
         """The path as routes know it: a proxy may keep or remove its prefix."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from email.utils import formatdate
 from http import HTTPStatus
 
@@ -25,23 +24,14 @@ SECURITY_FIELDS = [(name.lower().encode(), value.encode()) for name, value in SE
 
 
 class Rejection(HTTPException):
-    """Answers a request with a status of 4xx or 5xx and `{"error": reason}`.
-
-    Args:
-        status: the HTTP status; 429 and 503 always carry Retry-After.
-        reason: for the client.
-        retry_after: whole seconds.
-        close: end the connection after the response.
-    """
+    """Answers a request with an error status and reason; `close` ends the connection after the response."""
 
     def __init__(self, status: int, reason: str, *, retry_after: int = 1, close: bool = False) -> None:
-        headers = {}
+        headers = {"Connection": "close"} if close else {}
         if status in (429, 503):
             headers["Retry-After"] = str(retry_after)
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        if close:
-            headers["Connection"] = "close"
         super().__init__(status, reason, headers)
 
     def __str__(self) -> str:
@@ -66,14 +56,10 @@ class Expired(Rejection):
         super().__init__(504, f"the deadline passed while {doing}")
 
 
-def error_response(status: int, reason: str, headers: Mapping[str, str] | None = None) -> Response:
-    """`{"error": reason}`, in ASCII, because class names need not be valid Unicode."""
-    return Response(json.dumps({"error": reason}), status, headers, media_type="application/json")
-
-
 def response_to(error: HTTPException) -> Response:
-    """The error response for an exception."""
-    return error_response(error.status_code, str(error.detail), error.headers)
+    """`{"error": reason}`, in ASCII, because class names need not be valid Unicode."""
+    content = json.dumps({"error": str(error.detail)})
+    return Response(content, error.status_code, error.headers, media_type="application/json")
 
 
 def raw_response(rejection: Rejection) -> tuple[bytes, bytes]:

@@ -63,11 +63,7 @@ def open_for_serving(ref: str, precision: str, device: str, threads: int) -> Eng
 
 
 def listen(settings: Settings) -> socket.socket:
-    """A listening socket; `::` listens on all addresses, of IPv4 too where the system can.
-
-    Raises:
-        UserError: the address is in use, or not of this machine.
-    """
+    """A listening socket; `::` listens on all addresses, of IPv4 too where the system can."""
     address = settings.host, settings.port
     try:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
@@ -75,9 +71,8 @@ def listen(settings: Settings) -> socket.socket:
         return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=both)
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (")[0]  # the address again, in parentheses
-        raise UserError(
-            f"cannot listen on {settings.host}:{settings.port}: {reason}; try another --port or --host"
-        ) from error
+        place = f"{settings.host}:{settings.port}"
+        raise UserError(f"cannot listen on {place}: {reason}; try another --port or --host") from error
 
 
 def announce(ref: str, settings: Settings, port: socket.socket, token: str | None) -> None:
@@ -92,19 +87,12 @@ def announce(ref: str, settings: Settings, port: socket.socket, token: str | Non
         address += f"/#token={quote(token, safe='')}"
     print(f"{ref} at {address} (/docs for its API; Ctrl-C stops it)", flush=True)
     if token is None and not settings.is_loopback:
-        print(
-            f"vitascope: anyone who reaches this address may use it; set a token by --token-file or {TOKEN}",
-            file=sys.stderr,
-            flush=True,
-        )
+        advice = f"set a token by --token-file or {TOKEN}"
+        print(f"vitascope: anyone who reaches this address may use it; {advice}", file=sys.stderr, flush=True)
 
 
 def read_token(settings: Settings) -> str | None:
-    """The bearer token that clients must send, if any.
-
-    Raises:
-        UserError: a file that cannot be read, or an empty token.
-    """
+    """The bearer token that clients must send, if any."""
     token, source = os.environ.get(TOKEN), TOKEN
     if settings.token_file is not None:
         source = f"--token-file {settings.token_file}"

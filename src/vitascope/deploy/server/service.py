@@ -33,21 +33,15 @@ SPARE = 5.0
 """Seconds beyond the deadline after which a decoder process ends itself."""
 LAG_INTERVAL = 0.05
 """Seconds between two measurements of the event loop's lag."""
-SHED_LEAST, SHED_MOST = 0.005, 0.02
-"""Bounds, in seconds, of the time for which predictions are rejected without another check ..."""
-SHED_SHARE = 0.25
-"""... which is this share of the time of the pending work, so that the model does not run out of work."""
+SHED_LEAST, SHED_MOST, SHED_SHARE = 0.005, 0.02, 0.25
+"""For how long predictions are rejected without another check: bounds in seconds, and the share of the
+pending work's time, so that the model does not run out of work."""
 RECENT = 1.0
 """Seconds for which the server reports itself as saturated after a rejection."""
 
 
 class Service:
-    """A model behind a queue.
-
-    Args:
-        open_engine: opens the model; called once, in the model's thread.
-        settings: the limits.
-    """
+    """A model behind a queue; `open_engine` is called once, in the model's thread."""
 
     def __init__(self, open_engine: Callable[[], Engine], settings: Settings) -> None:
         self.settings = settings
@@ -62,11 +56,8 @@ class Service:
         """Requests in flight when the time to finish them was over."""
         self.lag = 0.0
         """Seconds by which the event loop is late, which a request waits before it is seen."""
-        self.batcher = Batcher(
-            capacity=settings.queue,
-            max_wait=settings.max_wait_ms / 1000,
-            observe=self.metrics.observe_batch,
-        )
+        max_wait, observe = settings.max_wait_ms / 1000, self.metrics.observe_batch
+        self.batcher = Batcher(capacity=settings.queue, max_wait=max_wait, observe=observe)
         self.decoders = DecoderPool()
         self._open_engine = open_engine
         self._engine: Engine | None = None
@@ -96,7 +87,7 @@ class Service:
         await self.decoders.stop()
 
     def give_up(self) -> None:
-        """Answer the requests in flight with 503: the time to finish them is over."""
+        """Answer the requests in flight with 503."""
         if self._given_up is not None and not self._given_up.done():
             self.unanswered = self.in_flight
             self._given_up.set_result(None)
@@ -108,17 +99,13 @@ class Service:
         return loading.exception() if loading and loading.done() and not loading.cancelled() else None
 
     @property
-    def is_loading(self) -> bool:
-        """Whether the model is neither loaded nor failed to load."""
-        return self._engine is None and self.fault is None
+    def is_loaded(self) -> bool:
+        """Whether the model is loaded."""
+        return self._engine is not None
 
     @property
     def engine(self) -> Engine:
-        """The loaded engine.
-
-        Raises:
-            Rejection: 503, it is not loaded.
-        """
+        """The loaded engine; rejects (503) until it is loaded."""
         if self._engine is None:
             raise Rejection(503, self.why_not_ready())
         return self._engine
@@ -137,12 +124,7 @@ class Service:
     # Admission
 
     def check_room(self, *, is_prediction: bool) -> None:
-        """Reject a request before its body is read if it could not be computed in time.
-
-        Raises:
-            Rejection: 503.
-            Overloaded: with the time to retry.
-        """
+        """Reject a request (429, 503) before its body is read if it could not be computed in time."""
         if self.draining:
             raise Rejection(503, self.why_not_ready())
         _ = self.engine
@@ -161,17 +143,11 @@ class Service:
         """Reject `more` requests beyond the limit; those whose bodies are being read do not count."""
         limit = self.settings.queue
         if self.in_flight - self.arriving.requests + more > limit:
-            raise Overloaded(
-                f"{limit} requests are in progress, which is the limit", self.batcher.seconds_ahead()
-            )
+            reason = f"{limit} requests are in progress, which is the limit"
+            raise Overloaded(reason, self.batcher.seconds_ahead())
 
     def shed(self, client: str, given_id: bytes | None) -> bytes | None:
-        """The raw 429 for a prediction for which there is no room, logged and counted; else None.
-
-        Args:
-            client: its address.
-            given_id: its X-Request-ID.
-        """
+        """The raw 429 for a prediction without room, logged and counted; None if there is room."""
         if self.draining or self._engine is None:
             return None
         now = _now()
@@ -213,15 +189,7 @@ class Service:
         self.metrics.in_flight.dec(computes)
 
     def deadline(self, request: Request | None = None, milliseconds: float | None = None) -> float:
-        """The deadline of a request, on the event loop's clock, counted from its arrival.
-
-        Args:
-            request: its X-Deadline-Ms may shorten the time.
-            milliseconds: the longest time; by default a prediction's.
-
-        Raises:
-            Rejection: 422, the header is not a number above 0.
-        """
+        """The deadline of a request, on the event loop's clock; X-Deadline-Ms may make it earlier."""
         longest = (milliseconds or self.settings.deadline_ms) / 1000
         asked = None if request is None else deadline_seconds(request)
         return _now() - self.lag + min(longest, asked or longest)
@@ -229,33 +197,20 @@ class Service:
     # Pictures
 
     async def read_uploads(self, request: Request) -> list[Upload]:
-        """The encoded pictures of a request: one of a raw body, or all files of a form.
-
-        Raises:
-            Rejection: 408, 413, 415 or 422; 429, no place is left now that the body is complete.
-        """
+        """The encoded pictures of a request: one of a raw body, or all files of a form."""
         uploads = await read_uploads(request, self.settings, self.arriving)
         self._check_places(0)  # it has counted among `in_flight` since its headers arrived
         return uploads
 
     async def read_picture(self, request: Request) -> Pixels:
-        """The only picture of a request, decoded: uint8 (C, H, W).
-
-        Raises:
-            Rejection: as `read_uploads` and `decode`; 422, several pictures; 499, the client left.
-        """
+        """The only picture of a request, decoded: uint8 (C, H, W)."""
         uploads = await self.read_uploads(request)
         if len(uploads) != 1:
             raise Rejection(422, f"expected one picture, not {len(uploads)}")
         return await self.unless_gone(request, self.decode(uploads[0], deadline=self.deadline(request)))
 
     async def decode(self, upload: Upload, *, deadline: float) -> Pixels:
-        """Decode a picture in a process of its own: uint8 (C, H, W).
-
-        Raises:
-            Rejection: 413, too many pixels or too much memory; 422, it cannot be decoded; 429, it takes long
-                while smaller pictures wait; 503, the model is not loaded; 504, the deadline passed.
-        """
+        """Decode a picture in a process of its own: uint8 (C, H, W); rejects with 413, 422, 429 or 504."""
         _ = self.engine
         try:
             return await self.decoders.decode(upload.content, deadline=deadline)
@@ -265,35 +220,19 @@ class Service:
     # Computing
 
     async def predict(self, pixels: Pixels, *, deadline: float) -> Outcome:
-        """Probabilities (K,) of a picture, float32 on the CPU, computed together with others.
-
-        Raises:
-            Rejection: 429, no room or no time; 501, no head; 503, the model is not loaded; 504, expired.
-        """
+        """Probabilities (K,) of a picture, float32 on the CPU, computed together with others."""
         self.check_classes()
         return await self.batcher.submit(self._predict, pixels, deadline=deadline)
 
     async def embed(self, pixels: Pixels, *, deadline: float) -> Outcome:
-        """The pooled representation (D,) of a picture, float32 on the CPU, computed together with others.
-
-        Raises:
-            Rejection: as `predict`; 501, an exported file, which has none.
-        """
+        """The pooled representation (D,) of a picture, float32 on the CPU, computed together with others."""
         self.torch_engine()
         return await self.batcher.submit(self._embed, pixels, deadline=deadline)
 
     async def run(self, function: Callable[..., R], *args: Any, deadline: float, kind: str) -> R:
-        """A function's result, computed alone, in parts between which predictions are computed.
+        """A function's result, computed alone; predictions are computed between its forward passes.
 
-        Args:
-            function: called with `args`; its parts are forward passes (`vitascope.explain.forward`).
-            *args: its arguments.
-            deadline: on the event loop's clock.
-            kind: its name in the metrics; functions of one kind take about the same time.
-
-        Raises:
-            Rejection: as `predict`.
-            Exception: raised by the function.
+        Functions of one kind, which is their name in the metrics, take about the same time.
         """
 
         def in_parts(pause: Pause) -> R:
@@ -309,20 +248,12 @@ class Service:
         return outcome.value
 
     def check_classes(self) -> None:
-        """Reject predictions of a model without a head.
-
-        Raises:
-            Rejection: 501, it has no head; 503, it is not loaded.
-        """
+        """Reject predictions of a model without a head (501)."""
         if not self.engine.num_classes:
             raise Rejection(501, "this model has no head, so it predicts no classes; use /v1/embed")
 
     def torch_engine(self) -> TorchEngine:
-        """The engine, if it is a torch model; exported files only predict.
-
-        Raises:
-            Rejection: 501, it is an exported file; 503, it is not loaded.
-        """
+        """The engine of a torch model; rejects (501) if an exported file is served, which only predicts."""
         from vitascope.deploy.predict.engine import TorchEngine
 
         if not isinstance(self.engine, TorchEngine):
@@ -330,11 +261,7 @@ class Service:
         return self.engine
 
     async def unless_gone(self, request: Request, work: Coroutine[Any, Any, R]) -> R:
-        """Await work, and cancel it if the client leaves or the server ends.
-
-        Raises:
-            Rejection: 499, the client left; 503, the server ends.
-        """
+        """Await work, and cancel it if the client leaves (499) or the server ends (503)."""
         assert self._given_up is not None
         working: asyncio.Future[R] = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(_until_gone(request))
@@ -356,14 +283,9 @@ class Service:
     async def _load(self) -> None:
         work = Work("load", lambda _: [self._open()], 1)
         engine: Engine = (await self.batcher.submit(work, None, deadline=float("inf"))).value
-        settings = self.settings
-        options = DecodeOptions(
-            reader=engine.reader,
-            max_megapixels=settings.max_megapixels,
-            max_memory_mb=settings.max_decode_mb,
-            max_seconds=settings.deadline_ms / 1000 + SPARE,
-        )
-        await self.decoders.configure(options)
+        megapixels, memory_mb = self.settings.max_megapixels, self.settings.max_decode_mb
+        max_seconds = self.settings.deadline_ms / 1000 + SPARE
+        await self.decoders.configure(DecodeOptions(engine.reader, megapixels, memory_mb, max_seconds))
         self._engine = engine
 
     async def _measure_lag(self) -> None:

@@ -1,4 +1,4 @@
-"""What a server may use, and for how long: its limits, in one place. Needs no torch."""
+"""The options of `vitascope serve`: address, limits, access. Needs neither torch nor the extra `server`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ TOKEN = "VITASCOPE_TOKEN"
 """The environment variable that may hold the bearer token."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
+LEAST = {"port": 0, "workers": 1, "threads": 0, "max_batch": 1, "max_wait_ms": 0, "queue": 1}
+LEAST |= {"max_files": 1, "max_connections": 0, "grace_s": 0}
+"""The smallest values; other numbers must be above 0."""
 MaybeFile = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 Hosts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")]
 
@@ -24,7 +27,7 @@ class Settings:
     """The server's address and limits.
 
     Raises:
-        UserError: a number that makes no sense.
+        UserError: a number out of range.
     """
 
     host: str = "127.0.0.1"
@@ -79,24 +82,20 @@ class Settings:
     """Write a line for each request."""
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
-        if not 0 <= self.port <= 65535:
-            raise UserError(f"--port must be in 0 to 65535, not {self.port}")
+        """Check the ranges."""
         if not ROOT_PATH.fullmatch(self.root_path):
-            raise UserError(
-                f"--root-path must be like /vitascope, without a / at its end, not {self.root_path!r}"
-            )
-        for name in ("workers", "max_batch", "queue", "max_files"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{_option(name)} must be at least 1, not {getattr(self, name)}")
-        for name in ("threads", "max_wait_ms", "grace_s", "max_connections"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"{_option(name)} must be at least 0, not {getattr(self, name)}")
-        positive = ("deadline_ms", "explain_deadline_ms", "max_body_mb", "max_megapixels", "max_decode_mb")
-        times = ("read_timeout_s", "read_stall_s", "header_timeout_s", "keep_alive_s", "stalled_s")
-        for name in (*positive, *times):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{_option(name)} must be above 0, not {getattr(self, name)}")
+            form = "like /vitascope, without a / at its end"
+            raise UserError(f"--root-path must be {form}, not {self.root_path!r}")
+        for name, value in vars(self).items():
+            least, option = LEAST.get(name), f"--{name.replace('_', '-')}"
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if least is None and not value > 0:
+                raise UserError(f"{option} must be above 0, not {value}")
+            if least is not None and not value >= least:
+                raise UserError(f"{option} must be at least {least}, not {value}")
+        if self.port > 65535:
+            raise UserError(f"--port must be at most 65535, not {self.port}")
 
     @property
     def is_loopback(self) -> bool:
@@ -108,7 +107,3 @@ class Settings:
         """The names that the Host header may have; empty for any."""
         own = (*LOOPBACK, self.host) if self.is_loopback else ()
         return (*own, *self.allowed_hosts) if own or self.allowed_hosts else ()
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -67,11 +67,7 @@ class Supervisor:
             process.terminate()
 
     def watch(self) -> None:
-        """Run the workers, and replace those that die, until told to stop; then wait for all to end.
-
-        Raises:
-            UserError: a worker's model cannot be loaded.
-        """
+        """Run the workers, and replace those that die, until told to stop; then wait for all to end."""
         for number in range(self._arguments[1].workers):
             self._start(number, wait_for_model=number > 0)
         while self._processes:

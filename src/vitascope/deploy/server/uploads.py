@@ -55,10 +55,6 @@ async def read_uploads(request: Request, settings: Settings, arriving: ArrivingB
     """The encoded pictures of a request: one of a raw body, or all files of a form.
 
     A body without a declared type is recognized by its first bytes.
-
-    Raises:
-        Rejection: 408, too slow; 413, too large; 415, not the media type of a picture; 422, empty, a broken
-            form or too many files; 429, the bodies being read take too much memory; 499, the client left.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     undeclared = kind in UNDECLARED
@@ -148,19 +144,12 @@ def _whole_number(text: str) -> int | None:
 
 
 def deadline_seconds(request: Request) -> float | None:
-    """The seconds in X-Deadline-Ms; None without it.
-
-    Raises:
-        Rejection: 422, not a whole number above 0.
-    """
+    """The seconds in X-Deadline-Ms; None without it."""
     text = request.headers.get("x-deadline-ms")
     if text is None:
         return None
     milliseconds = _whole_number(text)
     if not milliseconds:
-        raise Rejection(
-            422,
-            f"X-Deadline-Ms is a whole number of milliseconds, at least 1 and of at most {MAX_DIGITS} "
-            f"digits, not {text[:40]!r}",
-        )
+        form = f"a whole number of milliseconds, at least 1 and of at most {MAX_DIGITS} digits"
+        raise Rejection(422, f"X-Deadline-Ms is {form}, not {text[:40]!r}")
     return milliseconds / 1000
