@@ -223,9 +223,8 @@ def predictions(service: Service) -> APIRouter:
         explanation = await service.unless_gone(request, work)
         if form == "png":
             return Response(await asyncio.to_thread(explanation.png), media_type="image/png")
-        index = explanation.target
+        index, heatmap = explanation.target, explanation.heatmap.tolist()
         named = None if index is None else {"label": engine.label(index), "index": index}
-        heatmap = explanation.heatmap.tolist()
         return _json({"method": method, "target": named, "heatmap": heatmap})
 
     return routes

@@ -300,6 +300,7 @@ class Service:
 
         # Routes import these; on the first request, that would stop the event loop for seconds.
         from vitascope.deploy.server import attention_pack, explanations  # noqa: F401
+        from vitascope.explain import plots  # noqa: F401
 
         engine = self._open_engine()
         shape = (engine.preprocess.channels, *engine.preprocess.image_size)
