@@ -128,7 +128,7 @@ def test_device_that_is_not_there_is_refused_in_one_line() -> None:
     if not torch.cuda.is_available():
         absent.append("cuda")
     for device in absent:
-        with pytest.raises(UserError, match="--device auto") as caught:
+        with pytest.raises(UserError, match="try the device 'auto'") as caught:
             resolve_device(device)
         assert repr(device) in str(caught.value)
         assert "\n" not in str(caught.value)

@@ -126,14 +126,14 @@ def test_pairs_are_the_most_alike_of_the_two_sets(N: int, data: st.DataObject) -
 
 def test_merging_all_there_is_to_merge_halves_the_patches_and_no_more() -> None:
     tokens = random_images(1, 8, 4)  # a prefix of 1, 7 patches
-    layout = MergingLayout((7, 1), 1, keys=random_images(1, 8, 2))
-    merged = layout.merge(tokens, 100)
+    layout = MergingLayout((7, 1), 1, pairs_per_block=100, keys=random_images(1, 8, 2))
+    merged = layout.merge(tokens)
     assert merged.shape == (1, 5, 4)
     assert layout.sizes is not None
     assert layout.sizes.sum() == 8
     layout.keys = layout.keys = random_images(1, 5, 2)
     for left in (3, 2, 2):
-        merged = layout.merge(merged, 100)
+        merged = layout.merge(merged)
         assert merged.shape[1] == left
         layout.keys = random_images(1, left, 2)
     torch.testing.assert_close(merged[:, 1], tokens[:, 1:].mean(dim=1))
@@ -160,7 +160,9 @@ def test_blocks_from_the_first_on_run_and_later_ones_by_themselves_are_refused()
     trace = model.trace(images)
     torch.testing.assert_close(model.encode(z0, grid, blocks=range(2)), trace["block1"])
     assert torch.equal(model.encode(z0, grid, blocks=range(3, 3)), z0)
-    with pytest.raises(UserError, match=r"with token_merging block 1 cannot be run by itself.*--merge 0"):
+    with pytest.raises(
+        UserError, match=r"with token_merging, block 1 cannot be run by itself.*token_merging=0"
+    ):
         model.encode(trace["block0"], grid, blocks=range(1, 3))
 
 

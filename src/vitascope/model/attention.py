@@ -177,14 +177,14 @@ class SelfAttention(nn.Module):
         qkv = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, heads, hd)
         qkv = rotate(qkv, layout)
         if trace is not None:
-            trace.keep_attended(tokens)
+            trace.keep_attended(layout.expand(tokens))
         if trace is None or trace.attention is None:
             mixed = self.mix(qkv, layout, read, rate)
         else:
             # One copy here instead of one in each product below.
             q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous()  # (B, heads, T, hd)
             weights = self.weights(q, k, layout)[:, :, read]  # (B, heads, Q, T)
-            trace.keep_attention(weights)
+            trace.keep_attention(layout.expand_weights(weights))
             mixed = weighted_values(weights, v, rate)
         return self.dropout(self.proj(mixed))  # (B, Q, D)
 

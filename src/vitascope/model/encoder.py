@@ -12,7 +12,7 @@ from vitascope.model.attention import EVERY_TOKEN, SelfAttention
 from vitascope.model.config import ViTConfig
 from vitascope.model.local_attention import LocalAttention
 from vitascope.model.positions import Layout
-from vitascope.model.token_merging import MergingAttention, MergingLayout, WholeTrace
+from vitascope.model.token_merging import MergingAttention, MergingLayout
 from vitascope.model.trace import Trace
 
 
@@ -105,6 +105,13 @@ class LayerScale(nn.Module):
         return branch * self.gamma
 
 
+def self_attention(config: ViTConfig) -> SelfAttention:
+    """Create the attention of `config.block`."""
+    if config.block.token_merging:
+        return MergingAttention(config)
+    return SelfAttention(config) if config.block.attention == "global" else LocalAttention(config)
+
+
 class Block(nn.Module):
     """A pre-norm block of the encoder: two residual lines."""
 
@@ -113,16 +120,12 @@ class Block(nn.Module):
         D, options = config.embed_dim, config.block
         scale = options.layer_scale
         self.norm1 = nn.LayerNorm(D, eps=options.norm_eps)
-        self.attention = self.make_attention(config)
+        self.attention = self_attention(config)
         self.scale1 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.norm2 = nn.LayerNorm(D, eps=options.norm_eps)
         self.mlp = SwiGLU(config) if options.mlp == "swiglu" else MLP(config)
         self.scale2 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.drop_path = DropPath(drop_path)
-
-    def make_attention(self, config: ViTConfig) -> SelfAttention:
-        """The attention `config.block.attention`."""
-        return SelfAttention(config) if config.block.attention == "global" else LocalAttention(config)
 
     def forward(
         self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = EVERY_TOKEN
@@ -130,12 +133,9 @@ class Block(nn.Module):
         """(B, T, D) -> (B, Q, D): the tokens that `read` selects, which attend to all T."""
         mixed = self.scale1(self.attention(self.norm1(tokens), layout, trace, read))
         tokens = tokens[:, read] + self.drop_path(mixed)  # equation 2
-        tokens = self.between(tokens, layout, read)
+        if read == EVERY_TOKEN:
+            tokens = layout.merge(tokens)
         return tokens + self.drop_path(self.scale2(self.mlp(self.norm2(tokens))))  # equation 3
-
-    def between(self, tokens: Tensor, layout: Layout, read: slice) -> Tensor:
-        """A step between attention and MLP, for subclasses; here there is none."""
-        return tokens
 
 
 class PostNormBlock(Block):
@@ -150,28 +150,12 @@ class PostNormBlock(Block):
         return self.norm2(tokens + self.drop_path(self.scale2(self.mlp(tokens))))
 
 
-class MergingBlock(Block):
-    """A block that merges tokens between attention and MLP (Bolya et al. 2023, figure 1)."""
-
-    def __init__(self, config: ViTConfig, drop_path: float) -> None:
-        super().__init__(config, drop_path)
-        self.token_merging = config.block.token_merging
-
-    def make_attention(self, config: ViTConfig) -> SelfAttention:
-        """Proportional attention."""
-        return MergingAttention(config)
-
-    def between(self, tokens: Tensor, layout: Layout, read: slice) -> Tensor:
-        """(B, Q, D) -> (B, Q - r, D); if only the prefix is read, it stays as it is."""
-        assert isinstance(layout, MergingLayout)
-        return layout.merge(tokens, self.token_merging) if read == EVERY_TOKEN else tokens
-
-
 class Encoder(nn.Module):
     """L blocks in sequence."""
 
-    def __init__(self, config: ViTConfig, block: type[Block]) -> None:
+    def __init__(self, config: ViTConfig) -> None:
         super().__init__()
+        block = PostNormBlock if config.block.norm == "post" else Block
         last = max(1, config.depth - 1)
         rates = [config.training.drop_path * index / last for index in range(config.depth)]
         self.blocks = nn.ModuleList(block(config, rate) for rate in rates)
@@ -195,6 +179,7 @@ class Encoder(nn.Module):
                 of T, which saves most of that block and changes outputs by rounding.
             blocks: the blocks to run; by default all.
         """
+        layout = self.start(layout, blocks)
         last = len(self.blocks) - 1
         recompute = self.gradient_checkpointing and self.training and trace is None
         for index in range(last + 1) if blocks is None else blocks:
@@ -202,38 +187,35 @@ class Encoder(nn.Module):
             arguments = (tokens, layout, trace, read if index == last else EVERY_TOKEN)
             tokens = checkpoint(block, *arguments, use_reentrant=False) if recompute else block(*arguments)
             if trace is not None:
-                trace.keep(f"block{index}", tokens)
-        return tokens
+                trace.keep(f"block{index}", layout.expand(tokens))
+        return layout.expand(tokens)
+
+    def start(self, layout: Layout, blocks: range | None) -> Layout:
+        """The layout of a pass through `blocks`."""
+        return layout
 
 
 class MergingEncoder(Encoder):
-    """Blocks that merge tokens; the output has all tokens again, see `MergingLayout.expand`."""
+    """Blocks that merge tokens between attention and MLP; the output has all tokens again."""
 
-    def forward(
-        self,
-        tokens: Tensor,
-        layout: Layout,
-        trace: Trace | None = None,
-        read: slice = EVERY_TOKEN,
-        blocks: range | None = None,
-    ) -> Tensor:
-        """z_0 -> z_L: (B, T, D) -> (B, T, D), or the tokens of the prefix that `read` selects.
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        self.token_merging = config.block.token_merging
+
+    def start(self, layout: Layout, blocks: range | None) -> Layout:
+        """A layout that blocks update.
 
         Raises:
             UserError: `blocks` that begin after the first, whose input is merged tokens.
         """
         if blocks and blocks.start > 0:
             raise UserError(
-                f"with token_merging, block {blocks.start} cannot run by itself, which this needs: take the "
-                "same weights without merging (vitascope compress MODEL FOLDER --merge 0)"
+                f"with token_merging, block {blocks.start} cannot be run by itself, which this needs: load the "
+                "same weights with token_merging=0"
             )
-        merging = MergingLayout(layout.grid, layout.num_prefix_tokens)
-        whole = None if trace is None else WholeTrace(trace, merging)
-        return merging.expand(super().forward(tokens, merging, whole, read, blocks))
+        return MergingLayout(layout.grid, layout.num_prefix_tokens, pairs_per_block=self.token_merging)
 
 
 def transformer_encoder(config: ViTConfig) -> Encoder:
     """Create the encoder of `config.block`."""
-    if config.block.token_merging:
-        return MergingEncoder(config, MergingBlock)
-    return Encoder(config, PostNormBlock if config.block.norm == "post" else Block)
+    return MergingEncoder(config) if config.block.token_merging else Encoder(config)

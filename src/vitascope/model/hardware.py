@@ -1,4 +1,4 @@
-"""The right precision for the machine and the shape, and the memory allocator's habits."""
+"""Devices, the fastest precision on them, threads and memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vitascope.model.sizes import ModelConfig
 
 PRECISIONS = ("auto", "fp32", "bf16")
 TRAINING_PRECISIONS = (*PRECISIONS, "fp16")
-"""Training scales its losses for fp16's narrow range; nothing else does."""
+"""Only training scales its losses for the narrow range of fp16."""
 
 
 def resolve_device(device: str) -> torch.device:
-    """`auto` is CUDA where there is a GPU, Apple's MPS where there is that, else the CPU.
+    """The device of a name; `auto` is the first of CUDA, MPS and CPU that this machine has.
 
     Raises:
         UserError: a device that this machine or this build of torch lacks.
@@ -36,7 +36,7 @@ def resolve_device(device: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"device {device!r} cannot be used here: {reason}; try `--device auto`") from error
+        raise UserError(f"device {device!r} cannot be used here: {reason}; try the device 'auto'") from error
     return torch.device(device)
 
 
@@ -45,10 +45,9 @@ def resolve_precision(
 ) -> torch.dtype:
     """The dtype to compute in.
 
-    `auto`: bf16 on GPUs that compute in it; older ones emulate it, slowly. On a CPU, bf16 with AMX (matrix
-    products about 8 times faster) or AVX-512 BF16 (twice, on AMD's Zen 4) where the matrices are large enough
-    to pay for the conversions; fp32 without either, where bf16 is slower. fp16 is for training alone.
-    The borders were measured with `benchmarks/precision.py --sweep`.
+    `auto` is bf16 on GPUs that compute in it, and on CPUs with AMX (matrix products about 8 times faster) or
+    AVX-512 BF16 (twice, on AMD's Zen 4) if the matrices are large enough to outweigh the conversions; else
+    fp32. The limits were measured with `benchmarks/precision.py --sweep`. fp16 is for training alone.
     """
     check_choice("precision", precision, TRAINING_PRECISIONS if training else PRECISIONS)
     if precision != "auto":
@@ -60,20 +59,20 @@ def resolve_precision(
         return torch.float32
     tokens = batch_size * config.num_tokens
     work = tokens * config.embed_dim**2  # multiply-adds of one square layer
-    # Training also converts the weights and their gradients; beside AMX's products that is what takes long.
+    # Training also converts weights and gradients, which takes longer than the products on AMX.
     pays = work >= 2**23 and tokens >= 256 if training and units == "AMX" else work >= 2**21
     return torch.bfloat16 if pays else torch.float32
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether a device multiplies bf16 itself; on others torch emulates it, on a CPU many times slower."""
+    """Whether a device multiplies bf16; torch emulates it on others, on a CPU many times slower."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "cpu" or bf16_units() is not None
 
 
 def bf16_units() -> str | None:
-    """What the CPU multiplies bf16 with: matrix units, `AMX`; vectors, `AVX-512 BF16`; or nothing."""
+    """The CPU's units for bf16: `AMX` (matrices), `AVX-512 BF16` (vectors) or None."""
     if torch.cpu._is_amx_tile_supported():
         return "AMX"
     return "AVX-512 BF16" if torch.cpu._is_avx512_bf16_supported() else None
@@ -81,11 +80,10 @@ def bf16_units() -> str | None:
 
 @contextmanager
 def suitable_threads(config: ModelConfig, device: torch.device, batch_size: int) -> Iterator[None]:
-    """One thread on the CPU for work so small that threads would wait for each other more than they work.
+    """Use one CPU thread while a layer has fewer than a quarter of a million activations, as with the digits.
 
-    A layer's activations under a quarter of a million numbers, as with the embedded digits: a second core
-    gains half as much again on an idle machine, and on a busy one costs ten times the time, since threads
-    that wait for a core that is taken hold up every small operation.
+    A second core gains half on an idle machine; on a busy one, waiting for it in every small operation makes
+    training ten times slower.
     """
     threads = torch.get_num_threads()
     if device.type == "cpu" and batch_size * config.num_tokens * config.embed_dim < 2**18:
@@ -98,11 +96,7 @@ def suitable_threads(config: ModelConfig, device: torch.device, batch_size: int)
 
 @contextmanager
 def explaining_memory() -> Iterator[None]:
-    """Turn an allocation that fails, on a GPU or a CPU, into one line with the way out.
-
-    Raises:
-        UserError: there is not enough memory.
-    """
+    """Raise `UserError` for an allocation that fails, on a GPU or a CPU."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is one
@@ -111,23 +105,20 @@ def explaining_memory() -> Iterator[None]:
         if not on_cpu and not isinstance(error, torch.OutOfMemoryError):
             raise
         asked = re.search(r"(\d+) bytes|Tried to allocate ([\d.]+ \w+)", reason)
-        size = (
-            ""
-            if asked is None
-            else f" ({asked[2] or f'{int(asked[1]) / 2**30:,.1f} GiB'} more were asked for)"
-        )
+        size = ""
+        if asked is not None:
+            size = f" ({asked[2] or f'{int(asked[1]) / 2**30:,.1f} GiB'} more were asked for)"
         raise UserError(
-            f"out of memory{size}; try a smaller --batch-size, --accumulate 2 or more, "
-            "--gradient-checkpointing, or a smaller --image-size or model"
+            f"out of memory{size}; try a smaller batch size, accumulating gradients, "
+            "gradient checkpointing, or a smaller image size or model"
         ) from error
 
 
 def reuse_freed_memory() -> None:
-    """Tell glibc's allocator to keep freed memory instead of giving it back to the kernel.
+    """Let glibc's allocator keep freed memory, for the whole process; a no-op elsewhere.
 
-    Activations of several megabytes are allocated and freed in every step; by default each goes back to
-    the kernel and is faulted in again, page by page, which costs a fifth of a training step on a CPU. This
-    changes the whole process, so only programs call it: `train`, and the command line. A no-op elsewhere.
+    By default, activations of several megabytes return to the kernel and are faulted in again in every step,
+    which costs a fifth of a training step on a CPU.
     """
     if not sys.platform.startswith("linux"):
         return

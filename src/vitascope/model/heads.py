@@ -1,4 +1,4 @@
-"""From the encoder's tokens to logits: pooling and heads (paper, equation 4 and section 3.1)."""
+"""Pooling and heads: from the encoder's tokens to logits (paper, equation 4 and section 3.1)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from vitascope.model.encoder import MLP, SwiGLU
 
 
 class ClassTokenPool(nn.Module):
-    """y = z_L^0: the class token's state represents the image; with a distillation token, both do."""
+    """y = z_L^0: the class token's state, and the distillation token's if there is one."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.read = slice(0, config.readout.num_pooled)
-        """The tokens of the sequence that pooling reads."""
+        """The tokens that pooling reads."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T, D) -> (B, D), or (B, 2D) with a distillation token."""
@@ -24,10 +24,10 @@ class ClassTokenPool(nn.Module):
 
 
 class MeanPool(nn.Module):
-    """The mean of all patch tokens (paper, appendix D.3: as good as the class token, at another rate)."""
+    """The mean of the patches (paper, appendix D.3: as good as the class token, at another learning rate)."""
 
     read = slice(None)
-    """The tokens of the sequence that pooling reads."""
+    """The tokens that pooling reads."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class MeanPool(nn.Module):
 
 
 class ClassMeanPool(MeanPool):
-    """The class token beside the mean of the patches, as DINOv2's linear classifiers read them."""
+    """The class token and the mean of the patches, as in DINOv2's linear classifiers."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T, D) -> (B, 2D)."""
@@ -72,7 +72,7 @@ class AttentionPool(MeanPool):
 
 
 class PreLogits(nn.Module):
-    """The hidden tanh layer of the pre-training head (`pre_logits` in vit_jax, the pooler in others)."""
+    """The hidden tanh layer of the pre-training head (`pre_logits` in vit_jax, the pooler elsewhere)."""
 
     def __init__(self, inputs: int, embed_dim: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class PreLogits(nn.Module):
 
 
 class MLPHead(PreLogits):
-    """The pre-training head: one hidden tanh layer, then the classes."""
+    """The pre-training head: a hidden tanh layer, then the classes."""
 
     def __init__(self, inputs: int, embed_dim: int, num_classes: int) -> None:
         super().__init__(inputs, embed_dim)
@@ -104,12 +104,12 @@ class DistilledHead(nn.Module):
         self.distillation = nn.Linear(embed_dim, num_classes)
 
     def both(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 2D) -> the logits (B, K) that labels teach, and those that a teacher teaches."""
+        """(B, 2D) -> the logits (B, K) of the class token, and those of the distillation token."""
         class_token, distillation_token = pooled.chunk(2, dim=1)
         return self.linear(class_token), self.distillation(distillation_token)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """(B, 2D) -> (B, K): the mean of both (section 4, "Fine-tuning with distillation")."""
+        """(B, 2D) -> (B, K): the mean of both (section 4)."""
         by_label, by_teacher = self.both(pooled)
         return (by_label + by_teacher) / 2
 
@@ -118,7 +118,7 @@ Pool = ClassTokenPool | MeanPool
 
 
 def pooling(config: ViTConfig) -> Pool:
-    """The pooling that `config.readout.pool` names."""
+    """Create the pooling `config.readout.pool`."""
     kinds: dict[str, type[Pool]] = {
         "cls": ClassTokenPool,
         "mean": MeanPool,
@@ -129,7 +129,7 @@ def pooling(config: ViTConfig) -> Pool:
 
 
 def classification_head(config: ViTConfig) -> nn.Module:
-    """The head that `config.readout.head` names."""
+    """Create the head `config.readout.head`."""
     D, K, head = config.embed_dim, config.num_classes, config.readout.head
     inputs = D * config.readout.num_pooled
     if head == "none":
@@ -144,7 +144,7 @@ def classification_head(config: ViTConfig) -> nn.Module:
 
 
 def output_layers(head: nn.Module) -> list[nn.Linear]:
-    """The linear layers of a head that give logits."""
+    """The linear layers of a head whose outputs are logits."""
     if isinstance(head, DistilledHead):
         return [head.linear, head.distillation]
     if isinstance(head, MLPHead):

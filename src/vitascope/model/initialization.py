@@ -36,14 +36,14 @@ def initialize(model: nn.Module, init: str, head: str) -> None:
 
 
 def lecun_normal_(weight: Tensor) -> None:
-    """Truncated normal with variance 1 / fan-in, as flax draws it."""
+    """Truncated normal with variance 1 / fan-in, as in flax."""
     fan_in = weight[0].numel()
     std = math.sqrt(1 / fan_in) / 0.87962566103423978  # that of a normal cut at 2 standard deviations
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
 def zero_(bias: Tensor | None) -> None:
-    """Zero a bias where there is one."""
+    """Zero a bias, if there is one."""
     if bias is not None:
         nn.init.zeros_(bias)
 
@@ -56,10 +56,7 @@ def zero_output(model: nn.Module) -> None:
 
 
 def initialize_paper(model: nn.Module) -> None:
-    """As google-research/vision_transformer starts: Xavier in the blocks, LeCun in the stem, a zero head.
-
-    The zero head makes the first prediction uniform (paper, section 4.1).
-    """
+    """vit_jax's: Xavier in the blocks, LeCun in the stem, a zero head (paper, section 4.1)."""
     for module in model.modules():
         if isinstance(module, ConvPatches):
             lecun_normal_(module.weight)
@@ -87,7 +84,7 @@ def initialize_paper(model: nn.Module) -> None:
             lecun_normal_(module.pre_logits.weight)
             nn.init.zeros_(module.pre_logits.bias)
     zero_output(model)
-    # What adds to scores starts at their own size: from 0.02, a short training never made places matter.
+    # A relative bias starts at the size of the scores: from 0.02, short trainings never used positions.
     positions = model.get_submodule("positions")
     std = 1.0 if isinstance(positions, RelativeBias) else 0.02
     for weight in positions.parameters():
@@ -95,7 +92,7 @@ def initialize_paper(model: nn.Module) -> None:
 
 
 def initialize_timm(model: nn.Module) -> None:
-    """As timm's `vit_*` models start: normals of standard deviation 0.02, cut; PyTorch's default stem."""
+    """The one of timm's `vit_*` models: truncated normals of deviation 0.02; PyTorch's default stem."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02)

@@ -1,4 +1,4 @@
-"""The options of a model, a group for each of the paper's equations and one for training. No torch here."""
+"""The options of a model, in a group per equation of the paper and one for training. No torch."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class ImageOptions(Configuration):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions:
-    """Equation 1: from an image to tokens that know their place."""
+    """Equation 1: patches and positions."""
 
     stem: Literal["conv", "linear", "overlap", "resnet"] = "conv"
-    """What embeds patches: a convolution whose stride is its kernel; reshape and linear layer, the same
-    function; a convolution whose stride is less; or a ResNet and a convolution on its feature map."""
+    """The patch embedding: a convolution whose stride is its kernel; reshape and linear layer, the same
+    function; a convolution with a smaller stride; or a ResNet and a convolution of its feature map."""
     stride: tuple[int, int] | int | None = None
-    """Pixels between overlapping patches; half a patch where it is left open."""
+    """Pixels between overlapping patches; by default half a patch."""
     patch_bias: bool = True
     """Whether the patch embedding has a bias (CLIP's has none)."""
     resnet_layers: tuple[int, ...] = (3, 4, 9)
@@ -79,22 +79,22 @@ class EmbeddingOptions:
     resnet_width: int = 64
     """Channels after the ResNet's root."""
     resnet_dialect: Literal["jax", "timm"] = "jax"
-    """Whose epsilons the ResNet has: the original's, or timm's."""
+    """The epsilons of the ResNet: the original's, or timm's."""
     positions: Positions = "learned"
-    """How tokens know their place; see `model/positions.py`."""
+    """The position embedding; see `model/positions.py`."""
     position_prefix: bool = True
     """Whether learned positions cover the class, distillation and register tokens too."""
     resample: Resample = "timm"
-    """Whose rule interpolates learned positions to another grid."""
+    """The library whose rule interpolates learned positions to another grid."""
     rotary_base: float = 100.0
     """Base of the rotary frequencies."""
     rotary_rounded: bool = False
-    """Whether the rotary periods are rounded to bfloat16, as in the files that DINOv3 was published in."""
+    """Whether rotary periods are rounded to bfloat16, as in DINOv3's published files."""
     embedding_norm: bool = False
     """A LayerNorm between equation 1 and the encoder (CLIP's)."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no option."""
+        """Check types and ranges."""
         check_fields(self)
         object.__setattr__(self, "resnet_layers", tuple(self.resnet_layers))
         if self.stride is not None:
@@ -107,31 +107,31 @@ class EmbeddingOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockOptions:
-    """Equations 2 and 3: what a block of the encoder is made of."""
+    """Equations 2 and 3: the blocks of the encoder."""
 
     norm: Literal["pre", "post"] = "pre"
     """LayerNorm before each residual branch, or after each sum as in the Transformer of 2017."""
     norm_eps: float = 1e-6
     """Epsilon of every LayerNorm."""
     attention: Literal["global", "axial", "window"] = "global"
-    """Which patches a patch attends to: all; its row, then its column; or its window."""
+    """The patches that a patch attends to: all; its row, then its column; or its window."""
     window: tuple[int, int] | int = 7
     """Height and width of a window, in patches."""
     head_dim: int | None = None
-    """Width of an attention head; left open, `embed_dim` / `num_heads`. Set, heads can be pruned."""
+    """Width of an attention head, for pruned heads; by default `embed_dim` / `num_heads`."""
     token_merging: int = 0
-    """Patches that every block makes fewer, merging the most alike (Bolya et al. 2023, ToMe)."""
+    """Pairs of the most similar patches that every block merges (Bolya et al. 2023, ToMe)."""
     qkv_bias: Literal["all", "none", "no_key"] = "all"
-    """Biases of queries, keys and values; DINOv3 leaves out that of the keys."""
+    """Biases of queries, keys and values; DINOv3 has none of the keys."""
     mlp: Activation = "gelu"
-    """Activation of the MLP: GELU, its tanh approximation (JAX's default), sigmoid(1.702 x) x, or a gate."""
+    """The MLP: GELU, its tanh approximation (JAX's default), x sigmoid(1.702 x), or SwiGLU."""
     mlp_ratio: float = 4.0
     """Width of the MLP's hidden layer over `embed_dim`."""
     layer_scale: float | None = None
-    """Start of a learned scale for each channel of a residual branch (Touvron et al. 2021, CaiT)."""
+    """Initial value of a learned scale per channel of a residual branch (Touvron et al. 2021, CaiT)."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no option."""
+        """Check types and ranges."""
         check_fields(self)
         object.__setattr__(self, "window", pair(self.window))
         if min(pair(self.window)) < 1:
@@ -148,25 +148,25 @@ class BlockOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReadoutOptions:
-    """Equation 4: the tokens beside the patches, and how an answer is read from the sequence."""
+    """Equation 4: the tokens beside the patches, pooling and head."""
 
     class_token: bool | None = None
-    """Whether there is a class token; left open, where pooling reads it."""
+    """Whether there is a class token; by default, if pooling reads it."""
     distillation_token: bool = False
-    """A second token with a head of its own, taught by a teacher (DeiT); the heads' logits are averaged."""
+    """A second token with its own head for a teacher's labels (DeiT); the heads' logits are averaged."""
     num_registers: int = 0
-    """Tokens that nothing reads, where the model may keep what it computes (Darcet et al. 2024)."""
+    """Extra tokens that the head does not read (Darcet et al. 2024)."""
     pool: Literal["cls", "mean", "cls_mean", "map"] = "cls"
-    """What the head reads: the class token, the mean of the patches, both side by side, or what one learned
-    query attends to."""
+    """The head's input: the class token, the mean of the patches, both concatenated, or the patches that one
+    learned query attends to."""
     pool_norm: Literal["before", "after"] = "before"
-    """The last LayerNorm: of every token before pooling, or of what pooling gives (timm's `fc_norm`)."""
+    """The last LayerNorm: of every token before pooling, or of the pooled vector (timm's `fc_norm`)."""
     head: Literal["linear", "zero", "mlp", "pre_logits", "none"] = "linear"
-    """A linear layer; one that starts at zero; an MLP with a hidden tanh layer, as in pre-training; that
-    hidden layer alone; or none: features."""
+    """A linear layer; one that starts at zero; the pre-training MLP with a hidden tanh layer; that hidden
+    layer alone; or none, for features."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no option or has no meaning."""
+        """Check types and ranges."""
         check_fields(self)
         if self.num_registers < 0:
             raise UserError(f"num_registers must be at least 0, not {self.num_registers}")
@@ -187,7 +187,7 @@ class ReadoutOptions:
 
     @property
     def gives_classes(self) -> bool:
-        """Whether the head's outputs are classes, and not features."""
+        """Whether the head's outputs are classes, not features."""
         return self.head in ("linear", "zero", "mlp")
 
     @property
@@ -197,16 +197,16 @@ class ReadoutOptions:
 
     @property
     def num_pooled(self) -> int:
-        """How many vectors of `embed_dim` pooling sets side by side."""
+        """The number of vectors of `embed_dim` that pooling concatenates."""
         return 2 if self.distillation_token or self.pool == "cls_mean" else 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """What matters only before and while a model is trained."""
+    """Options that matter only in training."""
 
     init: Literal["paper", "timm"] = "paper"
-    """Initialization: that of the paper's code (vit_jax), or timm's."""
+    """The initialization of the paper's code (vit_jax), or of timm."""
     dropout: float = 0.0
     """Dropout after the position embedding, the attention's projection and each MLP layer."""
     attention_dropout: float = 0.0
@@ -214,12 +214,12 @@ class TrainingOptions:
     drop_path: float = 0.0
     """Stochastic depth: the rate of the last block; it grows linearly from 0 at the first."""
     patch_dropout: float = 0.0
-    """Share of the patches that each image leaves out (Li et al. 2022, FLIP): shorter sequences."""
+    """Share of each image's patches that is left out (Li et al. 2022, FLIP)."""
     gradient_checkpointing: bool = False
-    """Compute each block again for its gradient instead of keeping its activations."""
+    """Whether blocks are recomputed for their gradients, to save memory."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no option."""
+        """Check types and ranges."""
         check_fields(self)
         for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
             if not 0 <= getattr(self, name) < 1:
@@ -236,4 +236,4 @@ DEPENDENT_OPTIONS = {
     "rotary_rounded": ("positions", "rotary"),
     "window": ("attention", "window"),
 }
-"""Options that mean something only where another has a certain value: by name, the other and its value."""
+"""Options that apply only if another has a certain value: by name, the other and that value."""

@@ -1,8 +1,8 @@
-"""Linear layers with their weights in the order that oneDNN's products read, for prediction in bf16 on a CPU.
+"""Linear layers whose weights are packed for oneDNN, for prediction in bf16 on a CPU.
 
-PyTorch's own linear layer keeps (out, in), and oneDNN brings that into its order again at every call. Packed
-once, and with the GELU as a part of the product, ViT-B/16 predicts about a tenth faster. The operators are
-those that torch.compile uses for frozen weights.
+oneDNN reorders the weights of PyTorch's linear layer at every call. Packed once, and with the GELU as a part
+of the product, ViT-B/16 predicts about a tenth faster. torch.compile uses the same operators for frozen
+weights.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
 
 class PackedLinear(nn.Module):
-    """A linear layer that is never trained again, with what follows it: (..., I) -> (..., O).
+    """A linear layer for prediction only, with its activation: (..., I) -> (..., O).
 
     Args:
-        linear: in bf16 and on the CPU; not kept.
-        gelu: the activation that follows, if it is part of the product.
+        linear: in bf16 on the CPU.
+        gelu: the activation, if it is part of the product.
     """
 
     def __init__(self, linear: nn.Linear, gelu: nn.GELU | None = None) -> None:
@@ -43,7 +43,7 @@ class PackedLinear(nn.Module):
 
 
 def predicting_copy(model: AnyModel, dtype: torch.dtype) -> AnyModel:
-    """A copy in another precision that only predicts, its encoder packed where that is faster."""
+    """A copy in another precision for prediction only, its encoder packed if that is faster."""
     made = copy.deepcopy(model).to(dtype).requires_grad_(False)
     if isinstance(made, VisionTransformer) and packing_pays(next(made.parameters()).device, dtype):
         pack(made.encoder)
@@ -51,13 +51,13 @@ def predicting_copy(model: AnyModel, dtype: torch.dtype) -> AnyModel:
 
 
 def packing_pays(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this machine multiplies in oneDNN's order: bf16, on a CPU with units for it."""
+    """Whether packing is faster: in bf16, on a CPU with units for it."""
     on_cpu = device.type == "cpu" and torch.backends.mkldnn.is_available()
     return on_cpu and dtype == torch.bfloat16 and bf16_units() is not None
 
 
 def pack(encoder: nn.Module) -> None:
-    """Pack the linear layers in place; those of a class of their own stay as they are."""
+    """Pack the linear layers in place, but not subclasses of `nn.Linear`."""
     for module in list(encoder.modules()):
         if isinstance(module, MLP) and isinstance(module.activation, nn.GELU):
             module.register_module("fc1", PackedLinear(module.fc1, module.activation))

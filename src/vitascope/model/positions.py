@@ -145,6 +145,18 @@ class Layout:
         """The numbers to add to the scores in a window; while exporting its size may be a symbol."""
         return self.biases[window] if self.biases else None
 
+    def merge(self, tokens: Tensor) -> Tensor:
+        """Merge tokens between attention and MLP; here none."""
+        return tokens
+
+    def expand(self, tokens: Tensor) -> Tensor:
+        """Give each merged token its place again; here none is merged."""
+        return tokens
+
+    def expand_weights(self, weights: Tensor) -> Tensor:
+        """The same for attention weights."""
+        return weights
+
     def select(self, kept: Tensor) -> Layout:
         """The layout of some patches of each image, by their indices (B, N')."""
         if self.rotation is None:

@@ -1,4 +1,4 @@
-"""The named models: the shapes of the papers. No torch here: `vitascope models` answers at once."""
+"""The named models: the shapes of the papers. No torch, for a fast command line."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class NamedSize:
     """A published shape."""
 
     options: dict[str, Any]
-    """What differs from the configuration's defaults."""
+    """Options that differ from the configuration's defaults."""
     source: str
-    """Where it was published."""
+    """Its publication."""
     kind: type[ModelConfig] = ViTConfig
-    """Of what it is a size."""
+    """Its configuration's class."""
 
 
 _TI = {"embed_dim": 192, "depth": 12, "num_heads": 3}
@@ -121,17 +121,17 @@ NAMED_SIZES: dict[str, NamedSize] = {
     ),
     "resnet29_w64_cifar": NamedSize({**_SMALL, "layers": (3, 3, 3), "width": 64}, _RESNEXT, ResNetConfig),
 }
-"""By name. A network for CIFAR is named by its depth, width and root: papers give the depth alone, and the
-same depth to networks of other units and widths."""
+"""By name. Networks for CIFAR are named by depth, width and root; papers give the depth alone."""
 
 
 def list_models() -> list[str]:
-    """The names that `create_model` takes, by family and width."""
+    """The names that `create_model` accepts, by family and width."""
     return list(NAMED_SIZES)
 
 
-# What does not make another architecture of a size: the task, the training, numbers that libraries choose.
-_NOT_OF_A_SIZE = {
+# Options of the task, of training, and of libraries' numerics, which do not define an architecture.
+_NOT_OF_A_SIZE = {field.name for field in dataclasses.fields(TrainingOptions)}
+_NOT_OF_A_SIZE |= {
     "num_classes",
     "class_names",
     "image_size",
@@ -140,11 +140,10 @@ _NOT_OF_A_SIZE = {
     "resample",
     "position_prefix",
 }
-_NOT_OF_A_SIZE |= {field.name for field in dataclasses.fields(TrainingOptions)}
 
 
 def architecture_of(config: ModelConfig) -> str:
-    """The name of the size that a configuration has, the first of several; else its summary."""
+    """The first named size that a configuration has, or its summary."""
     options = config.to_dict()
     for name, size in NAMED_SIZES.items():
         free = _NOT_OF_A_SIZE | ({"layer_scale"} & size.options.keys())
@@ -155,12 +154,12 @@ def architecture_of(config: ModelConfig) -> str:
 
 
 def named_config(name: str, **overrides: Any) -> ModelConfig:
-    """The configuration of a named size, with any option changed.
+    """The configuration of a named size, with other options.
 
-    A size without a head gets a linear one where a number of classes is asked for.
+    `num_classes` gives a size without a head a linear one.
 
     Raises:
-        UserError: an unknown name or option, naming the nearest.
+        UserError: an unknown name or option, with the nearest known one.
     """
     if name not in NAMED_SIZES:
         raise UserError(

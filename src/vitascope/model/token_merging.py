@@ -19,13 +19,14 @@ from torch import Tensor
 
 from vitascope.model.attention import SelfAttention
 from vitascope.model.positions import Layout
-from vitascope.model.trace import Trace
 
 
 @dataclasses.dataclass
 class MergingLayout(Layout):
     """The layout of one pass through merging blocks, which update it: of T tokens, Q are left."""
 
+    pairs_per_block: int = 0
+    """The number of pairs that every block merges."""
     keys: Tensor | None = None
     """The keys in the last attention, averaged over the heads: (B, Q, hd)."""
     sizes: Tensor | None = None
@@ -33,11 +34,11 @@ class MergingLayout(Layout):
     owners: Tensor | None = None
     """The index among the Q tokens that each of the T was merged into: (B, T); None before."""
 
-    def merge(self, tokens: Tensor, count: int) -> Tensor:
-        """Merge `count` pairs, or all that there are: (B, Q, D) -> (B, Q - count, D)."""
+    def merge(self, tokens: Tensor) -> Tensor:
+        """Merge `pairs_per_block` pairs, or all that there are: (B, Q, D) -> (B, Q - r, D)."""
         assert self.keys is not None, "attention comes before merging"
         P = self.num_prefix_tokens
-        count = min(count, (tokens.shape[1] - P) // 2)
+        count = min(self.pairs_per_block, (tokens.shape[1] - P) // 2)
         if count == 0:
             return tokens
         prefix = torch.arange(P, device=tokens.device).expand(tokens.shape[0], -1)
@@ -122,25 +123,3 @@ class MergingAttention(SelfAttention):
         assert isinstance(layout, MergingLayout)
         layout.keys = k.mean(dim=1)
         return None if layout.sizes is None else layout.sizes.log()[:, None, None]
-
-
-class WholeTrace(Trace):
-    """Records for all T tokens, as without merging, what the blocks hand over for Q."""
-
-    def __init__(self, trace: Trace, layout: MergingLayout) -> None:
-        super().__init__()
-        self.attention = trace.attention
-        self.trace = trace
-        self.layout = layout
-
-    def keep(self, name: str, value: Tensor) -> None:
-        """Record tokens (B, Q, D) as (B, T, D)."""
-        self.trace.keep(name, self.layout.expand(value))
-
-    def keep_attended(self, tokens: Tensor) -> None:
-        """Record tokens (B, Q, D) as (B, T, D)."""
-        self.trace.keep_attended(self.layout.expand(tokens))
-
-    def keep_attention(self, weights: Tensor) -> None:
-        """Record weights (B, heads, Q, Q) as (B, heads, T, T)."""
-        self.trace.keep_attention(self.layout.expand_weights(weights))

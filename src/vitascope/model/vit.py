@@ -17,10 +17,10 @@ from vitascope.model.trace import Trace
 
 
 class VisionTransformer(nn.Module):
-    """Images (B, C, H, W), normalized floats, to logits (B, K).
+    """Normalized images (B, C, H, W) to logits (B, K).
 
-    B images, C colours, N patches, T = N + 1 tokens with the class token (N without, more with registers),
-    D = `embed_dim`, K classes. Any H and W that patches tile are taken: positions are interpolated.
+    B images, C colour channels, N patches, T = N + 1 tokens with the class token (N without, more with
+    registers), D = `embed_dim`, K classes. H and W may be any that patches tile; positions are interpolated.
     """
 
     preprocess: PreprocessLike | None = None
@@ -34,8 +34,8 @@ class VisionTransformer(nn.Module):
         def tokens(count: int) -> nn.Parameter | None:
             return nn.Parameter(torch.zeros(1, count, D)) if count else None
 
-        def norm(wanted: bool) -> nn.Module:
-            return nn.LayerNorm(D, eps=eps) if wanted else nn.Identity()
+        def norm(exists: bool) -> nn.Module:
+            return nn.LayerNorm(D, eps=eps) if exists else nn.Identity()
 
         self.patch_embedding = patch_embedding(config)  # E
         self.class_token = tokens(readout.has_class_token)  # x_class
@@ -132,7 +132,7 @@ class VisionTransformer(nn.Module):
         return self.pool_norm(self.pool(features))
 
     def resize(self, image_size: int | tuple[int, int]) -> None:
-        """Make another image size the model's own: positions are interpolated, for good."""
+        """Set the model's image size: positions are interpolated, and the preprocessing follows."""
         self.config = self.config.replace(image_size=image_size)
         self.positions.resize(self.config.grid)
         if self.preprocess is not None:
@@ -142,8 +142,8 @@ class VisionTransformer(nn.Module):
         """Rows and columns of patches in images (B, C, H, W).
 
         Raises:
-            UserError: raw pixels, another number of dimensions or colours, or a size that patches do not
-                tile.
+            UserError: raw pixels, another number of dimensions or channels, or a size that patches do not
+            tile.
         """
         check_images(images, self.config.in_channels)
         return self.config.grid_of((images.shape[2], images.shape[3]))
