@@ -65,6 +65,12 @@ def is_first() -> bool:
     return rank() == 0
 
 
+def print_first(text: str) -> None:
+    """Print at once, in the first process only."""
+    if is_first():
+        print(text, flush=True)
+
+
 def by_first(make: Callable[[], T]) -> T:
     """Call a function in the first process alone; all processes get its value, or raise its UserError.
 

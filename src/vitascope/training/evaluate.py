@@ -1,12 +1,14 @@
-"""How good a model is on a split."""
+"""Evaluation of a classifier on a split."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import os
+from collections.abc import Iterable, Mapping
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,75 +20,62 @@ from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
+from vitascope.model.classifier import Classifier
+from vitascope.model.hardware import resolve_device, resolve_precision, reuse_freed_memory
 from vitascope.model.evaluation_mode import evaluation_mode
-from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.report.measures import Score, score_of
-from vitascope.run.data import RunData
 from vitascope.run.layout import MODEL
+from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.training.distributed import gather
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """A model measured on a split.
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Evaluation(Predictions):
+    """A classifier's predictions on a split, and their scores.
 
     Attributes:
-        split: the split's name.
-        class_names: of the K classes.
-        indices: which of the split's images could be read, (N,).
-        labels: their true classes, int64 (N,).
-        probabilities: the model's, float32 (N, K).
         loss: mean cross-entropy, nats.
-        unreadable: path and reason of the images left out.
-        trained_on: images of the DATA argument that the model was trained on; they are not among the above
+        trained_on: number of images in the evaluated data that the model was trained on. They are left out,
             unless there were no others.
-        changes: of the data of a run, since it was trained: how many images are `missing`, `changed`,
-            `renamed` and `new`; None where this cannot be told, or was not asked.
+        changes: changes of a run's data since its training, as numbers of `missing`, `changed`, `renamed` and
+            `new` images; None if unknown.
     """
 
-    split: str
-    class_names: tuple[str, ...]
-    indices: npt.NDArray[np.int64]
-    labels: npt.NDArray[np.int64]
-    probabilities: npt.NDArray[np.float32]
     loss: float
-    unreadable: dict[str, str]
     trained_on: int = 0
     changes: dict[str, int] | None = None
 
     @property
-    def predictions(self) -> npt.NDArray[np.int64]:
-        """The most probable class of each image, (N,)."""
-        return self.probabilities.argmax(axis=1)
-
-    @property
     def accuracy(self) -> float:
-        """Share of images whose most probable class is the true one."""
-        return float((self.predictions == self.labels).mean())
+        """Share of correct predictions."""
+        return float(self.correct.mean())
 
     @property
     def score(self) -> Score:
         """The accuracy with its interval, the balanced accuracy and the share of the commonest class."""
-        return score_of(self.labels, self.predictions)
+        return score_of(self.labels, self.classes)
 
     @property
     def confusion(self) -> npt.NDArray[np.int64]:
-        """Counts (K, K): true class down, predicted class across."""
+        """Counts (K, K): rows are true classes, columns are predicted classes."""
         K = len(self.class_names)
-        return np.bincount(self.labels * K + self.predictions, minlength=K * K).reshape(K, K)
+        return np.bincount(self.labels * K + self.classes, minlength=K * K).reshape(K, K)
 
     def summary(self) -> dict[str, Any]:
-        """Plain numbers, for `metrics.jsonl` and `--json`."""
+        """The scores as plain values, for `metrics.jsonl` and `--json`."""
         score = self.score
         low, high = score.interval
         return {
             "split": self.split,
-            "images": len(self.labels),
+            "images": score.total,
             "unreadable": len(self.unreadable),
             "correct": score.right,
             "accuracy": self.accuracy,
@@ -97,12 +86,60 @@ class Evaluation:
             "loss": self.loss,
         }
 
+    def to_dataframe(self) -> DataFrame:
+        """One row per image: `label`, `prediction`, `confidence`, `correct`, by index in the split.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        names = np.array(self.class_names, dtype=object)
+        columns = {
+            "label": names[self.labels],
+            "prediction": names[self.classes],
+            "confidence": self.confidences,
+            "correct": self.correct,
+        }
+        return data_frame(columns, index=self.indices)
+
+    def in_words(self) -> str:
+        """The accuracy with its interval, in a few words."""
+        low, high = self.score.interval
+        return f"{self.accuracy:.2%} of {self.score.total:,} {self.split} images ({low:.1%} to {high:.1%})"
+
+    def __repr__(self) -> str:
+        return f"Evaluation(accuracy {self.in_words()}, loss {self.loss:.3f})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.summary())
+
+
+def data_frame(columns: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: Any) -> DataFrame:
+    """A pandas data frame.
+
+    Raises:
+        UserError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise UserError("to_dataframe needs pandas, which is not installed: pip install pandas") from error
+    return pandas.DataFrame(columns, **options)
+
+
+def html_table(values: Mapping[str, Any]) -> str:
+    """Names and values as a table, for notebooks."""
+    rows = (
+        f"<tr><th>{escape(name)}</th><td>{escape(f'{value:.4g}' if isinstance(value, float) else str(value))}"
+        for name, value in values.items()
+    )
+    return f"<table>{''.join(rows)}</table>"
+
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, loader: Loader, *, precision: torch.dtype = torch.float32) -> Evaluation:
-    """Measure a model on every readable image of a split, in the split's order.
+def predict_split(model: nn.Module, loader: Loader, *, precision: torch.dtype = torch.float32) -> Evaluation:
+    """Evaluate a model on every readable image of a split, in the split's order.
 
-    With several processes each measures its part, and all get the whole.
+    Each of several processes computes a part; all of them get the whole.
 
     Args:
         model: normalized images (B, C, H, W) to logits (B, K).
@@ -110,7 +147,7 @@ def evaluate(model: nn.Module, loader: Loader, *, precision: torch.dtype = torch
         precision: dtype to compute in.
 
     Raises:
-        UserError: no image could be read.
+        UserError: no readable image.
     """
     logits: list[Tensor] = []
     labels: list[Tensor] = []
@@ -121,93 +158,87 @@ def evaluate(model: nn.Module, loader: Loader, *, precision: torch.dtype = torch
                 logits.append(model(loader.preprocess.normalize(batch.pixels)).float())  # (B, K)
             labels.append(batch.labels)
             indices.append(batch.indices)
-    # Copied only now: each copy waits for the accelerator, which then has no next batch to go on with.
+    # Copied at the end: each copy waits for the accelerator, which would have no next batch meanwhile.
     logits, labels = ([part.cpu() for part in parts] for parts in (logits, labels))
     parts = gather((logits, labels, indices, loader.unreadable))
-    answers = [answer for part in parts for answer in part[0]]
-    truths = [truth for part in parts for truth in part[1]]
-    if not sum(map(len, truths)):
+    if not any(len(truth) for part in parts for truth in part[1]):
         raise UserError(f"no image of the {loader.images.name} set could be read")
     places = np.concatenate([place for part in parts for place in part[2]])
     order = np.argsort(places, kind="stable")
-    everything, truth = torch.cat(answers)[order], torch.cat(truths)[order]
+    outputs = torch.cat([logit for part in parts for logit in part[0]])[order]  # (N, K)
+    truths = torch.cat([truth for part in parts for truth in part[1]])[order]  # (N,)
     return Evaluation(
         split=loader.images.name,
         class_names=loader.images.class_names,
         indices=places[order],
-        labels=truth.numpy(),
-        probabilities=everything.softmax(dim=1).numpy(),
-        loss=float(F.cross_entropy(everything, truth)),
-        unreadable={path: reason for part in parts for path, reason in part[3].items()},
+        labels=truths.numpy(),
+        probabilities=outputs.softmax(dim=1).numpy(),
+        loss=float(F.cross_entropy(outputs, truths)),
+        unreadable=tuple({path: reason for part in parts for path, reason in part[3].items()}.values()),
     )
 
 
-def evaluate_pretrained(
-    ref: str | os.PathLike[str],
-    data: str | None = None,
+def evaluate(
+    model: str | os.PathLike[str] | Classifier,
+    data: str | os.PathLike[str] | None = None,
     *,
     batch_size: int = 128,
     precision: str = "auto",
     device: str = "auto",
 ) -> Evaluation:
-    """Measure the model of a MODEL argument; what `vitascope evaluate` calls.
+    """Evaluate a classifier, as `vitascope evaluate` does.
+
+    Images that a run was trained on are left out, with a warning.
 
     Args:
-        ref: a run folder or a model folder.
-        data: a DATA argument; None takes the images that a run folder's own model was not trained on.
-        batch_size: images at a time.
+        model: a MODEL (run folder, model folder or file, hub id), or a model.
+        data: a DATA argument with the classes of the model; None for the test images of a run.
+        batch_size: images per batch.
         precision: `auto`, `fp32` or `bf16`.
         device: `auto`, or a torch device.
 
     Raises:
-        UserError: no model or data there, classes that the model does not know, no way to tell the data, or
-            a batch of nothing.
+        UserError: no such model or data, a model without a head, unknown classes, or no data for a model that
+            is not a run.
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
-    model = from_pretrained(ref)
-    if not model.config.gives_classes:
-        raise UserError(
-            f"{ref} has no head: it gives features, not classes, so nothing can be right or wrong"
-        )
-    where = resolve_device(device)
+    reuse_freed_memory()
+    ref = None if isinstance(model, nn.Module) else Path(model)
+    loaded = model if isinstance(model, nn.Module) else from_pretrained(model)
+    if not loaded.config.gives_classes:
+        raise UserError(f"{ref or 'the model'} has no head: it gives features, which cannot be evaluated")
+    names = loaded.config.class_names
     trained_on, changes = 0, None
-    if data is None:
-        own = data_of_run(Path(ref))
-        images = own.test_images(model.config.class_names)
-        changes = None if own.restored is None else own.restored.counts()
+    if data is not None:
+        images = open_for_evaluation(os.fspath(data), names)
+        if ref is not None:
+            images, trained_on = without_training_images(images, os.fspath(data), ref)
+    elif ref is not None and Run(ref).exists:
+        opened = Run(ref).open_data()
+        if opened.note:
+            log.warning("%s", opened.note)
+        images = opened.test_images(names)
+        changes = None if opened.restored is None else opened.restored.counts()
     else:
-        images, trained_on = untrained(open_for_evaluation(data, model.config.class_names), data, Path(ref))
-    loader = Loader(images, preprocess_of(model), batch_size, device=where)
-    dtype = resolve_precision(precision, model.config, where, batch_size, training=False)
-    evaluation = evaluate(model.to(where), loader, precision=dtype)
+        raise UserError(f"{ref or 'the model'} is not a run folder with test images of its own: set data")
+    where = resolve_device(device)
+    home, loader = (
+        next(loaded.parameters()).device,
+        Loader(images, preprocess_of(loaded), batch_size, device=where),
+    )
+    dtype = resolve_precision(precision, loaded.config, where, batch_size, training=False)
+    try:
+        evaluation = predict_split(loaded.to(where), loader, precision=dtype)
+    finally:
+        loaded.to(home)
     return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes)
 
 
-def data_of_run(ref: Path) -> RunData:
-    """The data of a run, split as in training; logs what differs.
+def without_training_images(images: ImageSet, data: str, ref: Path) -> tuple[ImageSet, int]:
+    """Leave out the images that a run was trained on, unless they are all; also returns their number.
 
-    Raises:
-        UserError: not a run folder, or its data are gone.
-    """
-    run = Run(ref)
-    if not run.exists:
-        raise UserError(f"{ref} is not a run folder, so say on what to measure: --data FOLDER")
-    own = run.open_data()
-    if own.note:
-        log.warning("%s", own.note)
-    return own
-
-
-def untrained(images: ImageSet, data: str, ref: Path) -> tuple[ImageSet, int]:
-    """The images that a model was not trained on, and how many it was; all, where it was trained on all.
-
-    Only runs know what they were trained on; a warning is logged of images that are left out.
-
-    Args:
-        images: of `data`.
-        data: a DATA argument, for the message.
-        ref: of the model: a run folder, or the model folder in it.
+    Only a run folder, and the model folder in it, have a record of their training images.
     """
     run = Run(ref)
     if ref.name == MODEL and run.split_record() is None:
@@ -219,12 +250,12 @@ def untrained(images: ImageSet, data: str, ref: Path) -> tuple[ImageSet, int]:
     count = int(known.sum())
     if count == len(images):
         log.warning(
-            "%s: %s was trained on all %s of these images, so its accuracy on them says nothing about others",
+            "%s: %s was trained on all %s of these images: the accuracy does not hold for other images",
             *(data, run.path, f"{count:,}"),
         )
     elif count:
         log.warning(
-            "%s: %s was trained on %s of these %s images; they are left out: measured on the other %s",
+            "%s: %s was trained on %s of these %s images, which are left out; %s remain",
             *(data, run.path, f"{count:,}", f"{len(images):,}", f"{len(images) - count:,}"),
         )
         images = images.subset(images.name, np.flatnonzero(~known))

@@ -1,4 +1,4 @@
-"""The only training loop: it makes a run from a `TrainConfig`, or goes on with one."""
+"""The training loop: steps, validation, checkpoints; the same for all tasks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitascope.data.augment import Augmentation
 from vitascope.data.loading import Batch, Loader
+from vitascope.data.mixing import Mixing
+from vitascope.data.randaugment import RandAugment
 from vitascope.data.randomness import step_seed
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import Interrupted, UserError
-from vitascope.model.classifier import build
-from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
-from vitascope.model.sizes import ModelConfig
+from vitascope.model.classifier import Classifier, build
+from vitascope.model.hardware import suitable_threads
 from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint, to_resume
+from vitascope.training.checkpoint.identity import check_identity, run_identity
 from vitascope.training.checkpoint.state_dicts import (
     all_finite,
     model_state,
@@ -48,51 +51,54 @@ from vitascope.training.optim import freeze_body, learning_rate, optimizer_of, t
 from vitascope.training.progress import Progress
 from vitascope.training.recipes import TrainConfig
 from vitascope.training.signals import Stop, stop_signals
-from vitascope.training.start import augmentation_of, identity, make_task, refuse_other, start_model
-from vitascope.training.tasks.task import Examples, Sums
+from vitascope.training.tasks.task import Examples, Sums, Task
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 
 RECORD_EVERY = 10
-"""Steps from one recorded loss to the next: reading it makes a GPU wait."""
+"""Steps between two recorded losses: reading a loss makes a GPU wait."""
 
 
 class Trainer:
-    """One run: its parts, its counters, its loop.
+    """A run in this process: its parts, its counters, its loop.
 
-    With several processes each has a Trainer, and all do the same steps; the first one writes and speaks.
+    Each of several processes has a trainer and does the same steps; the first one writes and prints.
 
     Args:
-        run: its folder.
+        run: the run.
         config: resolved.
-        model_config: of the model.
+        model: with its first weights.
+        task: of the model.
         splits: the data.
-        device: this process's.
+        device: of this process.
+        precision: dtype to compute in.
 
     Raises:
-        UserError: weights, a teacher, images or options that cannot be used.
+        UserError: images or options that cannot be used.
     """
 
     def __init__(
-        self, run: Run, config: TrainConfig, model_config: ModelConfig, splits: Splits, device: torch.device
+        self,
+        run: Run,
+        config: TrainConfig,
+        model: Classifier,
+        task: Task,
+        splits: Splits,
+        device: torch.device,
+        precision: torch.dtype,
     ) -> None:
-        reuse_freed_memory()
-        self.run, self.config, self.splits, self.device = run, config, splits, device
+        self.run, self.config, self.task, self.splits = run, config, task, splits
+        self.device, self.precision = device, precision
+        self.model_config, self.preprocess = model.config, preprocess_of(model)
         options, engine = config.optimization, config.engine
         assert options.batch_size is not None
         self.batch_size = options.batch_size
-        share = max(1, self.batch_size // (world_size() * engine.accumulate))
-        self.precision = resolve_precision(engine.precision, model_config, device, share, training=True)
-        self.threads = suitable_threads(model_config, device, share)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == torch.float16)
+        self.threads = suitable_threads(model.config, device, images_at_once(config))
+        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
 
-        model = start_model(config, model_config, splits.channels)
-        self.preprocess = preprocess_of(model)
-        self.task = make_task(config, model.config, self.preprocess, splits, device, self.precision)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.module = self.task.module(model).to(device)
-        self.model_config = model.config
+            self.module = task.module(model).to(device)
         self.average = copy.deepcopy(self.module).requires_grad_(False).eval() if options.ema else None
         if options.freeze:
             freeze_body(model)
@@ -109,15 +115,15 @@ class Trainer:
             self.augmentation = self.augmentation.without_crop()
         self.val_loader = self.loader(splits.val)
         self.steps_per_epoch = self.train_loader.batches_per_epoch
-        learning_rate(options, self.batch_size, 0, self.steps_per_epoch)  # refuses an endless warm-up
-        self.identity = identity(config, self.model_config, splits.train)
+        learning_rate(options, self.batch_size, 0, self.steps_per_epoch)  # rejects an endless warm-up
+        self.identity = run_identity(config, self.model_config, splits.train)
         self.step = 0
         self.best_loss = math.inf
         self.seconds = 0.0
         self.sums: Sums = {}
 
     def loader(self, images: ImageSet, seed: int | None = None) -> Loader:
-        """Batches of a split; with a seed for training: shuffled, and cropped where workers read."""
+        """Batches of a split; with a seed for training: shuffled, and cropped if workers read the images."""
         return Loader(
             images,
             self.preprocess,
@@ -131,14 +137,14 @@ class Trainer:
 
     @property
     def trained(self) -> nn.Module:
-        """The weights that are evaluated and saved: the running average where there is one."""
+        """The module with the weights to evaluate and save: their moving average if there is one."""
         return self.module if self.average is None else self.average
 
     def fit(self) -> None:
-        """Train to the end of the last epoch, from wherever the counters stand.
+        """Train to the end of the last epoch, starting at `self.step`.
 
         Raises:
-            UserError: the loss or a weight is no number any more, or a checkpoint cannot be written.
+            UserError: the loss or a weight is not finite, or a checkpoint cannot be written.
             Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
         """
         images = len(self.train_loader)
@@ -160,7 +166,7 @@ class Trainer:
                 recorder.close()
 
     def _loop(self, recorder: MetricsWriter | None, progress: Progress, stop: Stop) -> None:
-        """Epochs of steps; a checkpoint when it is due."""
+        """All steps, with a validation after each epoch, and checkpoints."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
         saved = clock = time.monotonic()
         while self.step < self.config.optimization.epochs * self.steps_per_epoch:
@@ -184,9 +190,9 @@ class Trainer:
         self.save()
 
     def _training_step(self, batch: Batch, epoch: int) -> Tensor:
-        """Forward, backward, update; everything random in it is a function of the seed and the counters.
+        """Forward, backward, update; all randomness is a function of the seed and the counters.
 
-        Returns this process's part of the global batch's mean loss, a scalar.
+        Returns this process's share of the global batch's mean loss, a scalar.
         """
         torch.manual_seed(step_seed(self.config.seed, self.step * world_size() + rank()))
         options = self.config.optimization
@@ -196,13 +202,13 @@ class Trainer:
         for number, part in enumerate(parts):
             with reducing(self.parallel, number == len(parts) - 1):
                 total += self._backward(part, batch.planned, epoch)
-        if parts:  # else none of its images could be read, and there is nothing to learn from
+        if parts:  # otherwise no image of the batch could be read
             self._update()
         self.step += 1
         return total
 
     def _parts(self, batch: Batch) -> list[Batch]:
-        """What is computed one after the other: as many parts in each process, which wait for each other."""
+        """The parts of the batch for gradient accumulation, as many in each process."""
         accumulate = self.config.engine.accumulate
         parts = batch.split(accumulate) if len(batch.labels) else []
         if world_size() > 1:
@@ -214,23 +220,23 @@ class Trainer:
         return parts
 
     def _backward(self, part: Batch, planned: int, epoch: int) -> Tensor:
-        """Add a part's gradients, by its share of the global batch; that share of its loss, detached.
+        """Add the gradients of a part, weighted by its share of the global batch; returns the weighted loss.
 
-        The share is of the planned images: one that cannot be read counts as a loss of 0, so that all others
-        weigh what they would have, and no process has to know what another could not read.
+        The share is that of the planned images: an unreadable image counts as a loss of 0, so that the weight
+        of the others does not depend on it.
         """
         weight = len(part.labels) / planned
         examples = self._examples(part if weight else black(part), epoch)
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             loss, sums = self.task.loss(self.parallel, examples)
-        # Gradients are averaged over the processes, so that each has to weigh its own that much more.
+        # The gradients are averaged over the processes, hence the factor.
         self.scaler.scale(loss * (weight * world_size())).backward()
         images = 1.0 if weight else 0.0
         self.sums = {name: self.sums.get(name, 0.0) + images * value for name, value in sums.items()}
         return loss.detach() * weight
 
     def _examples(self, part: Batch, epoch: int) -> Examples:
-        """Augment and mix; an image's draw is f(seed, epoch, index), that of a mixture f(seed, step)."""
+        """Augment, a function of (seed, epoch, index), and mix, a function of (seed, step)."""
         seed = self.config.seed
         images = self.augmentation(part.pixels, part.indices, seed=seed, epoch=epoch)  # (B, C, H, W)
         targets = part.labels
@@ -242,7 +248,7 @@ class Trainer:
         )
 
     def _update(self) -> None:
-        """Clip, step, average."""
+        """Clip the gradients, step, update the average."""
         options = self.config.optimization
         if options.clip_grad:
             self.scaler.unscale_(self.optimizer)
@@ -268,13 +274,13 @@ class Trainer:
         saved = checkpoints(self.run.path)
         newest = f"its newest checkpoint is {saved[-1].name}" if saved else "it has no checkpoint yet"
         raise UserError(
-            f"{what} is {loss} at step {self.step:,}, where the rate is {self.rate:.3g}: training has "
-            f"diverged; try a lower --lr than {self.config.optimization.lr:g}, a longer --warmup-epochs, "
-            f"--clip-grad 1 or --precision fp32. The run so far is in {self.run.path}; {newest}"
+            f"{what} is {loss} at step {self.step:,}, with learning rate {self.rate:.3g}: training has "
+            f"diverged; try a lower lr than {self.config.optimization.lr:g}, a longer warmup_epochs, "
+            f"clip_grad=1 or precision=fp32. The run so far is in {self.run.path}; {newest}"
         )
 
     def _end_epoch(self, epoch: int, recorder: MetricsWriter | None, progress: Progress) -> None:
-        """Validate, record, and keep the weights if they are the best so far."""
+        """Validate, record, and save the weights if they are the best so far."""
         sums = sum_over_processes(self.sums)
         means = {name: float(total / sums["count"]) for name, total in sums.items() if name != "count"}
         self._check_finite(means["loss"])
@@ -298,12 +304,12 @@ class Trainer:
             self.save_model(self.run.best)
 
     def _unreadable(self) -> dict[str, str]:
-        """Path and reason of the images that cannot be read, as far as any process has found out."""
+        """Path and reason of the unreadable images that the processes have found so far."""
         found = gather({**self.train_loader.unreadable, **self.val_loader.unreadable})
         return {path: reason for part in found for path, reason in part.items()}
 
     def save_model(self, folder: Path) -> None:
-        """The trained model as a model folder: whole, also where it is sharded."""
+        """Save the trained model to a model folder, also if it is sharded."""
         state = model_state(self.trained) if world_size() > 1 else self.trained.state_dict()
         if not is_first():
             return
@@ -316,10 +322,10 @@ class Trainer:
             save_pretrained(model, folder)
 
     def save(self) -> None:
-        """Write a checkpoint of everything that the next step depends on.
+        """Write a checkpoint with everything that the next step depends on.
 
         Raises:
-            UserError: a weight is no number, or the checkpoint cannot be written.
+            UserError: a weight is not finite, or the checkpoint cannot be written.
         """
         (broken,) = largest(not all_finite(self.module))
         if broken:
@@ -337,22 +343,22 @@ class Trainer:
         save_checkpoint(self.run.path, self.step, state, keep=self.config.engine.keep_checkpoints)
 
     def restore(self, found: tuple[int, dict[str, Any]] | None) -> None:
-        """Continue from a checkpoint, if there is one.
+        """Continue from a checkpoint (step, state), if there is one.
 
         Raises:
-            UserError: the data, the model or the task are not those of the checkpoint.
+            UserError: a checkpoint of other data, another model or other options.
         """
         if is_first():
             shutil.rmtree(self.run.figures, ignore_errors=True)
         if found is None:
             return
         self.step, state = found
-        refuse_other(state["identity"], self.identity)
+        check_identity(state["identity"], self.identity)
         restore_model(self.module, state["model"])
         if self.average is not None:
             restore_model(self.average, state["average"])
         restore_optimizer(self.module, self.optimizer, state["optimizer"])
-        if state["scaler"]:  # else the run has had another precision so far
+        if state["scaler"]:  # empty if the run has had another precision so far
             self.scaler.load_state_dict(state["scaler"])
         self.best_loss, self.seconds = state["best_loss"], state["seconds"]
         if is_first():
@@ -362,7 +368,35 @@ class Trainer:
 
 
 def black(part: Batch) -> Batch:
-    """One black image in the place of none, for a process that only takes part in what all compute."""
+    """One black image, for a process that has none and only takes part in the collective operations."""
     _, C, H, W = part.pixels.shape
     pixels, labels = part.pixels.new_zeros(1, C, H, W), part.labels.new_zeros(1)
     return dataclasses.replace(part, pixels=pixels, labels=labels, indices=np.zeros(1, np.int64))
+
+
+def images_at_once(config: TrainConfig) -> int:
+    """The number of images that a process computes at once."""
+    assert config.optimization.batch_size is not None
+    return max(1, config.optimization.batch_size // (world_size() * config.engine.accumulate))
+
+
+def augmentation_of(config: TrainConfig) -> tuple[Augmentation, Mixing | None]:
+    """The augmentation of each image, and the mixing of images if there is any.
+
+    Raises:
+        UserError: mixing for a task without labels.
+    """
+    options = config.augmentation
+    if config.task == "masked" and (options.mixup or options.cutmix):
+        raise UserError("mixup and cutmix mix labels too, and pre-training has no labels; leave them out")
+    names = ("flip", "crop_scale", "shift", "rotate", "color_jitter", "erase")
+    randaugment = None
+    if options.randaugment:
+        randaugment = RandAugment(
+            num_ops=options.randaugment,
+            magnitude=options.magnitude,
+            probability=options.operation_probability,
+        )
+    augmentation = Augmentation(randaugment=randaugment, **{name: getattr(options, name) for name in names})
+    mixes = options.mixup or options.cutmix
+    return augmentation, Mixing(mixup=options.mixup, cutmix=options.cutmix) if mixes else None

@@ -1,29 +1,42 @@
-"""`train`, `pretrain` and `resume`: from a configuration, or a run folder, to a finished run."""
+"""`train`, `pretrain` and `resume`: from a configuration, or a run folder, to a finished run.
+
+A run opens the data, resolves the configuration, creates the run folder and the trainer, trains, tests the
+model, saves it, and writes the report.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from os import PathLike
+from pathlib import Path
+from typing import Any, cast
 
-from vitascope.data.datasets import described, open_data
+import torch
+
+from vitascope.data.datasets import described, digits_baseline, open_data
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
-from vitascope.model.hardware import explaining_memory
+from vitascope.model.classifier import Classifier, build
+from vitascope.model.hardware import explaining_memory, resolve_precision, reuse_freed_memory
 from vitascope.model.sizes import ModelConfig
+from vitascope.model.vit import VisionTransformer
 from vitascope.report.wording import counted
+from vitascope.report.write import write_report
 from vitascope.run.layout import has_model
 from vitascope.run.run import Run
+from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import (
     checkpoints,
     discard_newer,
     load_checkpoint,
     load_checkpoint_at,
+    remove_checkpoints,
+    to_resume,
 )
 from vitascope.training.defaults import resolve_config
 from vitascope.training.distributed import (
@@ -32,68 +45,87 @@ from vitascope.training.distributed import (
     is_first,
     join_processes,
     lost_connection,
+    print_first,
     rank,
     world_size,
 )
-from vitascope.training.finish import PretrainResult, TrainResult, finish_pretraining, finish_training
-from vitascope.training.loop import Trainer
+from vitascope.training.evaluate import Evaluation
+from vitascope.training.loop import Trainer, images_at_once
 from vitascope.training.recipes import GROUP_OF, TrainConfig
+from vitascope.training.results import PretrainResult, RunResult, TrainResult
+from vitascope.training.signals import stopped_at_once
+from vitascope.training.tasks.classify import Classify
+from vitascope.training.tasks.distill import Distill
+from vitascope.training.tasks.masked import Masked
+from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
+from vitascope.training.tasks.teachers import open_teacher
+from vitascope.weights.preprocess import default_preprocess, preprocess_of
+from vitascope.weights.store import from_pretrained, save_pretrained, transfer
 
 log = logging.getLogger(__name__)
 
 
-def train(config: TrainConfig) -> TrainResult:
-    """Train a classifier from a configuration; what `vitascope train` calls.
+def train(config: TrainConfig | None = None, *, recipe: str | None = None, **options: Any) -> TrainResult:
+    """Train a classifier, as `vitascope train` does.
 
-    Under `torchrun` every process calls it, and all return the same.
-
-    Raises:
-        UserError: data, model or options that cannot be used.
-        Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
-    """
-    if config.task != "classify":
-        raise UserError(f"this configures the task {config.task!r}: it is for `vitascope pretrain`")
-    if config.optimization.freeze and config.weights is None:
-        raise UserError("freeze trains a head on features that nothing has learned yet: add --weights MODEL")
-    with _new_run(config) as trainer:
-        trainer.fit()
-        return finish_training(trainer)
-
-
-def pretrain(config: TrainConfig) -> PretrainResult:
-    """Pre-train a body by masked patch prediction; what `vitascope pretrain` calls.
-
-    It keeps the last weights: what predicts is not saved, so that no earlier ones could be measured.
-
-    Raises:
-        UserError: data, model or options that cannot be used.
-        Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
-    """
-    config = config.replace(task="masked", keep="last")
-    with _new_run(config) as trainer:
-        trainer.fit()
-        return finish_pretraining(trainer)
-
-
-def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | PretrainResult:
-    """Continue a run from a checkpoint to the same end, with any number of processes.
-
-    On the CPU, with as many processes, the weights become bitwise those of a run that was never stopped.
+    Under `torchrun` every process calls this function, and gets the same result.
 
     Args:
-        run: a run folder: its newest whole checkpoint, or its start where there is none; one checkpoint of
-            it, `RUN/checkpoints/step-N`, which must be whole; or `auto`, the newest unfinished run in runs/.
-        **engine: options of `ExecutionOptions` that are others than the run's: another device, say.
+        config: the configuration; None starts from a recipe.
+        recipe: name of the recipe; None selects one by the options, as `TrainConfig.from_recipe` does.
+        **options: changes of the configuration: `train(data="photos/", epochs=20)`.
 
     Raises:
-        UserError: no run there, it has finished or is in use, no whole checkpoint, or the data, the classes
-            or the model are others by now; options that are not the engine's.
+        UserError: data, model or options that cannot be used.
+        Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
+    """
+    config = _configured(config, recipe, options)
+    if config.task != "classify":
+        raise UserError(f"this configuration is for the task {config.task!r}: call pretrain")
+    if config.optimization.freeze and config.weights is None:
+        raise UserError("freeze trains a head on a body, which must be trained already: set weights")
+    return cast("TrainResult", _run(config))
+
+
+def pretrain(
+    config: TrainConfig | None = None, *, recipe: str | None = None, **options: Any
+) -> PretrainResult:
+    """Pre-train a model without a head by masked patch prediction, as `vitascope pretrain` does.
+
+    The finished model has the last weights.
+
+    Args:
+        config, recipe, options: as for `train`.
+
+    Raises:
+        UserError: data, model or options that cannot be used.
+        Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
+    """
+    config = _configured(config, recipe, {**options, "task": "masked"})
+    return cast("PretrainResult", _run(config.replace(keep="last")))
+
+
+def resume(run: str | PathLike[str], **engine: Any) -> TrainResult | PretrainResult:
+    """Resume an interrupted run, with any number of processes.
+
+    On a CPU, with the same number of processes, the final weights are bitwise identical to those of an
+    uninterrupted run.
+
+    Args:
+        run: a run folder, for its newest valid checkpoint, or its start if it has none; one of its
+            checkpoints, `RUN/checkpoints/step-N`; or `auto` for the newest unfinished run in runs/.
+        **engine: changes of engine options, such as `device="cuda"`.
+
+    Raises:
+        UserError: no such run, a finished one or one in use, no valid checkpoint, changes of the data, the
+            classes or the model, or options that are not engine options.
+        Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
     found, checkpoint = Run.find(run)
-    config = TrainConfig.from_dict(dict(found.config))
+    config = TrainConfig.from_dict(found.config)
     for name in engine:
         if GROUP_OF.get(name) != "engine":
-            raise UserError(f"{name!r} is decided by the run; a resumed one takes options of the engine only")
+            raise UserError(f"{name!r} cannot change when a run is resumed; only engine options can")
     config = config.replace(**engine)
     if config.weights is not None and has_model(found.start):
         config = config.replace(weights=str(found.start))
@@ -101,121 +133,275 @@ def resume(run: str | os.PathLike[str], **engine: Any) -> TrainResult | Pretrain
         named = shlex.quote(str(found.path))
         raise UserError(
             f"{found.path}: this run has finished; `vitascope train --weights {named} --data DATA` trains "
-            f"its model further, in a new run; `vitascope evaluate {named}` measures it"
+            f"its model further, in a new run; `vitascope evaluate {named}` evaluates it"
         )
     device = join_processes(config.engine.device)
     with _locked(found), explaining_memory():
-        config, model_config, splits = by_all(lambda: _opened_again(found, config))
-        trainer = Trainer(found, config, model_config, splits, device)
+        config, model_config, splits = by_all(lambda: _reopen(found, config))
+        trainer = build_trainer(found, config, model_config, splits, device)
         trainer.restore(load_checkpoint(found.path) if checkpoint is None else load_checkpoint_at(checkpoint))
         if checkpoint is not None and is_first():
             discard_newer(checkpoint)
-        _say(trainer)
+        _announce(trainer)
         trainer.fit()
-        return finish_training(trainer) if config.task == "classify" else finish_pretraining(trainer)
+        return _finish(trainer)
 
 
-def _opened(config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
-    """The configuration with what the data decide, the model's, and the data."""
-    splits = open_data(config.data, seed=config.seed, labelled=config.task == "classify")
-    return *resolve_config(config, splits), splits
-
-
-def _opened_again(run: Run, config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
-    """As `_opened`, with the data split as the run recorded it.
-
-    The first process compares every image by its content, the others by its name.
-
-    Raises:
-        UserError: images that are missing, changed or renamed, or other classes.
-    """
-    check = ("train", "val", "test") if is_first() else ()
-    own = run.open_data(check=check)
-    if own.restored is not None and not own.restored.complete:
+def _configured(config: TrainConfig | None, recipe: str | None, options: dict[str, Any]) -> TrainConfig:
+    if config is None:
+        return TrainConfig.from_recipe(recipe, **options)
+    if not isinstance(config, TrainConfig):
         raise UserError(
-            f"{run.path} cannot be resumed: {own.note}; a run goes on with the same data, or starts anew "
-            "with another --run"
+            f"config must be a TrainConfig, not a {type(config).__name__}; name options: data=..."
         )
-    if own.note and is_first():
-        log.warning("%s", own.note)
-    return *resolve_config(config, own.splits), own.splits
+    if recipe is not None:
+        raise UserError("a configuration contains every option already; leave out recipe")
+    return config.replace(**options)
 
 
-@contextmanager
-def _new_run(config: TrainConfig) -> Iterator[Trainer]:
-    """A trainer in a run folder of its own; a run that cannot start leaves nothing."""
+# Start
+
+
+def _run(config: TrainConfig) -> RunResult:
+    """Create a run, train and finish it; a run that cannot start leaves no folder."""
     device = join_processes(config.engine.device)
-    config, model_config, splits = by_all(lambda: _opened(config))
+    config, model_config, splits = by_all(lambda: _open(config))
     run = by_first(lambda: Run.create(config.to_dict(), processes=world_size()))
-    with _locked(run):
+    with _locked(run), explaining_memory():
         try:
             with explaining_memory():
-                trainer = Trainer(run, config, model_config, splits, device)
+                trainer = build_trainer(run, config, model_config, splits, device)
             if is_first():
                 run.record_split(splits)
         except (UserError, KeyboardInterrupt):
             if is_first():
                 shutil.rmtree(run.path)
             raise
-        _say(trainer)
+        _announce(trainer)
         if config.weights is not None:  # which may be gone when the run is resumed
             trainer.save_model(run.start)
-        with explaining_memory():
-            yield trainer
+        trainer.fit()
+        return _finish(trainer)
+
+
+def _open(config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
+    """The resolved configuration, that of the model, and the data."""
+    splits = open_data(config.data, seed=config.seed, labelled=config.task == "classify")
+    return *resolve_config(config, splits), splits
+
+
+def _reopen(run: Run, config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
+    """As `_open`, with the recorded splits.
+
+    The first process compares all images by content, the others by name.
+
+    Raises:
+        UserError: missing, changed or renamed images, or other classes.
+    """
+    opened = run.open_data(check=("train", "val", "test") if is_first() else ())
+    if opened.restored is not None and not opened.restored.complete:
+        raise UserError(
+            f"{run.path} cannot be resumed: {opened.note}; restore the data, or start another run"
+        )
+    if opened.note and is_first():
+        log.warning("%s", opened.note)
+    return *resolve_config(config, opened.splits), opened.splits
 
 
 @contextmanager
 def _locked(run: Run) -> Iterator[None]:
-    """The run folder for these processes alone."""
+    """Hold the run folder, and explain lost connections to other processes in one line."""
     with run.lock() if is_first() else nullcontext():
         by_first(lambda: None)
-        with _explaining_lost_processes(run):
+        try:
             yield
+        except RuntimeError as error:
+            if not lost_connection(error):
+                raise
+            reason = re.sub(r"^\[.*?\] *", "", str(error)).partition(". ")[0].partition("\n")[0][:200]
+            raise UserError(
+                f"process {rank()} of {world_size()} has lost its connection to another process, which has "
+                f"ended or hangs: its own message or signal is the cause; {_advice(run)} ({reason})"
+            ) from error
 
 
-@contextmanager
-def _explaining_lost_processes(run: Run) -> Iterator[None]:
-    """Turn the backend's error about a process that is gone into one line with the way to continue.
+def _advice(run: Run) -> str:
+    """How to continue after the loss of a process."""
+    named = shlex.quote(str(run.path))
+    if run.finished:
+        return f"the model is saved; `vitascope report {named}` draws its figures and report"
+    saved = checkpoints(run.path)
+    where = f"it continues from {saved[-1].name}" if saved else "no checkpoint was saved yet"
+    return f"start all processes again with `train --resume {named}`: {where}"
+
+
+def build_trainer(
+    run: Run, config: TrainConfig, model_config: ModelConfig, splits: Splits, device: torch.device
+) -> Trainer:
+    """The trainer of a run before its first step, with a resolved configuration.
 
     Raises:
-        UserError: another process has ended, or does not answer.
+        UserError: weights, a teacher, images or options that cannot be used.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        if not lost_connection(error):
-            raise
-        named = shlex.quote(str(run.path))
-        saved = checkpoints(run.path)
-        if run.finished:
-            advice = f"the model is saved; `vitascope report {named}` draws its figures and report"
-        elif saved:
-            advice = (
-                f"start all processes again with `train --resume {named}`: it continues from {saved[-1].name}"
-            )
-        else:
-            advice = f"start all processes again with `train --resume {named}`: no checkpoint was saved yet"
-        reason = re.sub(r"^\[.*?\] *", "", str(error)).partition(". ")[0].partition("\n")[0][:200]
-        raise UserError(
-            f"process {rank()} of {world_size()} has lost its connection to another process, which has ended "
-            f"or hangs: its own message or signal is the cause; {advice} ({reason})"
-        ) from error
+    reuse_freed_memory()
+    precision = resolve_precision(
+        config.engine.precision, model_config, device, images_at_once(config), training=True
+    )
+    model = start_model(config, model_config, splits.channels)
+    task = make_task(config, model, splits, device, precision)
+    return Trainer(run, config, model, task, splits, device, precision)
 
 
-def _say(trainer: Trainer) -> None:
-    """The data, the model and the run, in a few lines."""
-    if not is_first():
-        return
-    config, splits = trainer.config, trainer.splits
-    data = "\n       ".join(described(splits))
+def start_model(config: TrainConfig, model_config: ModelConfig, channels: int) -> Classifier:
+    """The model before the first step, random or with trained weights.
+
+    Args:
+        config: of the run.
+        model_config: of the model.
+        channels: of the training images; a note is printed if the model converts them to grey.
+
+    Raises:
+        UserError: weights that cannot be read, or do not fit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = build(model_config)
+    if config.weights is None:
+        model.preprocess = default_preprocess(model_config)
+        return model
+    weights = from_pretrained(config.weights)
+    model.preprocess = preprocess_of(weights).at_size(model_config.image_hw)
+    notes = transfer(weights, model, config.weights)
+    if channels == 3 and model_config.in_channels == 1:
+        notes.append("this model is grey: colour images are converted to grey")
+    print_first(f"weights of {config.weights}: {'; '.join(notes)}")
+    return model
+
+
+def make_task(
+    config: TrainConfig, model: Classifier, splits: Splits, device: torch.device, precision: torch.dtype
+) -> Task:
+    """The task of a run.
+
+    Raises:
+        UserError: a teacher that cannot be loaded or has other classes; options that do not apply.
+    """
+    preprocess, smoothing = preprocess_of(model), config.optimization.label_smoothing
+    if config.task == "masked":
+        assert isinstance(model, VisionTransformer)
+        if config.optimization.freeze:
+            raise UserError("freeze trains a head only, and pre-training has no head; leave it out")
+        if smoothing:
+            raise UserError("label_smoothing needs labels, and pre-training has none; leave it out")
+        return Masked(masking=config.masking, config=model.config, preprocess=preprocess)
+    if config.distillation.teacher is None:
+        return Classify(preprocess, smoothing)
+    teacher = open_teacher(
+        config.distillation.teacher, splits.train.class_names, device=device, precision=precision
+    )
+    return Distill(preprocess, smoothing, options=config.distillation, teacher=teacher)
+
+
+def _announce(trainer: Trainer) -> None:
+    """Print the data, the model and the run."""
+    config = trainer.config
+    data = "\n       ".join(described(trainer.splits))
     parameters = sum(p.numel() for p in trainer.module.parameters())
     start = "" if trainer.step == 0 else f", from step {trainer.step:,}"
     several = f", {world_size()} processes" if world_size() > 1 else ""
-    print(
+    print_first(
         f"data   {config.data}: {data}\n"
         f"model  {parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}\n"
         f"run    {trainer.run.path}: {counted(config.optimization.epochs, 'epoch')} of "
         f"{counted(trainer.steps_per_epoch, 'step')}"
-        f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}",
-        flush=True,
+        f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}"
+    )
+
+
+# Finish
+
+
+def _finish(trainer: Trainer) -> RunResult:
+    """Test and save the finished model, remove the checkpoints, draw the figures, write the report.
+
+    Once the model is saved, `vitascope report` can repeat the rest.
+
+    Raises:
+        UserError: a file cannot be written; the error tells how to continue.
+        Interrupted: by SIGINT or SIGTERM.
+    """
+    run, config, final = trainer.run, trainer.config, trainer.splits.final
+    with stopped_at_once(run):
+        kept = run.checkpoints / config.optimization.keep
+        if config.optimization.keep == "last":
+            trainer.save_model(kept)
+        by_first(lambda: None)  # until it is written
+        model = from_pretrained(kept).to(trainer.device)
+        finished = Finished(
+            run=run,
+            config=config,
+            model=model,
+            module=trainer.trained,
+            loader=trainer.loader(final),
+            precision=trainer.precision,
+            seconds=trainer.seconds,
+        )
+        print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
+        tested = trainer.task.test(finished)
+        if config.task == "classify" and config.data == "digits" and final.name == "test":
+            print_first(f"       {digits_baseline():.2%} scikit-learn's SVC() on the same split")
+        by_first(lambda: _save(trainer, model, tested))
+        figures = by_first(lambda: _draw(trainer, finished, tested))
+        report = by_first(lambda: _report(trainer))
+    model = model.cpu()
+    if isinstance(tested, Evaluation):
+        return TrainResult(
+            run=run.path,
+            model=model,
+            evaluation=tested,
+            seconds=trainer.seconds,
+            figures=figures,
+            report=report,
+        )
+    assert isinstance(model, VisionTransformer)
+    return PretrainResult(
+        run=run.path,
+        model=model,
+        metrics=tested.metrics,
+        split=tested.split,
+        seconds=trainer.seconds,
+        figures=figures,
+        report=report,
+    )
+
+
+def _save(trainer: Trainer, model: Classifier, tested: Evaluation | PatchEvaluation) -> None:
+    """Write the test results, the predictions and the model."""
+    run = trainer.run
+    with explaining_failure(run.path, "the finished model", to_resume(run.path)):
+        writer = run.write_metrics(trainer.step)
+        writer.record("test", trainer.step, {**tested.summary(), "seconds": round(trainer.seconds, 2)})
+        writer.close()
+        if isinstance(tested, Evaluation):
+            run.save_predictions(tested)
+        save_pretrained(model, run.model_folder)
+    remove_checkpoints(run.path)
+
+
+def _draw(trainer: Trainer, finished: Finished, tested: Evaluation | PatchEvaluation) -> dict[str, Path]:
+    with explaining_failure(trainer.run.path, "the figures", _to_report(trainer.run)):
+        return trainer.task.draw(finished, tested)
+
+
+def _report(trainer: Trainer) -> Path:
+    print_first("writing the report")
+    with explaining_failure(trainer.run.path, "the report", _to_report(trainer.run)):
+        return write_report(trainer.run, splits=trainer.splits, device=str(trainer.device))
+
+
+def _to_report(run: Run) -> str:
+    """The advice for a full disk once the model is saved."""
+    return (
+        f"the model is saved in {run.model_folder}: make room, then run "
+        f"`vitascope report {shlex.quote(str(run.path))}`"
     )

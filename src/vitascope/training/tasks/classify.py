@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +11,11 @@ from torch import Tensor, nn
 
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
-from vitascope.training.evaluate import evaluate
-from vitascope.training.tasks.task import Examples, Sums
+from vitascope.report.figures import draw_figures
+from vitascope.report.wording import counted
+from vitascope.training.distributed import print_first
+from vitascope.training.evaluate import Evaluation, predict_split
+from vitascope.training.tasks.task import Examples, Finished, Sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +37,26 @@ class Classify:
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
         """Cross-entropy without smoothing, accuracy, and the share of the commonest class."""
-        measured = evaluate(module, loader, precision=precision)
-        return {"loss": measured.loss, "accuracy": measured.accuracy, "majority": measured.score.majority}
+        found = predict_split(module, loader, precision=precision)
+        return {"loss": found.loss, "accuracy": found.accuracy, "majority": found.score.majority}
+
+    def test(self, finished: Finished) -> Evaluation:
+        """Evaluate the finished model and print its accuracy."""
+        tested = predict_split(finished.model, finished.loader, precision=finished.precision)
+        score = tested.score
+        warning = score.warning(from_scratch=finished.config.weights is None)
+        print_first(
+            f"{tested.split:<6} {tested.accuracy:.2%} right: {score.right} of "
+            f"{counted(score.total, 'image')}, after {finished.seconds:.1f} s of training\n"
+            f"       {score.compared()}" + (f"\n       {warning}" if warning else "")
+        )
+        return tested
+
+    def draw(self, finished: Finished, tested: Evaluation) -> dict[str, Path]:
+        """Draw the figures of a classifier."""
+        images = finished.loader.images.subset(tested.split, tested.indices)
+        print_first("drawing the figures")
+        return draw_figures(finished.run, finished.model, self.preprocess, images, tested.probabilities)
 
 
 def classified(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.data.loading import Loader
-from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.heads import DistilledHead
 from vitascope.model.vit import VisionTransformer
@@ -58,20 +57,18 @@ class MeanOfHeads(nn.Module):
         return (by_label + by_teacher) / 2
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Distill:
+@dataclasses.dataclass(frozen=True)
+class Distill(Classify):
     """Labels train the class token, a teacher the distillation token, with the same augmented images.
+
+    The teacher's decision is never smoothed (section 4, "Hard-label distillation").
 
     Raises:
         UserError: a teacher with another number of image channels than the student.
     """
 
-    options: Distillation
-    preprocess: Preprocess
-    """The student's preprocessing."""
-    teacher: Teacher
-    label_smoothing: float = 0.0
-    """For the labels; the teacher's decision is never smoothed (section 4, "Hard-label distillation")."""
+    options: Distillation = dataclasses.field(kw_only=True)
+    teacher: Teacher = dataclasses.field(kw_only=True)
 
     def __post_init__(self) -> None:
         theirs, ours = self.teacher.preprocess.channels, self.preprocess.channels
@@ -113,7 +110,7 @@ class Distill:
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
         """Cross-entropy and accuracy of both heads' mean; the teacher is not used."""
-        return Classify(self.preprocess).validate(MeanOfHeads(module), loader, precision)
+        return super().validate(MeanOfHeads(module), loader, precision)
 
 
 def _channels(count: int) -> str:

@@ -30,10 +30,10 @@ from vitascope.report.masked import draw_masked_patches
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import to_resume
-from vitascope.training.distributed import by_first, sum_over_processes
+from vitascope.training.distributed import by_first, print_first, sum_over_processes
 from vitascope.training.options import Masking
 from vitascope.training.tasks.patch_targets import Target, target_of
-from vitascope.training.tasks.task import Examples, Sums
+from vitascope.training.tasks.task import Examples, Finished, PatchEvaluation, Sums
 
 MASKED, REPLACED = 0.8, 0.1
 """The shares of the corrupted patches that become [mask] and another patch; the others stay."""
@@ -242,6 +242,25 @@ class Masked:
             raise UserError(f"no image of the {loader.images.name} set could be read")
         names = {"loss": "loss", "correct": "accuracy"}
         return {names[name]: float(value / sums["count"]) for name, value in sums.items() if name in names}
+
+    def test(self, finished: Finished) -> PatchEvaluation:
+        """Evaluate the trained module, print the result and draw `figures/masked.png`.
+
+        The figure is drawn here because the saved model lacks the layer that makes the predictions.
+        """
+        images = finished.loader.images
+        metrics = self.validate(finished.module, finished.loader, finished.precision)
+        accuracy = f", {metrics['accuracy']:.2%} of their colours right" if "accuracy" in metrics else ""
+        print_first(
+            f"{images.name:<6} loss {metrics['loss']:.3f} for hidden patches{accuracy}, after "
+            f"{finished.seconds:.1f} s of training\ndrawing the figures"
+        )
+        figures = draw_masked(finished.run, self, finished.module, images)
+        return PatchEvaluation(images.name, len(images), metrics, figures)
+
+    def draw(self, finished: Finished, tested: PatchEvaluation) -> dict[str, Path]:
+        """The figures that `test` has drawn."""
+        return tested.figures
 
     def corruption(self, seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> Corruption:
         """`corruption` with this task's patches and share."""

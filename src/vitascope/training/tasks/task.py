@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.data.loading import Loader
+from vitascope.model.classifier import Classifier
+from vitascope.run.run import Run
+from vitascope.training.recipes import TrainConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,12 +38,48 @@ class Examples:
     epoch: int
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A run after its last step.
+
+    Attributes:
+        run, config: of the run.
+        model: the finished model, on its device; every process has all of it.
+        module: the trained module with the last weights; a process may have only a part.
+        loader: of the images to test on.
+        precision: dtype to compute in.
+        seconds: time in the training loop.
+    """
+
+    run: Run
+    config: TrainConfig
+    model: Classifier
+    module: nn.Module
+    loader: Loader
+    precision: torch.dtype
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchEvaluation:
+    """Means over a split for masked patches: `loss`, and `accuracy` if patches are classified."""
+
+    split: str
+    images: int
+    metrics: dict[str, float]
+    figures: dict[str, Path]
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values for `metrics.jsonl`."""
+        return {"split": self.split, "images": self.images, **self.metrics}
+
+
 Sums = dict[str, Tensor]
 """Sums over images, among them `loss` and `count`, the number of images."""
 
 
 class Task(Protocol):
-    """A training task: a module around the model, a loss, a validation."""
+    """A training task: the trained module, its loss, its validation, the test of the finished model."""
 
     def module(self, model: Any) -> nn.Module:
         """The trained module: the model, or a module that has it as `body`."""
@@ -55,3 +95,9 @@ class Task(Protocol):
 
         Classification adds `accuracy`, and `majority`: the accuracy of always predicting the commonest class.
         """
+
+    def test(self, finished: Finished) -> Any:
+        """Evaluate the finished model and print the result; all processes call it."""
+
+    def draw(self, finished: Finished, tested: Any) -> dict[str, Path]:
+        """Draw the figures of the finished model; returns their paths by name."""
