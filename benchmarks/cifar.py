@@ -175,7 +175,7 @@ def run_of(config: vs.TrainConfig, seed: int, images: int, kept: Path | None = N
     evaluation = result.evaluation
     return Run(
         seed=seed,
-        right=int((evaluation.predictions == evaluation.labels).sum()),
+        right=int((evaluation.classes == evaluation.labels).sum()),
         seconds=result.seconds,
         minutes=[record["epoch"] * images / record["images_per_second"] / 60 for record in epochs],
         val_accuracy=[record["val_accuracy"] for record in epochs],

@@ -41,8 +41,9 @@ from vitascope.model.hardware import resolve_device
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.run import Run
 from vitascope.training.defaults import resolve_config
-from vitascope.training.loop import RECORD_EVERY, Trainer
+from vitascope.training.loop import RECORD_EVERY
 from vitascope.training.optim import optimizer_of
+from vitascope.training.train import build_trainer
 
 Step = Callable[[], object]
 
@@ -229,7 +230,7 @@ def loop_step(case: Case, splits: Splits, setting: Setting, mode: str, run: Path
     config, model_config = resolve_config(
         case.config(precision=precision, compile=mode == "compiled"), splits
     )
-    trainer = Trainer(Run(run), config, model_config, splits, setting.device)
+    trainer = build_trainer(Run(run), config, model_config, splits, setting.device)
     trainer.module.train()
     batches = ((batch, epoch) for epoch in itertools.count() for batch in trainer.train_loader.epoch(epoch))
 

@@ -31,6 +31,7 @@ from vitascope.run.run import Run
 from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import optimizer_of
+from vitascope.training.train import build_trainer
 
 Step = Callable[[], None]
 
@@ -94,7 +95,7 @@ def main() -> None:
     splits = open_data(config.data)
     config, model_config = resolve_config(config, splits)
     with tempfile.TemporaryDirectory() as run:
-        trainer = Trainer(Run(Path(run)), config, model_config, splits, resolve_device("auto"))
+        trainer = build_trainer(Run(Path(run)), config, model_config, splits, resolve_device("auto"))
         trainer.module.train()
         steps = {"loop": loop_step(trainer), "bare step": bare_step(trainer)}
         for step in steps.values():

@@ -523,7 +523,7 @@ def test_cifar_seeds_are_measured_on_the_last_weights_and_added_to(results, monk
     arguments = cifar.parse(["--data", "digits", "--epochs", "2", "--seeds", "1", "--out", *words])
     monkeypatch.setattr(cifar, "parse", lambda: arguments)
     monkeypatch.setattr(
-        "vitascope.training.finish.draw_figures", lambda *_: {}
+        "vitascope.training.tasks.classify.draw_figures", lambda *_: {}
     )  # takes longest, and is thrown away
     cifar.main()
     arguments.add, arguments.epochs = True, 100  # as many as there were

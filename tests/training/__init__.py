@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from vitascope.report import write
-from vitascope.training import finish
+from vitascope.training import train
 from vitascope.training.recipes import TrainConfig
+from vitascope.training.tasks import classify, masked
 
 
 def write_folder(
@@ -55,9 +56,9 @@ def undrawn() -> Iterator[None]:
     They keep their checkpoints too, whose states tests compare; test_finish looks at their removal.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "draw_figures", lambda *_: {})
-        patch.setattr(finish, "draw_masked", lambda *_: {})
+        patch.setattr(classify, "draw_figures", lambda *_: {})
+        patch.setattr(masked, "draw_masked", lambda *_: {})
         patch.setattr(write, "draw_again", lambda *_: None)
-        patch.setattr(finish, "report_of", lambda trainer: trainer.run.report)
-        patch.setattr(finish, "remove_checkpoints", lambda run: None)
+        patch.setattr(train, "write_report", lambda run, **_: run.report)
+        patch.setattr(train, "remove_checkpoints", lambda run: None)
         yield

@@ -63,7 +63,7 @@ def test_the_batch_leaves_an_epoch_four_steps_unless_it_is_the_smallest(images: 
 def test_weights_of_another_architecture_are_refused_in_its_words(data, tmp_path) -> None:
     save_pretrained(small_model(), tmp_path / "m")
     config = TrainConfig().replace(data=str(data), weights=str(tmp_path / "m"), model="vit_s16")
-    with pytest.raises(UserError, match=r"depth is 3, not 12; embed_dim is 16, not 384.*leave out --model"):
+    with pytest.raises(UserError, match=r"depth is 3, not 12; embed_dim is 16, not 384.*leave out the model"):
         resolve_config(config, open_data(str(data)))
 
 
@@ -98,8 +98,8 @@ def test_options_of_the_model_reach_it(data) -> None:
     ("options", "reason"),
     [
         (["stem=resnet", "resnet_layers=4"], "resnet_layers must be a list of whole numbers, not 4"),
-        (["resnet_layers=[1]"], "resnet_layers changes nothing with stem=conv; add stem=resnet"),
-        (["attention=axial", "window=3"], "window changes nothing with attention=axial"),
+        (["resnet_layers=[1]"], "resnet_layers has no effect with stem=conv; add stem=resnet"),
+        (["attention=axial", "window=3"], "window has no effect with attention=axial"),
     ],
 )
 def test_options_of_the_model_that_cannot_be_or_do_nothing_are_refused(data, options, reason) -> None:

@@ -19,7 +19,7 @@ from vitascope.errors import UserError
 from vitascope.run.layout import SPLIT
 from vitascope.run.run import Run
 from vitascope.training import train
-from vitascope.training.evaluate import evaluate, evaluate_pretrained
+from vitascope.training.evaluate import evaluate, predict_split
 from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.saving import save_pretrained
 
@@ -33,7 +33,7 @@ def loader(tmp_path):
 
 def test_every_image_is_judged_once_in_the_order_of_the_split(loader) -> None:
     model = small_model(num_classes=2)
-    found = evaluate(model, loader)
+    found = predict_split(model, loader)
     pixels = np.stack([loader.preprocess.pixels(source) for source in loader.images.sources])
     logits = model(loader.preprocess.normalize(torch.from_numpy(pixels))).detach()
     np.testing.assert_allclose(found.probabilities, logits.softmax(dim=1), atol=1e-6)
@@ -44,16 +44,16 @@ def test_every_image_is_judged_once_in_the_order_of_the_split(loader) -> None:
 
 
 def test_the_confusion_matrix_has_the_truth_down_and_the_guess_across(loader) -> None:
-    found = evaluate(small_model(num_classes=2), loader)
+    found = predict_split(small_model(num_classes=2), loader)
     for truth in range(2):
         for guess in range(2):
-            pairs = (found.labels == truth) & (found.predictions == guess)
+            pairs = (found.labels == truth) & (found.classes == guess)
             assert found.confusion[truth, guess] == pairs.sum()
 
 
 def test_training_mode_is_given_back(loader) -> None:
     model = small_model(num_classes=2).train()
-    evaluate(model, loader)
+    predict_split(model, loader)
     assert model.training
 
 
@@ -61,29 +61,29 @@ def test_unreadable_images_are_named_and_not_counted(tmp_path) -> None:
     root = write_folder(tmp_path / "data", per_class=12, side=32)
     (root / "dark" / "broken.png").write_text("no picture")
     loader = Loader(read_tree(root), default_preprocess(small_model().config), batch_size=8)
-    found = evaluate(small_model(num_classes=2), loader)
+    found = predict_split(small_model(num_classes=2), loader)
     assert found.summary()["images"] == 24
     assert found.summary()["unreadable"] == 1
-    assert [path.endswith("broken.png") for path in found.unreadable] == [True]
+    assert ["broken.png" in reason for reason in found.unreadable] == [True]
 
 
 def test_a_model_folder_needs_to_be_told_the_data(tmp_path) -> None:
     save_pretrained(small_model(num_classes=2), tmp_path / "m")
-    with pytest.raises(UserError, match="--data"):
-        evaluate_pretrained(tmp_path / "m")
+    with pytest.raises(UserError, match="not a run folder with test images of its own: set data"):
+        evaluate(tmp_path / "m")
 
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_batch_of_nothing_is_refused(tmp_path, size: int) -> None:
     with pytest.raises(UserError, match=f"batch_size must be at least 1, not {size}"):
-        evaluate_pretrained(tmp_path / "m", "digits", batch_size=size)
+        evaluate(tmp_path / "m", "digits", batch_size=size)
 
 
 def test_classes_are_matched_by_name_not_by_order(tmp_path) -> None:
     root = write_folder(tmp_path / "data", per_class=3, side=32, classes=("a", "b", "c"))
     swapped = small_model(num_classes=3, class_names=("c", "a", "b"))
     save_pretrained(swapped, tmp_path / "m")
-    found = evaluate_pretrained(tmp_path / "m", str(root), device="cpu")
+    found = evaluate(tmp_path / "m", str(root), device="cpu")
     assert found.labels.tolist() == [1, 1, 1, 2, 2, 2, 0, 0, 0]
 
 
@@ -91,7 +91,7 @@ def test_a_class_that_the_model_does_not_know_is_refused(tmp_path) -> None:
     root = write_folder(tmp_path / "data", per_class=3, side=32, classes=("cat", "dgo"))
     save_pretrained(small_model(num_classes=2, class_names=("cat", "dog")), tmp_path / "m")
     with pytest.raises(UserError, match="dgo; nearest: dog"):
-        evaluate_pretrained(tmp_path / "m", str(root), device="cpu")
+        evaluate(tmp_path / "m", str(root), device="cpu")
 
 
 # --- data that changed under a run
@@ -126,7 +126,7 @@ def paths(project: Path, split: str) -> list[Path]:
 
 def test_nothing_is_measured_on_images_that_were_trained_on(project, caplog) -> None:
     run = project / "runs" / "photos"
-    before = evaluate_pretrained(run, device="cpu")
+    before = evaluate(run, device="cpu")
     assert (before.summary()["images"], before.changes) == (
         6,
         {"missing": 0, "changed": 0, "renamed": 0, "new": 0},
@@ -135,7 +135,7 @@ def test_nothing_is_measured_on_images_that_were_trained_on(project, caplog) -> 
     deleted = [paths(project, "train")[0], paths(project, "test")[2], paths(project, "val")[-1]]
     for path in deleted:
         path.unlink()
-    after = evaluate_pretrained(run, device="cpu")
+    after = evaluate(run, device="cpu")
     assert after.changes == {"missing": 3, "changed": 0, "renamed": 0, "new": 0}
     np.testing.assert_allclose(after.probabilities, np.delete(before.probabilities, 2, axis=0), atol=1e-6)
     said = [record.getMessage() for record in caplog.records]
@@ -153,9 +153,9 @@ def test_training_images_among_other_data_are_left_out_and_counted(project, caps
     assert main(["evaluate", str(run), "--data", str(other), "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["images"], found["trained_on"]) == (2, 7)
-    assert "was trained on 7 of these 9 images; they are left out" in caplog.text
+    assert "was trained on 7 of these 9 images, which are left out; 2 remain" in caplog.text
     caplog.clear()
-    assert evaluate_pretrained(run / "model", str(other), device="cpu").trained_on == 7
+    assert evaluate(run / "model", str(other), device="cpu").trained_on == 7
 
 
 def test_an_accuracy_on_training_images_alone_is_called_that(project, caplog) -> None:
@@ -163,7 +163,7 @@ def test_an_accuracy_on_training_images_alone_is_called_that(project, caplog) ->
     for number, path in enumerate(paths(project, "train")[:7]):
         (other / path.parent.name).mkdir(parents=True, exist_ok=True)
         shutil.copy(path, other / path.parent.name / f"copy{number}.png")
-    found = evaluate_pretrained(project / "runs" / "photos", str(other), device="cpu")
+    found = evaluate(project / "runs" / "photos", str(other), device="cpu")
     assert (len(found.labels), found.trained_on) == (7, 7)
     assert "was trained on all 7 of these images" in caplog.text
 

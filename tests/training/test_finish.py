@@ -14,13 +14,14 @@ from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
 from vitascope.model.classifier import build
 from vitascope.run.run import Run
-from vitascope.training import finish, train
+from vitascope.training import train
 from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.defaults import resolve_config
-from vitascope.training.evaluate import evaluate_pretrained
+from vitascope.training.evaluate import evaluate
 from vitascope.training.loop import Trainer
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.training.tasks import classify, masked
+from vitascope.training.tasks.classify import Classify
+from vitascope.weights.store import from_pretrained, save_pretrained
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +31,14 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def no_pictures(monkeypatch) -> None:
-    monkeypatch.setattr(finish, "draw_figures", lambda *_: {})
-    monkeypatch.setattr(finish, "draw_masked", lambda *_: {})
-    monkeypatch.setattr(finish, "write_report", lambda run, **_: run.report)
+    monkeypatch.setattr(classify, "draw_figures", lambda *_: {})
+    monkeypatch.setattr(masked, "draw_masked", lambda *_: {})
+    monkeypatch.setattr(train, "write_report", lambda run, **_: run.report)
 
 
 @pytest.fixture
 def checkpoints_stay(monkeypatch) -> None:
-    monkeypatch.setattr(finish, "remove_checkpoints", lambda run: None)
+    monkeypatch.setattr(train, "remove_checkpoints", lambda run: None)
 
 
 @pytest.fixture
@@ -82,17 +83,17 @@ def test_it_is_measured_once_on_the_images_that_nothing_has_seen(
     data, tmp_path, no_pictures, monkeypatch
 ) -> None:
     splits = []
-    measure = finish.evaluate
+    test = Classify.test
 
-    def watched(model, loader, **options):
-        splits.append(loader.images.name)
-        return measure(model, loader, **options)
+    def watched(self: Classify, finished):
+        splits.append(finished.loader.images.name)
+        return test(self, finished)
 
-    monkeypatch.setattr(finish, "evaluate", watched)
+    monkeypatch.setattr(Classify, "test", watched)
     run = tmp_path / "run"
     result = train.train(tiny_config(data, run=str(run), epochs=1, precision="fp32"))
     assert splits == ["test"]
-    again = evaluate_pretrained(run, precision="fp32")
+    again = evaluate(run, precision="fp32")
     assert (again.accuracy, again.loss) == (result.evaluation.accuracy, pytest.approx(result.evaluation.loss))
 
 
@@ -116,7 +117,7 @@ def test_the_report_comes_last_with_the_data_that_are_open(
         seen.append((run.finished, splits.final.name, device))
         return run.report
 
-    monkeypatch.setattr(finish, "write_report", watched)
+    monkeypatch.setattr(train, "write_report", watched)
     run = tmp_path / "run"
     result = (train.pretrain if task == "masked" else train.train)(
         tiny_config(data, run=str(run), epochs=1, task=task)
@@ -126,7 +127,7 @@ def test_the_report_comes_last_with_the_data_that_are_open(
 
 
 def test_a_report_that_fails_leaves_a_finished_run(data, tmp_path, no_pictures, monkeypatch) -> None:
-    monkeypatch.setattr(finish, "write_report", stop)
+    monkeypatch.setattr(train, "write_report", stop)
     with pytest.raises(KeyboardInterrupt):
         train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
     assert from_pretrained(tmp_path / "run").config.num_classes == 2
@@ -144,13 +145,13 @@ def test_a_finished_run_keeps_its_model_and_no_checkpoint(data, tmp_path, no_pic
 
 
 def test_what_a_user_put_beside_the_checkpoints_stays(data, tmp_path, no_pictures, monkeypatch) -> None:
-    save = finish.save_pretrained
+    save = train.save_pretrained
 
     def and_put(model, folder: Path, **options):
         (folder.parent / "checkpoints" / "notes.txt").write_text("mine")
         return save(model, folder, **options)
 
-    monkeypatch.setattr(finish, "save_pretrained", and_put)
+    monkeypatch.setattr(train, "save_pretrained", and_put)
     run = train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1)).run
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["notes.txt"]
 
@@ -173,8 +174,8 @@ def printed_before(monkeypatch, capsys) -> dict[str, str]:
         seen[name] = capsys.readouterr().out
         return made
 
-    monkeypatch.setattr(finish, "draw_figures", lambda *_: begin("figures", {}))
-    monkeypatch.setattr(finish, "write_report", lambda run, **_: begin("report", run.report))
+    monkeypatch.setattr(classify, "draw_figures", lambda *_: begin("figures", {}))
+    monkeypatch.setattr(train, "write_report", lambda run, **_: begin("report", run.report))
     return seen
 
 
@@ -183,7 +184,7 @@ def test_the_result_is_printed_before_anything_is_drawn(data, tmp_path, printed_
     result = train.train(config)
     score = result.evaluation.score
     *_, measuring, first, compared, drawing = printed_before["figures"].splitlines()
-    assert measuring == "measuring 4 test images"
+    assert measuring == "evaluating 4 test images"
     assert first.startswith(f"test   {score.right / 4:.2%} right: {score.right} of 4 images, after ")
     assert compared.strip() == score.compared()
     assert drawing == "drawing the figures"
@@ -219,11 +220,14 @@ def test_one_is_singular(data, tmp_path, no_pictures, capsys) -> None:
 # Signals and full disks at the end of a run
 
 
+OWNERS = {"test": Classify, "draw_figures": classify, "draw_masked": masked, "write_report": train}
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     ("task", "place", "command"),
     [
-        ("classify", "evaluate", "vitascope train --resume {run}"),
+        ("classify", "test", "vitascope train --resume {run}"),
         ("classify", "draw_figures", "vitascope report {run}"),
         ("classify", "write_report", "vitascope report {run}"),
         ("masked", "draw_masked", "vitascope train --resume {run}"),
@@ -242,7 +246,7 @@ def test_a_signal_at_the_end_of_a_run_is_answered_with_the_way_on(
     file.write_text(tiny_config(data, run=str(run), epochs=1, task=task, keep="last").to_yaml())
     begin = ["pretrain" if task == "masked" else "train", "--config", str(file)]
     with monkeypatch.context() as patch:
-        patch.setattr(finish, place, interrupted)
+        patch.setattr(OWNERS[place], place, interrupted)
         assert main(begin) == 128 + signum
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -259,8 +263,8 @@ def test_a_signal_at_the_end_of_a_run_is_answered_with_the_way_on(
     ("owner", "place", "what", "way_on"),
     [
         (Run, "save_predictions", "the finished model", "vitascope train --resume {run}"),
-        (finish, "draw_figures", "the figures", "vitascope report {run}"),
-        (finish, "write_report", "the report", "vitascope report {run}"),
+        (classify, "draw_figures", "the figures", "vitascope report {run}"),
+        (train, "write_report", "the report", "vitascope report {run}"),
     ],
 )
 def test_a_full_disk_at_the_end_of_a_run_names_the_place_and_the_way_on(
@@ -292,9 +296,9 @@ def stop_at_the_model(self: Trainer, folder: Path) -> None:
     ("task", "place", "name", "broken"),
     [
         ("classify", Run, "save_predictions", stop),
-        ("classify", finish, "save_pretrained", stop),
-        ("masked", finish, "draw_masked", stop),
-        ("masked", Trainer, "save_model", stop_at_the_model),
+        ("classify", train, "save_pretrained", stop),
+        ("masked", masked, "draw_masked", stop),
+        ("masked", train, "save_pretrained", stop),
     ],
 )
 def test_an_ending_that_was_broken_off_is_done_again_and_recorded_once(

@@ -22,7 +22,8 @@ from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import layer_of, learning_rate
 from vitascope.training.recipes import TrainConfig
-from vitascope.weights.loading import from_pretrained
+from vitascope.training.train import build_trainer
+from vitascope.weights.store import from_pretrained
 
 EXACT: dict[str, Any] = {"precision": "fp32", "optimizer": "sgd", "lr": 0.1, "warmup_epochs": 0.0, "ema": 0.0}
 
@@ -47,7 +48,7 @@ def streamed(monkeypatch) -> None:
 def trainer_of(config: TrainConfig) -> Trainer:
     splits = open_data(config.data, seed=config.seed)
     resolved, model_config = resolve_config(config, splits)
-    return Trainer(Run(Path(config.run or "run")), resolved, model_config, splits, torch.device("cpu"))
+    return build_trainer(Run(Path(config.run or "run")), resolved, model_config, splits, torch.device("cpu"))
 
 
 def steps(trainer: Trainer, epoch: int = 0) -> list[float]:
@@ -455,7 +456,7 @@ def test_a_finished_checkpoint_is_resumed_into_its_ending_alone(data, tmp_path, 
     """Killed after the last step: no step is done again."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(train, "finish_training", lambda trainer: None)
+        patch.setattr(train, "_finish", lambda trainer: None)
         train.train(tiny_config(data, run=str(run)))
     monkeypatch.setattr(Trainer, "_training_step", lambda *_: pytest.fail("a step"))
     result = train.resume(run)

@@ -7,10 +7,11 @@ import pytest
 from tests.training import tiny_config, write_folder
 from vitascope.errors import Interrupted
 from vitascope.run.run import Run
-from vitascope.training import finish, train
+from vitascope.training import train
 from vitascope.training.checkpoint.folders import checkpoints
 from vitascope.training.loop import Trainer
 from vitascope.training.signals import stop_signals
+from vitascope.training.tasks import classify
 from vitascope.training.tasks.classify import Classify
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -28,7 +29,7 @@ def _before(monkeypatch):
         raise Acted(signum)
 
     before = {signum: signal.signal(signum, act) for signum in SIGNALS}
-    monkeypatch.setattr(finish, "draw_figures", lambda *_: {})
+    monkeypatch.setattr(classify, "draw_figures", lambda *_: {})
     yield
     for signum, handler in before.items():
         signal.signal(signum, handler)

@@ -21,14 +21,15 @@ from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.training import train
+from vitascope.training.checkpoint.identity import check_identity, run_identity
 from vitascope.training.defaults import resolve_config
+from vitascope.training.loop import augmentation_of
 from vitascope.training.optim import MOMENTUM, learning_rate, peak_rate
 from vitascope.training.options import ExecutionOptions
 from vitascope.training.recipes import RECIPES, TrainConfig
-from vitascope.training.start import augmentation_of, identity, make_task, refuse_other, start_model
 from vitascope.training.tasks.classify import Classify
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.saving import save_pretrained
+from vitascope.training.train import make_task, start_model
+from vitascope.weights.store import from_pretrained, save_pretrained
 
 
 @pytest.fixture(scope="module")
@@ -266,8 +267,8 @@ def test_grey_weights_under_colour_images_are_named(
 
 def task_of(config: TrainConfig, splits: Splits) -> Any:
     config, model_config = resolve_config(config, splits)
-    preprocess = start_model(config, model_config, 3).preprocess
-    return make_task(config, model_config, preprocess, splits, torch.device("cpu"), torch.float32)
+    model = start_model(config, model_config, 3)
+    return make_task(config, model, splits, torch.device("cpu"), torch.float32)
 
 
 def test_without_a_teacher_the_task_is_classification_with_the_smoothing_asked_for(data) -> None:
@@ -281,16 +282,16 @@ def test_without_a_teacher_the_task_is_classification_with_the_smoothing_asked_f
     [
         (["--teacher", "nowhere"], "nowhere: no such model"),
         (["--teacher", "{weights}"], "has 5 classes, without names; the data have 2"),
-        (["--teacher", "{weights}", "--recipe", "small-data"], "add --pool cls, or take --recipe distill"),
-        (["--teacher", "{weights}", "--pool", "map"], "add --pool cls"),
-        (["--teacher", "{weights}", "--model", "resnet29_w32_cifar"], "leave out --teacher"),
+        (["--teacher", "{weights}", "--recipe", "small-data"], "add pool=cls or use the recipe distill"),
+        (["--teacher", "{weights}", "--pool", "map"], "add pool=cls"),
+        (["--teacher", "{weights}", "--model", "resnet29_w32_cifar"], "leave out the teacher"),
         (["--recipe", "masked"], "the recipe masked is for `vitascope pretrain`"),
         (["--config", "{masked}"], "masked.yaml is for `vitascope pretrain`"),
         (
             ["--layer-decay", "0.5", "--model", "resnet29_w32_cifar", "--recipe", "cnn"],
             "no blocks",
         ),
-        (["--freeze"], "add --weights"),
+        (["--freeze"], "set weights"),
     ],
 )
 def test_what_cannot_begin_is_refused_in_one_line_with_the_way_out(
@@ -330,7 +331,7 @@ def test_the_augmentation_is_what_was_asked_for() -> None:
 def identity_of(config: TrainConfig) -> dict[str, Any]:
     splits = open_data(config.data, seed=config.seed)
     resolved, model_config = resolve_config(config, splits)
-    return identity(resolved, model_config, splits.train)
+    return run_identity(resolved, model_config, splits.train)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +367,7 @@ def test_what_changes_the_result_is_refused_by_name(data, option: str, value: An
     saved, now = identity_of(tiny_config(data)), identity_of(tiny_config(data, **{option: value}))
     shown = "positions" if option == "options" else option
     with pytest.raises(UserError, match=rf"(not of this run: |; )(model: )?{shown} was .*, is ") as refused:
-        refuse_other(saved, now)
+        check_identity(saved, now)
     assert "\n" not in str(refused.value)
 
 
@@ -387,7 +388,7 @@ def test_options_of_the_engine_and_moved_files_are_no_difference(data, tmp_path)
         "keep_checkpoints": 7,
     }
     assert set(engine) == {field.name for field in dataclasses.fields(ExecutionOptions)}
-    refuse_other(saved, identity_of(tiny_config(moved, run="there", **engine)))
+    check_identity(saved, identity_of(tiny_config(moved, run="there", **engine)))
 
 
 def test_other_images_are_refused_by_what_differs(data, tmp_path) -> None:
@@ -402,12 +403,12 @@ def test_other_images_are_refused_by_what_differs(data, tmp_path) -> None:
         (renamed, "names and labels of the training images, SHA-256 was"),
     ):
         with pytest.raises(UserError, match=re.escape(name)):
-            refuse_other(saved, identity_of(config.replace(data=str(folder))))
+            check_identity(saved, identity_of(config.replace(data=str(folder))))
     assert identity_of(config.replace(data=str(relabelled)))["classes"] == ["dark", "light"]
 
 
 def test_an_option_that_came_after_the_checkpoint_is_no_difference(data) -> None:
     saved = identity_of(tiny_config(data))
-    refuse_other(saved, saved | {"lookahead": 0})
+    check_identity(saved, saved | {"lookahead": 0})
     with pytest.raises(UserError, match="lookahead was 0, is None"):
-        refuse_other(saved | {"lookahead": 0}, saved)
+        check_identity(saved | {"lookahead": 0}, saved)

@@ -1,17 +1,16 @@
-"""`TrainConfig` and the named recipes. No torch here: the command line's help answers at once."""
+"""`TrainConfig` and the named recipes. Imports no torch, so that the help is printed at once."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import tyro
 import yaml
 
-from vitascope.errors import UserError, check_choice, nearest
-from vitascope.model.configuration import check_fields
+from vitascope.errors import UserError, check_choice
+from vitascope.model.configuration import Configuration, option_groups
 from vitascope.model.options import DEPENDENT_OPTIONS
 from vitascope.training.options import (
     Architecture,
@@ -24,87 +23,63 @@ from vitascope.training.options import (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """Everything that determines a run. What is None is chosen from the data, and written down.
+@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
+class TrainConfig(Configuration):
+    """The options of a training run. None stands for a value that is chosen from the data, and recorded.
 
-    Options lie in groups. Where they are given by name, in `from_recipe`, `replace`, `from_dict`, a
-    `config.yaml` and on the command line, the groups are left out:
-    `TrainConfig.from_recipe("digits", lr=1e-3)`.
+    The options of the groups are keywords too: `TrainConfig(data="photos/", lr=1e-3)`. `config.yaml` and the
+    command line have no groups either.
 
     Raises:
-        UserError: values of the wrong type, and numbers that make no sense.
+        UserError: an unknown option, with the nearest known one; a value of the wrong type, or out of range.
     """
+
+    option_kind: ClassVar[str] = "training option"
 
     task: tyro.conf.Suppress[Literal["classify", "masked"]] = "classify"
     """Classification, or masked patch prediction (`vitascope pretrain`)."""
     data: str = "digits"
-    """What to train on: a folder: train/<class>/ with val/ or test/, or just <class>/.
-    Or `digits`, `cifar10`, `cifar100`, `mnist`, `fashion-mnist`, an archive, shards, a hub's data set."""
+    """Training data: a folder with train/<class>/ and val/ or test/, or with <class>/ only.
+    Or `digits`, `cifar10`, `cifar100`, `mnist`, `fashion-mnist`, an archive, shards, a hub data set."""
     run: MaybeText = None
-    """Folder of the run; a new one. Default: runs/<name of the data>."""
+    """Run folder; must not exist. Default: runs/<name of the data>."""
     weights: MaybeText = None
-    """A trained model to start from: a run folder, a model folder or file, or a hub id."""
+    """Trained model to start from: a run folder, a model folder or file, or a hub id."""
     seed: int = 0
-    """Of the validation split, the initialization, the order and all that is random."""
+    """Seed of the validation split, the initialization, the order and the augmentation."""
     architecture: Architecture = dataclasses.field(default_factory=Architecture)
     """The model."""
     optimization: Optimization = dataclasses.field(default_factory=Optimization)
     """The optimizer and its schedule."""
     augmentation: AugmentationOptions = dataclasses.field(default_factory=AugmentationOptions)
-    """What is varied at random."""
+    """Random changes of the training images."""
     distillation: Distillation = dataclasses.field(default_factory=Distillation)
-    """What a teacher adds."""
+    """Distillation from a teacher."""
     masking: Masking = dataclasses.field(default_factory=Masking)
     """Masked patch prediction."""
     engine: ExecutionOptions = dataclasses.field(default_factory=ExecutionOptions)
-    """How it is computed."""
+    """Execution."""
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
-        check_fields(self)
-        if self.seed < 0:
-            raise UserError(f"seed must not be negative, not {self.seed}")
-        if self.seed >= 2**63:  # torch's generators take no more
-            raise UserError(f"seed must be less than 2**63, not {self.seed}")
-
-    def replace(self, **options: Any) -> TrainConfig:
-        """A copy with options changed, each by its own name, whatever its group.
-
-        Raises:
-            UserError: an unknown name, naming the nearest; a value that makes no sense.
-        """
-        top: dict[str, Any] = {}
-        grouped: dict[str, dict[str, Any]] = {}
-        for name, value in options.items():
-            if name not in GROUP_OF:
-                raise UserError(f"unknown training option {name!r}{nearest(name, GROUP_OF)}")
-            group = GROUP_OF[name]
-            (top if group is None else grouped.setdefault(group, {}))[name] = value
-        groups = {
-            group: dataclasses.replace(getattr(self, group), **values) for group, values in grouped.items()
-        }
-        return dataclasses.replace(self, **top, **groups)
-
-    def option(self, name: str) -> Any:
-        """The value of an option by its own name, whatever its group."""
-        group = GROUP_OF[name]
-        return getattr(self if group is None else getattr(self, group), name)
+        """Check the options."""
+        super().__post_init__()
+        if not 0 <= self.seed < 2**63:  # the range of torch's generators
+            raise UserError(f"seed must be in [0, 2**63), not {self.seed}")
 
     @classmethod
     def from_recipe(cls, recipe: str | None = None, **options: Any) -> TrainConfig:
-        """A named recipe with options changed: `TrainConfig.from_recipe("digits", epochs=3)`.
+        """A named recipe with other options: `TrainConfig.from_recipe("digits", epochs=3)`.
 
         Args:
-            recipe: one of `RECIPES`; None takes the one that `default_recipe` finds for the options.
-            **options: fields of this class and of its groups; `options` of the model are added to those
-                of the recipe.
+            recipe: one of `RECIPES`; None selects the one that `default_recipe` finds for the options.
+            **options: options of this class and of its groups; `options` of the model are added to those of
+                the recipe.
 
         Raises:
-            UserError: an unknown recipe or option, naming the nearest.
+            UserError: an unknown recipe or option, with the nearest known one.
         """
         if recipe is None:
-            recipe = default_recipe(cls().replace(**options))
+            recipe = default_recipe(cls(**options))
         check_choice("recipe", recipe, RECIPES)
         base = RECIPES[recipe]
         if "options" in options:
@@ -113,63 +88,42 @@ class TrainConfig:
         return base.replace(**options)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """From plain values by option; an unknown name raises UserError and names the nearest."""
-        return cls().replace(**values)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values by option, without groups."""
-        values = {name: self.option(name) for name in GROUP_OF}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    @classmethod
     def from_yaml(cls, path: Path) -> TrainConfig:
-        """From a run's `config.yaml`.
+        """Read the `config.yaml` of a run.
 
         Raises:
-            UserError: no such file, not YAML, an unknown name.
+            UserError: no such file, not YAML, an unknown option.
         """
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise UserError(f"{path}: no such file") from error
         except (OSError, ValueError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())  # YAML's own takes several lines
+            reason = " ".join(str(error).split())  # YAML's messages have several lines
             raise UserError(f"{path}: not readable as YAML: {reason}") from error
         if not isinstance(values, dict):
             raise UserError(f"{path}: not a table of options")
         return cls.from_dict(values)
 
     def to_yaml(self) -> str:
-        """All options with their values, in the order of this class and its groups."""
+        """All options with their values."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
 
-_GROUPS = {
-    "architecture": Architecture,
-    "optimization": Optimization,
-    "augmentation": AugmentationOptions,
-    "distillation": Distillation,
-    "masking": Masking,
-    "engine": ExecutionOptions,
-}
-GROUP_OF: dict[str, str | None] = {
-    **{field.name: None for field in dataclasses.fields(TrainConfig) if field.name not in _GROUPS},
-    **{field.name: group for group, kind in _GROUPS.items() for field in dataclasses.fields(kind)},
-}
-"""Every option's name, and the group that it lies in; None for `TrainConfig` itself."""
+GROUP_OF = option_groups(TrainConfig)
+"""The group of each option, by name; None for those of `TrainConfig` itself."""
 
 RECIPES: dict[str, TrainConfig] = {}
-"""The named recipes, each derived from another under its command."""
+"""The recipes by name, each derived from another one and preceded by its command."""
 
 # vitascope train --data FOLDER --recipe base
-# What `TrainConfig` says, from which all others derive: the paper's ViT, images gently varied. It needs more
-# images than most have; its models can be converted to every library.
+# The defaults of `TrainConfig`: the paper's ViT with weak augmentation, for large data sets. Its models can
+# be converted for every library.
 BASE = RECIPES["base"] = TrainConfig()
 
 # vitascope train
-# Expect 98.9 to 100% on the 360 test digits, by the seed and the processor, in 75 s on a CPU with AVX2
-# (scikit-learn's SVC(): 98.3%). The 8x8 pictures are enlarged to 32x32, so that small turns and shifts do
+# Expect 98.9 to 100% on the 360 test digits, depending on seed and processor, in 75 s on a CPU with AVX2
+# (scikit-learn's SVC(): 98.3%). The 8x8 images are enlarged to 32x32, so that small rotations and shifts do
 # not blur them.
 RECIPES["digits"] = BASE.replace(
     image_size=32,
@@ -191,9 +145,8 @@ RECIPES["digits"] = BASE.replace(
 )
 
 # vitascope train --data FOLDER
-# From scratch on thousands of images. A ResNet stem brings what convolutions know of images (Xiao et al.
-# 2021, "Early Convolutions Help Transformers See Better"), the mean of the patches needs no token to learn
-# what to read (Zhai et al. 2022), and images are varied as in DeiT. docs/training.md has CIFAR-10 measured.
+# From scratch on thousands of images: a ResNet stem (Xiao et al. 2021, "Early Convolutions Help Transformers
+# See Better"), mean pooling (Zhai et al. 2022), and the augmentation of DeiT.
 RECIPES["small-data"] = BASE.replace(
     pool="mean",
     options=("stem=resnet", "resnet_layers=[2]"),
@@ -210,11 +163,11 @@ RECIPES["small-data"] = BASE.replace(
 RECIPES["distill"] = RECIPES["small-data"].replace(pool="cls")
 
 # vitascope train --data FOLDER --model resnet29_w32_cifar
-# The same for a CNN: what a ViT is compared with, and learns from.
+# The same for a CNN, as a baseline or a teacher.
 RECIPES["cnn"] = RECIPES["small-data"].replace(pool=None, options=(), drop_path=0.0)
 
 # vitascope train --data FOLDER --weights MODEL
-# A trained body under a new head: a short, gentle run, in which layers near the image move least.
+# A trained body with a new head: a short run with small steps, smaller ones in early layers.
 RECIPES["finetune"] = BASE.replace(
     epochs=20,
     lr=1e-4,
@@ -223,8 +176,8 @@ RECIPES["finetune"] = BASE.replace(
 )
 
 # vitascope train --data FOLDER --weights MODEL --recipe linear-probe
-# The head alone, on frozen features: how good the features are (Chen et al. 2020, section 4). Decay and
-# smoothing would measure the regularization too, so there is none.
+# The head alone, on frozen features, which measures the features (Chen et al. 2020, section 4). There is no
+# regularization, which would be measured too.
 RECIPES["linear-probe"] = RECIPES["finetune"].replace(
     freeze=True,
     lr=1e-3,
@@ -237,7 +190,7 @@ RECIPES["linear-probe"] = RECIPES["finetune"].replace(
 
 # torchrun --nproc-per-node 8 -m vitascope.cli -- train --data imagenet21k/ --recipe paper-pretrain
 # The paper's pre-training (section 4.1, appendix B.1, table 3): Adam, linear warm-up and decay, a strong
-# weight decay, an MLP head. flax's Adam decays the weights apart from the gradient, which torch calls AdamW.
+# weight decay, an MLP head. Adam in flax has decoupled weight decay, which torch calls AdamW.
 # Table 5: B/16 reaches 83.97% on ImageNet after ImageNet-21k, and 77.91% after ImageNet itself.
 RECIPES["paper-pretrain"] = BASE.replace(
     model="vit_b16",
@@ -340,9 +293,9 @@ RECIPES["masked"] = BASE.replace(
 
 
 def merged_options(base: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
-    """Options of the model, NAME=VALUE each: those that are given, after what is left of a recipe's.
+    """Model options of a recipe and given ones, NAME=VALUE each.
 
-    What is given replaces what the recipe says of it, and what matters only with that.
+    A given option replaces that of the recipe, and the recipe's options that depend on it.
     """
     asked = dict(text.partition("=")[::2] for text in given)
     kept = []
@@ -355,7 +308,7 @@ def merged_options(base: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, 
 
 
 def default_recipe(config: TrainConfig) -> str:
-    """The recipe of a run that names none: by its task, its weights, its teacher, its data and its model."""
+    """The recipe of a run without a named one, from its task, weights, teacher, data and model."""
     if config.task == "masked":
         return "masked"
     if config.weights is not None:
