@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitascope.model.trace import Trace
     from vitascope.model.vit import VisionTransformer
     from vitascope.run.run import Run
+    from vitascope.training.evaluate import evaluate
     from vitascope.training.recipes import TrainConfig
     from vitascope.training.train import pretrain, resume, train
     from vitascope.weights.loading import from_pretrained
@@ -44,6 +45,7 @@ _HOMES = {
     "VisionTransformer": "model.vit",
     "compress": "deploy.export.compress",
     "create_model": "weights.transfer",
+    "evaluate": "training.evaluate",
     "export": "deploy.export.export",
     "from_pretrained": "weights.loading",
     "list_models": "model.sizes",
@@ -68,6 +70,7 @@ __all__ = [
     "VisionTransformer",
     "compress",
     "create_model",
+    "evaluate",
     "explain",
     "export",
     "from_pretrained",
