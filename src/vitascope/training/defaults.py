@@ -28,11 +28,7 @@ LARGE_IMAGE = 224
 
 
 def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, ModelConfig]:
-    """The configuration with all defaults filled in, and that of the model.
-
-    Raises:
-        UserError: a model that cannot be built, or options without an effect.
-    """
+    """The configuration with all defaults filled in, and that of the model."""
     base = pretrained_config(config.weights) if config.weights is not None else None
     asked = config.architecture
     name = asked.model or (DEFAULT_MODEL if base is None else None)
@@ -69,11 +65,7 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
 
 
 def _derived_options(config: TrainConfig, splits: Splits, is_vit: bool) -> dict[str, Any]:
-    """The model options that follow from the task, the data and other training options.
-
-    Raises:
-        UserError: options of Vision Transformers for a CNN.
-    """
+    """The model options that follow from the task, the data and other training options."""
     asked, teacher = config.architecture, config.distillation.teacher
     vit_options = {
         "dropout": asked.dropout,

@@ -29,9 +29,6 @@ def join_processes(device: str) -> torch.device:
     """Join the process group of torchrun, if it started this process; returns this process's device.
 
     With CUDA, each process uses the GPU of its local rank. Reductions use NCCL on GPUs and gloo on CPUs.
-
-    Raises:
-        UserError: a device that this machine lacks, or more processes on a machine than it has GPUs.
     """
     resolved = resolve_device(device)
     if not dist.is_torchelastic_launched():
@@ -149,14 +146,7 @@ def largest(*values: float) -> tuple[float, ...]:
 
 
 def spread(module: nn.Module, parallel: str, device: torch.device) -> nn.Module:
-    """Wrap or shard a module, so that its gradients are averaged over the processes.
-
-    Args:
-        module: the same in every process, on its device.
-        parallel: `ddp` keeps the whole module in every process. `fsdp` keeps a shard of each block and of the
-            rest, and gathers a block to compute it (Zhao et al. 2023; FSDP2's `fully_shard`, in place).
-        device: of this process.
-    """
+    """Wrap or shard a module, so that its gradients are averaged over the processes."""
     if world_size() == 1:
         return module
     if parallel == "fsdp":

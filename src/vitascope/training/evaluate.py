@@ -115,11 +115,7 @@ class Evaluation(Predictions):
 
 
 def data_frame(columns: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: Any) -> DataFrame:
-    """A pandas data frame.
-
-    Raises:
-        UserError: pandas is not installed.
-    """
+    """A pandas data frame."""
     try:
         import pandas
     except ImportError as error:
@@ -233,11 +229,7 @@ def evaluate(
 
 
 def data_of_run(ref: Path | None) -> RunData:
-    """The data of a run, split as in training; changes since then are logged.
-
-    Raises:
-        UserError: not a run folder, or the data are gone.
-    """
+    """The data of a run, split as in training; changes since then are logged."""
     if ref is None or not Run(ref).exists:
         raise UserError(f"{ref or 'the model'} is not a run folder with test images of its own: set data")
     opened = Run(ref).open_data()

@@ -72,9 +72,6 @@ class Trainer:
         splits: the data.
         device: of this process.
         precision: dtype to compute in.
-
-    Raises:
-        UserError: images or options that cannot be used.
     """
 
     def __init__(
@@ -141,12 +138,7 @@ class Trainer:
         return self.module if self.average is None else self.average
 
     def fit(self) -> None:
-        """Train to the end of the last epoch, starting at `self.step`.
-
-        Raises:
-            UserError: the loss or a weight is not finite, or a checkpoint cannot be written.
-            Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
-        """
+        """Train to the end of the last epoch, starting at `self.step`."""
         images = len(self.train_loader)
         epoch, batch = divmod(self.step, self.steps_per_epoch)
         done = epoch * images + batch * self.batch_size
@@ -322,11 +314,7 @@ class Trainer:
             save_pretrained(model, folder)
 
     def save(self) -> None:
-        """Write a checkpoint with everything that the next step depends on.
-
-        Raises:
-            UserError: a weight is not finite, or the checkpoint cannot be written.
-        """
+        """Write a checkpoint with everything that the next step depends on."""
         (broken,) = largest(not all_finite(self.module))
         if broken:
             self._check_finite(math.nan, "a weight")
@@ -343,11 +331,7 @@ class Trainer:
         save_checkpoint(self.run.path, self.step, state, keep=self.config.engine.keep_checkpoints)
 
     def restore(self, found: tuple[int, dict[str, Any]] | None) -> None:
-        """Continue from a checkpoint (step, state), if there is one.
-
-        Raises:
-            UserError: a checkpoint of other data, another model or other options.
-        """
+        """Continue from a checkpoint (step, state), if there is one."""
         if is_first():
             shutil.rmtree(self.run.figures, ignore_errors=True)
         if found is None:
@@ -381,11 +365,7 @@ def images_at_once(config: TrainConfig) -> int:
 
 
 def augmentation_of(config: TrainConfig) -> tuple[Augmentation, Mixing | None]:
-    """The augmentation of each image, and the mixing of images if there is any.
-
-    Raises:
-        UserError: mixing for a task without labels.
-    """
+    """The augmentation of each image, and the mixing of images if there is any."""
     options = config.augmentation
     if config.task == "masked" and (options.mixup or options.cutmix):
         raise UserError("mixup and cutmix mix labels too, and pre-training has no labels; leave them out")

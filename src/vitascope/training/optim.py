@@ -25,9 +25,6 @@ def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimi
 
     Only matrices have weight decay. Each group has a factor `lr_scale`, which layer-wise decay makes smaller
     towards the image (Clark et al. 2020, ELECTRA; Bao et al. 2022, BEiT).
-
-    Raises:
-        UserError: layer-wise decay for a model without blocks.
     """
     depth = num_blocks(name for name, _ in module.named_parameters())
     if options.layer_decay != 1 and not depth:
@@ -84,11 +81,7 @@ def peak_rate(options: Optimization, batch_size: int) -> float:
 
 
 def learning_rate(options: Optimization, batch_size: int, step: int, steps_per_epoch: int) -> float:
-    """The learning rate of a step, counted from 0: linear warm-up to the peak, then the schedule.
-
-    Raises:
-        UserError: a warm-up as long as the run, or longer.
-    """
+    """The learning rate of a step, counted from 0: linear warm-up to the peak, then the schedule."""
     peak = peak_rate(options, batch_size)
     total = options.epochs * steps_per_epoch
     if options.warmup_steps is not None and options.warmup_steps >= total:

@@ -54,11 +54,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 
 class OptionGroup:
-    """A group of options; its values are checked when it is created.
-
-    Raises:
-        UserError: a value of the wrong type, or out of its range.
-    """
+    """A group of options; its values are checked when it is created."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -107,11 +103,7 @@ class Architecture(OptionGroup):
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def model_options(self) -> dict[str, Any]:
-        """`options` as values by name.
-
-        Raises:
-            UserError: an entry that is not NAME=VALUE, an unknown name, or one with a field of its own here.
-        """
+        """`options` as values by name."""
         values = {}
         own = {field.name for field in dataclasses.fields(self)} | set(DERIVED_OPTIONS)
         for text in self.options:

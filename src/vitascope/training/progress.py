@@ -64,13 +64,7 @@ class Progress:
             self._print(f"{self.done:,} of {self.total:,} images")
 
     def epoch(self, epoch: int, train_loss: float, val: Mapping[str, float]) -> None:
-        """Print the results of an epoch, counted from 1.
-
-        Args:
-            epoch: number of the epoch.
-            train_loss: mean training loss.
-            val: validation results: `loss`, and for a classifier `accuracy` and `majority`.
-        """
+        """Print the results of an epoch, counted from 1."""
         measured = f"loss {train_loss:.3f}  val loss {val['loss']:.3f}"
         if "accuracy" in val:
             measured += f", accuracy {val['accuracy']:.1%}"

@@ -168,12 +168,7 @@ RECIPES["cnn"] = RECIPES["small-data"].replace(pool=None, options=(), drop_path=
 
 # vitascope train --data FOLDER --weights MODEL
 # A trained body with a new head: a short run with small steps, smaller ones in early layers.
-RECIPES["finetune"] = BASE.replace(
-    epochs=20,
-    lr=1e-4,
-    layer_decay=0.75,
-    crop_scale=0.7,
-)
+RECIPES["finetune"] = BASE.replace(epochs=20, lr=1e-4, layer_decay=0.75, crop_scale=0.7)
 
 # vitascope train --data FOLDER --weights MODEL --recipe linear-probe
 # The head alone, on frozen features, which measures the features (Chen et al. 2020, section 4). There is no
@@ -188,13 +183,17 @@ RECIPES["linear-probe"] = RECIPES["finetune"].replace(
     ema=0.0,
 )
 
+# The common options of the published recipes below.
+PUBLISHED = BASE.replace(
+    image_size=224, label_smoothing=0.0, ema=0.0, crop_scale=0.08, color_jitter=0.0, keep="last"
+)
+
 # torchrun --nproc-per-node 8 -m vitascope.cli -- train --data imagenet21k/ --recipe paper-pretrain
 # The paper's pre-training (section 4.1, appendix B.1, table 3): Adam, linear warm-up and decay, a strong
 # weight decay, an MLP head. Adam in flax has decoupled weight decay, which torch calls AdamW.
 # Table 5: B/16 reaches 83.97% on ImageNet after ImageNet-21k, and 77.91% after ImageNet itself.
-RECIPES["paper-pretrain"] = BASE.replace(
+RECIPES["paper-pretrain"] = PUBLISHED.replace(
     model="vit_b16",
-    image_size=224,
     options=("head=mlp",),
     dropout=0.1,
     epochs=90,
@@ -203,17 +202,12 @@ RECIPES["paper-pretrain"] = BASE.replace(
     schedule="linear",
     warmup_steps=10_000,
     weight_decay=0.1,
-    label_smoothing=0.0,
-    ema=0.0,
-    crop_scale=0.08,
-    color_jitter=0.0,
-    keep="last",
 )
 
 # vitascope train --data FOLDER --weights MODEL --image-size 384 --recipe paper-finetune
-# The paper's fine-tuning (section 4.1, appendix B.1.1, table 4): SGD with momentum, at a higher resolution, a
-# linear head that starts at zero, Polyak averaging of 0.9999. Rates of 0.003, 0.01, 0.03 and 0.06 are tried.
-RECIPES["paper-finetune"] = BASE.replace(
+# The paper's fine-tuning (section 4.1, appendix B.1.1, table 4): SGD with momentum, a higher resolution, a
+# linear head that starts at zero, Polyak averaging of 0.9999. Try rates of 0.003, 0.01, 0.03 and 0.06.
+RECIPES["paper-finetune"] = PUBLISHED.replace(
     image_size=384,
     options=("head=zero",),
     epochs=8,
@@ -222,19 +216,13 @@ RECIPES["paper-finetune"] = BASE.replace(
     lr=0.03,
     warmup_epochs=0.0,
     weight_decay=0.0,
-    clip_grad=1.0,
-    label_smoothing=0.0,
     ema=0.9999,
-    crop_scale=0.08,
-    color_jitter=0.0,
-    keep="last",
 )
 
 # torchrun --nproc-per-node 8 -m vitascope.cli -- train --data imagenet/ --recipe deit
-# Touvron et al. 2021, table 9: DeiT-S reaches 79.9% on ImageNet-1k; with --teacher, 81.2%.
-RECIPES["deit"] = BASE.replace(
+# Touvron et al. 2021, table 9: DeiT-S reaches 79.9% on ImageNet-1k; with a teacher, 81.2%.
+RECIPES["deit"] = PUBLISHED.replace(
     model="vit_s16",
-    image_size=224,
     drop_path=0.1,
     epochs=300,
     batch_size=1024,
@@ -243,23 +231,21 @@ RECIPES["deit"] = BASE.replace(
     warmup_epochs=5.0,
     weight_decay=0.05,
     clip_grad=0.0,
+    label_smoothing=0.1,
     ema=0.99996,
-    crop_scale=0.08,
     color_jitter=0.3,
     randaugment=2,
     operation_probability=0.5,
     erase=0.25,
     mixup=0.8,
     cutmix=1.0,
-    keep="last",
 )
 
 # torchrun --nproc-per-node 8 -m vitascope.cli -- train --data imagenet/ --recipe plain
 # Beyer et al. 2022, "Better plain ViT baselines for ImageNet-1k": ViT-S/16 reaches 76.5% in 90 epochs and 80%
 # in 300. big_vision multiplies its decay of 1e-4 by the schedule alone, torch by the rate too: hence 0.1.
-RECIPES["plain"] = BASE.replace(
+RECIPES["plain"] = PUBLISHED.replace(
     model="vit_s16",
-    image_size=224,
     pool="mean",
     options=("positions=sincos_2d_big_vision",),
     epochs=90,
@@ -267,29 +253,17 @@ RECIPES["plain"] = BASE.replace(
     lr=1e-3,
     warmup_steps=10_000,
     weight_decay=0.1,
-    clip_grad=1.0,
-    label_smoothing=0.0,
-    ema=0.0,
     crop_scale=0.05,
-    color_jitter=0.0,
     randaugment=2,
     magnitude=10.0,
     mixup=0.2,
-    keep="last",
 )
 
 # vitascope pretrain --data FOLDER
 # Masked patch prediction (paper, appendix B.1.2); `vitascope train --weights` of the run fine-tunes it. The
 # paper trains B/16 for 1M steps on JFT with --batch-size 4096 --lr 2e-4 --warmup-steps 10000 --ema 0, and
 # reaches 79.9% on ImageNet after fine-tuning (section 4.6), 2 points above training from scratch.
-RECIPES["masked"] = BASE.replace(
-    task="masked",
-    lr=1e-3,
-    label_smoothing=0.0,
-    crop_scale=0.5,
-    color_jitter=0.0,
-    keep="last",
-)
+RECIPES["masked"] = BASE.replace(task="masked", label_smoothing=0.0, color_jitter=0.0, keep="last")
 
 
 def merged_options(base: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:

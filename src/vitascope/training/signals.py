@@ -23,12 +23,7 @@ class Stop:
 
 @contextmanager
 def stop_signals(*, patient: bool = False) -> Iterator[Stop]:
-    """Turn SIGINT and SIGTERM into a request to stop after the step; a second signal acts at once.
-
-    Args:
-        patient: ignore further signals. torchrun passes on its own signals, so that each of several processes
-            may get more than one, and it kills processes that take too long.
-    """
+    """Turn SIGINT and SIGTERM into a request to stop after the step; a second signal acts at once."""
     stop = Stop()
 
     def request(signum: int, restore: Restore) -> None:
@@ -42,14 +37,7 @@ def stop_signals(*, patient: bool = False) -> Iterator[Stop]:
 
 @contextmanager
 def stopped_at_once(run: Run) -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into `Interrupted`, for work that a later command repeats from its start.
-
-    Args:
-        run: the error tells whether its model is saved.
-
-    Raises:
-        Interrupted: at the first signal. A second one acts as before.
-    """
+    """Turn SIGINT and SIGTERM into `Interrupted`, for work that a later command repeats from its start."""
     received = 0
 
     def interrupt(signum: int, restore: Restore) -> None:

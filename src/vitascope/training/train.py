@@ -194,9 +194,6 @@ def _reopen(run: Run, config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Sp
     """As `_open`, with the recorded splits.
 
     The first process compares all images by content, the others by name.
-
-    Raises:
-        UserError: missing, changed or renamed images, or other classes.
     """
     opened = run.open_data(check=("train", "val", "test") if is_first() else ())
     if opened.restored is not None and not opened.restored.complete:
@@ -238,11 +235,7 @@ def _advice(run: Run) -> str:
 def build_trainer(
     run: Run, config: TrainConfig, model_config: ModelConfig, splits: Splits, device: torch.device
 ) -> Trainer:
-    """The trainer of a run before its first step, with a resolved configuration.
-
-    Raises:
-        UserError: weights, a teacher, images or options that cannot be used.
-    """
+    """The trainer of a run before its first step, with a resolved configuration."""
     reuse_freed_memory()
     precision = resolve_precision(
         config.engine.precision, model_config, device, images_at_once(config), training=True
@@ -253,16 +246,7 @@ def build_trainer(
 
 
 def start_model(config: TrainConfig, model_config: ModelConfig, channels: int) -> Classifier:
-    """The model before the first step, random or with trained weights.
-
-    Args:
-        config: of the run.
-        model_config: of the model.
-        channels: of the training images; a note is printed if the model converts them to grey.
-
-    Raises:
-        UserError: weights that cannot be read, or do not fit.
-    """
+    """The model before the first step, random or with trained weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = build(model_config)
@@ -281,11 +265,7 @@ def start_model(config: TrainConfig, model_config: ModelConfig, channels: int) -
 def make_task(
     config: TrainConfig, model: Classifier, splits: Splits, device: torch.device, precision: torch.dtype
 ) -> Task:
-    """The task of a run.
-
-    Raises:
-        UserError: a teacher that cannot be loaded or has other classes; options that do not apply.
-    """
+    """The task of a run."""
     preprocess, smoothing = preprocess_of(model), config.optimization.label_smoothing
     if config.task == "masked":
         assert isinstance(model, VisionTransformer)
@@ -322,14 +302,7 @@ def _announce(trainer: Trainer) -> None:
 
 
 def _finish(trainer: Trainer) -> RunResult:
-    """Test and save the finished model, remove the checkpoints, draw the figures, write the report.
-
-    Once the model is saved, `vitascope report` can repeat the rest.
-
-    Raises:
-        UserError: a file cannot be written; the error tells how to continue.
-        Interrupted: by SIGINT or SIGTERM.
-    """
+    """Test and save the finished model, remove the checkpoints, draw the figures, write the report."""
     run, config, final = trainer.run, trainer.config, trainer.splits.final
     with stopped_at_once(run):
         kept = run.checkpoints / config.optimization.keep
@@ -337,42 +310,19 @@ def _finish(trainer: Trainer) -> RunResult:
             trainer.save_model(kept)
         by_first(lambda: None)  # until it is written
         model = from_pretrained(kept).to(trainer.device)
-        finished = Finished(
-            run=run,
-            config=config,
-            model=model,
-            module=trainer.trained,
-            loader=trainer.loader(final),
-            precision=trainer.precision,
-            seconds=trainer.seconds,
-        )
+        loader, seconds = trainer.loader(final), trainer.seconds
+        finished = Finished(run, config, model, trainer.trained, loader, trainer.precision, seconds)
         print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
         tested = trainer.task.test(finished)
         if config.task == "classify" and config.data == "digits" and final.name == "test":
             print_first(f"       {digits_baseline():.2%} scikit-learn's SVC() on the same split")
         by_first(lambda: _save(trainer, model, tested))
-        figures = by_first(lambda: _draw(trainer, finished, tested))
-        report = by_first(lambda: _report(trainer))
-    model = model.cpu()
+        figures, report = by_first(lambda: _draw(trainer, finished, tested))
+    made: dict[str, Any] = {"run": run.path, "model": model.cpu(), "seconds": trainer.seconds}
+    made |= {"figures": figures, "report": report}
     if isinstance(tested, Evaluation):
-        return TrainResult(
-            run=run.path,
-            model=model,
-            evaluation=tested,
-            seconds=trainer.seconds,
-            figures=figures,
-            report=report,
-        )
-    assert isinstance(model, VisionTransformer)
-    return PretrainResult(
-        run=run.path,
-        model=model,
-        metrics=tested.metrics,
-        split=tested.split,
-        seconds=trainer.seconds,
-        figures=figures,
-        report=report,
-    )
+        return TrainResult(evaluation=tested, **made)
+    return PretrainResult(metrics=tested.metrics, split=tested.split, **made)
 
 
 def _save(trainer: Trainer, model: Classifier, tested: Evaluation | PatchEvaluation) -> None:
@@ -388,20 +338,13 @@ def _save(trainer: Trainer, model: Classifier, tested: Evaluation | PatchEvaluat
     remove_checkpoints(run.path)
 
 
-def _draw(trainer: Trainer, finished: Finished, tested: Evaluation | PatchEvaluation) -> dict[str, Path]:
-    with explaining_failure(trainer.run.path, "the figures", _to_report(trainer.run)):
-        return trainer.task.draw(finished, tested)
-
-
-def _report(trainer: Trainer) -> Path:
+def _draw(trainer: Trainer, finished: Finished, tested: Any) -> tuple[dict[str, Path], Path]:
+    """Draw the figures and write the report; once the model is saved, a later command can repeat both."""
+    run = trainer.run
+    later = f"make room, then run `vitascope report {shlex.quote(str(run.path))}`"
+    advice = f"the model is saved in {run.model_folder}: {later}"
+    with explaining_failure(run.path, "the figures", advice):
+        figures = trainer.task.draw(finished, tested)
     print_first("writing the report")
-    with explaining_failure(trainer.run.path, "the report", _to_report(trainer.run)):
-        return write_report(trainer.run, splits=trainer.splits, device=str(trainer.device))
-
-
-def _to_report(run: Run) -> str:
-    """The advice for a full disk once the model is saved."""
-    return (
-        f"the model is saved in {run.model_folder}: make room, then run "
-        f"`vitascope report {shlex.quote(str(run.path))}`"
-    )
+    with explaining_failure(run.path, "the report", advice):
+        return figures, write_report(run, splits=trainer.splits, device=str(trainer.device))

@@ -78,21 +78,13 @@ def load_checkpoint(run: Path) -> tuple[int, dict[str, Any]] | None:
 
     All tensors are whole and on the CPU, whatever the number of processes that wrote them. Broken checkpoints
     are reported on stderr.
-
-    Raises:
-        UserError: all checkpoints are broken (the error lists the reasons), or the newest valid one cannot be
-            loaded.
     """
     folder = by_first(lambda: _newest_valid(run))
     return None if folder is None else (_step(folder), _read(folder))
 
 
 def load_checkpoint_at(folder: Path) -> tuple[int, dict[str, Any]]:
-    """Load this checkpoint, as `load_checkpoint` does.
-
-    Raises:
-        UserError: not a checkpoint, or a broken one; the error names the file and the fault.
-    """
+    """Load this checkpoint, as `load_checkpoint` does."""
     by_first(lambda: verify(folder))
     return _step(folder), _read(folder)
 
@@ -125,11 +117,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def verify(folder: Path) -> None:
-    """Check a checkpoint's manifest, the size of every file, then the checksums.
-
-    Raises:
-        UserError: names the missing or changed file.
-    """
+    """Check a checkpoint's manifest, the size of every file, then the checksums."""
     if not (folder / MANIFEST).is_file() or not _NAME.fullmatch(folder.name):
         raise UserError(f"{folder}: not a checkpoint, which is a folder step-00001234 with a {MANIFEST}")
     manifest = read_json(folder / MANIFEST)

@@ -36,9 +36,6 @@ def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Reject a checkpoint with other data, another model or other options.
 
     Options that the checkpoint does not have are newer than it.
-
-    Raises:
-        UserError: lists every difference.
     """
     plain = json.loads(json.dumps(now))
     differences = [

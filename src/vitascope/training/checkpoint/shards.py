@@ -76,11 +76,7 @@ def split_shards(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, DT
 
 
 def write_shards(folder: Path, shards: Mapping[str, DTensor]) -> dict[str, FileRecord]:
-    """Write and flush the shards of all processes; all processes call it, and get the records of all files.
-
-    Raises:
-        OSError: the first failure, in every process.
-    """
+    """Write and flush the shards; all processes call it, and get the records of all files."""
     failure, files = None, {}
     try:
         save(dict(shards), storage_writer=_Writer(folder))
@@ -99,15 +95,7 @@ def write_shards(folder: Path, shards: Mapping[str, DTensor]) -> dict[str, FileR
 
 
 def fill_shards(folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with its placeholders replaced by whole tensors on the CPU.
-
-    Args:
-        folder: the verified checkpoint.
-        state: the content of its `state.pt`.
-
-    Raises:
-        UserError: `.metadata` refers to other code, or does not describe these tensors.
-    """
+    """The state with its placeholders replaced by whole tensors on the CPU."""
     missing: dict[str, Tensor] = {}
 
     def allocate(path: str, tensor: Tensor) -> Tensor:

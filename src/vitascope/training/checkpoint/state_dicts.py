@@ -21,13 +21,7 @@ _WHOLE = StateDictOptions(full_state_dict=True, strict=True)
 
 
 def model_state(module: nn.Module, *, whole: bool = True) -> dict[str, Any]:
-    """Tensors by the names of the unwrapped module.
-
-    Args:
-        module: the module, with or without shards.
-        whole: full tensors; with several processes, on the CPU and in the first process only. Otherwise each
-            process gets its own shards.
-    """
+    """Tensors by the names of the unwrapped module."""
     offload = whole and world_size() > 1
     return get_model_state_dict(module, options=StateDictOptions(full_state_dict=whole, cpu_offload=offload))
 
@@ -41,11 +35,7 @@ def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 
 def restore_model(module: nn.Module, state: dict[str, Any]) -> None:
-    """Load full tensors into a module; every process passes them.
-
-    Raises:
-        UserError: missing tensors, whose parameters torch would silently leave unchanged.
-    """
+    """Load full tensors into a module; every process passes them."""
     missing = sorted(module.state_dict().keys() - state.keys())
     if missing:
         raise UserError(f"the checkpoint has no {', '.join(missing)}; start a new run")

@@ -19,11 +19,7 @@ from vitascope.training.tasks.teachers import Teacher
 
 
 class BothHeads(nn.Module):
-    """A student with separate outputs: images (B, C, H, W) -> logits (B, K) of both heads.
-
-    Raises:
-        UserError: a model without a distillation token and its head.
-    """
+    """A student with separate outputs: images (B, C, H, W) -> logits (B, K) of both heads."""
 
     def __init__(self, body: VisionTransformer) -> None:
         super().__init__()
@@ -62,9 +58,6 @@ class Distill(Classify):
     """Labels train the class token, a teacher the distillation token, with the same augmented images.
 
     The teacher's decision is never smoothed (section 4, "Hard-label distillation").
-
-    Raises:
-        UserError: a teacher with another number of image channels than the student.
     """
 
     options: Distillation = dataclasses.field(kw_only=True)

@@ -60,11 +60,7 @@ class Corruption(NamedTuple):
 
 
 def num_corrupted(num_patches: int, share: float) -> int:
-    """The number of corrupted patches per image: the share, rounded.
-
-    Raises:
-        UserError: none of them, or all.
-    """
+    """The number of corrupted patches per image: the share, rounded."""
     count = round(share * num_patches)
     if not 0 < count < num_patches:
         raise UserError(
@@ -82,9 +78,6 @@ def corruption(
     A corrupted patch becomes [mask] with probability 0.8, another patch with 0.1, and stays with 0.1. The
     other patch is an uncorrupted one of the same image: results do not depend on the batch, and no hidden
     patch becomes visible elsewhere.
-
-    Raises:
-        UserError: a share that corrupts no patch, or all.
     """
     N, n = num_patches, num_corrupted(num_patches, share)
     draws = uniform(seed ^ _STREAM, epoch, indices, N + 2 * n)  # (B, N + 2n) in [0, 1)
@@ -126,10 +119,6 @@ class MaskedPatchModel(nn.Module):
     Args:
         body: the model to pre-train, the only part that is saved.
         outputs: number of outputs per patch.
-
-    Raises:
-        UserError: a body whose patches share pixels, that drops patches, or with parameters that this task
-            does not train.
     """
 
     def __init__(self, body: VisionTransformer, outputs: int) -> None:
@@ -158,11 +147,7 @@ class MaskedPatchModel(nn.Module):
 
 
 def check_body(body: VisionTransformer) -> None:
-    """Reject a model that masked patch prediction cannot train.
-
-    Raises:
-        UserError: as `MaskedPatchModel`.
-    """
+    """Reject a model that masked patch prediction cannot train."""
     stem = body.config.embedding.stem
     if stem not in ("conv", "linear"):
         raise UserError(
@@ -184,11 +169,7 @@ def check_body(body: VisionTransformer) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Masked:
-    """Masked patch prediction as a `Task`.
-
-    Raises:
-        UserError: patches that are too small for the target, a share that corrupts no patch or all.
-    """
+    """Masked patch prediction as a `Task`."""
 
     masking: Masking
     config: ViTConfig
@@ -225,9 +206,6 @@ class Masked:
         """The means over a split: `loss`, and `accuracy` if patches are classified.
 
         The corruption is the same every time.
-
-        Raises:
-            UserError: no readable image.
         """
         sums: Sums = {}
         with evaluation_mode(module):

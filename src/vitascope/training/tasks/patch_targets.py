@@ -52,11 +52,7 @@ def _place_values(channels: int, device: torch.device) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ColorTarget:
-    """Colour classes: of the patch's mean with `side` 1, of its 4x4 picture with 4.
-
-    Raises:
-        UserError: patches with fewer pixels than that.
-    """
+    """Colour classes: of the patch's mean with `side` 1, of its 4x4 picture with 4."""
 
     side: int
     patch: tuple[int, int]

@@ -38,7 +38,7 @@ class Examples:
     epoch: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Finished:
     """A run after its last step.
 

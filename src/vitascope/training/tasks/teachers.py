@@ -100,17 +100,7 @@ def open_teacher(
 
 
 def class_order(ref: str, theirs: tuple[str, ...], count: int, ours: tuple[str, ...]) -> list[int] | None:
-    """For each class of the data, the index of the teacher's class; None if both have the same order.
-
-    Args:
-        ref: the teacher, for messages.
-        theirs: its class names; ignored unless there are `count` of them.
-        count: its number of classes.
-        ours: the data's class names, all different.
-
-    Raises:
-        UserError: other classes.
-    """
+    """For each class of the data, the index of the teacher's class; None if both have the same order."""
     if len(theirs) != count or theirs == tuple(f"LABEL_{index}" for index in range(count)):
         theirs = ()  # LABEL_0 and so on are placeholders of transformers
     if theirs == ours:
@@ -211,14 +201,6 @@ def _probed_preprocess(ref: str, outputs: Tensor, colours: Tensor) -> Preprocess
     """A processor's size, mean and std, from its outputs for uniform images.
 
     There are dozens of processors, each with its own settings.
-
-    Args:
-        ref: the teacher, for messages.
-        outputs: of the processor, (3, C, H, W).
-        colours: of the images: black, white, red, (3, 3, 1, 1).
-
-    Raises:
-        UserError: the output for red does not follow from the others: another order of channels, a border.
     """
     size = (outputs.shape[2], outputs.shape[3])
     black, white = outputs[:2].double().amin(dim=(2, 3))  # (C,) each, the same at every pixel
