@@ -33,7 +33,7 @@ from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
-from vitascope.training.evaluate import evaluate_pretrained
+from vitascope.training.evaluate import evaluate
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
@@ -126,7 +126,7 @@ def variants(arguments: argparse.Namespace, folder: Path) -> Iterator[Variant]:
     source = from_pretrained(arguments.model)
 
     def measured(name: str, place: Path) -> Variant:
-        evaluation = evaluate_pretrained(place, arguments.data, precision=arguments.precision)
+        evaluation = evaluate(place, arguments.data, precision=arguments.precision)
         note(f"{name}: {evaluation.accuracy:.2%}")
         return Variant(name, place, evaluation.accuracy)
 

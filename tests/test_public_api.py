@@ -69,7 +69,8 @@ def test_promised_functions_take_the_promised_parameters() -> None:
     assert_promised(vs.create_model, name=REQUIRED, weights=None)
     assert_promised(vs.from_pretrained, ref=REQUIRED, revision=None, dtype=None, device=None)
     assert_promised(vs.save_pretrained, model=REQUIRED, folder=REQUIRED, format="vitascope")
-    assert_promised(vs.train, config=REQUIRED)
+    assert_promised(vs.train, config=None)
+    assert_promised(vs.evaluate, model=REQUIRED, data=None)
     assert_promised(vs.export, model=REQUIRED, path=None, format="onnx", input="pictures")
     assert_promised(vs.Predictor.from_pretrained, ref=REQUIRED, precision="auto", device="auto")
     assert_promised(vs.Predictor.__call__, images=REQUIRED, top_k=5)
@@ -104,7 +105,7 @@ def test_promised_example_runs() -> None:
 def test_configurations_take_options_by_name_only() -> None:
     for config in (vs.ViTConfig, vs.TrainConfig):
         kinds = {parameter.kind for parameter in inspect.signature(config).parameters.values()}
-        assert kinds == {inspect.Parameter.KEYWORD_ONLY}
+        assert kinds == {inspect.Parameter.VAR_KEYWORD}
 
 
 def test_options_go_by_their_own_names_whatever_their_group() -> None:

@@ -21,7 +21,8 @@ from vitascope.training.evaluate import evaluate
 from vitascope.training.loop import Trainer
 from vitascope.training.tasks import classify, masked
 from vitascope.training.tasks.classify import Classify
-from vitascope.weights.store import from_pretrained, save_pretrained
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from vitascope.training.loop import Trainer
 from vitascope.training.optim import layer_of, learning_rate
 from vitascope.training.recipes import TrainConfig
 from vitascope.training.train import build_trainer
-from vitascope.weights.store import from_pretrained
+from vitascope.weights.loading import from_pretrained
 
 EXACT: dict[str, Any] = {"precision": "fp32", "optimizer": "sgd", "lr": 0.1, "warmup_epochs": 0.0, "ema": 0.0}
 

@@ -32,8 +32,8 @@ def pretrained(data, tmp_path_factory) -> PretrainResult:
 
 
 def test_a_result_is_shown_in_a_line(trained, pretrained) -> None:
-    accuracy = f"{trained.evaluation.accuracy:.2%}"
-    assert repr(trained).startswith(f"TrainResult({str(trained.run)!r}, accuracy {accuracy} of 2 test images (")
+    accuracy, run = f"{trained.evaluation.accuracy:.2%}", str(trained.run)
+    assert repr(trained).startswith(f"TrainResult({run!r}, accuracy {accuracy} of 2 test images (")
     assert repr(trained.evaluation).startswith(f"Evaluation(accuracy {accuracy} of 2 test images (")
     assert repr(pretrained).startswith(f"PretrainResult({str(pretrained.run)!r}, test loss ")
     for result in (trained, trained.evaluation, pretrained):
@@ -95,5 +95,5 @@ def test_evaluate_takes_a_model_or_a_run(trained, data) -> None:
     of_model = vs.evaluate(trained.model, data, device="cpu", precision="fp32")
     assert len(of_model.labels) > len(of_run.labels)
     assert of_model.trained_on == 0  # a model does not know its images
-    with pytest.raises(UserError, match="the model is not a run folder with test images of its own: set data"):
+    with pytest.raises(UserError, match="the model is not a run folder with test images"):
         vs.evaluate(trained.model)

@@ -29,7 +29,8 @@ from vitascope.training.options import ExecutionOptions
 from vitascope.training.recipes import RECIPES, TrainConfig
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.train import make_task, start_model
-from vitascope.weights.store import from_pretrained, save_pretrained
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
 
 
 @pytest.fixture(scope="module")

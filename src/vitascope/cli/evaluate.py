@@ -33,11 +33,9 @@ class Evaluate:
 
     def call(self) -> None:
         """Measure and print."""
-        from vitascope.model.hardware import reuse_freed_memory
-        from vitascope.training.evaluate import evaluate_pretrained
+        from vitascope.training.evaluate import evaluate
 
-        reuse_freed_memory()
-        evaluation = evaluate_pretrained(
+        evaluation = evaluate(
             self.model, self.data, batch_size=self.batch_size, precision=self.precision, device=self.device
         )
         if self.json:
@@ -59,7 +57,7 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
 
 def lines(evaluation: Evaluation) -> Iterator[str]:
     """The summary, and one line per class with its most frequent mistake."""
-    yield from (f"left out: {reason}" for reason in evaluation.unreadable.values())
+    yield from (f"left out: {reason}" for reason in evaluation.unreadable)
     score = evaluation.score
     yield (
         f"{evaluation.split}: {evaluation.accuracy:.2%} right, {score.right} of "

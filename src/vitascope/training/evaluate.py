@@ -24,7 +24,6 @@ from vitascope.model.classifier import Classifier
 from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.hardware import resolve_device, resolve_precision, reuse_freed_memory
 from vitascope.report.measures import Score, score_of
-from vitascope.run.data import RunData
 from vitascope.run.layout import MODEL
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
@@ -211,8 +210,12 @@ def evaluate(
         images = open_for_evaluation(os.fspath(data), names)
         if ref is not None:
             images, trained_on = without_training_images(images, os.fspath(data), ref)
+    elif ref is None or not Run(ref).exists:
+        raise UserError(f"{ref or 'the model'} is not a run folder with test images of its own: set data")
     else:
-        opened = data_of_run(ref)
+        opened = Run(ref).open_data()
+        if opened.note:
+            log.warning("%s", opened.note)
         images = opened.test_images(names)
         changes = None if opened.restored is None else opened.restored.counts()
     where = resolve_device(device)
@@ -226,16 +229,6 @@ def evaluate(
     finally:
         loaded.to(home)
     return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes)
-
-
-def data_of_run(ref: Path | None) -> RunData:
-    """The data of a run, split as in training; changes since then are logged."""
-    if ref is None or not Run(ref).exists:
-        raise UserError(f"{ref or 'the model'} is not a run folder with test images of its own: set data")
-    opened = Run(ref).open_data()
-    if opened.note:
-        log.warning("%s", opened.note)
-    return opened
 
 
 def without_training_images(images: ImageSet, data: str, ref: Path) -> tuple[ImageSet, int]:

@@ -59,8 +59,10 @@ from vitascope.training.tasks.distill import Distill
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import default_preprocess, preprocess_of
-from vitascope.weights.store import from_pretrained, save_pretrained, transfer
+from vitascope.weights.saving import save_pretrained
+from vitascope.weights.transfer import transfer
 
 log = logging.getLogger(__name__)
 
