@@ -20,10 +20,11 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.positions import RotaryPositions
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
+from vitascope.storage import WriteError
 from vitascope.weights.families.deit import Deit
 from vitascope.weights.families.dinov2 import Dinov2
 from vitascope.weights.families.dinov3 import Dinov3
-from vitascope.weights.files import CheckpointError, read_tensors
+from vitascope.weights.files import CheckpointError, read_weights
 from vitascope.weights.mapping import Family, Source, State, changes, from_family, to_family
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
@@ -33,7 +34,7 @@ DEIT, DINOV2, DINOV3 = Deit(), Dinov2(), Dinov3()
 
 
 def opened(family: Family, path: Path, recognized: bool = True) -> Source:
-    source = Source(name=str(path), file=path.name, tensors=read_tensors(path))
+    source = Source(name=str(path), file=path.name, tensors=read_weights(path).tensors)
     assert [kind.recognizes(source) for kind in (DEIT, DINOV2, DINOV3)] == [
         recognized and kind is family for kind in (DEIT, DINOV2, DINOV3)
     ]
@@ -672,9 +673,15 @@ def test_a_written_file_holds_its_tensors_and_nothing_that_they_were_cut_from(tm
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_file_that_cannot_be_written_is_one_line_of_ours(tmp_path: Path) -> None:
-    (tmp_path / ".model.pth").mkdir()
+def test_a_file_that_cannot_be_written_is_one_line_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(values: object, path: Path) -> None:
+        raise RuntimeError("PytorchStreamWriter failed writing file")
+
     model = loaded(DINOV3, altered(DINOV3))
     preprocess = DINOV3.read_preprocess(Source(name="", tensors={}), model.config)
-    with pytest.raises(CheckpointError, match=r"model\.pth: cannot be written"):
-        DINOV3.write(model.config, model.state_dict(), preprocess, tmp_path)
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(WriteError, match="cannot be written: PytorchStreamWriter"):
+        to_family(DINOV3, model, preprocess, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -20,7 +20,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.jax import Jax
-from vitascope.weights.files import CheckpointError, read_tensors
+from vitascope.weights.files import CheckpointError, read_weights
 from vitascope.weights.mapping import Source, changes, check_holds, from_family, to_family
 
 JAX = Jax()
@@ -208,7 +208,7 @@ def save(arrays: Arrays, folder: Path) -> Path:
 
 
 def opened(path: Path) -> Source:
-    source = Source(name=str(path), tensors=read_tensors(path))
+    source = Source(name=str(path), tensors=read_weights(path).tensors)
     assert JAX.recognizes(source)
     return JAX.arriving(source)
 

@@ -15,7 +15,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.torchvision import Torchvision
-from vitascope.weights.files import CheckpointError, read_tensors
+from vitascope.weights.files import CheckpointError, read_weights
 from vitascope.weights.imagenet import imagenet_classes
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import Source, changes, from_family, to_family
@@ -51,7 +51,7 @@ def peer(**arguments: Any) -> nn.Module:
 
 
 def opened(path: Path) -> Source:
-    source = Source(name=str(path), file=path.name, tensors=read_tensors(path))
+    source = Source(name=str(path), file=path.name, tensors=read_weights(path).tensors)
     assert FAMILY.recognizes(source)
     return FAMILY.arriving(source)
 
@@ -112,7 +112,7 @@ def test_heads_that_no_tensor_tells_are_assumed_aloud_and_can_be_named(
     torch.save(theirs.state_dict(), file)
     assert relative_error(from_pretrained(file)(images), theirs(images)) > 0.01
     [line] = caplog.messages
-    assert line.startswith(f"{file}: nothing in the file tells num_heads 2, which is assumed; ")
+    assert line.startswith(f"{file}: the file does not tell num_heads 2, which is assumed; ")
     assert "torchvision:num_heads=N:FILE" in line
     caplog.clear()
     found = from_pretrained(f"torchvision:num_heads=4:{file}")

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitascope.weights.files import CheckpointError, read_json, read_tensors
+from vitascope.weights.files import CheckpointError, read_json, read_weights
 
 TENSORS = {
     "blocks.0.weight": torch.arange(6.0).reshape(2, 3) / 7,
@@ -35,6 +35,10 @@ TENSORS = {
     "scalar": torch.tensor(3.5),
     "empty": torch.zeros(0, 4),
 }
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    return read_weights(path).tensors
 
 
 def save_legacy(state: object, path: Path) -> None:
@@ -421,14 +425,14 @@ def hostile_files() -> Iterator[tuple[str, bytes, str]]:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from vitascope.weights.files import CheckpointError, read_tensors
+from vitascope.weights.files import CheckpointError, read_weights
 
 in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (in_use + (640 << 20),) * 2)
 resource.setrlimit(resource.RLIMIT_CPU, (40, 40))
 for path in sys.argv[1:]:
     try:
-        print(path, "was read:", len(read_tensors(Path(path))))
+        print(path, "was read:", len(read_weights(Path(path)).tensors))
     except CheckpointError as error:
         print(error)
 """

@@ -1,4 +1,4 @@
-"""`vitascope models` and `convert`: the architectures there are, and other libraries' files."""
+"""`vitascope models` and `vitascope convert`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitascope.training.options import MaybeInt
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Write a model as another library loads it, and compare the answers."""
+    """Write a model as another library loads it, and compare the outputs."""
 
     model: Model
     """A run folder, a model folder, a weights file, a hub id, or a name like torchvision/vit_b_16."""
@@ -44,12 +44,12 @@ class Convert:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Models:
-    """List the named models: size, parameters, cost, where published."""
+    """List the named models with size, parameters, cost and source."""
 
     image_size: MaybeInt = None
-    """Count for this side, pixels. Default: each model's own, mostly 224."""
+    """Image side in pixels for the counts. Default: each model's own, mostly 224."""
     num_classes: int = 1000
-    """Count the heads with this many classes."""
+    """Number of classes of the heads."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print JSON."""
 
@@ -70,7 +70,8 @@ class Models:
         if self.json:
             print(json.dumps({name: self._row(name, config) for name, config in configs.items()}))
             return
-        print("\n\n".join("\n".join(table) for table in (vit_table(configs), resnet_table(configs)) if table))
+        tables = [model_table(kind, configs) for kind in _HEADERS]
+        print("\n\n".join("\n".join(table) for table in tables if table))
         for name, reason in misfits.items():
             print(f"{name:<20} left out: {reason}")
         print(
@@ -90,36 +91,23 @@ class Models:
         }
 
 
-def vit_table(configs: Mapping[str, ModelConfig]) -> list[str]:
-    """The Vision Transformers, a line each under a header; nothing where there are none."""
-    lines = [
-        table_line(
-            name,
-            config,
-            f"{config.num_tokens:>7} {config.embed_dim:>6} {config.depth:>6} {config.num_heads:>6}",
-        )
-        for name, config in configs.items()
-        if isinstance(config, ViTConfig)
-    ]
-    header = "name                 pixels  tokens  width  depth  heads   parameters   GFLOPs  source"
-    return [header, *lines] if lines else []
+_HEADERS = {
+    ViTConfig: "name                 pixels  tokens  width  depth  heads   parameters   GFLOPs  source",
+    ResNetConfig: "name                 pixels     units   width       root   parameters   GFLOPs  source",
+}
 
 
-def resnet_table(configs: Mapping[str, ModelConfig]) -> list[str]:
-    """The ResNets, likewise."""
-    lines = [
-        table_line(
-            name, config, f"{','.join(map(str, config.layers)):>9} {config.width:>7} {config.root:>10}"
-        )
-        for name, config in configs.items()
-        if isinstance(config, ResNetConfig)
-    ]
-    header = "name                 pixels     units   width       root   parameters   GFLOPs  source"
-    return [header, *lines] if lines else []
+def model_table(kind: type[ModelConfig], configs: Mapping[str, ModelConfig]) -> list[str]:
+    """The models of one kind, one line each under a header; empty if there are none."""
+    lines = [_line(name, config) for name, config in configs.items() if isinstance(config, kind)]
+    return [_HEADERS[kind], *lines] if lines else []
 
 
-def table_line(name: str, config: ModelConfig, sizes: str) -> str:
-    """What every model has, around the sizes of its kind."""
+def _line(name: str, config: ModelConfig) -> str:
+    if isinstance(config, ResNetConfig):
+        sizes = f"{','.join(map(str, config.layers)):>9} {config.width:>7} {config.root:>10}"
+    else:
+        sizes = f"{config.num_tokens:>7} {config.embed_dim:>6} {config.depth:>6} {config.num_heads:>6}"
     return (
         f"{name:<20} {config.image_hw[0]:>6} {sizes} {config.num_parameters / 1e6:>10.2f} M "
         f"{config.flops / 1e9:>8.1f}  {NAMED_SIZES[name].source}"

@@ -1,6 +1,6 @@
-"""Tensors and settings out of checkpoint files that nobody vouches for: read whole, or refused in one line.
+"""Tensors and settings from checkpoint files of unknown origin.
 
-Nothing in a file is executed, and what reading one may cost is bounded by its size and the limits below.
+Nothing in a file is executed, and the cost of reading is bounded by its size and the limits below.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ WRAPPERS = ("model", "state_dict", "model_state_dict", "module", "teacher", "mod
 # Of DataParallel, torch.compile, DINO; Lightning's is the attribute that holds the model, of any name.
 MAX_PREFIXES = 4  # `model.module._orig_mod.backbone.`
 
-# What a state dict and the plain settings beside it are pickled with (and dtypes). torch admits more, among
-# them _codecs.encode and Tensor.to, with which a few bytes unpack to gigabytes.
+# The names in pickles of state dicts and plain settings (and dtypes). torch admits more, among them
+# _codecs.encode and Tensor.to, with which a few bytes unpack to gigabytes.
 PICKLE_GLOBAL = re.compile(
     r"collections\.(OrderedDict|Counter)|argparse\.Namespace|(builtins|__builtin__)\.set|torch\.(Size|device)"
     r"|torch(\.cuda|\.storage)?\.\w+Storage|torch\.nn\.parameter\.Parameter"
@@ -56,43 +56,36 @@ class CheckpointError(UserError):
 
 
 def refusal(place: object, reason: object) -> CheckpointError:
-    """Where, and why, however long a hostile file makes the reason."""
+    """An error of place and reason, cut if a hostile file makes the reason long."""
     line = " ".join(str(reason).split())
     return CheckpointError(f"{place}: {line[:400]}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """A weights file."""
+    """The content of a weights file."""
 
     tensors: dict[str, Tensor]
-    """As `read_tensors` returns them."""
+    """By name, each in its own dtype and shape, on the CPU."""
     training: dict[str, Any]
-    """What a training script saved beside them: timm's `arch`, and the `args` of its command line. Empty in
-    files that hold tensors alone."""
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint by its name, in its own dtype and shape, on the CPU.
-
-    Read are safetensors, PyTorch's pickles (`.pth`, `.pt`, `.bin`, zip or legacy, mapped into memory where
-    the format allows it), NumPy's `.npz` (names keep their "/"; bfloat16, which NumPy stores as `|V2`, is
-    restored), and the `.index.json` of a sharded checkpoint. The content decides where it is unmistakable.
-
-    A state under one of `WRAPPERS` is unwrapped, the first of them that is there: of DeiT's `model` and
-    `model_ema`, `model`. Of a `teacher` with a `backbone.`, only that is kept. A prefix up to a dot that all
-    names share is removed: DataParallel's `module.`, Lightning's `model.`. What is beside the state, and what
-    is no tensor in it, is left out.
-
-    Raises:
-        CheckpointError: one line, for a file that is not there, is broken, has no tensors, exceeds the
-            limits above, or would run code.
-    """
-    return read_weights(path).tensors
+    """What a training script saved beside them: timm's `arch`, the `args` of its command line; or empty."""
 
 
 def read_weights(path: Path) -> Weights:
-    """The tensors of `read_tensors`, and the settings beside them; the same errors."""
+    """Read every tensor of a checkpoint file.
+
+    Formats: safetensors; PyTorch's pickles (`.pth`, `.pt`, `.bin`, zip or legacy), mapped into memory where
+    possible; NumPy's `.npz`, with bfloat16, which NumPy stores as `|V2`; the `.index.json` of a sharded
+    checkpoint. Clear content decides, not the file's name.
+
+    A state under one of `WRAPPERS` is unwrapped: of DeiT's `model` and `model_ema`, `model`. Of a `teacher`
+    with a `backbone.`, only that is kept. A prefix up to a dot that all names share is removed:
+    DataParallel's `module.`, Lightning's `model.`. Everything else in the file is left out.
+
+    Raises:
+        CheckpointError: the file is not there, is broken, has no tensors, exceeds the limits above, or would
+            run code.
+    """
     path = Path(path)
     found = _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
     if not found.tensors:
@@ -103,11 +96,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, of at most `MAX_HEADER_BYTES`, with or without a byte order mark.
-
-    Raises:
-        CheckpointError: one line, for a file that is not there or is not a JSON object of finite numbers.
-    """
+    """A JSON object, of at most `MAX_HEADER_BYTES`, with or without a byte order mark."""
     _first_bytes(path)
     if (size := path.stat().st_size) > MAX_HEADER_BYTES:
         raise refusal(path, f"{size} bytes of JSON; the limit is {MAX_HEADER_BYTES}")
@@ -122,25 +111,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _finite(text: str) -> float:
-    """A number of JSON; Python's reader would take NaN and Infinity, which JSON has not."""
+    """A number of JSON; Python's reader also accepts NaN and Infinity."""
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text[:40]} is not a finite number")
     return value
 
 
 def _whole(text: str) -> int:
-    """An integer of JSON; one beyond the range of floats would overflow wherever it is used."""
+    """An integer of JSON; one beyond the range of floats would overflow later."""
     if len(text) > 300:
         raise ValueError(f"an integer of {len(text)} digits")
     return int(text)
 
 
 def shard_files(index: Path) -> dict[str, str]:
-    """The `weight_map` of a sharded checkpoint: tensor name to the name of the file beside the index.
-
-    Raises:
-        CheckpointError: no such map, or a name that leads out of the index's folder.
-    """
+    """The `weight_map` of a sharded checkpoint: tensor name to the name of the file beside the index."""
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise refusal(index, "no weight_map in it; not the index of a sharded checkpoint")
@@ -157,7 +142,7 @@ def _read_shards(index: Path) -> Weights:
     missing = [name for name, shard in where.items() if name not in shards[shard]]
     if missing:
         raise refusal(index, f"{len(missing)} tensors are not in the shards it names, such as {missing[0]!r}")
-    # What the index does not name comes too, so that a model that has no place for it refuses it.
+    # Tensors that the index does not name too: a model without a place for them rejects them.
     every = {name: tensor for shard in shards.values() for name, tensor in shard.items()}
     return Weights(every | {name: shards[shard][name] for name, shard in where.items()}, {})
 
@@ -175,7 +160,7 @@ def _read_file(path: Path) -> Weights:
 
 
 def _first_bytes(path: Path) -> bytes:
-    """The start of a file that can be one of ours; refused is what is plainly something else."""
+    """The start of a file; rejects what is plainly no checkpoint."""
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for ever
             raise refusal(path, f"a {'folder' if path.is_dir() else 'pipe or device'}, not a file")
@@ -196,13 +181,13 @@ def _first_bytes(path: Path) -> bytes:
 
 @contextmanager
 def _refusing(path: Path, what: str) -> Iterator[None]:
-    """Turn whatever a broken or hostile file makes a reader raise (nearly anything) into one line of ours."""
+    """Turn whatever a reader raises for a broken or hostile file (nearly anything) into one line."""
     try:
         yield
     except CheckpointError:
         raise
     except Exception as error:
-        # torch wraps the cause in advice to load the file unsafely; only the cause is wanted.
+        # torch adds advice to load the file unsafely; only the cause is shown.
         cause = str(error).rsplit("WeightsUnpickler error:", 1)[-1] or type(error).__name__
         raise refusal(path, f"{what}: {cause}") from error
 
@@ -215,7 +200,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _check_header(path: Path) -> None:
-    """Refuse a safetensors header that is too large to parse, lists too much, or more than the file holds."""
+    """Reject a safetensors header that is too large, has too many tensors or exceeds the file."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -237,7 +222,7 @@ def _check_count(path: Path, tensors: int) -> None:
 
 
 class _BoundedFile(io.FileIO):
-    """A file for `zipfile`, which reads an archive's directory, whatever size that claims, at once."""
+    """A file for `zipfile`, which would read an archive's directory of any claimed size at once."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > MAX_HEADER_BYTES:
@@ -285,7 +270,7 @@ def _read_pickle(path: Path, zipped: bool) -> Weights:
 
 
 def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor in memory of its own: of two parameters in one, training the first would move both."""
+    """Each tensor in its own memory: training one of two that share it would change both."""
     apart: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in state.items():
@@ -345,7 +330,7 @@ def _check_pickle(path: Path, stream: io.BytesIO) -> None:
 
 
 def _unwrap(loaded: object, depth: int = 2) -> dict[str, Tensor]:
-    """The state dict in a loaded file: its own tensors, or those under the first wrapper that has any."""
+    """The state dict in a loaded file: its tensors, or those under the first wrapper that has any."""
     if not isinstance(loaded, dict):
         return {}
     for wrapper in WRAPPERS if depth else ():
@@ -358,7 +343,7 @@ def _unwrap(loaded: object, depth: int = 2) -> dict[str, Tensor]:
 
 
 def _training(loaded: object) -> dict[str, Any]:
-    """`args`, a namespace or a mapping, and timm's `arch`, in which the name of the model comes first."""
+    """`args`, a namespace or a mapping, and timm's `arch`, the name of the model."""
     if not isinstance(loaded, dict):
         return {}
     args = loaded.get("args")
@@ -370,7 +355,7 @@ def _training(loaded: object) -> dict[str, Any]:
 
 
 def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without the attributes that all names begin with: no family has one, so it is a wrapper's."""
+    """Without the prefixes that all names share: no family has one, so they are a wrapper's."""
     for _ in range(MAX_PREFIXES):
         first, dot, _ = next(iter(state)).partition(".")
         if not dot or not all(name.startswith(f"{first}.") for name in state):
@@ -380,13 +365,9 @@ def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> Path:
-    """Write tensors, which must be contiguous and on the CPU; what two names share is written for each.
-
-    Raises:
-        WriteError: they cannot be written, for want of space say.
-    """
+    """Write tensors, which must be contiguous and on the CPU; what two names share is written for each."""
     taken: dict[int, str] = {}
-    apart = {  # the format knows no sharing, and its library refuses it
+    apart = {  # the library rejects shared memory
         name: tensor.clone() if taken.setdefault(tensor.data_ptr(), name) != name else tensor
         for name, tensor in state.items()
     }

@@ -1,6 +1,6 @@
-"""Checkpoints from the Hugging Face hub and from torchvision's server, each kept in its own library's cache.
+"""Checkpoints from the Hugging Face hub and torchvision's server, in the caches of these libraries.
 
-What is asked for is what is returned, or one line says why not: another revision never takes its place.
+The revision that was asked for is returned, or an error; never another one in its place.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ import http.client
 import json
 import logging
 import re
-import shutil
 import urllib.error
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vitascope.errors import nearest
+from vitascope.storage import free_mb
 from vitascope.weights.files import CheckpointError, refusal, shard_files
-from vitascope.weights.other_formats import described, is_trainer_state
+from vitascope.weights.other_formats import described
 
 log = logging.getLogger(__name__)
 
 HUB_URL = "https://huggingface.co"
-MAX_ID = 96  # characters: the hub's rule, which not every version of its client knows
+MAX_ID = 96  # characters: a rule of the hub that not every version of its client checks
 SETTINGS = ("config.json", "preprocessor_config.json")
 INDEX = ".index.json"  # of a checkpoint in several files
 WEIGHTS = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
 # transformers' `save_pretrained(..., variant="fp16")`, in one file
 VARIANT = re.compile(r"(pytorch_)?model\.(?!.*-of-)[\w-]+\.(safetensors|bin)")
+_RNG_STATE = re.compile(r"rng_state\w*\.pth")  # of transformers' Trainer: no weights
 FILE_ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".npz", ".json")
 TORCHVISION_URL = "https://download.pytorch.org/models/"
 TORCHVISION_FILES = {  # the first of a model is its default; eight digits of each name begin its SHA-256
@@ -47,10 +48,9 @@ TORCHVISION_FILES = {  # the first of a model is its default; eight digits of ea
 
 
 def is_hub_id(ref: str) -> bool:
-    """Whether a MODEL argument is `owner/name` on the hub, by the hub's own rule for names.
+    """Whether a MODEL argument is `owner/name` by the hub's rule for names, or `hf-hub:name`.
 
-    After `hf-hub:` or `hf_hub:` the owner may be missing. No hub id is an existing local path, what ends like
-    a weights file, or `torchvision/...`.
+    Existing local paths, names that end like a weights file and `torchvision/...` are no hub ids.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -66,20 +66,15 @@ def is_hub_id(ref: str) -> bool:
 
 
 def fetch_hub(repo_id: str, revision: str | None = None) -> Path:
-    """A local folder with a model's settings and one form of its weights, from the hub or its cache.
+    """Fetch a model's settings and one form of its weights into the hub's cache; returns the folder.
 
-    Fetched are `SETTINGS` and the first of: `WEIGHTS`, a single `VARIANT`, a single `.pth`, a single `.npz`;
-    the folder is the commit's snapshot in the hub's own cache, which HF_HOME places and HF_HUB_OFFLINE makes
-    the only source. When the hub cannot be reached, that revision as it was last fetched whole is used, and
-    a warning logged.
-
-    Args:
-        repo_id: `owner/name`, with or without `hf-hub:` before it.
-        revision: branch, tag or commit; None is `main`.
+    The weights are the first of: `WEIGHTS`, a single `VARIANT`, a single `.pth`, a single `.npz`. If the hub
+    cannot be reached, that revision is used as it was last fetched whole, with a warning. HF_HOME and
+    HF_HUB_OFFLINE hold.
 
     Raises:
-        CheckpointError: one line, that starts with the id and names what the cache has instead: no such
-            model or revision, a gated one, no network, no weights of a known form, a full disk.
+        CheckpointError: no such model or revision, a gated model, no network, no weights of a known form, or
+            a full disk; with what the cache has instead.
     """
     from huggingface_hub import HfApi, constants
 
@@ -99,16 +94,12 @@ def fetch_hub(repo_id: str, revision: str | None = None) -> Path:
 
 
 def weights_name(place: object, names: Iterable[str]) -> str | None:
-    """Of the file names in a folder, the one to read the weights from, as `fetch_hub` chooses it.
-
-    Raises:
-        CheckpointError: it starts with `place`: several variants, `.pth` or `.npz`, and none of `WEIGHTS`.
-    """
+    """The name of the weights file among those in a folder, by the order of `fetch_hub`; rejects several."""
     names = sorted(name for name in names if "/" not in name and name[:1] != ".")  # hidden: not finished
     for found in (
         *([name] for name in WEIGHTS if name in names),
         [name for name in names if VARIANT.fullmatch(name)],
-        [name for name in names if name.endswith(".pth") and not is_trainer_state(name)],
+        [name for name in names if name.endswith(".pth") and not _RNG_STATE.fullmatch(name)],
         [name for name in names if name.endswith(".npz")],
     ):
         if len(found) > 1:
@@ -125,7 +116,7 @@ def _hub_name(ref: str) -> str:
 
 
 def _download(repo_id: str, revision: str, commit: str, names: list[str]) -> Path:
-    """The snapshot of a commit, fetched in an order that leaves it without weights until it is whole."""
+    """Fetch the snapshot of a commit, in an order that leaves it without weights until it is whole."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
@@ -183,7 +174,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _instead(repo_id: str) -> str:
-    """What the cache could offer, as the end of a message."""
+    """Similar models or other revisions in the cache, as the end of a message."""
     refs = [path for path in (_cache_folder(repo_id) / "refs").rglob("*") if path.is_file()]
     names = {path.read_text().strip(): f" ({path.name})" for path in refs}
     if commits := [folder.name for folder in _snapshots(repo_id)]:
@@ -194,7 +185,7 @@ def _instead(repo_id: str) -> str:
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
-    """What the hub's client raises: exceptions of its transport, whichever library that is, and its own."""
+    """The exceptions of the hub's client and of its transport, whichever library that is."""
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     return (HTTPError, OSError, ValueError, RuntimeError)  # the last: of hf_xet
@@ -205,7 +196,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _unreachable(error: Exception) -> bool:
-    """No answer from the hub, or none of its own: its servers are down, or busy."""
+    """Whether the hub did not answer, or is down or busy."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     if isinstance(error, HfHubHTTPError):
@@ -216,7 +207,7 @@ def _unreachable(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _explaining(repo_id: str, revision: str) -> Iterator[None]:
-    """Turn what the hub's client raises into one line with the way out."""
+    """Turn the exceptions of the hub's client into one line with the way out."""
     from huggingface_hub import constants
 
     try:
@@ -250,24 +241,20 @@ def _hub_reason(error: Exception, repo_id: str, revision: str) -> str:
 
 
 def _disk_reason(error: Exception, folder: Path, variable: str) -> str | None:
-    """Why a cache cannot be written, if that is what failed."""
+    """The reason that a cache cannot be written; None for another error."""
     code = error.errno if isinstance(error, OSError) else None
     if code in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-        free = shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0
-        return f"the disk is full: {free:.0f} MB free at {folder}; free some, or set {variable}"
+        return f"the disk is full: {free_mb(folder):.0f} MB free at {folder}; free some, or set {variable}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
         return f"cannot write to {folder} ({errno.errorcode[code]}); set {variable} to a folder of yours"
     return None
 
 
 def torchvision_file(ref: str) -> str | None:
-    """The file of a torchvision ViT, a value of `TORCHVISION_FILES`; None for what names none of them.
+    """The value of `TORCHVISION_FILES` for a name; None for a local path and names of others.
 
-    Understood are `torchvision/vit_b_16` (its default weights), `torchvision/vit_b_16.IMAGENET1K_V1` and
-    torchvision's own `ViT_B_16_Weights.IMAGENET1K_V1`; an existing local path comes before them.
-
-    Raises:
-        CheckpointError: `torchvision/...` or `ViT_..._Weights...` with a name that torchvision has not.
+    Names: `torchvision/vit_b_16` (its default weights), `torchvision/vit_b_16.IMAGENET1K_V1`, and
+    `ViT_B_16_Weights.IMAGENET1K_V1` as torchvision has it.
     """
     asked = re.fullmatch(r"(?:torchvision/(\w+)|(ViT_\w+)_Weights)(?:\.(\w+))?", ref)
     if asked is None or Path(ref).exists():
@@ -281,13 +268,7 @@ def torchvision_file(ref: str) -> str | None:
 
 
 def fetch_torchvision(name: str) -> Path:
-    """A file of `TORCHVISION_FILES` in torch hub's cache; fetched when it is not there, and checked.
-
-    It is written aside and gets its name when its SHA-256 begins as the name says.
-
-    Raises:
-        CheckpointError: one line: no network, no such file, other content, a full disk.
-    """
+    """A file of `TORCHVISION_FILES` in torch hub's cache, fetched and checked if absent."""
     import torch
 
     folder = Path(torch.hub.get_dir()) / "checkpoints"

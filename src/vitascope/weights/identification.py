@@ -52,11 +52,7 @@ def identify(
 
 
 def split_ref(ref: str) -> tuple[str | None, dict[str, Any], str]:
-    """Split `timm:FILE` or `timm:num_heads=16,mlp=gelu_tanh:FILE` into family, options and file.
-
-    Raises:
-        UserError: an option that is not in `UNTOLD`, or a value of another type.
-    """
+    """Split `timm:FILE` or `timm:num_heads=16,mlp=gelu_tanh:FILE` into family, options and file."""
     family, _, rest = ref.partition(":")
     if family not in FAMILIES:
         return None, {}, ref

@@ -19,5 +19,5 @@ def imagenet_classes() -> tuple[str, ...]:
 
 
 def is_imagenet(tag: object) -> bool:
-    """Whether timm's tag says that a model was last trained on ImageNet-1k: "augreg_in21k_ft_in1k"."""
+    """Whether timm's tag, such as "augreg_in21k_ft_in1k", says that ImageNet-1k was the last training set."""
     return isinstance(tag, str) and re.search(r"(^|_)in1k$", tag) is not None

@@ -67,6 +67,15 @@ def reshaped(name: str, theirs: Callable[[Tensor], Tensor], ours: Callable[[Tens
 Table = Mapping[str, str | Stored]
 
 
+def any_of(*options: str) -> dict[str, tuple[Any, ...]]:
+    """Options that may have any value, for `Family.holds`."""
+    return dict.fromkeys(options, ())
+
+
+PLAIN_VIT = any_of("mlp_ratio") | {"stem": ("conv", "linear"), "class_token": (None, True)}
+"""The options in which the ViTs of most libraries differ from `ViTConfig()`, for `Family.holds`."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
     """The content of a checkpoint."""
@@ -131,11 +140,7 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def read_config(self, source: Source) -> ModelConfig:
-        """The architecture, from their configuration and the shapes.
-
-        Raises:
-            CheckpointError: a model that we do not have, or options that cannot be known.
-        """
+        """The architecture, from their configuration and the shapes."""
 
     @abc.abstractmethod
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:

@@ -1,4 +1,4 @@
-"""Weights that are not read: what they are, and how their own library writes what is read.
+"""Weights in forms that are not read, and how their library writes a form that is.
 
 Facts: the file names of transformers (`utils/__init__.py`, `trainer.py`), peft (`utils/constants.py`).
 """
@@ -27,13 +27,8 @@ _FILES = {
 }
 
 
-def is_trainer_state(name: str) -> bool:
-    """Whether a `.pth` in a folder of transformers' Trainer is a state of random numbers, not weights."""
-    return re.fullmatch(r"rng_state\w*\.pth", name) is not None
-
-
 def described(names: Iterable[str]) -> str | None:
-    """Of files that are no weights in a form that is read: what one of them is, and the way out."""
+    """The description of the first file in a form that is not read, with the way out."""
     names = sorted(names)
     for pattern, reason in _FILES.items():
         for name in names:
@@ -48,5 +43,5 @@ def described(names: Iterable[str]) -> str | None:
 
 
 def adapter_reason(names: Iterable[str]) -> str | None:
-    """Why tensors are no whole model, if some are those of LoRA."""
+    """The reason that tensors of LoRA are no whole model; None for others."""
     return _MERGE if any(re.search(r"\blora_[AB]\b", name) for name in names) else None

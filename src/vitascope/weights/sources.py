@@ -1,4 +1,4 @@
-"""What a MODEL argument means: a folder, a file, a hub id or one of torchvision's names, found and opened."""
+"""Finds and opens the checkpoint of a MODEL argument: a folder, a file, a hub id, a name of torchvision's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from vitascope.errors import nearest_path
 from vitascope.run import layout
 from vitascope.weights.files import CheckpointError, read_json, read_weights, refusal
 from vitascope.weights.hub import (
+    SETTINGS,
     VARIANT,
     WEIGHTS,
     fetch_hub,
@@ -20,20 +21,11 @@ from vitascope.weights.hub import (
 from vitascope.weights.mapping import Source
 from vitascope.weights.other_formats import described
 
-CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
+CONFIG, PREPROCESSOR = SETTINGS
 
 
 def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Source:
-    """The checkpoint behind a MODEL argument.
-
-    Args:
-        ref: a run folder (its `model/`), a model folder of any family, a weights file, a hub id (also
-            `owner/name@revision`), or torchvision's `torchvision/vit_b_16`.
-        revision: branch, tag or commit of a hub id; nothing else has one.
-
-    Raises:
-        CheckpointError: nothing there, several weights in one folder, a broken file, no network.
-    """
+    """Open the checkpoint of a MODEL argument; arguments and errors as `from_pretrained`."""
     path = locate(os.fspath(ref), revision)
     names = [child.name for child in (path if path.is_dir() else path.parent).iterdir()]
     if path.is_dir():
@@ -43,11 +35,11 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
             raise refusal(ref, described(names) or expected)
         path = path / file
     settings = {}
-    if belongs(path.name, names):
+    if _has_settings(path.name, names):
         for key, name in (("config", CONFIG), ("preprocessor", PREPROCESSOR)):
             settings[key] = read_json(path.with_name(name)) if name in names else {}
         if CONFIG in names and not settings["config"]:
-            raise refusal(path.with_name(CONFIG), "an empty object; it should tell the architecture")
+            raise refusal(path.with_name(CONFIG), "an empty object; it should describe the architecture")
     weights = read_weights(path)
     return Source(
         name=str(ref), file=path.name, tensors=weights.tensors, training=weights.training, **settings
@@ -55,44 +47,35 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
 
 
 def exists(ref: str | os.PathLike[str]) -> bool:
-    """Whether there is such a path.
-
-    Raises:
-        CheckpointError: it is longer than the system's paths, say.
-    """
+    """Whether there is such a path; a path that the system rejects (too long, for example) is an error."""
     try:
         return Path(ref).exists()
     except OSError as error:
         raise refusal(ref, f"no such model: {error.strerror}") from error
 
 
-def belongs(file: str, names: list[str]) -> bool:
-    """Whether the settings in a folder are those of a weights file in it, and not of another there."""
+def _has_settings(file: str, names: list[str]) -> bool:
+    """Whether the settings in a folder belong to a weights file in it, and not to another one there."""
     if file in WEIGHTS or VARIANT.fullmatch(file):
         return True
     try:
         return weights_name(file, names) == file
-    except CheckpointError:  # several, and so none
+    except CheckpointError:  # several weights: the settings belong to none
         return False
 
 
 def locate(ref: str, revision: str | None = None) -> Path:
-    """The folder or file of a MODEL argument, downloaded where it has to be.
-
-    Raises:
-        CheckpointError: nothing there, a revision of what has none, or two revisions.
-    """
+    """The folder or file of a MODEL argument, downloaded if necessary."""
     try:
         path = Path(ref).expanduser()
     except RuntimeError as error:  # there is no such user
         raise refusal(ref, f"no such model: {error}") from error
+    place = "a local path" if exists(path) else "torchvision's" if torchvision_file(ref) else ""
+    if place and revision is not None:
+        raise CheckpointError(f"{ref} is {place}; revision {revision!r} has no meaning for it")
     if exists(path):
-        if revision is not None:
-            raise CheckpointError(f"{ref} is a local path; revision {revision!r} has no meaning for it")
-        return path if path.is_file() else model_folder(path)
+        return path if path.is_file() else _model_folder(path)
     if (file := torchvision_file(ref)) is not None:
-        if revision is not None:
-            raise CheckpointError(f"{ref} is torchvision's; revision {revision!r} has no meaning for it")
         return fetch_torchvision(file)
     mistyped = nearest_path(str(path))
     name, _, wanted = ref.partition("@")
@@ -108,12 +91,8 @@ def locate(ref: str, revision: str | None = None) -> Path:
     )
 
 
-def model_folder(path: Path) -> Path:
-    """Where a run folder or a model folder holds its model.
-
-    Raises:
-        CheckpointError: a run that has not finished.
-    """
+def _model_folder(path: Path) -> Path:
+    """The model in a run folder or a model folder."""
     if (path / CONFIG).is_file():  # a model folder, whatever else lies in it
         return path
     if layout.is_finished(path):

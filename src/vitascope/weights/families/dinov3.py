@@ -14,26 +14,22 @@ those, which `rotary_rounded` says; Hugging Face and timm run with exact ones.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.families.pth import (
+    PthFamily,
+    dino_evaluation,
     has_timms_body,
-    imagenet,
     not_square,
-    shorter_side,
-    size_for_evaluation,
     unbuildable_gate,
     with_timms_names,
-    write_pth,
 )
 from vitascope.weights.families.timm_body import BODY, body_options, place_options
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Family, Source, State, Stored, Table, stacked
+from vitascope.weights.mapping import PLAIN_VIT, Source, State, Stored, Table, any_of, stacked
 
 _BASE = 100.0
 _BFLOAT16 = 2**-8  # between one number of bfloat16 and the next, at most, over the number
@@ -65,45 +61,36 @@ GATED: Table = {
 }
 
 
-class Dinov3(Family):
+class Dinov3(PthFamily):
     """facebook's DINOv3: features, without a head."""
 
     name = "dinov3"
-    holds = {  # noqa: RUF012 - a constant
-        "stem": ("conv", "linear"),
-        "positions": ("rotary",),
-        "norm_eps": (1e-5,),
-        "qkv_bias": ("no_key", "none", "all"),
-        "rotary_rounded": (),
-        "mlp": ("gelu", "swiglu"),
-        "mlp_ratio": (),
-        "layer_scale": (),
-        "class_token": (None, True),
-        "num_registers": (),
-        "head": ("none",),
-    }
+    holds = (
+        PLAIN_VIT
+        | any_of("rotary_rounded", "layer_scale", "num_registers")
+        | {
+            "positions": ("rotary",),
+            "norm_eps": (1e-5,),
+            "qkv_bias": ("no_key", "none", "all"),
+            "mlp": ("gelu", "swiglu"),
+            "head": ("none",),
+        }
+    )
     # The norm of local crops is of training only, as its code says.
     ignored = ("mask_token", "local_cls_norm.*", "rope_embed.periods")
 
     def settled(self, config: ViTConfig) -> ViTConfig:
-        """Its hub's models have an epsilon of 1e-5."""
-        return config if config.block.norm_eps == 1e-5 else config.replace(norm_eps=1e-5)
+        return config.replace(norm_eps=1e-5)
 
     def objections(self, config: ViTConfig) -> list[str]:
-        """What its constructor cannot build."""
         return not_square(config, "patch_size") + unbuildable_gate(config)
 
     def recognizes(self, source: Source) -> bool:
-        """timm's names without positions, and one of the things that only DINOv3 has."""
         own = source.has("storage_tokens") or source.has("rope_embed.periods")
         return has_timms_body(source) and not source.has("pos_embed") and own
 
     def arriving(self, source: Source) -> Source:
-        """Unchanged, but looked at for what its model would run otherwise than ours.
-
-        Raises:
-            CheckpointError: other rotary periods, or a mask that bars anything but the bias of the keys.
-        """
+        """Unchanged; rejects other rotary periods, and masks that bar more than the bias of the keys."""
         if source.has("rope_embed.periods"):
             _check_periods(source)
         for name, mask in source.tensors.items():
@@ -114,7 +101,7 @@ class Dinov3(Family):
         return source
 
     def leaving(self, state: State, config: ViTConfig) -> State:
-        """What its model has beside: the periods, the mask token, and in the 7B a norm of local crops."""
+        """With the periods, the mask token, and in the 7B model the norm of local crops."""
         state = {**state, "rope_embed.periods": _periods(config)}
         state["mask_token"] = torch.zeros_like(state["cls_token"][0])
         if config.embed_dim == 4096:
@@ -122,12 +109,10 @@ class Dinov3(Family):
         return state
 
     def table(self, config: ViTConfig) -> Table:
-        """timm's names, but for registers, the bias without keys, and SwiGLU."""
         table = {**TABLE, **GATED} if config.block.mlp == "swiglu" else TABLE
         return {**KEYLESS, **table} if config.block.qkv_bias == "no_key" else table
 
     def read_config(self, source: Source) -> ViTConfig:
-        """From the shapes; there is one period for every four channels of a head."""
         options = body_options(with_timms_names(source))
         options |= {
             "num_heads": _heads(source, options["embed_dim"]),
@@ -143,24 +128,19 @@ class Dinov3(Family):
         return ViTConfig.from_dict(options | place_options(source, options, None))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
-        """As its `make_classification_eval_transform`, with which the paper's classification was measured:
-        bicubic, 224 of 256 pixels.
+        """As the paper's classification was measured; satellite models, by their name, have own statistics.
 
-        The README's transform for features, which Hugging Face took over, squashes the picture, bilinearly.
-        The satellite models, which the name tells, have statistics of their own.
+        Its README and Hugging Face squash the picture for features, with a bilinear filter.
         """
         satellite = "sat493m" in f"{source.name} {source.file}".lower() and config.in_channels == 3
-        statistics = _SATELLITE if satellite else {}
-        size = size_for_evaluation(config)
-        return imagenet(config, image_size=size, resize_to=shorter_side(size, 224 / 256), **statistics)
+        return dino_evaluation(config, **(_SATELLITE if satellite else {}))
 
-    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        """`model.pth`: the state itself, in the names of the hub."""
-        return [write_pth(folder / "model.pth", state)]
+    def assumed(self, source: Source, config: ViTConfig) -> str:
+        return ""  # the periods show the heads
 
 
 def _heads(source: Source, embed_dim: int) -> int:
-    """Attention heads, by the width that the periods are made for."""
+    """Attention heads: there is one period for every four channels of a head."""
     count = source.shape("rope_embed.periods", 1)[0]
     if count == 0 or embed_dim % (4 * count):
         raise CheckpointError(
@@ -179,24 +159,24 @@ def _bars_keys(mask: Tensor) -> bool:
 
 
 def _exact_periods(count: int) -> Tensor:
-    """base^(k / count), one for every four channels of a head."""
+    """base^(k / count)."""
     return _BASE ** (torch.arange(count, dtype=torch.float32) / count)
 
 
 def _periods(config: ViTConfig) -> Tensor:
-    """As a file keeps them."""
+    """The periods in a file."""
     exact = _exact_periods(config.head_dim // 4)
     return exact.bfloat16().float() if config.embedding.rotary_rounded else exact
 
 
 def _is_rounded(periods: Tensor) -> bool:
-    """Whether periods are those that bfloat16 can hold; with one or two, which it holds exactly, none are."""
+    """Whether bfloat16 has rounded the periods; one or two it holds exactly."""
     found = periods.float()
     return bool((found == found.bfloat16()).all()) and not torch.equal(found, _exact_periods(len(found)))
 
 
 def _check_periods(source: Source) -> None:
-    """Refuse periods that are not those of base 100, up to their rounding to bfloat16."""
+    """Reject periods that are not those of base 100, up to their rounding to bfloat16."""
     found = source.tensors["rope_embed.periods"].float().flatten()
     expected = _exact_periods(len(found))
     for index, (theirs, ours) in enumerate(zip(found.tolist(), expected.tolist(), strict=True)):

@@ -27,7 +27,7 @@ from vitascope.weights.families.huggingface_config import (
 )
 from vitascope.weights.families.huggingface_processor import published, read_processor, written_processor
 from vitascope.weights.files import CheckpointError, write_safetensors
-from vitascope.weights.mapping import Family, Source, State, Table, stacked
+from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, any_of, stacked
 
 _BLOCK, _LAYER = "encoder.blocks.{i}.", "encoder.layer.{i}."
 VIT: Table = {
@@ -50,7 +50,7 @@ VIT: Table = {
     "head.distillation.*": "distillation_classifier.*",
     "head.*": "classifier.*",
 }
-# A distillation token that no head reads is to us a register, one whose position is learned.
+# A distillation token that no head reads is a register here, with a learned position.
 DEIT: Table = {**VIT, "registers": "embeddings.distillation_token"}
 DINOV2: Table = {
     **VIT,
@@ -81,7 +81,7 @@ GATE: Table = {_BLOCK + "mlp.fc1.*": stacked("layer.{i}.mlp.gate_proj.*", "layer
 NO_KEY: Table = {
     _BLOCK + "attention.qkv.bias": stacked(*(f"layer.{{i}}.attention.{part}_proj.bias" for part in "qv"))
 }
-# The prefixes of classifiers, and the names that version 5 has in memory.
+# The prefixes of classifiers, and the names of version 5 in memory.
 _SPELLINGS = (
     (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),
     (r"^model\.layer\.", "layer."),
@@ -100,32 +100,28 @@ class HuggingFace(Family):
     """transformers' ViT, DeiT, DINOv2 and DINOv3."""
 
     name = "huggingface"
-    holds = {  # noqa: RUF012 - a constant
-        "stem": ("conv", "linear"),
-        "positions": ("learned", "rotary"),
-        "position_prefix": (),
-        "rotary_base": (),
-        "norm_eps": (),
-        "qkv_bias": ("all", "none", "no_key"),
-        "mlp": ("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
-        "mlp_ratio": (),
-        "layer_scale": (),
-        "class_token": (None, True),
-        "distillation_token": (),
-        "num_registers": (),
-        "pool": ("cls", "cls_mean"),
-        "head": ("linear", "zero", "pre_logits", "none"),
-    }
+    holds = (
+        PLAIN_VIT
+        | any_of(
+            "position_prefix", "rotary_base", "norm_eps", "layer_scale", "distillation_token", "num_registers"
+        )
+        | {
+            "positions": ("learned", "rotary"),
+            "qkv_bias": ("all", "none", "no_key"),
+            "mlp": ("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
+            "pool": ("cls", "cls_mean"),
+            "head": ("linear", "zero", "pre_logits", "none"),
+        }
+    )
     ignored = ("embeddings.mask_token",)
 
     def settled(self, config: ViTConfig) -> ViTConfig:
-        """Each of its models has its own rule for interpolating positions; rotary periods are exact."""
+        """Each of its models has its own interpolation of positions; rotary periods are exact."""
         learned = config.embedding.positions == "learned"
         own = {"resample": rule(model_type(config))} if learned else {"rotary_rounded": False}
         return config.replace(**own)
 
     def objections(self, config: ViTConfig) -> list[str]:
-        """What goes together in none of its models."""
         kind, block, readout = model_type(config), config.block, config.readout
         dinov2, dinov3 = kind in DINOV2_TYPES, kind == "dinov3_vit"
         classifies = readout.head in ("linear", "zero")
@@ -147,13 +143,11 @@ class HuggingFace(Family):
         return [reason for reason, stands in against.items() if stands]
 
     def recognizes(self, source: Source) -> bool:
-        """Its `config.json` has one of the model types; without one, the names are as `save_pretrained`'s."""
         if source.config:
             return source.config.get("model_type") in MODEL_TYPES
         return any(re.search(r"(^|\.)embeddings\.patch_embeddings\.", key) for key in source.tensors)
 
     def table(self, config: ViTConfig) -> Table:
-        """The names of the model that the configuration asks for."""
         gated = config.block.mlp == "swiglu"
         kind = model_type(config)
         if kind == "dinov3_vit":
@@ -164,7 +158,7 @@ class HuggingFace(Family):
         return VIT if kind == "vit" or config.readout.distillation_token else DEIT
 
     def arriving(self, source: Source) -> Source:
-        """Other spellings; gates in one matrix; registers without the class token's position before them."""
+        """Other spellings of names, gates in two matrices, a class token with a position beside registers."""
         tensors: State = {}
         for name, tensor in source.tensors.items():
             for pattern, spelling in _SPELLINGS:
@@ -180,7 +174,7 @@ class HuggingFace(Family):
         return dataclasses.replace(source, tensors=tensors)
 
     def leaving(self, state: State, config: ViTConfig) -> State:
-        """What its classes have and we need not: positions of the prefix, scales of one, a mask token."""
+        """With what its classes have beside: positions of the prefix, scales of one, a mask token."""
         kind, D, state = model_type(config), config.embed_dim, dict(state)
         like = state["embeddings.cls_token"]
         if config.embedding.positions == "learned":
@@ -195,13 +189,12 @@ class HuggingFace(Family):
             state.setdefault("embeddings.register_tokens", like.new_zeros(1, 0, D))
         head = state.get("classifier.weight")
         if kind in DINOV2_TYPES and head is not None and head.shape[1] == D:
-            # Its classifiers read the mean of the patches beside the class token; ours does not.
+            # Its classifiers also read the mean of the patches.
             state["classifier.weight"] = torch.cat([head, torch.zeros_like(head)], dim=1)
         prefix = f"{kind}." if config.readout.head in ("linear", "zero") else ""
         return {name if "classifier." in name else prefix + name: tensor for name, tensor in state.items()}
 
     def read_config(self, source: Source) -> ViTConfig:
-        """From `config.json`, and from the head that is there."""
         config = ViTConfig.from_dict(read_options(source))
         kind = model_type(config)
         if kind in DINOV2_TYPES and not runs_at_its_size(config):
@@ -218,7 +211,6 @@ class HuggingFace(Family):
         return read_processor(source.name, source.preprocessor, kind, config)
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        """A folder for `from_pretrained` of its automatic classes: models, classifiers and processors."""
         processor = written_processor(preprocess)
         weights = write_safetensors(folder / "model.safetensors", state)
         settings = write_json(folder / "config.json", written_config(config))
@@ -226,7 +218,7 @@ class HuggingFace(Family):
 
 
 def _pack_gates(tensors: State) -> None:
-    """DINOv2's gate and value in one matrix, the gate first, as its files have them."""
+    """DINOv2's gate and value in one matrix, the gate first, as in its files."""
     for name in list(tensors):
         match = re.fullmatch(r"(encoder\.layer\.\d+\.mlp)\.gate_proj\.(weight|bias)", name)
         other = f"{match[1]}.up_proj.{match[2]}" if match else ""
@@ -236,7 +228,7 @@ def _pack_gates(tensors: State) -> None:
 
 
 def _fold_class_position(tensors: State) -> None:
-    """With registers, positions are of the class token and the patches: add the first to the class token."""
+    """Beside registers, add the position of the class token to the token; drop an empty register tensor."""
     registers = tensors.get("embeddings.register_tokens")
     if registers is not None and registers.numel() == 0:
         del tensors["embeddings.register_tokens"]
@@ -244,13 +236,13 @@ def _fold_class_position(tensors: State) -> None:
     if registers is None or registers.numel() == 0 or positions is None or token is None:
         return
     if positions.ndim == 3 and token.shape == positions[:, :1].shape:
-        # In float32, as their model adds them when it is run so: half precision would round the sum.
+        # In float32, as their model adds them in float32: half precision would round the sum.
         tensors["embeddings.cls_token"] = token.float() + positions[:, :1].float()
         tensors["embeddings.position_embeddings"] = positions[:, 1:]
 
 
 def _drop_zeros(tensors: State) -> None:
-    """What `leaving` adds to models that its classes do not have: positions of the prefix, half a head."""
+    """Drop zeros that `leaving` added: positions of the prefix, half a head."""
     head, token = tensors.get("classifier.weight"), tensors.get("embeddings.cls_token")
     if head is not None and token is not None and head.shape[1] == 2 * token.shape[-1]:
         own, of_mean = head.chunk(2, dim=1)
@@ -265,7 +257,7 @@ def _drop_zeros(tensors: State) -> None:
 
 
 def _unfold_positions(state: State, config: ViTConfig) -> None:
-    """Positions for what has one there: the class token, DeiT's distillation token, the patches."""
+    """Positions for the class token, DeiT's distillation token and the patches."""
     positions = state["embeddings.position_embeddings"]
     covered = 2 if model_type(config) == "deit" else 1
     if not config.embedding.position_prefix:

@@ -14,7 +14,7 @@ from vitascope.weights.families.huggingface_processor import sides
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Source, check_labels
 
-# What a configuration means by saying nothing.
+# The defaults of configurations.
 _SIZE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 _INPUT = {"image_size": 224, "patch_size": 16, "num_channels": 3}
 _VIT = {**_SIZE, **_INPUT, "hidden_act": "gelu", "layer_norm_eps": 1e-12, "qkv_bias": True}
@@ -31,8 +31,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 MODEL_TYPES = tuple(_DEFAULTS)
 DINOV2_TYPES = ("dinov2", "dinov2_with_registers")
-# Where transformers has a model in a layout that is not read, and timm publishes the same image tower in one
-# that is.
+# Models whose layout in transformers is not read, and the same in timm's layout.
 _ELSEWHERE = {
     r"clip(_vision_model)?": "timm/vit_base_patch16_clip_224.openai",
     r"siglip(_vision_model)?": "timm/vit_base_patch16_siglip_224.webli",
@@ -49,14 +48,14 @@ _QKV_BIAS = {(True, True, True): "all", (True, False, True): "no_key", (False, F
 
 
 def readable_instead(kind: str) -> str:
-    """Which of transformers' models are read, and where another's weights are in a form that is."""
+    """The models of transformers that are read, and a readable form of another's weights."""
     known = f"vitascope reads {', '.join(MODEL_TYPES)} of transformers"
     found = next((model for pattern, model in _ELSEWHERE.items() if re.fullmatch(pattern, kind)), None)
     return f"{known}, and this one as timm publishes it, such as {found}" if found else known
 
 
 def model_type(config: ViTConfig) -> str:
-    """Which of its models has what a configuration asks for."""
+    """The model of transformers for a configuration."""
     readout = config.readout
     if config.embedding.positions == "rotary":
         return "dinov3_vit"
@@ -72,27 +71,23 @@ def model_type(config: ViTConfig) -> str:
 
 
 def rule(kind: str) -> str:
-    """By which rule a model interpolates positions: with registers, antialiased as timm does."""
+    """A model's interpolation of positions; with registers it is antialiased, as timm's."""
     return "timm" if kind in ("dinov2_with_registers", "dinov3_vit") else "huggingface"
 
 
 def runs_at_its_size(config: ViTConfig) -> bool:
-    """Whether DINOv2 leaves its positions alone: of an oblong image it takes them for a square grid's."""
+    """Whether DINOv2 leaves its positions as they are; for an oblong image it assumes a square grid."""
     (height, width), (rows, columns) = config.image_hw, config.grid
     return height == width or rows == columns
 
 
 def read_options(source: Source) -> dict[str, Any]:
-    """Our options, from `config.json` and from the head that is there.
-
-    Raises:
-        CheckpointError: no such file, another kind of model, or numbers that none of ours has.
-    """
+    """Our options, from `config.json` and from the head that is there."""
     kind = source.config.get("model_type")
     if kind not in MODEL_TYPES:
         raise CheckpointError(
             f"{source.name}: no config.json with a model_type of {', '.join(MODEL_TYPES)}, and no shape "
-            "tells the number of heads; give the architecture: from_pretrained(..., config=ViTConfig(...))"
+            "shows the number of heads; give the architecture: from_pretrained(..., config=ViTConfig(...))"
         )
     values = {**_DEFAULTS[kind], **source.config}
     embed_dim, hidden = _widths(source, values)
@@ -121,7 +116,7 @@ def read_options(source: Source) -> dict[str, Any]:
 
 
 def _readout(source: Source, values: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Head, pooling and what goes with them."""
+    """The options of head and pooling."""
     options: dict[str, Any] = {"num_registers": 1} if kind == "deit" else {}
     if source.has("cls_classifier.weight"):
         options = {"distillation_token": True}
@@ -140,7 +135,7 @@ def _readout(source: Source, values: Mapping[str, Any], kind: str) -> dict[str, 
 
 
 def _class_names(source: Source, count: int) -> tuple[str, ...]:
-    """`id2label`, where it has a name for each class; LABEL_0 and so on are none."""
+    """`id2label`, if it has a name for each class; LABEL_0 and so on are none."""
     told = source.config.get("id2label")
     if not isinstance(told, Mapping) or len(told) != count:  # more names are those of another head
         return ()
@@ -150,7 +145,7 @@ def _class_names(source: Source, count: int) -> tuple[str, ...]:
 
 
 def _widths(source: Source, values: Mapping[str, Any]) -> tuple[int, int]:
-    """Of a token, and of the MLP's hidden layer."""
+    """The widths of a token and of the MLP's hidden layer."""
     width = _number(source, values, "hidden_size", least=1)
     if "mlp_ratio" not in _DEFAULTS[values["model_type"]]:
         return int(width), int(_number(source, values, "intermediate_size"))
@@ -158,7 +153,7 @@ def _widths(source: Source, values: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _hidden(width: int, ratio: float, gated: bool) -> int:
-    """Width of DINOv2's hidden layer; a gated one has two thirds, rounded up to eights."""
+    """The width of DINOv2's hidden layer; a gated one has two thirds, rounded up to eights."""
     hidden = int(width * ratio)
     return (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden
 
@@ -234,7 +229,7 @@ def written_config(config: ViTConfig) -> dict[str, Any]:
 
 
 def _one_or_two(size: tuple[int, int]) -> int | list[int]:
-    """A square by its side: their ViT divides by it."""
+    """The side of a square: their ViT divides by it."""
     return size[0] if size[0] == size[1] else list(size)
 
 
@@ -245,7 +240,7 @@ def _class_suffix(config: ViTConfig) -> str:
 
 
 def _labels(config: ViTConfig) -> dict[str, Any]:
-    """Class names; a model without a head has no classes, and the classifier's class gives its features."""
+    """Class names; without a head there are no classes, and their classifier gives features."""
     if config.readout.head not in ("linear", "zero"):
         return {"id2label": {}, "label2id": {}}
     names = config.class_names or tuple(f"LABEL_{index}" for index in range(config.num_classes))

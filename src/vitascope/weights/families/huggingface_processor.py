@@ -23,7 +23,7 @@ _SWITCHES = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")
 _STEPS = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
 _SQUASH = {**_STEPS, "size": 224, "resample": 2, "image_mean": _HALF, "image_std": _HALF}
 _CROP = {**_SQUASH, "resample": 3, "do_center_crop": True, "crop_size": 224}
-# What its classes do where the file says nothing.
+# The defaults of its classes.
 _PROCESSORS: dict[str, dict[str, Any]] = {
     "ViT": _SQUASH,
     "DeiT": {**_CROP, "size": 256},
@@ -43,7 +43,7 @@ _RESAMPLE: dict[int, _Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear
 
 
 def published(model_type: str, config: ViTConfig) -> Preprocess:
-    """What a model's authors evaluated with, for folders that do not say it."""
+    """The preprocessing of a model's authors, for folders without a processor."""
     processor = _OF_MODEL[model_type]
     imagenet = processor != "ViT" and config.in_channels == 3
     crops = processor in ("DeiT", "Bit")
@@ -61,18 +61,8 @@ def published(model_type: str, config: ViTConfig) -> Preprocess:
 
 
 def read_processor(name: str, told: Mapping[str, Any], model_type: str, config: ViTConfig) -> Preprocess:
-    """What a `preprocessor_config.json` does to a picture.
-
-    Args:
-        name: of the checkpoint, for messages.
-        told: the file's content.
-        model_type: of the model; its processor where the file names none.
-        config: of the model, for its size and its channels.
-
-    Raises:
-        CheckpointError: an unknown processor, or steps that `Preprocess` has not.
-    """
-    # A step that is null is left out, as if it were false; other things that are null are not told.
+    """The preprocessing of a `preprocessor_config.json`; `name` is the checkpoint's, for messages."""
+    # A step that is null is left out, as if it were false; any other null means the default.
     given = {key: value for key, value in told.items() if value is not None or key in _SWITCHES}
     kind = given.get("image_processor_type") or given.get("feature_extractor_type") or _OF_MODEL[model_type]
     kind = re.sub("(ImageProcessor|FeatureExtractor).*", "", str(kind))
@@ -98,24 +88,26 @@ def read_processor(name: str, told: Mapping[str, Any], model_type: str, config: 
 
 
 def _geometry(name: str, values: Mapping[str, Any], config: ViTConfig) -> dict[str, Any]:
-    """How a picture is resized and cropped, as options of `Preprocess`: as their `PilBackend` does it."""
+    """The resize and the crop of their `PilBackend`, as options of `Preprocess`."""
     crop = sides(values.get("crop_size"), name) if values.get("do_center_crop") else None
     if not values["do_resize"]:
         if crop is not None:
             raise CheckpointError(f"{name}: a processor that crops but does not resize")
-        # Whatever has the right size stays as it is.
+        # A picture of the right size stays as it is.
         return {"image_size": config.image_hw, "resize": "squash"}
     size = values["size"]
     keeps_proportions = isinstance(size, Mapping) and "shortest_edge" in size
     if keeps_proportions:
         if size.get("longest_edge"):
-            raise CheckpointError(f"{name}: size {dict(size)} bounds both edges, which vitascope has not")
+            raise CheckpointError(
+                f"{name}: size {dict(size)} bounds both edges; vitascope has no such resize"
+            )
         size = size["shortest_edge"]
     whole = sides(size, name)
     if crop is None and not keeps_proportions:
         return {"image_size": whole, "resize": "squash"}
     return {
-        # Without a crop theirs is a picture of any length; a model is given the square in its centre.
+        # Without a crop their picture may be oblong; the model gets the square in its centre.
         "image_size": crop or whole,
         "resize": "crop" if keeps_proportions else "squash",
         "resize_to": whole,
@@ -124,11 +116,7 @@ def _geometry(name: str, values: Mapping[str, Any], config: ViTConfig) -> dict[s
 
 
 def sides(value: Any, name: str) -> tuple[int, int]:
-    """A size as they write it, one side, two, or named ones, as (height, width).
-
-    Raises:
-        CheckpointError: none of those.
-    """
+    """A size of theirs (one side, two, or named ones) as (height, width)."""
     if isinstance(value, Mapping):
         value = (value.get("height"), value.get("width"))
     both = (value, value) if isinstance(value, int) else value
@@ -141,7 +129,7 @@ def sides(value: Any, name: str) -> tuple[int, int]:
 def _statistics(
     name: str, values: Mapping[str, Any], config: ViTConfig
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of pixels in [0, 1]; theirs are of pixels in [0, 255] times a factor."""
+    """Mean and std for pixels in [0, 1]; theirs are for pixels in [0, 255] times a factor."""
     scale = 255 * values["rescale_factor"] if values["do_rescale"] else 255.0
     if not (isinstance(scale, int | float) and scale > 0):
         raise CheckpointError(f"{name}: rescale_factor {values['rescale_factor']!r} of a processor")
@@ -152,7 +140,7 @@ def _statistics(
 
 
 def _per_channel(name: str, values: Any, config: ViTConfig) -> tuple[float, ...]:
-    """Mean or std with a number for each channel; equal ones fit any number of channels."""
+    """Mean or std by channel; equal numbers fit any number of channels."""
     numbers = tuple(values) if isinstance(values, list | tuple) else (values,)
     if not all(isinstance(number, int | float) for number in numbers):
         raise CheckpointError(f"{name}: mean or std {values!r} are no numbers")
@@ -161,20 +149,13 @@ def _per_channel(name: str, values: Any, config: ViTConfig) -> tuple[float, ...]
     if len(numbers) != config.in_channels:
         raise CheckpointError(
             f"{name}: mean or std {list(numbers)} does not fit a model of {config.in_channels} channels; "
-            "mend preprocessor_config.json"
+            "correct preprocessor_config.json"
         )
     return numbers
 
 
 def written_processor(preprocess: Preprocess) -> dict[str, Any]:
-    """A `preprocessor_config.json` that does the same, as ViT's processor, DeiT's or BiT's.
-
-    A crop by our rule of fractions becomes the nearest one of whole pixels; `convert` measures the change.
-
-    Raises:
-        CheckpointError: a border, or a picture that covers a rectangle which is no square: no processor of
-            theirs has those.
-    """
+    """The `preprocessor_config.json` of the nearest of ViT's, DeiT's and BiT's processors."""
     (height, width), channels = preprocess.image_size, preprocess.channels
     values: dict[str, Any] = {
         **_STEPS,
@@ -183,16 +164,14 @@ def written_processor(preprocess: Preprocess) -> dict[str, Any]:
         "image_std": list(preprocess.std),
         "do_convert_rgb": channels == 3,
     }
-    share = preprocess.crop_pct
+    share, size = preprocess.crop_pct, {"height": height, "width": width}
     resized = preprocess.resize_to or (round(height / share), round(width / share))
+    crop = {"do_center_crop": True, "crop_size": size}
     if preprocess.resize == "squash":
-        size = {"height": height, "width": width}
-        if preprocess.crop_pct == 1 and preprocess.resize_to is None:
+        if share == 1 and preprocess.resize_to is None:
             return {"image_processor_type": "ViTImageProcessor", "size": size, **values}
-        rows, columns = resized
-        whole = {"height": rows, "width": columns}
-        cropped = {"size": whole, "do_center_crop": True, "crop_size": size}
-        return {"image_processor_type": "DeiTImageProcessor", **cropped, **values}
+        whole = dict(zip(("height", "width"), resized, strict=True))
+        return {"image_processor_type": "DeiTImageProcessor", "size": whole, **crop, **values}
     if preprocess.resize == "border":
         raise CheckpointError(
             f"huggingface has no preprocessing that adds a border up to {height}x{width}; "
@@ -203,10 +182,5 @@ def written_processor(preprocess: Preprocess) -> dict[str, Any]:
             f"huggingface has no preprocessing that covers {resized[0]}x{resized[1]} and crops "
             f'{height}x{width}; only a square, or the whole picture: Preprocess(resize="squash")'
         )
-    return {
-        "image_processor_type": "BitImageProcessor",
-        "size": {"shortest_edge": resized[0]},
-        "do_center_crop": True,
-        "crop_size": {"height": height, "width": width},
-        **values,
-    }
+    edge = {"shortest_edge": resized[0]}
+    return {"image_processor_type": "BitImageProcessor", "size": edge, **crop, **values}

@@ -33,7 +33,7 @@ from vitascope.weights.families import jax_layout
 from vitascope.weights.families.jax_layout import BLOCK, POSITIONS
 from vitascope.weights.families.pth import shorter_side
 from vitascope.weights.files import MAX_TENSORS, CheckpointError
-from vitascope.weights.mapping import Family, Source, State, Table
+from vitascope.weights.mapping import Family, Source, State, Table, any_of
 
 _PREFIXES = ("params/img/", "opt/target/", "params/", "")
 _SCANNED = "Transformer/encoderblock/"
@@ -54,15 +54,10 @@ class Jax(Family):
     """vit_jax's VisionTransformer with its hybrids, and big_vision's."""
 
     name = "jax"
-    holds = {  # noqa: RUF012 - a constant
+    holds = any_of("resnet_layers", "resnet_width", "position_prefix", "mlp_ratio", "class_token") | {
         "stem": ("conv", "linear", "resnet"),
-        "resnet_layers": (),
-        "resnet_width": (),
         "positions": ("learned", "sincos_2d_big_vision"),
-        "position_prefix": (),
         "mlp": ("gelu_tanh",),
-        "mlp_ratio": (),
-        "class_token": (),
         "pool": ("cls", "mean", "map"),
         "head": ("linear", "zero", "mlp", "pre_logits", "none"),
     }
@@ -87,7 +82,6 @@ class Jax(Family):
         return reasons
 
     def recognizes(self, source: Source) -> bool:
-        """No other library calls its tensors so."""
         prefix = _prefix(source)
         return source.has(prefix + "embedding/kernel") and source.has_any(prefix + "Transformer/")
 
@@ -113,11 +107,9 @@ class Jax(Family):
         return dataclasses.replace(source, tensors=tensors, config=settings)
 
     def leaving(self, state: State, config: ViTConfig) -> State:
-        """big_vision's names, where only big_vision has such a model."""
         return _renamed(state, _todays_name) if _is_big_vision(config) else state
 
     def table(self, config: ViTConfig) -> Table:
-        """Names and layouts."""
         return jax_layout.table(config)
 
     def read_config(self, source: Source) -> ViTConfig:
@@ -164,7 +156,6 @@ class Jax(Family):
         )
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        """`model.npz`: the arrays by their names."""
         return [_write_npz(folder / "model.npz", state)]
 
 
@@ -243,11 +234,7 @@ def _head_options(source: Source) -> dict[str, Any]:
 
 
 def _place_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
-    """The image size that the positions were made for, and whether they cover a class token.
-
-    Raises:
-        CheckpointError: they are no square grid.
-    """
+    """The image size that the positions were made for, and whether they cover a class token."""
     if not source.has(POSITIONS):
         size = max(1, 224 // patch[0]) * patch[0], max(1, 224 // patch[1]) * patch[1]
         return {"positions": "sincos_2d_big_vision", "image_size": size}
@@ -263,11 +250,7 @@ def _place_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
 
 
 def _write_npz(path: Path, state: State) -> Path:
-    """Write arrays, each in its own dtype; bfloat16, which NumPy has not, as float32.
-
-    Raises:
-        CheckpointError: they cannot be written, for want of space say.
-    """
+    """Write arrays, each in its own dtype; bfloat16, which NumPy has not, as float32."""
     arrays: dict[str, Any] = {
         name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
         for name, tensor in state.items()

@@ -44,25 +44,20 @@ OUT_OF_HEADS = {
 
 
 def table(config: ViTConfig) -> Table:
-    """Where each of our tensors is kept, for what the configuration has."""
-    stem = [convolution("patch_embedding", "embedding")]
-    if config.embedding.stem == "resnet":
-        stem = [convolution("patch_embedding.projection", "embedding"), *resnet(config)]
-    heads = config.num_heads, config.head_dim
-    return together(
-        [
-            *stem,
-            WHOLE,
-            *(norm(ours, theirs) for ours, theirs in NORMS.items()),
-            *(into_heads(ours, *theirs, config.embed_dim, heads) for ours, theirs in INTO_HEADS.items()),
-            *(out_of_heads(ours, theirs, config.embed_dim, heads) for ours, theirs in OUT_OF_HEADS.items()),
-            *(dense(ours, theirs) for ours, theirs in DENSE.items()),
-        ]
-    )
-
-
-def together(tables: Iterable[Table]) -> Table:
-    """One table of several."""
+    """The place of each of our tensors, for the options of a configuration."""
+    D, heads = config.embed_dim, (config.num_heads, config.head_dim)
+    tables = [
+        *(
+            resnet(config)
+            if config.embedding.stem == "resnet"
+            else [convolution("patch_embedding", "embedding")]
+        ),
+        WHOLE,
+        *(norm(ours, theirs) for ours, theirs in NORMS.items()),
+        *(into_heads(ours, *theirs, D, heads) for ours, theirs in INTO_HEADS.items()),
+        *(out_of_heads(ours, theirs, D, heads) for ours, theirs in OUT_OF_HEADS.items()),
+        *(dense(ours, theirs) for ours, theirs in DENSE.items()),
+    ]
     return {ours: stored for table in tables for ours, stored in table.items()}
 
 
@@ -72,12 +67,12 @@ def norm(ours: str, theirs: str) -> Table:
 
 
 def dense(ours: str, theirs: str) -> Table:
-    """A linear layer: (outputs, inputs), theirs (inputs, outputs)."""
+    """A linear layer: ours (outputs, inputs), theirs (inputs, outputs)."""
     return {f"{ours}.weight": _permuted(f"{theirs}/kernel", (1, 0)), f"{ours}.bias": f"{theirs}/bias"}
 
 
 def convolution(ours: str, theirs: str) -> Table:
-    """A convolution: (outputs, inputs, height, width), theirs (height, width, inputs, outputs)."""
+    """A convolution: ours (outputs, inputs, height, width), theirs (height, width, inputs, outputs)."""
     return {f"{ours}.weight": _permuted(f"{theirs}/kernel", (3, 2, 0, 1)), f"{ours}.bias": f"{theirs}/bias"}
 
 
@@ -90,6 +85,7 @@ def _permuted(name: str, ours: tuple[int, ...]) -> Stored:
 
 def resnet(config: ViTConfig) -> Iterable[Table]:
     """The ResNet stem: stages and units are counted from 1."""
+    yield convolution("patch_embedding.projection", "embedding")
     stem = "patch_embedding.resnet"
     yield convolution(f"{stem}.root.conv", "conv_root")
     yield norm(f"{stem}.root.norm", "gn_root")
@@ -104,7 +100,7 @@ def resnet(config: ViTConfig) -> Iterable[Table]:
 
 
 def into_heads(ours: str, theirs: str, parts: str, embed_dim: int, heads: tuple[int, int]) -> Table:
-    """Queries, keys, values: theirs are kernels (D, heads, hd) and biases (heads, hd)."""
+    """Queries, keys, values: their kernels are (D, heads, hd), their biases (heads, hd)."""
     names = [theirs + part for part in parts.split()]
     return {
         f"{ours}.weight": _heads_last([f"{name}/kernel" for name in names], (embed_dim, *heads)),
@@ -113,7 +109,7 @@ def into_heads(ours: str, theirs: str, parts: str, embed_dim: int, heads: tuple[
 
 
 def _heads_last(names: list[str], shape: tuple[int, ...]) -> Stored:
-    """Our one tensor, (outputs, ...), is theirs one after another, each (..., heads, hd)."""
+    """Our tensor, (outputs, ...), is the concatenation of theirs, each (..., heads, hd)."""
 
     def ours(part: Tensor) -> Tensor:
         return _checked(part, shape).flatten(-2).movedim(-1, 0)
@@ -129,7 +125,7 @@ def _heads_last(names: list[str], shape: tuple[int, ...]) -> Stored:
 
 
 def out_of_heads(ours: str, theirs: str, embed_dim: int, heads: tuple[int, int]) -> Table:
-    """The projection behind attention: theirs is a kernel (heads, hd, D)."""
+    """The projection behind attention: their kernel is (heads, hd, D)."""
     shape = (*heads, embed_dim)
     kernel = reshaped(
         f"{theirs}/kernel",
@@ -140,7 +136,7 @@ def out_of_heads(ours: str, theirs: str, embed_dim: int, heads: tuple[int, int])
 
 
 def _checked(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The tensor, if it has the shape: other heads of the same width in all would go unnoticed."""
+    """The tensor, if it has the shape: another number of heads of the same total width would go unnoticed."""
     if tensor.shape != shape:
         raise ValueError(f"{tuple(tensor.shape)} is not {shape}")
     return tensor

@@ -1,7 +1,7 @@
-"""What torchvision's and facebook's families share: `.pth` files with nothing beside the tensors.
+"""The basis of torchvision's and facebook's families: `.pth` files with nothing but tensors.
 
-Such a file tells neither its image size nor its heads, so both are read by one rule, and a model that the
-rule would read otherwise is not written.
+No tensor shows the image size or the number of heads. Both are read by one rule, and a model that the rule
+would read differently is not written.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.storage import settle
-from vitascope.weights.families.timm_body import GIVE_CONFIG, default_heads
+from vitascope.weights.families.timm_body import GIVE_CONFIG, assumed_heads, default_heads
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Source
+from vitascope.weights.mapping import Family, Source, State
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-# Facebook's own names of what timm's table calls otherwise.
+# Names in facebook's files that differ from timm's.
 _TIMMS_NAMES = {
     r"(register|storage)_tokens": "reg_token",
     r"(blocks\.\d+\.)gamma_([12])": r"\1ls\2.gamma",
@@ -35,11 +34,27 @@ _TIMMS_NAMES = {
 }
 
 
-def imagenet(config: ViTConfig, **options: Any) -> Preprocess:
-    """A preprocessing with ImageNet's statistics; a model of other than 3 channels has a half of each.
+class PthFamily(Family):
+    """A family whose file is `model.pth`: the state itself, in the names of its repository."""
 
-    Torchvision's transforms do it, on pictures of Pillow's: a resize of the shorter side, then a crop.
-    """
+    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
+        torch.save(_alone(self.wrapped(state)), folder / "model.pth")
+        return [folder / "model.pth"]
+
+    def wrapped(self, state: State) -> Mapping[str, Any]:
+        """The content of the file."""
+        return state
+
+    def assumed(self, source: Source, config: ViTConfig) -> str:
+        """The heads, unless the file or the training script has a name of this family."""
+        names = (str(source.training.get("arch", "")), source.file, Path(source.name).name)
+        is_named = any(re.match(rf"{self.name}(?![a-z])", name) for name in names)
+        return "" if is_named else assumed_heads(source, config)
+
+
+def imagenet(config: ViTConfig, **options: Any) -> Preprocess:
+    """ImageNet's mean and std, or 0.5 for other than 3 channels; torchvision resizes the shorter side, then
+    crops."""
     half = (0.5,) * config.in_channels
     known = config.in_channels == 3
     statistics = {"mean": IMAGENET_MEAN if known else half, "std": IMAGENET_STD if known else half}
@@ -54,22 +69,20 @@ def shorter_side(image_size: tuple[int, int], share: float) -> tuple[int, int]:
     return side, side
 
 
-def size_for_evaluation(config: ViTConfig) -> tuple[int, int]:
-    """224 pixels, or what patches tile just below: DINO evaluates there whatever the positions' own size."""
+def dino_evaluation(config: ViTConfig, **options: Any) -> Preprocess:
+    """DINO's `make_classification_eval_transform`: bicubic, a crop of 224 from 256 pixels, at any image size.
+
+    A side that 224 pixels do not fit is the largest multiple of the patch below.
+    """
     ph, pw = config.patch_hw
-    return max(ph, 224 // ph * ph), max(pw, 224 // pw * pw)
+    size = max(ph, 224 // ph * ph), max(pw, 224 // pw * pw)
+    return imagenet(config, image_size=size, resize_to=shorter_side(size, 224 / 256), **options)
 
 
 def has_timms_body(source: Source) -> bool:
-    """Whether these are the tensors of a ViT as facebook and timm name them, without timm's settings."""
+    """Whether the tensors are a ViT's by timm's and facebook's names, without timm's settings."""
     wanted = ("patch_embed.proj.weight", "cls_token", "norm.weight")
     return not source.config and all(map(source.has, wanted)) and source.has_any("blocks.0.")
-
-
-def is_named(source: Source, family: str) -> bool:
-    """Whether the training checkpoint or the name of the file says one of facebook's own models."""
-    names = (str(source.training.get("arch", "")), source.file, Path(source.name).name)
-    return any(re.match(rf"{family}(?![a-z])", name) for name in names)
 
 
 def with_timms_names(source: Source) -> Source:
@@ -84,12 +97,8 @@ def with_timms_names(source: Source) -> Source:
     return dataclasses.replace(source, tensors=tensors)
 
 
-def square_side(source: Source, key: str, prefix: int) -> int:
-    """Patches along the side of the square that a position embedding (1, prefix + N, D) was made for.
-
-    Raises:
-        CheckpointError: no square.
-    """
+def square_size(source: Source, key: str, prefix: int, patch: tuple[int, int]) -> tuple[int, int]:
+    """The image size of a position embedding (1, prefix + N, D) whose grid is a square."""
     length = source.shape(key, 3)[1]
     side = math.isqrt(max(0, length - prefix))
     if side == 0 or side * side != length - prefix:
@@ -97,11 +106,11 @@ def square_side(source: Source, key: str, prefix: int) -> int:
             f"{source.name}: {length} positions in {key}, {prefix} of them not of patches, are no square "
             f"grid; {GIVE_CONFIG}"
         )
-    return side
+    return side * patch[0], side * patch[1]
 
 
 def untold(config: ViTConfig) -> list[str]:
-    """What no tensor tells, where it differs from what a reader takes it to be."""
+    """Options that no tensor shows, where they differ from those that reading assumes."""
     (gh, gw), reasons = config.grid, []
     if gh != gw:
         reasons.append(f"a grid of {gh}x{gw} patches, which is not square")
@@ -117,28 +126,14 @@ def not_square(config: ViTConfig, *options: str) -> list[str]:
 
 
 def unbuildable_gate(config: ViTConfig) -> list[str]:
-    """DINO's SwiGLU has a hidden layer of a multiple of 8, whatever ratio it is asked for."""
+    """A SwiGLU whose hidden layer is no multiple of 8: DINO rounds it up."""
     if config.block.mlp != "swiglu" or config.mlp_dim % 8 == 0:
         return []
     return [f"a SwiGLU of {config.mlp_dim} channels (mlp_ratio {config.block.mlp_ratio:g}), no multiple of 8"]
 
 
-def write_pth(path: Path, values: Mapping[str, Any]) -> Path:
-    """Write tensors by name, or such a mapping under a name, for `torch.load(path, weights_only=True)`.
-
-    Raises:
-        CheckpointError: it cannot be written, for want of space say.
-    """
-    aside = path.with_name(f".{path.name}")
-    try:
-        torch.save(_alone(values), aside)
-    except (OSError, RuntimeError) as error:  # a full disk, as Python and as torch's own writer report it
-        raise CheckpointError(f"{path}: cannot be written: {error}") from error
-    return settle(aside, path)
-
-
 def _alone(values: Any) -> Any:
-    """A part of a larger tensor would drag all of it into the file: copied out."""
+    """Copies of tensors that are parts of larger ones: torch would write the whole."""
     if isinstance(values, Mapping):
         return OrderedDict((name, _alone(value)) for name, value in values.items())
     is_part = isinstance(values, Tensor) and values.untyped_storage().nbytes() != values.nbytes

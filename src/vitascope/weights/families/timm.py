@@ -5,8 +5,8 @@ Facts: timm 1.0.31, `models/vision_transformer.py`, `vision_transformer_hybrid.p
 
     timm.create_model("local-dir:FOLDER", pretrained=True)
 
-loads it. What neither tensors nor `model_args` tell (heads, activation, epsilon) is decided in timm by the
-architecture's name: it is read from the name here too, and a name with an unknown word in it is refused.
+loads it. Options that neither tensors nor `model_args` show (heads, activation, epsilon) follow in timm from
+the architecture's name. They are read from the name here too, and a name with an unknown word is rejected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,16 @@ from vitascope.weights.families.timm_settings import (
 )
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.imagenet import imagenet_classes, is_imagenet
-from vitascope.weights.mapping import Family, Source, State, Table, check_labels, from_family
+from vitascope.weights.mapping import (
+    PLAIN_VIT,
+    Family,
+    Source,
+    State,
+    Table,
+    any_of,
+    check_labels,
+    from_family,
+)
 
 ATTENTION_POOL: Table = {"pool.query": "attn_pool.latent", "pool.*": "attn_pool.*"}
 _UNIT = "patch_embed.backbone.stages.{s}.blocks.{u}."
@@ -48,7 +57,7 @@ ROOT_ONLY: Table = {
     "patch_embedding.resnet.root.*": "patch_embed.backbone.*",
 }
 
-# Arguments that are read here, that tensors show, or that change no output.
+# Arguments that are read here, or that tensors show, or that change no output.
 _ARGUMENTS = re.compile(
     "img_size|patch_size|in_chans|num_classes|global_pool|embed_dim|depth|num_heads|mlp_ratio|qkv_bias|"
     "qk_norm|scale_attn_norm|scale_mlp_norm|proj_bias|init_values|class_token|pos_embed|no_embed_class|"
@@ -61,7 +70,7 @@ _ACTIVATIONS = {
 }
 # SigLIP's later models were trained with JAX's default GELU, the tanh approximation.
 _GELU_TANH = re.compile(r".*(patch32_siglip|(so400m|giantopt)_patch16_siglip|large_patch16_siglip\D*512)")
-# By width, depth, patch and patches: average pooling leaves no tensor that tells SigLIP.
+# By width, depth, patch size and number of patches: with average pooling, no tensor shows that it is SigLIP.
 _BY_SHAPE = {
     (768, 12, 32, 64): "vit_base_patch32_siglip_gap_256",
     (1024, 24, 16, 1024): "vit_large_patch16_siglip_gap_512",
@@ -71,7 +80,7 @@ _BY_SHAPE = {
     (1536, 40, 16, 256): "vit_giantopt_patch16_siglip_gap_256",
     (1536, 40, 16, 576): "vit_giantopt_patch16_siglip_gap_384",
 }
-# What timm takes where a `pretrained_cfg` is silent, and what its ViTs have, for a file without any.
+# timm's defaults for a `pretrained_cfg`, and those of its ViTs, for a file without any.
 _UNSAID: dict[str, Any] = {
     "mean": (0.485, 0.456, 0.406),
     "std": (0.229, 0.224, 0.225),
@@ -86,32 +95,35 @@ class Timm(Family):
     """timm's VisionTransformer, its hybrids and its distilled DeiT."""
 
     name = "timm"
-    holds = {  # noqa: RUF012 - a constant
-        "stem": ("conv", "linear", "resnet"),
-        "resnet_layers": tuple(ARCHITECTURES),
-        "resnet_width": (64,),
-        "resnet_dialect": ("timm",),
-        "patch_bias": (),
-        "positions": ("learned", "none"),
-        "position_prefix": (),
-        "embedding_norm": (),
-        "norm_eps": (1e-6, 1e-5),
-        "qkv_bias": ("all", "none"),
-        "mlp": ("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
-        "mlp_ratio": (),
-        "layer_scale": (),
-        "class_token": (),
-        "distillation_token": (),
-        "num_registers": (),
-        "pool": ("cls", "mean", "map"),
-        "pool_norm": (),
-        "head": ("linear", "zero", "none"),
-    }
+    holds = (
+        PLAIN_VIT
+        | any_of(
+            "patch_bias",
+            "position_prefix",
+            "embedding_norm",
+            "layer_scale",
+            "class_token",
+            "distillation_token",
+            "num_registers",
+            "pool_norm",
+        )
+        | {
+            "stem": ("conv", "linear", "resnet"),
+            "resnet_layers": tuple(ARCHITECTURES),
+            "resnet_width": (64,),
+            "resnet_dialect": ("timm",),
+            "positions": ("learned", "none"),
+            "norm_eps": (1e-6, 1e-5),
+            "qkv_bias": ("all", "none"),
+            "mlp": ("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
+            "pool": ("cls", "mean", "map"),
+            "head": ("linear", "zero", "none"),
+        }
+    )
     ignored = ("mask_token",)
 
     def settled(self, config: ViTConfig) -> ViTConfig:
-        """Norms have an epsilon of 1e-6, or CLIP's 1e-5 in a plain ViT; a ResNet has epsilons of its own; and
-        positions are interpolated by its rule."""
+        """Norms have an epsilon of 1e-6, or CLIP's 1e-5 in a plain ViT; a ResNet has its own."""
         fixed: dict[str, Any] = {}
         if config.block.norm_eps != 1e-6 and (config.block.norm_eps != 1e-5 or only_one_of(config)):
             fixed["norm_eps"] = 1e-6
@@ -122,7 +134,6 @@ class Timm(Family):
         return config.replace(**fixed)
 
     def objections(self, config: ViTConfig) -> list[str]:
-        """What its constructors tie together."""
         embedding, readout, special = config.embedding, config.readout, only_one_of(config)
         one_bias = embedding.patch_bias != embedding.embedding_norm
         reasons = {
@@ -141,16 +152,10 @@ class Timm(Family):
         return [what for what, found in reasons.items() if found]
 
     def recognizes(self, source: Source) -> bool:
-        """Its `config.json` names an architecture."""
         return "architecture" in source.config
 
     def arriving(self, source: Source) -> Source:
-        """Without the prefix under which transformers' `TimmWrapper` saves timm's models.
-
-        Raises:
-            CheckpointError: an architecture that computes something else from the same tensors; none of our
-                configurations, given by whomever, is its.
-        """
+        """Without the prefix of transformers' `TimmWrapper`; rejects other models with the same tensors."""
         for name in _names(source):
             if is_whole(name) and (reason := unreadable(name)):
                 raise CheckpointError(f"{source.name}: {reason}")
@@ -158,13 +163,11 @@ class Timm(Family):
         return dataclasses.replace(source, tensors=tensors)
 
     def table(self, config: ViTConfig) -> Table:
-        """The names, for what the configuration has."""
         if config.embedding.stem != "resnet":
             return {**ATTENTION_POOL, **BODY}
         return {**(HYBRID if config.embedding.resnet_layers else ROOT_ONLY), **ATTENTION_POOL, **BODY}
 
     def read_config(self, source: Source) -> ViTConfig:
-        """From the shapes, the architecture's name and `model_args`."""
         name, args = _architecture(source), _arguments(source)
         options = body_options(source)
         if options["head"] == "linear":
@@ -186,14 +189,12 @@ class Timm(Family):
             raise CheckpointError(f"{source.name}: {error}") from error
 
     def assumed(self, source: Source, config: ViTConfig) -> str:
-        """Heads and GELU, where no architecture is named."""
         if source.config or _named(source):
             return ""
         untold = ["num_heads"] + (["mlp"] if config.block.mlp != "swiglu" else [])
         return " and ".join(f"{it} {config.option(it)}" for it in untold if it not in source.options)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
-        """From `pretrained_cfg`."""
         said = {key: value for key, value in _pretrained(source).items() if value}
         told = (_UNSAID if source.config else _VIT) | said
         if told["crop_mode"] not in list(CROP_MODES):
@@ -216,17 +217,12 @@ class Timm(Family):
         )
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        """A folder for `timm.create_model("local-dir:FOLDER", pretrained=True)`, or the hub."""
         weights = write_safetensors(folder / "model.safetensors", state)
         return [weights, write_json(folder / "config.json", settings(config, preprocess))]
 
 
 def _architecture(source: Source) -> str:
-    """The architecture's name without its tag; the empty string where there are no settings at all.
-
-    Raises:
-        CheckpointError: no plain ViT, or too little told.
-    """
+    """The architecture's name without its tag; empty if there are no settings at all."""
     if source.config:
         name = str(source.config.get("architecture")).partition(".")[0]
         if not PLAIN.fullmatch(name):
@@ -245,18 +241,18 @@ def _architecture(source: Source) -> str:
 
 
 def _named(source: Source) -> str:
-    """The architecture that a training checkpoint, or else the name of the file or its folder, tells."""
+    """The architecture named by a training checkpoint, the file or its folder."""
     return next((name for name in _names(source) if PLAIN.fullmatch(name) and is_whole(name)), "")
 
 
 def _names(source: Source) -> list[str]:
-    """What may be an architecture's name, without its tag."""
+    """Candidates for an architecture's name, without their tags."""
     told = [source.config.get("architecture"), source.training.get("arch"), source.file]
     return [re.split(r"[.-]", str(name).rpartition("/")[2])[0] for name in (*told, Path(source.name).name)]
 
 
 def _fits(source: Source) -> bool:
-    """Whether there are all the tensors of some plain ViT, and no others."""
+    """Whether the tensors are those of some plain ViT."""
     probe = dataclasses.replace(source, config={}, options={"num_heads": 1, "mlp": "gelu"})
     try:
         from_family(Timm(), probe, Timm().read_config(probe))
@@ -266,8 +262,7 @@ def _fits(source: Source) -> bool:
 
 
 def _known_by_shape(options: Mapping[str, Any], source: Source) -> str:
-    """The published SigLIP with average pooling that has these shapes and another GELU, or other heads, than
-    shapes suggest; else empty."""
+    """The published SigLIP of these shapes, whose GELU or heads differ from the usual ones; else empty."""
     pooled = not options["class_token"] and source.has("norm.weight") and source.has("pos_embed")
     if not pooled or options["mlp"] != "gelu":
         return ""
@@ -277,11 +272,7 @@ def _known_by_shape(options: Mapping[str, Any], source: Source) -> str:
 
 
 def _arguments(source: Source) -> Mapping[str, Any]:
-    """`model_args`: what timm's constructor gets beside the architecture's own arguments.
-
-    Raises:
-        CheckpointError: one that changes what no tensor shows.
-    """
+    """`model_args`: the arguments of timm's constructor beside those of the architecture."""
     args = _section(source, "model_args") if source.config else _trained_with(source)
     for name, value in args.items():
         if value not in (None, False) and not _ARGUMENTS.fullmatch(name):
@@ -292,14 +283,14 @@ def _arguments(source: Source) -> Mapping[str, Any]:
 
 
 def _trained_with(source: Source) -> Mapping[str, Any]:
-    """What timm's training script gave its constructor, from the arguments that it saved."""
+    """The same from the arguments that timm's training script saved."""
     args = source.training.get("model_kwargs") or {}
     pool = source.training.get("gp")
     return (dict(args) if isinstance(args, Mapping) else {}) | ({"global_pool": pool} if pool else {})
 
 
 def _section(source: Source, name: str) -> Mapping[str, Any]:
-    """A part of `config.json`, or nothing."""
+    """A part of `config.json`, or an empty one."""
     section = source.config.get(name) or {}
     if not isinstance(section, Mapping):
         raise CheckpointError(f"{source.name}: {name} in its config.json is {section!r}, no object")
@@ -312,13 +303,13 @@ def _pretrained(source: Source) -> Mapping[str, Any]:
 
 
 def _input_hw(source: Source) -> tuple[int, int] | None:
-    """Height and width of the pictures, where they are told."""
+    """Height and width of the pictures, if `pretrained_cfg` has them."""
     size = _pretrained(source).get("input_size")
     return (size[1], size[2]) if isinstance(size, list | tuple) and len(size) == 3 else None
 
 
 def _activation(source: Source, name: str, found: str, told: Any) -> str:
-    """The activation: told, or by the name; `found` is what the shapes say, "gelu" or "swiglu"."""
+    """The activation, by `told` or by the name; `found` is the shapes' kind, "gelu" or "swiglu"."""
     if told is not None:
         if told not in list(_ACTIVATIONS[found]):
             raise CheckpointError(
@@ -333,7 +324,7 @@ def _activation(source: Source, name: str, found: str, told: Any) -> str:
 
 
 def _pool(source: Source, args: Mapping[str, Any]) -> str:
-    """The pooling: told, or by the tensors that only one kind has."""
+    """The pooling, by the settings or by tensors that only one kind has."""
     told = args.get("global_pool", source.config.get("global_pool"))
     if told is None:
         reads_class_token = source.has("cls_token") and not source.has("fc_norm.weight")
@@ -344,8 +335,7 @@ def _pool(source: Source, args: Mapping[str, Any]) -> str:
 
 
 def _class_names(source: Source, count: int) -> tuple[str, ...]:
-    """`label_names`, where there is one for each class; transformers' LABEL_0 and so on are none. A model of
-    ImageNet-1k, as its tag says, has that one's."""
+    """`label_names`, if each class has one (not LABEL_0 and so on), or ImageNet-1k's by the tag."""
     names = source.config.get("label_names") or _pretrained(source).get("label_names") or ()
     if isinstance(names, Mapping):
         names = [names[str(index)] for index in range(len(names)) if str(index) in names]
@@ -357,7 +347,7 @@ def _class_names(source: Source, count: int) -> tuple[str, ...]:
 
 
 def _tag(source: Source) -> str:
-    """How the weights were trained, in timm's words: what stands behind the architecture."""
+    """The tag of the weights, behind the architecture's name."""
     said = source.config or source.training
     named = str(said.get("architecture", said.get("arch", source.file)))
     tag = _pretrained(source).get("tag") or named.rpartition("/")[2].partition(".")[2].partition(".")[0]
@@ -365,7 +355,7 @@ def _tag(source: Source) -> str:
 
 
 def _per_channel(source: Source, values: Any, channels: int) -> tuple[float, ...]:
-    """Mean or std for the model's channels; of another number of them, timm takes the mean."""
+    """Mean or std for the model's channels; for another number of them, timm takes the mean."""
     if not isinstance(values, list | tuple) or not all(isinstance(value, int | float) for value in values):
         raise CheckpointError(f"{source.name}: mean or std is {values!r}, no list of numbers")
     return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels

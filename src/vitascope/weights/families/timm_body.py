@@ -99,11 +99,7 @@ def default_heads(embed_dim: int, name: str = "") -> int | None:
 
 
 def heads(source: Source, embed_dim: int, name: str = "") -> int:
-    """Those that the user named, or `default_heads`.
-
-    Raises:
-        CheckpointError: a width that no published model has.
-    """
+    """Those that the user named, or `default_heads`."""
     count: int | None = source.options.get("num_heads", default_heads(embed_dim, name))
     if count is None:
         raise CheckpointError(
@@ -124,9 +120,6 @@ def place_options(source: Source, options: dict[str, Any], wanted: Any) -> dict[
         source: with `pos_embed` (1, N, D) or (1, P + N, D), or without.
         options: what the shapes said so far.
         wanted: what the configuration says, if anything: a side, or (height, width).
-
-    Raises:
-        CheckpointError: the length fits neither that nor a square.
     """
     ph, pw = options["patch_size"]
     prefix = options["class_token"] + options["distillation_token"] + options["num_registers"]

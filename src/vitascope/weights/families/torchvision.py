@@ -7,30 +7,29 @@ Facts: torchvision 0.28, `models/vision_transformer.py`. A file is written so th
     )  # and representation_size=hidden_dim for a head "mlp"
     model.load_state_dict(torch.load("model.pth"))
 
-loads it. There is nothing else in it: class names and preprocessing stay behind.
+loads it. It has no place for class names and preprocessing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.families.pth import (
+    PthFamily,
     imagenet,
     not_square,
     shorter_side,
-    square_side,
+    square_size,
     untold,
-    write_pth,
 )
 from vitascope.weights.families.timm_body import assumed_heads, heads
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import TORCHVISION_FILES
 from vitascope.weights.imagenet import imagenet_classes
-from vitascope.weights.mapping import Family, Source, State, Table
+from vitascope.weights.mapping import PLAIN_VIT, Source, Table
 
 _LAYER = "encoder.layers.encoder_layer_{i}."
 TABLE: Table = {
@@ -67,34 +66,26 @@ _PUBLISHED = {
 }
 
 
-class Torchvision(Family):
+class Torchvision(PthFamily):
     """torchvision's VisionTransformer, in its first and its SWAG weights."""
 
     name = "torchvision"
-    holds = {  # noqa: RUF012 - a constant
-        "stem": ("conv", "linear"),
-        "mlp_ratio": (),
-        "class_token": (None, True),
-        "head": ("linear", "zero", "mlp"),
-    }
+    holds = PLAIN_VIT | {"head": ("linear", "zero", "mlp")}
 
     def settled(self, config: ViTConfig) -> ViTConfig:
-        """Its models have an epsilon of 1e-6, and one rule of interpolation."""
         return config.replace(norm_eps=1e-6, resample="torchvision")
 
     def objections(self, config: ViTConfig) -> list[str]:
-        """Its constructor takes one number each for image and patch, and pictures of three channels."""
         reasons = not_square(config, "image_size", "patch_size")
         if config.in_channels != 3:
             reasons.append(f"in_channels {config.in_channels}")
         return reasons or untold(config)
 
     def recognizes(self, source: Source) -> bool:
-        """No other library calls its tensors so."""
         return source.has("encoder.pos_embedding") and source.has_any("encoder.layers.encoder_layer_0.")
 
     def arriving(self, source: Source) -> Source:
-        """The MLP by its present names."""
+        """The MLP under its present names."""
 
         def renamed(name: str) -> str:
             old = _OLD_MLP.fullmatch(name)
@@ -103,20 +94,17 @@ class Torchvision(Family):
         return dataclasses.replace(source, tensors={renamed(k): v for k, v in source.tensors.items()})
 
     def table(self, config: ViTConfig) -> Table:
-        """The same names for every model."""
         return TABLE
 
     def read_config(self, source: Source) -> ViTConfig:
-        """From the shapes."""
         if source.has_any("conv_proj.conv_"):
             raise CheckpointError(
-                f"{source.name}: a stem of several convolutions (conv_stem_configs), which vitascope has not"
+                f"{source.name}: a stem of several convolutions (conv_stem_configs); vitascope has none"
             )
         D, channels, ph, pw = source.shape("conv_proj.weight", 4)
-        side = square_side(source, "encoder.pos_embedding", prefix=1)
         hidden = source.shape(_LAYER.format(i=0) + "mlp.0.weight", 2)[0]
         options = {
-            "image_size": (side * ph, side * pw),
+            "image_size": square_size(source, "encoder.pos_embedding", 1, (ph, pw)),
             "patch_size": (ph, pw),
             "in_channels": channels,
             "num_classes": source.shape("heads.head.weight", 2)[0],
@@ -132,21 +120,16 @@ class Torchvision(Family):
         return ViTConfig.from_dict(options)
 
     def assumed(self, source: Source, config: ViTConfig) -> str:
-        """Heads, in any file but the published and those that torchvision's training script wrote."""
         named = re.fullmatch(r"vit_(b|l|h)_(14|16|32)", str(source.training.get("arch", "")))
         return "" if is_published(source) or named else assumed_heads(source, config)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
-        """That of the published file of this name; of another, that of the plain weights."""
+        """That of the published file of this name; for another, that of the plain weights."""
         file = f"{source.name} {source.file}"
         share, interpolation = next((how for stem, how in _PUBLISHED.items() if stem in file), _PLAIN)
         return imagenet(config, resize_to=shorter_side(config.image_hw, share), interpolation=interpolation)
 
-    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        """`model.pth`: the state itself."""
-        return [write_pth(folder / "model.pth", state)]
-
 
 def is_published(source: Source) -> bool:
-    """Whether a file has the name, with the digits of its content, under which torchvision publishes it."""
+    """Whether a file has the name, with digits of its content, under which torchvision publishes it."""
     return source.file in TORCHVISION_FILES.values()

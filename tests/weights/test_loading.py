@@ -656,3 +656,13 @@ def test_rotary_positions_are_not_said_to_be_interpolated(
     save_pretrained(small_model(embed_dim=32, num_heads=2, positions="rotary"), tmp_path)
     create_model("vit_ti16", weights=tmp_path, num_classes=7, **{**options, "image_size": 64})
     assert "interpolated" not in caplog.messages[-1]
+
+
+def test_dtype_and_device_are_taken(folder: Path) -> None:
+    model = from_pretrained(folder, dtype=torch.bfloat16, device="cpu")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model.preprocess == from_pretrained(folder).preprocess
+    with pytest.raises(UserError, match=r"dtype is torch\.int8"):
+        from_pretrained(folder, dtype=torch.int8)
+    with pytest.raises(UserError, match="device 'gpu' cannot be used"):
+        from_pretrained(folder, device="gpu")
