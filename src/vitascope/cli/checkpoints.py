@@ -91,7 +91,7 @@ class Models:
         }
 
 
-_HEADERS = {
+_HEADERS: dict[type[ModelConfig], str] = {
     ViTConfig: "name                 pixels  tokens  width  depth  heads   parameters   GFLOPs  source",
     ResNetConfig: "name                 pixels     units   width       root   parameters   GFLOPs  source",
 }
