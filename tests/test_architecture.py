@@ -21,7 +21,11 @@ ALLOWED = {
     "explain": {"model"},
     "report": {"explain", "data", "weights", "model", "run"},
     "training": {"model", "weights", "data", "report", "run"},
-    "deploy": {"model", "weights", "data", "explain", "run"},
+    "deploy": set(),
+    "deploy.model_card": {"model", "weights", "data", "run"},
+    "deploy.predict": {"model", "weights", "data", "explain"},
+    "deploy.export": {"model", "weights", "data", "run", "deploy.predict"},
+    "deploy.server": {"model", "weights", "data", "explain", "deploy.predict"},
     "errors": set(),
     "storage": set(),
     "pickles": set(),
@@ -37,8 +41,10 @@ def module_of(path: Path) -> str:
 
 
 def layer_of(path: Path) -> str:
-    """`data` for data/loading.py, `errors` for errors.py."""
+    """`data` for data/loading.py, `errors` for errors.py, `deploy.export` for deploy/export/formats.py."""
     parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] == "deploy" and parts[1] != "__init__":
+        return ".".join(parts[:2])
     return parts[0]
 
 

@@ -62,11 +62,7 @@ class AccuracyComparison:
 
 
 def compare_accuracy(before: ExportedEngine, after: ExportedEngine, images: ImageSet) -> AccuracyComparison:
-    """Measure two exported models that take the same pixels.
-
-    Raises:
-        UserError: classes that the model does not know, no image, or more than a tenth that are unreadable.
-    """
+    """Measure two exported models that take the same pixels."""
     if before.class_names:
         images = images.in_classes(before.class_names, f"the {images.name} images")
     unreadable: dict[str, str] = {}

@@ -19,17 +19,7 @@ MEASURED = 16
 
 
 class CalibrationPictures:
-    """Pictures as a graph takes them.
-
-    Args:
-        engine: the exported model in float.
-        sources: pictures; unreadable ones are skipped.
-        count: how many to draw.
-        seed: of the draw.
-
-    Raises:
-        UserError: `count` below 1, or no readable picture.
-    """
+    """Pictures as a graph takes them."""
 
     def __init__(self, engine: ExportedEngine, sources: Sequence[ImageSource], count: int, seed: int) -> None:
         if count < 1:
@@ -71,9 +61,6 @@ class RoundingError:
 
     Each channel counts the same: in a sum, one channel that dwarfs the others would hide that it takes the
     range from them.
-
-    Args:
-        pairs: by the layer's name, the names of its input before and after rounding.
     """
 
     def __init__(self, pairs: Mapping[str, tuple[str, str]]) -> None:

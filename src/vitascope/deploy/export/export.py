@@ -174,11 +174,7 @@ def spread(sources: Sequence[ImageSource]) -> list[ImageSource]:
 
 
 def decoded(image: ImageSource, preprocess: Preprocess) -> ImageSource:
-    """A picture that is read already, upright and in the model's colours: uint8 (H, W) or (H, W, 3).
-
-    Raises:
-        ImageError: it cannot be read.
-    """
+    """A picture that is read already, upright and in the model's colours: uint8 (H, W) or (H, W, 3)."""
     planes = preprocess.whole_pixels(image)
     return planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0)
 
@@ -201,11 +197,7 @@ def check_dynamic(model: Classifier, input: InputMode, format: str) -> None:
 
 
 def check_another_size(engine: ExportedEngine, module: WholeModel, pictures: Sequence[ImageSource]) -> None:
-    """Compare a file of dynamic resolution with the model at another size than the model's own.
-
-    Raises:
-        UserError: its outputs differ there.
-    """
+    """Compare a file of dynamic resolution with the model at another size than the model's own."""
     (height, width), (down, across) = engine.preprocess.image_size, module.patch
     other = engine.preprocess.at_size((height + 2 * down, width + across))
     found = compare_outputs(engine, module.model, other, pictures)

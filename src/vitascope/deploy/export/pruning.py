@@ -81,11 +81,7 @@ def prune(
 
 
 def pruned_config(config: ViTConfig, num_heads: int | None, mlp_ratio: float | None) -> ViTConfig:
-    """The configuration with this number of heads and this MLP ratio.
-
-    Raises:
-        UserError: more than the model has, or heads of a model with relative positions.
-    """
+    """The configuration with this number of heads and this MLP ratio."""
     if num_heads is not None and num_heads > config.num_heads:
         raise UserError(f"the model has {config.num_heads} heads, so {num_heads} cannot be kept")
     if mlp_ratio is not None and mlp_ratio > config.block.mlp_ratio:
@@ -102,11 +98,7 @@ def pruned_config(config: ViTConfig, num_heads: int | None, mlp_ratio: float | N
 
 
 def vision_transformer(model: Classifier) -> VisionTransformer:
-    """Check that a model has tokens, heads and MLPs.
-
-    Raises:
-        UserError: a ResNet.
-    """
+    """Check that a model has tokens, heads and MLPs."""
     if not isinstance(model, VisionTransformer):
         raise UserError("a ResNet has no tokens to merge and no heads to prune: give a Vision Transformer")
     return model
@@ -167,11 +159,7 @@ class Channels:
 
 
 def watch(model: VisionTransformer, examples: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Channels]:
-    """Run the examples and record every attention's heads and every MLP's neurons, by the module's name.
-
-    Raises:
-        UserError: no examples.
-    """
+    """Run the examples and record every attention's heads and every MLP's neurons, by the module's name."""
     found: dict[str, Channels] = {}
     seen = 0
     with ExitStack() as hooks, evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():

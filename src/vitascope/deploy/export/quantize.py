@@ -146,11 +146,7 @@ def quantize(
 def calibration_and_test(
     run: Run | None, class_names: tuple[str, ...], data: str | None, calibration: str | None
 ) -> tuple[Sequence[ImageSource], ImageSet]:
-    """Pictures to calibrate with, and labelled ones to measure on, which have none in common.
-
-    Raises:
-        UserError: neither a run whose data exist nor `data`.
-    """
+    """Pictures to calibrate with, and labelled ones to measure on, which have none in common."""
     run = run if run is not None and run.exists else None
     if run is None and data is None:
         raise UserError(

@@ -26,18 +26,7 @@ def write_onnx_int8(
     in_float: Collection[str],
     metadata: Mapping[str, str],
 ) -> dict[str, float]:
-    """Write the int8 file of an ONNX file.
-
-    Args:
-        source: the file.
-        target: the new file.
-        inputs: inputs of the graph, for the ranges.
-        in_float: names of layers that stay in float.
-        metadata: of the new file.
-
-    Returns:
-        The rounding error of each int8 layer's input, as `RoundingError.shares` gives it.
-    """
+    """Write the int8 file of an ONNX file."""
     try:
         import onnx
         from onnxruntime.quantization import QuantFormat, QuantType, quantize_static

@@ -49,15 +49,7 @@ FILTERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def weights(size: int, start: Tensor, extent: Tensor, out: int, interpolation: str) -> Tensor:
-    """What each of `out` results takes from each of `size` pixels: (out, size), rows that sum to one.
-
-    Args:
-        size: pixels of the axis.
-        start: where the seen part begins, pixels, float32 ().
-        extent: how long it is, pixels, float32 ().
-        out: pixels of the result.
-        interpolation: Pillow's filter. Its support grows where the axis shrinks, against aliasing.
-    """
+    """What each of `out` results takes from each of `size` pixels: (out, size), rows that sum to one."""
     step = extent / out
     centres = centres_of(start, extent, out).clamp(0, size)  # beside the picture there is nothing to weigh
     places = torch.arange(size, dtype=torch.float32, device=start.device)  # (size,)

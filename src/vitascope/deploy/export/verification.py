@@ -52,14 +52,7 @@ class Agreement:
 
 
 def agreement(own: Tensor, other: Tensor, tolerance: float = TOLERANCES["tensors"]) -> Agreement:
-    """Compare a model's logits (B, K) with another runtime's.
-
-    Args:
-        own: the model's.
-        other: the other runtime's.
-        tolerance: a share of the largest logit. Two classes whose own logits are no further apart are equally
-            probable: their order is rounding.
-    """
+    """Compare a model's logits (B, K) with another runtime's."""
     if own.shape != other.shape:
         raise UserError(f"logits {tuple(other.shape)} cannot be compared with {tuple(own.shape)}")
     scale = float(own.abs().max())
@@ -75,11 +68,7 @@ def agreement(own: Tensor, other: Tensor, tolerance: float = TOLERANCES["tensors
 
 
 def check_agreement(found: Agreement, name: str) -> None:
-    """Reject an exported model whose outputs differ from its model's.
-
-    Raises:
-        UserError: another most probable class, or logits further apart than the tolerance.
-    """
+    """Reject an exported model whose outputs differ from its model's."""
     limit = found.tolerance * found.scale
     if found.same < found.pictures or not found.difference <= limit:  # so that NaN fails too
         raise UserError(
@@ -92,18 +81,7 @@ def check_agreement(found: Agreement, name: str) -> None:
 def compare_outputs(
     engine: ExportedEngine, model: Classifier, preprocess: Preprocess, pictures: Sequence[ImageSource]
 ) -> Agreement:
-    """Compare an exported model with the model in torch, picture by picture; the first also in a batch of 2.
-
-    Args:
-        engine: the exported model.
-        model: the model it was exported from.
-        preprocess: the model's, perhaps at another size.
-        pictures: to compare on.
-
-    Raises:
-        ImageError: a picture cannot be read.
-        UserError: a batch of two equal pictures gets other outputs than one picture.
-    """
+    """Compare an exported model with the model in torch, picture by picture; the first also twice at once."""
     own, other = [], []
     for picture in pictures:
         ready = torch.from_numpy(preprocess.pixels(picture))[None]  # (1, C, h, w)

@@ -58,11 +58,7 @@ class Engine(ABC):
         return ""
 
     def pixels(self, image: ImageSource) -> Pixels:
-        """A picture as `probabilities` takes it, uint8 (C, H, W).
-
-        Raises:
-            ImageError: it cannot be read.
-        """
+        """A picture as `probabilities` takes it, uint8 (C, H, W)."""
         return self.reader(image)
 
     @abstractmethod
@@ -78,11 +74,7 @@ class Engine(ABC):
         return self.probabilities(pixels)
 
     def check_classes(self) -> None:
-        """Reject a model without a head.
-
-        Raises:
-            UserError: it has none.
-        """
+        """Reject a model without a head."""
         if not self.num_classes:
             raise UserError("this model has no head: it gives features (`model.embed`), not classes")
 

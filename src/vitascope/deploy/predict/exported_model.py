@@ -48,13 +48,7 @@ class ExportedModelError(UserError):
 
 
 def metadata_of(config: ModelConfig, preprocess: Preprocess, input: InputMode) -> dict[str, str]:
-    """The metadata of an exported model, each value as JSON in ASCII, which every format can hold.
-
-    Args:
-        config: of a model with K classes; as in `config.json`.
-        preprocess: its preprocessing; all but the decoding is in the graph too.
-        input: `pictures` of any size, or `tensors` of the model's size.
-    """
+    """The metadata of an exported model, each value as JSON in ASCII, which every format can hold."""
     values = {
         "preprocess": preprocess.to_dict(),
         "class_names": config.class_names,
@@ -69,11 +63,7 @@ def metadata_of(config: ModelConfig, preprocess: Preprocess, input: InputMode) -
 
 
 def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
-    """The inverse of `metadata_of`; unknown keys are ignored.
-
-    Raises:
-        ExportedModelError: a file that vitascope did not write, of a later format, or with broken values.
-    """
+    """The inverse of `metadata_of`; unknown keys are ignored."""
     missing = [key for key in KEYS if key not in texts]
     if missing:
         raise ExportedModelError(f"{path}: not written by `vitascope export`: it lacks {', '.join(missing)}")
@@ -102,12 +92,7 @@ def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
 
 
 class ExportedEngine(Engine):
-    """An exported model in its own runtime.
-
-    Args:
-        path: the file.
-        texts: its metadata, as from `metadata_of`.
-    """
+    """An exported model in its own runtime."""
 
     def __init__(self, path: Path, texts: Mapping[str, str]) -> None:
         values = read_metadata(texts, path)

@@ -14,9 +14,6 @@ def find_images(places: str | os.PathLike[str] | Iterable[str | os.PathLike[str]
 
     A folder's own files come first, then its folders, each sorted by name. Only the names in one folder and
     in its parents are in memory. Links to folders are not followed.
-
-    Raises:
-        UserError: a place that does not exist, or a folder that cannot be listed, when it is reached.
     """
     several = [places] if isinstance(places, str | os.PathLike) else places
     for place in (os.fspath(place) for place in several):

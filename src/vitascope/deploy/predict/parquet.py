@@ -24,11 +24,7 @@ def check_parquet() -> None:
 
 
 def write_parquet(lines: Path, out: Path, fingerprint: str) -> None:
-    """Convert a file of JSON lines; `out` is complete or absent.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Convert a file of JSON lines; `out` is complete or absent."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -56,11 +52,7 @@ def escaped(text: str) -> str:
 
 
 def read_fingerprint(path: Path) -> str:
-    """The fingerprint's JSON in a file of `write_parquet`.
-
-    Raises:
-        UserError: another kind of file.
-    """
+    """The fingerprint's JSON in a file of `write_parquet`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -44,12 +44,7 @@ class Prediction:
 
 
 class PicturePredictions(list[Prediction]):
-    """The predictions of one picture, most probable first; a notebook shows the picture and a bar per class.
-
-    Args:
-        predictions: the classes.
-        image: the picture.
-    """
+    """The predictions of one picture, most probable first; a notebook shows it with a bar per class."""
 
     def __init__(self, predictions: Iterable[Prediction], image: ImageSource) -> None:
         super().__init__(predictions)

@@ -66,11 +66,7 @@ def lines_file(out: Path) -> Path:
 
 
 def check_out(out: Path, *, resume: bool) -> None:
-    """Reject a file that cannot be written, and an existing one unless it is resumed.
-
-    Raises:
-        UserError: says what to do.
-    """
+    """Reject a file that cannot be written, and an existing one unless it is resumed."""
     if out.suffix not in FORMATS:
         raise UserError(f"{out}: a result file ends in {' or '.join(FORMATS)}")
     if out.suffix == ".parquet":
@@ -174,11 +170,7 @@ class ResultFile:
                 yield path
 
     def write(self, result: ImageResult) -> None:
-        """Append one image's result.
-
-        Raises:
-            UserError: the file cannot be written, for example on a full disk, or is a finished Parquet file.
-        """
+        """Append one image's result."""
         if self._finished:
             raise UserError(f"{self.out} is finished, and {result.image} is not in it; choose another file")
         with explaining_failure(self.out, "predictions", "those written are kept and can be resumed"):
@@ -186,11 +178,7 @@ class ResultFile:
         self.tally.add(result.error)
 
     def finish(self) -> None:
-        """Flush everything to the disk; make the Parquet file.
-
-        Raises:
-            UserError: as `write`.
-        """
+        """Flush everything to the disk; make the Parquet file."""
         if self._finished:
             return
         with explaining_failure(self.out, "predictions", "those written are kept and can be resumed"):

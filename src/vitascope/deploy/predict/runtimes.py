@@ -70,11 +70,7 @@ def name_of(ref: str | os.PathLike[str]) -> str:
 
 
 def exported_file_at(ref: str | os.PathLike[str]) -> Path | None:
-    """The exported model that a MODEL reference means: the file, or the only one in a folder; else None.
-
-    Raises:
-        ExportedModelError: a folder with several.
-    """
+    """The exported model that a MODEL reference means: the file, or the only one in a folder; else None."""
     path = Path(os.path.expanduser(ref))
     if os.path.isfile(path):  # False, not an error, for a path that is too long
         return path if path.suffix in SUFFIXES else None
@@ -88,13 +84,7 @@ def exported_file_at(ref: str | os.PathLike[str]) -> Path | None:
 
 
 def open_exported(path: Path, *, precision: str = "auto", device: str = "auto") -> ExportedEngine:
-    """Open an ONNX or OpenVINO file.
-
-    Raises:
-        ExportedModelError: an unreadable or foreign file, or a program of torch.export, which can contain
-            code.
-        UserError: an unknown device or precision, or a library that is not installed.
-    """
+    """Open an ONNX or OpenVINO file."""
     if device not in ("auto", "cpu"):
         raise UserError(f"{path}: exported models run on the CPU, not on {device!r}")
     if path.suffix == ".onnx":
@@ -113,12 +103,7 @@ def missing_extra(extra: str, library: str) -> UserError:
 
 
 class OnnxEngine(ExportedEngine):
-    """An ONNX file in ONNX Runtime, on the CPU, with as many threads as torch uses.
-
-    Raises:
-        ExportedModelError: a broken or foreign file.
-        UserError: ONNX Runtime is not installed, or the file has another precision.
-    """
+    """An ONNX file in ONNX Runtime, on the CPU, with as many threads as torch uses."""
 
     def __init__(self, path: Path, *, precision: str = "auto") -> None:
         try:
@@ -154,10 +139,6 @@ class OpenVinoEngine(ExportedEngine):
     With precision `auto` the runtime chooses, bf16 if the CPU supports it. The 8 bits of bf16 are too few for
     pixel positions in a resize. So `pictures` come in the model's size, for which the resize is constant; if
     the file has to crop them itself, it computes in fp32.
-
-    Raises:
-        ExportedModelError: a broken or foreign file.
-        UserError: OpenVINO is not installed, or bf16 for a file that has to crop pictures itself.
     """
 
     def __init__(self, path: Path, *, precision: str = "auto") -> None:
@@ -202,9 +183,6 @@ def openvino_core() -> Any:
 
     When loaded, the plugin replaces the thread's signal stack; when unloaded, it restores the former one. Two
     plugins that are not unloaded in reverse order leave a freed stack, and Ctrl-C then kills the process.
-
-    Raises:
-        UserError: OpenVINO is not installed.
     """
     try:
         import openvino
@@ -235,9 +213,6 @@ class ProgramEngine(ExportedEngine):
     """A program of torch.export (`.pt2`), in torch, on the CPU, in fp32.
 
     torch runs code from such a file, so open only files that you trust.
-
-    Raises:
-        ExportedModelError: a broken or foreign file.
     """
 
     def __init__(self, path: Path) -> None:

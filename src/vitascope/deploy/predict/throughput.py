@@ -123,13 +123,6 @@ class Benchmark:
 
         A machine that slows down meanwhile thus slows down all of them alike. A batch consists of random
         pixels, which take as long as others; it starts as bytes on the CPU and ends as probabilities there.
-
-        Args:
-            batch_sizes: images per batch.
-            seconds: timed work in all; each batch is computed at least twice, however long it takes.
-
-        Raises:
-            UserError: no batch size, or one below 1.
         """
         if not batch_sizes:
             raise UserError("nothing to measure: batch_sizes is empty")
