@@ -1,9 +1,10 @@
-"""Ways to decode that processes of the tests are given. Imports no torch: each such process imports this."""
+"""Functions that processes of the tests are given. Imports no torch: each such process imports this."""
 
 import os
 import time
 
 from vitascope.data.preprocess import Pixels, Preprocess
+from vitascope.errors import UserError
 
 FIT = Preprocess(image_size=(4, 4), channels=1, mean=(0.5,), std=(0.5,))
 ENDLESS = 100
@@ -23,3 +24,7 @@ def endless_if_large(content: bytes) -> Pixels:
 
 def broken(content: bytes) -> Pixels:
     raise ArithmeticError("a fault of ours")
+
+
+def no_model() -> None:
+    raise UserError("no such model")

@@ -17,12 +17,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.deploy.server.readers import no_model
 from tests.deploy.server.served import NAMES, HeldEngine, grey, listening, picture, play, until
 from tests.model import small_model
 from vitascope.deploy.server import http_server
 from vitascope.deploy.server.http_server import connection_limit
+from vitascope.deploy.server.metrics import SHARED_FOLDER
 from vitascope.deploy.server.server import announce, listen, read_token
 from vitascope.deploy.server.settings import Settings
+from vitascope.deploy.server.supervisor import supervise
 from vitascope.errors import UserError
 from vitascope.weights.saving import save_pretrained
 
@@ -149,7 +152,7 @@ def test_sigterm_while_a_picture_is_decoded_ends_the_server_within_its_grace(mod
         assert not any(Path(f"/proc/{decoder}").exists() for decoder in decoders)
 
 
-def test_workers_share_a_port_add_up_their_numbers_and_stop_together(model: Path) -> None:
+def test_workers_share_a_port_add_up_their_numbers_are_replaced_and_stop_together(model: Path) -> None:
     with served(model, "--workers", "2", "--no-access-log") as server:
         statuses = []
         while statuses.count(200) < 20:  # each a new connection: either may take it
@@ -157,12 +160,6 @@ def test_workers_share_a_port_add_up_their_numbers_and_stop_together(model: Path
             assert statuses[-1] in (200, 503)  # the first worker may still be loading
         text = httpx.get(f"{server.url}/metrics").text
         assert 'vitascope_requests_total{route="/v1/predict",status="200"} 20.0' in text
-        status, err = server.end(signal.SIGTERM)
-    assert (status, err) == (0, "")
-
-
-def test_killed_worker_is_replaced_and_the_others_answer_meanwhile(model: Path) -> None:
-    with served(model, "--workers", "2", "--no-access-log") as server:
         pid = server.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children")
         before = {child for child in children.read_text().split() if is_worker(child)}
@@ -219,24 +216,24 @@ async def connected(address: tuple[str, int], *sent: bytes) -> AsyncIterator[asy
         writer.close()
 
 
-@pytest.mark.parametrize(
-    ("sent", "answered"),
-    [
-        (b"", b""),
-        (b"GET /livez HTTP/1.1\r\nX-Slow: ", b"HTTP/1.1 408 Request Timeout\r\n"),
-        (b"\r\n", b""),
-        (ASK, b"HTTP/1.1 200 OK\r\n"),
-        (ASK + b"\r\n", b"HTTP/1.1 200 OK\r\n"),
-        (b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n1", b"HTTP/1.1 405 "),
-    ],
-)
-def test_connection_that_brings_no_whole_request_is_ended(sent: bytes, answered: bytes) -> None:
+INCOMPLETE = {
+    b"": b"",
+    b"GET /livez HTTP/1.1\r\nX-Slow: ": b"HTTP/1.1 408 Request Timeout\r\n",
+    b"\r\n": b"",
+    ASK: b"HTTP/1.1 200 OK\r\n",
+    ASK + b"\r\n": b"HTTP/1.1 200 OK\r\n",
+    b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n1": b"HTTP/1.1 405 ",
+}
+
+
+def test_connections_that_bring_no_whole_request_are_ended() -> None:
     async def story() -> None:
-        async with (
-            listening(HeldEngine(), header_timeout_s=0.2, keep_alive_s=0.2) as (server, address),
-            connected(address, sent) as reader,
-        ):
-            assert (await asyncio.wait_for(reader.read(), 20)).startswith(answered)
+        async with contextlib.AsyncExitStack() as stack:
+            limits = {"header_timeout_s": 0.2, "keep_alive_s": 0.2}
+            server, address = await stack.enter_async_context(listening(HeldEngine(), **limits))
+            readers = [await stack.enter_async_context(connected(address, sent)) for sent in INCOMPLETE]
+            for reader, (sent, answered) in zip(readers, INCOMPLETE.items(), strict=True):
+                assert (await asyncio.wait_for(reader.read(), 20)).startswith(answered), sent
             await until(lambda: not server.held)
 
     play(story())
@@ -339,12 +336,17 @@ def test_every_address_of_ipv6_takes_ipv4_too() -> None:
             socket.create_connection((address, number), timeout=5).close()
 
 
-def test_model_that_cannot_be_loaded_ends_the_server_in_one_line(tmp_path: Path) -> None:
-    server = Server(tmp_path, "--workers", "2")
-    _, err = server.process.communicate(timeout=60)
-    assert server.process.returncode == 2
-    assert err.startswith("vitascope: error: ")
-    assert err.count("\n") == 1
+def test_model_that_cannot_be_loaded_ends_all_workers_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with listen(Settings(port=0)) as port, pytest.raises(UserError) as raised:
+            supervise(no_model, Settings(workers=2, access_log=False), None, port)
+    finally:
+        os.environ.pop(SHARED_FOLDER, None)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    assert raised.value.said_elsewhere
+    assert capfd.readouterr().err == "vitascope: error: no such model\n"
 
 
 def test_port_in_use_and_foreign_address_are_refused() -> None:

@@ -91,13 +91,13 @@ def test_client_may_only_shorten_the_deadline() -> None:
 
 
 def test_what_a_request_waited_before_it_was_seen_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitascope.deploy.server.service.LAG_INTERVAL", 0.2)
+    monkeypatch.setattr("vitascope.deploy.server.service.LAG_INTERVAL", 0.1)
 
     async def story() -> None:
-        async with serving(HeldEngine(), deadline_ms=500) as client:
+        async with serving(HeldEngine(), deadline_ms=200) as client:
             service = client.app.state.service
-            time.sleep(1)  # the event loop itself has too much to do
-            await until(lambda: service.lag > 0.5)
+            time.sleep(0.5)  # the event loop itself has too much to do
+            await until(lambda: service.lag > 0.2)
             assert "before they are seen" in refusal(await client.predict(grey(1)), 429)
             await until(lambda: service.lag < 0.1)
             assert (await client.predict(grey(1))).status_code == 200

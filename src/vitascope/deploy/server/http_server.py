@@ -54,8 +54,8 @@ log = logging.getLogger("vitascope.server")
 class HTTPServer(uvicorn.Server):
     """uvicorn with bounded connections, and a stop that rejects new requests and finishes the others.
 
-    While it stops it still listens, so that new clients get a 503 instead of a broken connection. It ends with
-    the process `parent`, if there is one.
+    While it stops it still listens, so that new clients get a 503 instead of a broken connection. It also
+    stops when the process `parent` has ended.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service, parent: int | None = None) -> None:

@@ -296,13 +296,13 @@ class Service:
 
     def _open(self) -> Engine:
         """Open the model and run it, so that no request pays for its first run."""
+        engine = self._open_engine()
         import torch
 
         # Routes import these; on the first request, that would stop the event loop for seconds.
         from vitascope.deploy.server import attention_pack, explanations  # noqa: F401
         from vitascope.explain import plots  # noqa: F401
 
-        engine = self._open_engine()
         shape = (engine.preprocess.channels, *engine.preprocess.image_size)
         for count in (1, self.settings.max_batch):
             begun = time.perf_counter()
