@@ -210,8 +210,8 @@ class MergingEncoder(Encoder):
         """
         if blocks and blocks.start > 0:
             raise UserError(
-                f"with token_merging, block {blocks.start} cannot be run by itself, which this needs: load the "
-                "same weights with token_merging=0"
+                f"with token_merging, block {blocks.start} cannot be run by itself, which this needs: "
+                "load the same weights with token_merging=0"
             )
         return MergingLayout(layout.grid, layout.num_prefix_tokens, pairs_per_block=self.token_merging)
 
