@@ -28,7 +28,8 @@ from tests.model import random_images, randomize, small_config, small_model
 from tests.training import write_folder
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
-from vitascope.data.datasets import open_data, read_tree
+from vitascope.data.datasets import open_data
+from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.mixing import Mixing
 from vitascope.data.splits import ImageSet

@@ -29,8 +29,8 @@ from vitascope.cli import main
 from vitascope.cli.export import Export
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
-from vitascope.data import datasets, download, loading, pack, reading, splits
-from vitascope.data.formats import archive, folder, hub, shards
+from vitascope.data import datasets, download, loading, pack, reading, splits, tars
+from vitascope.data.formats import folder, hub, published, shards
 from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.sizes import named_config
 from vitascope.training import defaults
@@ -297,13 +297,13 @@ def table(page: Path, header: str) -> list[list[str]]:
 def test_every_kind_of_data_has_its_line() -> None:
     named = [set(re.findall(r"`([^`]+)`", cell)) for cell, _ in table(DATA_PAGE, "DATA")]
     assert set.union(*named) >= set(datasets.NAMES)
-    assert {*archive.TAR_SUFFIXES, "photos.zip"} in named
+    assert {*tars.TAR_SUFFIXES, "photos.zip"} in named
     used = {
         word for program, step in steps(DATA_PAGE) if program == "vitascope" for word in shlex.split(step)
     }
     # Of the rest, these are in the commands of the page; downloads, CIFAR and IDX are in tests/data.
     assert {"photos/", "photos.zip", "photos-hf/", "shards"} <= used
-    files = {file.name for published in download.KNOWN_SETS.values() for file in published}
+    files = {file.name for parts in published.KNOWN_SETS.values() for file in parts}
     assert "cifar-10-python.tar.gz" in files
     assert hub.looks_like_hub_id("owner/name")
     assert hub.looks_like_hub_id("owner/name@revision")

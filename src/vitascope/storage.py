@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from vitascope.errors import UserError
 
+_MANY = 100  # files; from there on, flushing everything on the disk at once is faster
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # some network file systems
 
 
@@ -79,8 +80,12 @@ def settle(aside: Path, path: Path) -> Path:
 
     After a power cut, the name stands for the whole content.
     """
-    for below in (aside, *aside.rglob("*")) if aside.is_dir() else (aside,):
-        flush(below)
+    files = [aside, *aside.rglob("*")] if aside.is_dir() else [aside]
+    if len(files) > _MANY:
+        os.sync()
+    else:
+        for below in files:
+            flush(below)
     os.replace(aside, path)
     flush(path.parent)
     return path

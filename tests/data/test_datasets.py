@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from tests.data import write_picture, write_tree
-from vitascope.data import datasets
 from vitascope.data.datasets import (
     class_counts,
     described,
@@ -19,6 +18,7 @@ from vitascope.data.datasets import (
     open_for_evaluation,
     open_pictures,
 )
+from vitascope.data.formats.digits import digits_arrays
 from vitascope.data.formats.folder import read_tree, sort_by_name
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
@@ -202,7 +202,7 @@ def test_files_that_are_not_used_are_counted_by_their_kind(tmp_path: Path) -> No
     assert described(open_data(str(tmp_path))) == [
         "7 train, 2 val, 4 test images of 2 classes",
         "cat: 7, dog: 6",
-        "passed over: 2 .mov, 2 .txt, 1 .cr2, 1 .png, the folder Train/fox, which holds no image (1 .cr2)",
+        "passed over: 2 .mov, 2 .txt, 1 .cr2, 1 .png, the folder Train/fox, which contains no image (1 .cr2)",
     ]
 
 
@@ -223,7 +223,7 @@ def test_a_class_folder_without_an_image_is_named_where_one_class_is_left(tmp_pa
     for number in range(60):
         (tmp_path / "dog" / f"{number}.mp4").write_bytes(b"x")
     with pytest.raises(
-        UserError, match=r"only one class, 'cat'.*the folder dog holds no image, but 60 \.mp4"
+        UserError, match=r"only one class, 'cat'.*the folder dog contains no image, but 60 \.mp4"
     ):
         open_data(str(tmp_path))
 
@@ -259,7 +259,7 @@ def test_a_mistyped_path_is_no_data_set_of_the_hub(
     def no_hub(*_: object, **__: object) -> None:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr("vitascope.data.formats.hub.open_hub_dataset", no_hub)
+    monkeypatch.setattr("vitascope.data.formats.hub.HubDataset.open", no_hub)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos" / "cats").mkdir(parents=True)
     with pytest.raises(UserError) as refused:
@@ -402,9 +402,9 @@ def test_digits_test_set_is_that_of_scikit_learn() -> None:
 
 
 def test_digits_are_split_without_overlap_or_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, labels, rest, test = datasets._digits_arrays()
+    _, labels, rest, test = digits_arrays()
     numbered = np.arange(len(labels))[:, None, None] * np.ones((1, 8, 8), dtype=np.int64)
-    monkeypatch.setattr(datasets, "_digits_arrays", lambda: (numbered, labels, rest, test))
+    monkeypatch.setattr("vitascope.data.formats.digits.digits_arrays", lambda: (numbered, labels, rest, test))
     splits = open_data("digits", seed=5)
     ids = [[int(source[0, 0]) for source in images.sources] for images in all_sets(splits)]
     assert sorted(itertools.chain(*ids)) == list(range(1797))  # all, and none twice
@@ -452,7 +452,7 @@ def test_median_size_of_nothing_readable_is_refused(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "broken.jpg").write_bytes(b"text")
-    with pytest.raises(UserError, match=r"none of 2 images looked at .* can be read: .*broken\.jpg"):
+    with pytest.raises(UserError, match=r"none of 2 images .* can be read: .*broken\.jpg"):
         median_size(read_tree(tmp_path))
 
 

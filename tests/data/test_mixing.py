@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model import law
-from vitascope.data.mixing import Mixing, soft_targets
+from vitascope.data.mixing import Mixing
 from vitascope.errors import UserError
 
 MIXUP, CUTMIX = Mixing(cutmix=0.0), Mixing(mixup=0.0)
@@ -146,21 +145,6 @@ def test_mixtures_differ_by_seed_and_step_and_repeat() -> None:
     assert torch.equal(MIXUP(images, targets, seed=1, step=2)[0], first)
     assert not torch.equal(MIXUP(images, targets, seed=2, step=2)[0], first)
     assert not torch.equal(MIXUP(images, targets, seed=1, step=3)[0], first)
-
-
-@law
-@given(smoothing=st.sampled_from([0.0, 0.1, 1.0]), classes=st.integers(1, 7), seed=st.integers(0, 1000))
-def test_cross_entropy_with_soft_targets_is_label_smoothing(
-    smoothing: float, classes: int, seed: int
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(5, classes, generator=generator)
-    labels = torch.randint(0, classes, (5,), generator=generator)
-    soft = soft_targets(labels, classes, smoothing)
-    torch.testing.assert_close(soft.sum(dim=1), torch.ones(5))
-    torch.testing.assert_close(
-        F.cross_entropy(logits, soft), F.cross_entropy(logits, labels, label_smoothing=smoothing)
-    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from vitascope.cli.pack import Pack
 from vitascope.data import pack as packing
 from vitascope.data.datasets import open_data
 from vitascope.data.decoding import Encoded, read_image
-from vitascope.data.formats.shards import open_shards
+from vitascope.data.formats.shards import Shards
 from vitascope.data.pack import pack
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
@@ -49,7 +49,7 @@ def members(path: Path) -> list[tarfile.TarInfo]:
 def test_files_keep_bytes_label_split_and_class_names(tmp_path: Path) -> None:
     data = pictures(tmp_path)
     pack(data, tmp_path / "shards")
-    before, after = open_data(data), open_shards(tmp_path / "shards", seed=9)
+    before, after = open_data(data), Shards().open(str(tmp_path / "shards"), seed=9)
     for ours, given in zip(
         (after.train, after.val, after.final), (before.train, before.val, before.final), strict=True
     ):
@@ -60,7 +60,7 @@ def test_files_keep_bytes_label_split_and_class_names(tmp_path: Path) -> None:
 def test_one_tree_is_split_once_and_for_all(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "pictures", {"cat": 20, "dog": 20})
     pack(str(root), tmp_path / "shards", seed=4)
-    before, after = open_data(str(root), seed=4), open_shards(tmp_path / "shards", seed=5)
+    before, after = open_data(str(root), seed=4), Shards().open(str(tmp_path / "shards"), seed=5)
     assert content_of(after.val) == content_of(before.val)
     assert content_of(after.final) == content_of(before.final)
 
@@ -69,7 +69,7 @@ def test_order_mixes_the_classes_by_seed(tmp_path: Path) -> None:
     data = pictures(tmp_path, 30)
     for seed in (0, 1):
         pack(data, tmp_path / f"{seed}", seed=seed)
-    first, other = (open_shards(tmp_path / f"{seed}", seed=0).train for seed in (0, 1))
+    first, other = (Shards().open(str(tmp_path / f"{seed}"), seed=0).train for seed in (0, 1))
     assert 5 < first.labels[:30].sum() < 25
     assert first.labels.tolist() != other.labels.tolist()
 
@@ -117,7 +117,7 @@ def test_headers_say_nothing_of_who_packed_or_when(tmp_path: Path) -> None:
 
 def test_digits_become_png_and_stay_grey(tmp_path: Path) -> None:
     pack("digits", tmp_path / "shards")
-    before, after = open_data("digits"), open_shards(tmp_path / "shards", seed=0)
+    before, after = open_data("digits"), Shards().open(str(tmp_path / "shards"), seed=0)
     assert after.channels == 1
     expected = Counter(
         (source.tobytes(), int(label))
@@ -168,7 +168,7 @@ def test_larger_pictures_are_resized_by_their_shorter_side_and_others_kept(tmp_p
     write_picture(root / "train" / "dog" / "large.png", size=(30, 90))
     write_tree(root / "val", {"cat": 1, "dog": 1})
     pack(str(root), tmp_path / "shards", image_size=10)
-    train = open_shards(tmp_path / "shards", seed=0).train
+    train = Shards().open(str(tmp_path / "shards"), seed=0).train
     kept, resized = (train.sources[int(np.flatnonzero(train.labels == label)[0])] for label in (0, 1))
     assert kept.read_bytes() == small.read_bytes()
     image = Image.open(io.BytesIO(resized.read_bytes()))
@@ -187,7 +187,7 @@ def test_resized_photograph_is_upright(tmp_path: Path) -> None:
         for number in range(3):
             Image.fromarray(picture).save(root / name / f"{number:03}.png", exif=exif)
     pack(str(root), tmp_path / "shards", image_size=20)
-    image = read_image(open_shards(tmp_path / "shards", seed=0).train.sources[0])
+    image = read_image(Shards().open(str(tmp_path / "shards"), seed=0).train.sources[0])
     assert image.size == (20, 30)
     assert np.asarray(image)[:, 12:].min() > 200
     assert np.asarray(image)[:, :8].max() < 50
@@ -200,7 +200,7 @@ def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
     packed = pack(data, tmp_path / "shards", image_size=100)
     assert list(packed.unreadable) == [str(broken)]
     assert "004.png: cannot be read" in packed.unreadable[str(broken)]
-    assert len(open_shards(tmp_path / "shards", seed=0).train) == 19
+    assert len(Shards().open(str(tmp_path / "shards"), seed=0).train) == 19
     assert not pack(data, tmp_path / "as they are").unreadable  # nothing is decoded, every byte is kept
 
 
@@ -233,7 +233,7 @@ def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         add(tar, sample)
 
     monkeypatch.setattr(packing._Tar, "add", fill)
-    with pytest.raises(UserError, match=r"the disk is full: .* MB free at"):
+    with pytest.raises(UserError, match=r"No space left on device .* MB are free there"):
         pack(data, tmp_path / "shards")
     assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
 

@@ -21,7 +21,7 @@ from vitascope.data.augment import crop_draws
 from vitascope.data.decoding import ImageError
 from vitascope.data.formats.folder import read_tree
 from vitascope.data.preprocess import Preprocess
-from vitascope.data.reading import Reader, ReadingPool, random_crop
+from vitascope.data.reading import ImageReader, ReadingPool, random_crop
 from vitascope.errors import UserError
 
 FIT = Preprocess(image_size=(4, 6))
@@ -161,7 +161,7 @@ def test_broken_picture_is_named_when_it_is_cropped(tmp_path: Path) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fatal(Reader):
+class Fatal(ImageReader):
     """Ends the process that reads a certain image."""
 
     signum: int = 0
@@ -176,7 +176,7 @@ class Fatal(Reader):
 
 def test_process_that_is_killed_is_one_clear_error() -> None:
     pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signal.SIGKILL), 8, 3, workers=2)
-    with pytest.raises(UserError, match=r"killed by SIGKILL.*memory.*--workers, now 2.*--batch-size"):
+    with pytest.raises(UserError, match=r"killed by SIGKILL.*memory.*workers \(now 2\).*batch size"):
         list(pool.read(ORDER, SPANS, 0))
     pool.close()
 
@@ -200,12 +200,12 @@ SCRIPT = """
     import numpy as np
     from vitascope.data.formats.folder import read_tree
     from vitascope.data.preprocess import Preprocess
-    from vitascope.data.reading import Reader, ReadingPool
+    from vitascope.data.reading import ImageReader, ReadingPool
     from pathlib import Path
 
     if __name__ == "__main__":
         images = read_tree(Path(sys.argv[1]))
-        pool = ReadingPool(Reader(images.sources, Preprocess(image_size=(16, 16))), 8, 3, workers=2)
+        pool = ReadingPool(ImageReader(images.sources, Preprocess(image_size=(16, 16))), 8, 3, workers=2)
         batches = pool.read(np.arange(8), [(0, 3), (3, 6), (6, 8)], 0)
         next(batches)
         print(*(process.pid for process in pool._processes), flush=True)
@@ -248,7 +248,7 @@ def alive(pid: int) -> bool:
 
 def test_pool_is_read_again_and_gives_each_image_once(tmp_path: Path) -> None:
     images = read_tree(write_tree(tmp_path, {"a": 5, "b": 3}))
-    reader = Reader(images.sources, FIT, seed=1, crop_scale=0.2)
+    reader = ImageReader(images.sources, FIT, seed=1, crop_scale=0.2)
     pool = ReadingPool(reader, 8, 3, workers=3)
     for epoch in (0, 1):
         order = np.random.default_rng(epoch).permutation(8)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitascope.data import mixing
-from vitascope.data.mixing import Mixing, soft_targets
+from vitascope.data.mixing import Mixing
 
 timm_mixup = pytest.importorskip("timm.data.mixup", reason="timm is not installed (vitascope[peers])")
 
@@ -19,6 +19,10 @@ ORDER = [
     3,
     1,
 ]  # timm's partners are the first and the last, and so on inwards; ours are neighbours
+
+
+def soft_targets(labels: torch.Tensor, num_classes: int, smoothing: float) -> torch.Tensor:
+    return torch.nn.functional.one_hot(labels, num_classes) * (1 - smoothing) + smoothing / num_classes
 
 
 def timm_mixed(images: torch.Tensor, labels: torch.Tensor, smoothing: float) -> Any:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.data import noise, write_tree
 from vitascope.data.decoding import read_image
-from vitascope.data.formats.shards import open_shards, read_shards
+from vitascope.data.formats.shards import Shards, read_shards
 from vitascope.data.pack import pack
 
 webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed (vitascope[peers])")
@@ -24,7 +24,7 @@ def samples(*paths: Path) -> Iterator[dict[str, Any]]:
 def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
     data = write_tree(tmp_path / "pictures", {"cat": 20, "dog": 20})
     pack(str(data), tmp_path / "shards")
-    splits = open_shards(tmp_path / "shards", seed=0)
+    splits = Shards().open(str(tmp_path / "shards"), seed=0)
     for images in (splits.train, splits.val, splits.final):
         theirs = list(samples(*sorted((tmp_path / "shards").glob(f"{images.name}-*.tar"))))
         assert [sample["png"] for sample in theirs] == [source.read_bytes() for source in images.sources]
@@ -33,7 +33,7 @@ def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
 
 def test_webdataset_decodes_our_shards(tmp_path: Path) -> None:
     pack("digits", tmp_path / "shards")
-    images = open_shards(tmp_path / "shards", seed=0).val
+    images = Shards().open(str(tmp_path / "shards"), seed=0).val
     theirs = webdataset.WebDataset(str(tmp_path / "shards" / "val-00000.tar"), shardshuffle=False)
     decoded = list(theirs.decode("pill").to_tuple("png", "cls"))
     assert [label for _, label in decoded] == images.labels.tolist()

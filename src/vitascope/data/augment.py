@@ -18,17 +18,17 @@ _FIXED_DRAWS = 15
 """Draws of an image before RandAugment's: 4 of the crop, turn, mirror, 3 of the colours, 6 of the erasing."""
 
 _LUMA = [0.299, 0.587, 0.114]
-"""How bright red, green and blue look (ITU-R 601)."""
+"""Luma of red, green and blue (ITU-R 601)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What is varied at random, and how far. The defaults vary nothing."""
+    """Random changes of images, and their limits. The defaults change nothing."""
 
     flip: float = 0.0
     """Probability of a mirror image."""
     crop_scale: float = 1.0
-    """Smallest share of the area that a random crop keeps; it is enlarged to the full size."""
+    """Smallest share of the area of a random crop, which is enlarged to the full size."""
     shift: float = 0.0
     """Largest shift, as a share of the side."""
     rotate: float = 0.0
@@ -41,7 +41,7 @@ class Augmentation:
     """Probability that a rectangle becomes noise, after all else."""
 
     def without_crop(self) -> Augmentation:
-        """The same for images that are already cropped, by `crop_draws`: all other draws stay as they are."""
+        """The same for images that are already cropped by `crop_draws`; all other draws stay the same."""
         return dataclasses.replace(self, crop_scale=1.0)
 
     def __call__(self, pixels: Tensor, indices: npt.NDArray[np.int64], *, seed: int, epoch: int) -> Tensor:
@@ -64,7 +64,7 @@ class Augmentation:
         return images
 
     def _warp(self, images: Tensor, draws: npt.NDArray[np.float64]) -> Tensor:
-        """Crop, shift, rotation and flip are one affine map, so each image is interpolated once."""
+        """Crop, shift, rotate and flip by one affine map, so that each image is interpolated once."""
         height, width = images.shape[-2:]
         area, ratio, x, y, turn, mirror = draws.T  # (B,) each
         side = np.sqrt(1 - area * (1 - self.crop_scale))  # of the crop, as a share
@@ -84,7 +84,7 @@ class Augmentation:
         return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
 
     def _jitter(self, images: Tensor, draws: npt.NDArray[np.float64]) -> Tensor:
-        """Brightness, contrast and saturation, each by a factor around 1, as one 3x3 matrix an image.
+        """Change brightness, contrast and saturation, each by a factor around 1, by one 3x3 matrix per image.
 
         Brightness scales, contrast moves away from the image's mean luma, saturation from each pixel's.
         """
@@ -102,7 +102,7 @@ class Augmentation:
 
 
 def crop_draws(seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """What an `Augmentation` would draw for the crops: area, ratio, x and y, uniform in [0, 1), (B, 4)."""
+    """The draws of an `Augmentation` for crops: area, ratio, x and y, uniform in [0, 1), (B, 4)."""
     return uniform(seed, epoch, indices, 4)
 
 
@@ -115,7 +115,7 @@ def _erase(images: Tensor, draws: npt.NDArray[np.float64], probability: float) -
     Args:
         images: floats (B, C, H, W).
         draws: chance, area, aspect, y, x and the key of the noise, uniform in [0, 1): (B, 6).
-        probability: of an image's being erased.
+        probability: share of erased images.
     """
     chosen = np.flatnonzero(draws[:, 0] < probability)  # (b,)
     if not len(chosen):
@@ -151,7 +151,7 @@ def _rectangles(draws: npt.NDArray[np.float64], height: int, width: int) -> npt.
 def _noise(keys: Tensor, shape: torch.Size) -> Tensor:
     """Uniform numbers in [0, 1] as a function of each key in [0, 2^32) and the position: (B, *shape).
 
-    A hash and no generator: what an image gets depends on nothing else in the batch.
+    A hash instead of a generator, so that an image's noise does not depend on the rest of the batch.
     """
     positions = _mix(torch.arange(shape.numel(), device=keys.device))
     bits = _mix(positions ^ keys.unsqueeze(1))  # (B, C * H * W)

@@ -26,21 +26,21 @@ from vitascope.errors import UserError
 
 
 class Encoded(ABC):
-    """An encoded picture that lies somewhere else than in a file of its own; its `str` is its name."""
+    """An encoded picture without a file of its own; its `str` is its name."""
 
     @abstractmethod
     def read_bytes(self) -> bytes:
-        """What the file would hold; an OSError or EOFError becomes an `ImageError` that names the picture."""
+        """The encoded picture; an OSError or EOFError becomes an `ImageError` that names the picture."""
 
 
 ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray[Any, Any]"
-"""A path, an encoded file's bytes or where they lie, a Pillow image, or uint8 pixels (H, W) or (H, W, C)."""
+"""A path, an encoded file's bytes or their place, a Pillow image, or uint8 pixels (H, W) or (H, W, C)."""
 
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
 class ImageError(UserError):
-    """A picture that cannot be read; the message names it."""
+    """A picture cannot be read; the message names it."""
 
 
 def read_image(source: ImageSource, *, exif_orientation: bool = True) -> Image.Image:
@@ -55,7 +55,7 @@ def read_image(source: ImageSource, *, exif_orientation: bool = True) -> Image.I
 
 
 def header_size(source: ImageSource) -> tuple[int, int]:
-    """Height and width as the file's header says, before any turning.
+    """Height and width in the file's header, before any turning.
 
     Raises:
         ImageError: as `read_image`.
@@ -71,7 +71,7 @@ def header_size(source: ImageSource) -> tuple[int, int]:
 
 @contextmanager
 def naming_faults(source: ImageSource) -> Iterator[None]:
-    """Turn everything that Pillow raises for a bad picture into an `ImageError` that names it."""
+    """Turn Pillow's errors for a bad picture into an `ImageError` that names it."""
     name = source_name(source)
     try:
         yield
@@ -88,7 +88,7 @@ def naming_faults(source: ImageSource) -> Iterator[None]:
 
 
 def source_name(source: ImageSource) -> str:
-    """How messages call a source: its path or name, or what kind of thing it is."""
+    """The name of a source in messages: its path or name, or its type."""
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
     if isinstance(source, Encoded):
@@ -158,7 +158,7 @@ def open_image(source: ImageSource) -> Image.Image:
 
 
 def _is_heif(source: str | os.PathLike[str] | bytes) -> bool:
-    """Whether a file begins as HEIF does (ISO/IEC 23008-12), which phones write photographs in."""
+    """Whether a file begins like HEIF (ISO/IEC 23008-12), in which phones write photographs."""
     if not isinstance(source, bytes):
         with open(source, "rb") as file:
             source = file.read(12)
@@ -166,9 +166,9 @@ def _is_heif(source: str | os.PathLike[str] | bytes) -> bool:
 
 
 def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
-    """A HEIF picture. libheif turns it upright, so the EXIF data that it gives ask for no further turn.
+    """A HEIF picture, which libheif turns upright.
 
-    Nothing is registered with Pillow, where it would hold for the whole process.
+    Nothing is registered with Pillow, which would affect the whole process.
 
     Raises:
         RuntimeError: the library is not installed.
@@ -195,7 +195,7 @@ def decode(image: Image.Image, source: ImageSource, exif_orientation: bool) -> I
 
 
 def _eight_bit(image: Image.Image, name: str) -> Image.Image:
-    """Any of Pillow's modes as "RGB" or "L"."""
+    """A picture of any of Pillow's modes as "RGB" or "L"."""
     if image.mode == "L" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I"):

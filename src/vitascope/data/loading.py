@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from vitascope.data.preprocess import Pixels, Preprocess
-from vitascope.data.reading import Reader, ReadingPool, read_here
+from vitascope.data.reading import ImageReader, ReadingPool, read_here
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 
 MEMORY_BUDGET = 2**30
-"""Bytes of pixels that are kept in memory; a larger split is read again in every epoch."""
+"""Limit of bytes of pixels in memory; a larger split is read again in every epoch."""
 MAX_UNREADABLE = 0.1
-"""The share of unreadable images above which a split is refused: then it is not a few bad files."""
+"""The share of unreadable images above which a split is rejected."""
 ALONE_SECONDS = 0.5
-"""How long a split that is kept is read without workers: starting them would take longer than small ones."""
+"""Time for which a split is read without workers: starting them takes longer than reading a small split."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Batch:
 class Loader:
     """Batches of a split, in an order that depends on nothing but seed and epoch.
 
-    Images that cannot be read are left out and gathered in `unreadable`, path and reason; more than
+    Images that cannot be read are left out and collected in `unreadable`, path and reason; more than
     `MAX_UNREADABLE` of them raise UserError.
 
     Args:
@@ -63,13 +63,13 @@ class Loader:
         preprocess: makes the pixels.
         batch_size: images a batch, over all processes; the last batch of an epoch may be smaller.
         seed: of the order and of the crops; None keeps the split's own order.
-        device: where batches go; a split that fits in `memory_budget` bytes is kept there.
-        workers: processes that read images; 0 reads in this one, None takes one a core.
+        device: of the batches; a split that fits in `memory_budget` bytes is kept there.
+        workers: processes that read images; 0 reads in this process, None takes one per core.
         memory_budget: bytes of pixels to keep.
-        part: which of how many processes this is: each gets its own slice of every batch. Slices begin at
-            even places, so that neighbours 2k and 2k+1 stay together; one may be empty in the last batch.
+        part: this process and the number of processes: each gets its own slice of every batch. Slices begin
+            at even places, so that neighbours 2k and 2k+1 stay together; one may be empty in the last batch.
         crop_scale: the smallest share of the area that a random crop keeps, see `reading.random_crop`; only
-            images that are read anew in every epoch, for a `seed`, are cropped here, see `crops`.
+            images that are read again in every epoch, with a `seed`, are cropped here, see `crops`.
 
     Raises:
         UserError: too many images of a split that is kept cannot be read.
@@ -99,13 +99,13 @@ class Loader:
         size = preprocess.channels * math.prod(preprocess.image_size)
         streamed = len(images) * size > memory_budget
         self._crops = streamed and seed is not None and crop_scale < 1
-        self._reader = Reader(images.sources, preprocess, seed, crop_scale if self._crops else 1.0)
+        self._reader = ImageReader(images.sources, preprocess, seed, crop_scale if self._crops else 1.0)
         self._pool: ReadingPool | None = None  # of an epoch that is over, for the next
         self._rows = np.arange(len(images))  # of each image in `_kept`; -1 for one that cannot be read
         self._kept = None if streamed else self._keep()  # (N, C, H, W), all readable images
 
     def __len__(self) -> int:
-        """Images that can be read, as far as is known: all files are opened only where they are kept."""
+        """The number of images, without those that are known to be unreadable."""
         return int(np.count_nonzero(self._rows >= 0))
 
     @property
@@ -115,7 +115,7 @@ class Loader:
 
     @property
     def crops(self) -> bool:
-        """Whether batches come cropped at random already."""
+        """Whether batches are cropped at random already."""
         return self._crops
 
     def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
@@ -142,7 +142,7 @@ class Loader:
             yield Batch(self._kept[rows], self._labels(indices), indices, count)
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The numbers of the readable images, as far as is known, in the epoch's order."""
+        """The indices of the readable images, as far as is known, in the epoch's order."""
         order = np.arange(len(self.images)) if self.seed is None else self.images.order(self.seed, epoch)
         return order[self._rows[order] >= 0]
 
@@ -150,7 +150,7 @@ class Loader:
         return self._deliver(self.images.labels[indices])
 
     def _deliver(self, array: npt.NDArray[np.generic]) -> Tensor:
-        """A copy of an array on the device; a GPU takes it from pinned memory, while it computes."""
+        """A copy of an array on the device; a GPU copies it from pinned memory while it computes."""
         host = torch.from_numpy(array)
         if self.device.type != "cuda":
             return host.to(self.device, copy=True)
@@ -173,10 +173,10 @@ class Loader:
         return torch.from_numpy(kept[:readable]).to(self.device)
 
     def _once(self) -> Iterator[tuple[Pixels, npt.NDArray[np.int64]]]:
-        """The readable images: the first from this process, and with workers what takes longer from them.
+        """The readable images: the first read by this process, the rest by workers.
 
-        Not from threads: Pillow holds Python's lock around small pictures, and two threads are slower there
-        than one.
+        Threads do not help: Pillow holds Python's lock around small pictures, and two threads are slower
+        there than one.
         """
         everything = np.arange(len(self.images))
         until = time.monotonic() + ALONE_SECONDS
@@ -196,7 +196,7 @@ class Loader:
     def _streamed(
         self, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
     ) -> Iterator[tuple[Pixels, npt.NDArray[np.int64]]]:
-        """The readable images of each span; workers wait for the next epoch, unless this one breaks off."""
+        """The readable images of each span; after a whole epoch, workers are kept for the next."""
         if not self.workers:
             yield from self._readable(order, spans, read_here(self._reader, order, spans, epoch))
             return
@@ -216,7 +216,7 @@ class Loader:
         spans: Sequence[tuple[int, int]],
         read: Iterator[tuple[Pixels, dict[int, str]]],
     ) -> Iterator[tuple[Pixels, npt.NDArray[np.int64]]]:
-        """Leave out what could not be read, and remember it."""
+        """Leave out unreadable images, and note them."""
         for (first, last), (pixels, faults) in zip(spans, read, strict=True):
             indices = order[first:last]
             for row, reason in faults.items():
@@ -226,15 +226,25 @@ class Loader:
 
     def _leave_out(self, index: int, reason: str) -> None:
         self.unreadable[str(self.images.sources[index])] = reason
-        if len(self.unreadable) > max(1, MAX_UNREADABLE * len(self.images)):
-            listed = "; ".join(list(self.unreadable.values())[:3])
-            raise UserError(
-                f"more than {MAX_UNREADABLE:.0%} of the {len(self.images)} images of the {self.images.name} "
-                f"set cannot be read: {listed}; remove or repair them"
-            )
+        check_unreadable(
+            len(self.unreadable), len(self.images), self.images.name, list(self.unreadable.values())
+        )
+
+
+def check_unreadable(count: int, images: int, name: str, reasons: Sequence[str]) -> None:
+    """Reject a set of which more than `MAX_UNREADABLE`, and more than one image, cannot be read.
+
+    Raises:
+        UserError: with the first three reasons.
+    """
+    if count > max(1, MAX_UNREADABLE * images):
+        raise UserError(
+            f"more than {MAX_UNREADABLE:.0%} of the {images} images of the {name} set cannot be read: "
+            f"{'; '.join(reasons[:3])}; remove or repair them"
+        )
 
 
 def even_cuts(count: int, parts: int) -> list[int]:
-    """Where to cut `count` images into parts of about the same size, at even places: parts + 1 numbers."""
+    """Cuts of `count` images into parts of about the same size, at even places: parts + 1 numbers."""
     pairs = math.ceil(count / 2)
     return [min(2 * (pairs * part // parts), count) for part in range(parts + 1)]

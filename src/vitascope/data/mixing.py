@@ -16,18 +16,18 @@ from vitascope.errors import UserError
 class Mixing:
     """Mixup (Zhang et al. 2018) or CutMix (Yun et al. 2019), one of them for a whole optimizer step.
 
-    What is done, and how far, is f(seed, step) for all images of a step (timm's mode "batch"). Partners are
+    The choice and the share are f(seed, step) for all images of a step (timm's mode "batch"). Partners are
     neighbours, the images 2k and 2k + 1 of the global batch, so that a process or an accumulation step mixes
-    its own slice by itself and gets what the whole batch would have given.
+    its own slice with the same result as the whole batch.
 
     Raises:
         UserError: numbers that make no sense.
     """
 
     mixup: float = 0.8
-    """Both parameters of Mixup's beta distribution; 0 leaves Mixup out."""
+    """Both parameters of Mixup's beta distribution; 0 turns Mixup off."""
     cutmix: float = 1.0
-    """Both parameters of CutMix's beta distribution; 0 leaves CutMix out."""
+    """Both parameters of CutMix's beta distribution; 0 turns CutMix off."""
     probability: float = 1.0
     """Share of the steps that are mixed."""
     switch: float = 0.5
@@ -48,7 +48,7 @@ class Mixing:
 
         Args:
             images: floats (B, C, H, W), normalized or not: the mixtures are the same.
-            targets: floats (B, K), a distribution over the classes for each image (`soft_targets`).
+            targets: floats (B, K), a distribution over the classes for each image.
             seed: the run's.
             step: the optimizer step.
             first: position of the slice's first image in the global batch.
@@ -70,7 +70,7 @@ class Mixing:
     def _draw(
         self, seed: int, step: int, height: int, width: int
     ) -> tuple[float, tuple[slice, slice] | None]:
-        """The share that an image keeps (lambda in both papers), and CutMix's box of rows and columns."""
+        """An image's own share (lambda in both papers), and CutMix's box of rows and columns."""
         generator = np.random.default_rng(step_seed(seed, step))
         mixed, which, y, x = generator.random(4)
         cut = bool(which < self.switch) if self.mixup and self.cutmix else bool(self.cutmix)
@@ -83,16 +83,6 @@ class Mixing:
         box = _interval(y, height, (1 - share) ** 0.5), _interval(x, width, (1 - share) ** 0.5)
         area = (box[0].stop - box[0].start) * (box[1].stop - box[1].start)
         return 1 - area / (height * width), box  # of the box that is left inside the picture
-
-
-def soft_targets(labels: Tensor, num_classes: int, smoothing: float = 0.0) -> Tensor:
-    """Labels int64 (B,) -> distributions over the classes, floats (B, K), that `Mixing` can mix.
-
-    A share `smoothing` of each is spread over all classes (Szegedy et al. 2016), so that cross-entropy with
-    them equals `F.cross_entropy(logits, labels, label_smoothing=smoothing)`.
-    """
-    spread = torch.full((len(labels), num_classes), smoothing / num_classes, device=labels.device)  # (B, K)
-    return spread.scatter_(1, labels.unsqueeze(1), 1 - smoothing + smoothing / num_classes)
 
 
 def _interval(centre: float, length: int, share: float) -> slice:

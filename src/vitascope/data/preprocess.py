@@ -1,13 +1,7 @@
 """The one preprocessing: from any picture to the pixels that a model was trained on.
 
-It is saved with the model and used by training, evaluation, prediction and explanation alike. The rule:
-
-- the orientation in the EXIF data is applied;
-- of an animation, the first frame counts;
-- 16-bit grey becomes 8-bit by value / 257 (65535 -> 255); 32-bit integer grey likewise, cut to that range;
-- floating-point grey must lie in [0, 1] and is multiplied by 255;
-- transparency is laid over white: colours hidden under it never show;
-- CMYK, YCbCr, Lab, palette and black-and-white become RGB; a model of one channel gets its luma (ITU-R 601).
+It is saved with the model and used by training, evaluation, prediction and explanation alike. A model of one
+channel gets a picture's luma (ITU-R 601).
 """
 
 from __future__ import annotations
@@ -36,7 +30,7 @@ from vitascope.data.decoding import (
 from vitascope.errors import UserError, check_choice, nearest
 
 if TYPE_CHECKING:
-    import torch  # at run time where a method needs it: processes that only decode start without it
+    import torch  # imported at run time in methods, because processes that only decode need none
 
 
 Pixels: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
@@ -45,7 +39,7 @@ Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels."""
 
 MAX_RESIZED = 1 << 26
-"""Most pixels of a picture between resize and crop, 200 MB: a strip of 1x1000 pixels at a height of 256."""
+"""Limit of pixels between resize and crop, 200 MB."""
 
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -69,10 +63,10 @@ def _planes(image: Image.Image) -> Pixels:
 
 @functools.lru_cache(maxsize=64)
 def by_channel(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """A number a channel, float32 (C, 1, 1), kept on the device: a step would wait for a copy of it."""
+    """One number per channel, float32 (C, 1, 1), kept on the device, because each copy delays a step."""
     import torch
 
-    with torch.inference_mode(False):  # it may serve training next
+    with torch.inference_mode(False):  # training may use it next
         return torch.tensor(numbers, device=device).view(-1, 1, 1)
 
 
@@ -80,31 +74,31 @@ def by_channel(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor
 class Preprocess:
     """Resize, crop and normalize: everything between a picture and a model's input.
 
-    There are two rules. Models trained here see a centred box, in fractions of a pixel, whose size `crop_pct`
-    sets. Other libraries resize to whole pixels, then crop whole pixels: `resize_to`.
+    There are two rules. Models trained here get a centred box, in fractions of a pixel, of the size
+    `crop_pct`. Other libraries resize to whole pixels, then crop whole pixels: `resize_to`.
 
     Raises:
-        UserError: a size, a share or a name that makes no sense.
+        UserError: an impossible size, share or name.
     """
 
     image_size: tuple[int, int]
     """Height and width of the result, pixels."""
     channels: int = 3
-    """3 for RGB, 1 for grey; a model of any other number takes tensors, no pictures."""
+    """3 for RGB, 1 for grey; a model of any other number accepts tensors only."""
     resize: Literal["crop", "squash", "border"] = "crop"
     """`crop` keeps the proportions and crops the centre, `squash` gives the picture the model's proportions,
     `border` (with `resize_to` only) keeps the proportions and fills what is left with `mean`."""
     crop_pct: float = 1.0
     """The share of the resized picture that the crop keeps: of its shorter side, or of both with `squash`.
-    1 with `resize_to`, which says the same in pixels."""
+    1 with `resize_to`."""
     resize_to: tuple[int, int] | None = None
     """Height and width, in whole pixels, to which a picture is resized before its centre is cropped. With
-    `crop` the resized picture keeps its proportions and covers them, with `border` it fits into them. Where
-    it is smaller than the crop, black is added, with `border` the colour `mean`."""
+    `crop` the resized picture keeps its proportions and covers this size, with `border` it fits into it.
+    A picture smaller than the crop is padded with black, with `border` with the colour `mean`."""
     side_rounding: Literal["down", "nearest"] = "down"
-    """With `resize_to`: how the side is rounded that follows from the proportions."""
+    """With `resize_to`: rounding of the side that follows from the proportions."""
     crop_rounding: Literal["down", "even"] = "even"
-    """With `resize_to`: how half a pixel in the crop's offset is rounded, to the lower or the even number."""
+    """With `resize_to`: rounding of half a pixel in the crop's offset."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bicubic"
     """Pillow's filter, antialiased."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -115,7 +109,7 @@ class Preprocess:
     """Turn a photograph upright as its EXIF data says."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done."""
+        """Reject impossible options."""
         for name in ("image_size", "mean", "std"):
             values = getattr(self, name)
             is_list = isinstance(values, list | tuple)
@@ -135,12 +129,12 @@ class Preprocess:
         self._check_resize_to()
 
     def _check_resize_to(self) -> None:
-        """Refuse a rule of whole pixels that is incomplete or contradicts itself."""
+        """Reject a rule of whole pixels that is incomplete or contradicts itself."""
         if self.resize_to is None:
             if self.resize == "border":
                 raise UserError('resize "border" needs resize_to, a height and a width in pixels')
             if (self.side_rounding, self.crop_rounding) != ("down", "even"):
-                raise UserError("side_rounding and crop_rounding need resize_to, whose pixels they are about")
+                raise UserError("side_rounding and crop_rounding need resize_to")
             return
         sides = self.resize_to
         is_pair = isinstance(sides, list | tuple) and len(sides) == 2
@@ -157,7 +151,7 @@ class Preprocess:
 
     @property
     def border(self) -> tuple[int, ...]:
-        """The colour beside a picture that is smaller than the crop, in [0, 255] per channel."""
+        """The colour of padding, in [0, 255] per channel."""
         is_mean = self.resize == "border"
         return tuple(round(255 * value) for value in self.mean) if is_mean else (0,) * self.channels
 
@@ -166,7 +160,7 @@ class Preprocess:
 
         Raises:
             ImageError: as `read_image`.
-            UserError: a model that takes no pictures.
+            UserError: a model that accepts no pictures.
         """
         image = self._in_colours(read_image(source, exif_orientation=self.exif_orientation))
         if self.resize_to is not None:
@@ -188,11 +182,11 @@ class Preprocess:
         return _planes(self._in_colours(read_image(source, exif_orientation=self.exif_orientation)))
 
     def cropped(self, source: ImageSource, choose: Callable[[int, int], Box]) -> Pixels:
-        """A part of a picture as uint8 (C, H, W), squashed to the model's size: what training is shown.
+        """A part of a picture as uint8 (C, H, W), squashed to the model's size, for training.
 
         The part is rounded to whole pixels. A JPEG is decoded at a half, a quarter or an eighth of its size
-        as long as the part keeps twice the pixels that the model's size has in each direction. On photographs
-        of 12 million pixels that is two to four times as fast, and changes values by 0.2 of 255 on average.
+        as long as the part keeps twice the pixels of the model's size in each direction. On photographs of
+        12 million pixels that is two to four times as fast, and changes values by 0.2 of 255 on average.
 
         Args:
             source: the picture.
@@ -200,11 +194,11 @@ class Preprocess:
 
         Raises:
             ImageError: as `read_image`.
-            UserError: a model that takes no pictures.
+            UserError: a model that accepts no pictures.
         """
         with naming_faults(source):
             encoded = Path(source).read_bytes() if isinstance(source, str | os.PathLike) else source
-            image = open_image(encoded)  # read at once, which is quicker than in Pillow's steps
+            image = open_image(encoded)  # faster than reading in Pillow's steps
             lying = self.exif_orientation and image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
             width, height = image.size[::-1] if lying else image.size
             box = choose(width, height)
@@ -221,7 +215,7 @@ class Preprocess:
     def _squashed(self, image: Image.Image) -> Pixels:
         """All of a picture at the model's size, as uint8 (C, H, W).
 
-        torch's filters for bytes are Pillow's, to a rounding, in a third of the time or less.
+        torch's filters for bytes equal Pillow's, except for rounding, in a third of the time or less.
         """
         if self.interpolation not in ("bilinear", "bicubic"):
             return _planes(self._resized(image, (0, 0, image.width, image.height)))
@@ -235,14 +229,14 @@ class Preprocess:
         return resized[0].contiguous().numpy()
 
     def _in_colours(self, image: Image.Image) -> Image.Image:
-        """As many channels as the model has."""
+        """The picture with the model's number of channels."""
         if self.channels not in (1, 3):
             raise UserError(f"pictures have 1 or 3 channels, the model has {self.channels}")
         mode = "L" if self.channels == 1 else "RGB"
         return image if image.mode == mode else image.convert(mode)
 
     def fit(self, image: Image.Image) -> Image.Image:
-        """The part of a picture that the model sees, at the model's size, by one of the two rules."""
+        """The part of a picture for the model, at the model's size, by one of the two rules."""
         if self.resize_to is not None:
             return self._cut(image)
         height, width = self.image_size
@@ -257,7 +251,7 @@ class Preprocess:
         return self._resized(image, box)
 
     def _cut(self, image: Image.Image) -> Image.Image:
-        """A picture resized to whole pixels, of which whole pixels are cropped."""
+        """A crop in whole pixels of a picture resized to whole pixels."""
         height, width = self.resized_hw(image.height, image.width)
         top, left = self.crop_offset(height, width)
         resized = image.resize((width, height), _RESAMPLING[self.interpolation])
@@ -270,12 +264,12 @@ class Preprocess:
 
     def resized_hw(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of a picture after the resize to `resize_to` and before the crop."""
-        assert self.resize_to is not None, "this rule knows no picture between resize and crop"
+        assert self.resize_to is not None, "the other rule resizes and crops in one step"
         rows, columns = self.resize_to
         if self.resize == "squash":
             return rows, columns
         if self.side_rounding == "nearest":
-            # In floats, as timm computes it: integers would decide some ties otherwise.
+            # In floats, as in timm: integers would round some ties differently.
             closest = max if self.resize == "border" else min
             ratio = closest(height / rows, width / columns)
             return max(1, round(height / ratio)), max(1, round(width / ratio))
@@ -285,11 +279,11 @@ class Preprocess:
         return rows, max(1, width * rows // height)
 
     def crop_offset(self, height: int, width: int) -> tuple[int, int]:
-        """Top and left of the crop in a resized picture; negative where that is smaller than the crop."""
+        """Top and left of the crop in a resized picture; negative if the picture is smaller than the crop."""
         return self._offset(height - self.image_size[0]), self._offset(width - self.image_size[1])
 
     def _offset(self, spare: int) -> int:
-        """Where a crop begins on a side with so many pixels more than it needs.
+        """The offset of a crop on a side with `spare` pixels to spare.
 
         Torchvision rounds half a pixel to the even number and puts the odd pixel of a border last;
         transformers rounds down, which puts the odd pixel of a border first.
@@ -315,14 +309,14 @@ class Preprocess:
         return (pixels - mean).div_(std)
 
     def normalize_(self, images: torch.Tensor) -> torch.Tensor:
-        """`normalize` in place, of floats that nobody needs as they were: half the time on a CPU."""
+        """`normalize` floats in place, in half the time on a CPU."""
         mean, std = (by_channel(numbers, images.device) for numbers in (self.mean, self.std))
         return images.sub_(mean).div_(std)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for `preprocessor_config.json`."""
         values = dataclasses.asdict(self)
-        if self.resize_to is None:  # then as every version writes it
+        if self.resize_to is None:  # as every version writes it
             for name in ("resize_to", "side_rounding", "crop_rounding"):
                 del values[name]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -337,7 +331,7 @@ class Preprocess:
         return cls(**values)
 
     def at_size(self, image_size: tuple[int, int]) -> Preprocess:
-        """The same for another size of model; `resize_to` grows or shrinks with it, to the nearest pixel."""
+        """The same for a model of another image size; `resize_to` is scaled to the nearest pixel."""
         resize_to = self.resize_to
         if resize_to is not None:
             rows, columns = (

@@ -1,7 +1,7 @@
 """RandAugment (Cubuk et al. 2020) of whole batches on the device, level for level as PIL has them.
 
-Which operations an image gets, and how strong they are, is drawn on the host from numbers that are given;
-the images are sorted by operation, so each operation runs once a layer, however large the batch.
+The operations of an image and their strengths are drawn on the host from given numbers; images are sorted by
+operation, so that each operation runs once per layer, however large the batch.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from vitascope.errors import UserError
 _Floats: TypeAlias = npt.NDArray[np.float64]
 
 DRAWS_PER_OPERATION = 3
-"""Uniform numbers that one operation takes: which, how strong, which sign."""
+"""Uniform numbers per operation: choice, strength, sign."""
 
 _GREY = 128.0
-"""What comes in from outside the picture, as in the paper's reference code."""
+"""The level outside the picture, as in the paper's reference code."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandAugment:
-    """`num_ops` operations an image, each drawn from the paper's list of 14, with repetition.
+    """`num_ops` operations per image, each drawn from the paper's list of 14, with repetition.
 
-    How strong an operation is follows timm's "increasing" table (`rand-m9-mstd0.5-inc1` of DeiT), in which a
-    larger magnitude is always a larger change; `operation_arguments` has it.
+    Strengths follow timm's "increasing" table (`rand-m9-mstd0.5-inc1` of DeiT), in which a larger magnitude
+    is always a larger change; see `operation_arguments`.
 
     Raises:
-        UserError: numbers that make no sense.
+        UserError: a number outside of its range.
     """
 
     num_ops: int = 2
     """Operations one after the other, at least 1."""
     magnitude: float = 9.0
-    """How strong they are, from 0 to 10."""
+    """Strength, from 0 to 10."""
     std: float = 0.5
-    """Standard deviation of an operation's magnitude, which is cut off at 0 and 10 (timm; 0 in the paper)."""
+    """Standard deviation of an operation's magnitude, which is limited to 0 to 10 (timm; 0 in the paper)."""
     probability: float = 1.0
     """Share of the operations that are carried out, above 0: 1 in the paper, 0.5 in timm and so in DeiT."""
 
     def __post_init__(self) -> None:
         if self.num_ops < 1:
-            raise UserError(f"RandAugment needs 1 operation or more an image, not {self.num_ops}")
+            raise UserError(f"RandAugment needs 1 operation or more per image, not {self.num_ops}")
         if not 0 <= self.magnitude <= 10:
             raise UserError(f"RandAugment's magnitude is from 0 to 10, not {self.magnitude:g}")
         if not 0 <= self.std < float("inf"):
@@ -61,14 +61,14 @@ class RandAugment:
 
     @property
     def draws(self) -> int:
-        """Uniform numbers that an image takes."""
+        """Uniform numbers per image."""
         return self.num_ops * DRAWS_PER_OPERATION
 
     def __call__(self, images: Tensor, draws: _Floats) -> Tensor:
         """Floats in [0, 1], (B, C, H, W), and uniform numbers (B, `self.draws`) -> floats in [0, 1].
 
-        Values are rounded to 256 levels before the first operation and after each one, as in 8-bit pictures:
-        posterizing and histograms have no meaning without.
+        Values are rounded to 256 levels before the first operation and after each one, as in 8-bit pictures,
+        which posterizing and histograms need.
         """
         levels = (images * 255).round()  # (B, C, H, W)
         for layer in np.split(draws, self.num_ops, axis=1):
@@ -79,7 +79,7 @@ class RandAugment:
     def _choose(self, draws: _Floats) -> tuple[npt.NDArray[np.int64], _Floats]:
         """Uniform numbers (B, 3) -> indices into OPERATIONS and their arguments, (B,) each."""
         which, strength, sign = draws.T
-        # What is left of `which` below the probability is uniform again, and chooses the operation.
+        # Below the probability, `which` is uniform again, and chooses the operation.
         chosen = (which / self.probability * len(OPERATIONS)).astype(np.int64)
         operations = np.where(which < self.probability, chosen, OPERATIONS.index("Identity"))
         normal = torch.special.ndtri(torch.from_numpy(strength.clip(2.0**-53))).numpy()  # finite at 0, too
@@ -88,7 +88,7 @@ class RandAugment:
 
 
 def operation_arguments(operations: npt.NDArray[np.int64], magnitude: _Floats, sign: _Floats) -> _Floats:
-    """What each operation is called with, from a magnitude in [0, 10] and a sign of 1 or -1: (B,) all.
+    """The argument of each operation from a magnitude in [0, 10] and a sign of 1 or -1: (B,) all.
 
     | operation | argument | at magnitude m |
     |---|---|---|
@@ -99,7 +99,7 @@ def operation_arguments(operations: npt.NDArray[np.int64], magnitude: _Floats, s
     | ShearX, ShearY | tangent of the angle | +- 0.03 m |
     | TranslateX, TranslateY | share of the side | +- 0.045 m |
 
-    This is timm's table, but for the one bit that Posterize keeps at magnitude 10: with none the picture is
+    This is timm's table, except that Posterize keeps one bit at magnitude 10: without any the picture is
     black. Identity, AutoContrast and Equalize take no argument.
     """
     share = magnitude / 10
@@ -119,12 +119,12 @@ def operation_arguments(operations: npt.NDArray[np.int64], magnitude: _Floats, s
 
 
 def apply_operations(levels: Tensor, operations: npt.NDArray[np.int64], arguments: _Floats) -> Tensor:
-    """One operation to each image.
+    """Apply one operation to each image.
 
     Args:
         levels: whole numbers from 0 to 255 as floats (B, C, H, W).
         operations: indices into OPERATIONS, (B,).
-        arguments: what they are called with, (B,), as `operation_arguments` gives them.
+        arguments: of the operations, (B,), from `operation_arguments`.
 
     Returns:
         New levels, (B, C, H, W), in the images' order.
@@ -147,7 +147,7 @@ def apply_operations(levels: Tensor, operations: npt.NDArray[np.int64], argument
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """A copy on the device. CUDA is not waited for: the copy leaves from page-locked memory."""
+    """A copy on the device; with CUDA it is asynchronous, from page-locked memory."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
@@ -160,14 +160,14 @@ def _identity(levels: Tensor, _: Tensor) -> Tensor:
 
 
 def _auto_contrast(levels: Tensor, _: Tensor) -> Tensor:
-    """Each channel is stretched to run from 0 to 255."""
+    """Stretch each channel to the range from 0 to 255."""
     low, high = levels.amin((2, 3), keepdim=True), levels.amax((2, 3), keepdim=True)  # (B, C, 1, 1)
     stretched = ((levels - low) * 255 / (high - low).clamp(min=1)).floor()
     return torch.where(high > low, stretched, levels)
 
 
 def _equalize(levels: Tensor, _: Tensor) -> Tensor:
-    """Each channel's levels become about equally frequent, by a table of 256 (PIL's ImageOps.equalize).
+    """Make each channel's levels about equally frequent, by a table of 256 (PIL's ImageOps.equalize).
 
     A level's new value is the number of pixels below it, in steps; a step is a 255th of those below the
     brightest level. Whole numbers throughout.
@@ -220,7 +220,7 @@ def _sharpness(levels: Tensor, factor: Tensor) -> Tensor:
 
 
 def _luma(levels: Tensor) -> Tensor:
-    """How bright each pixel looks (ITU-R 601, PIL's whole numbers), as a level: (B, 1, H, W)."""
+    """Each pixel's luma (ITU-R 601, PIL's whole numbers): (B, 1, H, W)."""
     if levels.shape[1] != 3:
         return levels.mean(dim=1, keepdim=True).round()
     red, green, blue = levels.unbind(1)
@@ -229,14 +229,14 @@ def _luma(levels: Tensor) -> Tensor:
 
 
 def _blend(start: Tensor, levels: Tensor, factor: Tensor) -> Tensor:
-    """The way from `start` to the picture and beyond; PIL rounds down."""
+    """A point on the line from `start` through the picture; PIL rounds down."""
     return (start + factor.view(-1, 1, 1, 1) * (levels - start)).clamp(0, 255).floor()
 
 
 def affine_matrices(
     operations: npt.NDArray[np.int64], arguments: _Floats, height: int, width: int
 ) -> _Floats:
-    """Where the operations that move pixels read each output point: (B, 2, 3).
+    """The points that the operations that move pixels read, as affine maps: (B, 2, 3).
 
     In coordinates that run from -1 to 1 along each side. Rotation is about the centre, shear about the upper
     left corner (as in PIL, timm and torchvision), so that it shifts the centre too.
@@ -253,7 +253,7 @@ def affine_matrices(
 
 
 def _warp(levels: Tensor, theta: Tensor) -> Tensor:
-    """Each image read at the points of its matrix, (B, 2, 3); grey comes in from outside."""
+    """Each image read at the points of its matrix, (B, 2, 3), with grey outside."""
     height, width = levels.shape[-2:]
     # Not F.affine_grid: its matrix product may round an image alone otherwise than in a batch.
     x = (2 * torch.arange(width, device=levels.device) + 1) / width - 1  # (W,), the pixels' centres
@@ -276,4 +276,4 @@ _VALUE_OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 OPERATIONS = (*_VALUE_OPERATIONS, "Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
-"""The paper's list; first what changes values in place, then what moves pixels."""
+"""The paper's list: first operations on values, then those that move pixels."""

@@ -1,9 +1,9 @@
 """Images read ahead by other processes, into memory that all of them share.
 
-Every batch is cut among the processes, so that the first of an epoch is there as soon as it can be, and what
-is read ahead is a few batches, however many processes read. No pixel goes through a pipe. PyTorch's
-DataLoader gives each process whole batches, makes new shared memory for each, and raises the death of a
-process anywhere in the main thread; here it is one error, where the batch was asked for.
+Every batch is cut among the processes, so that the first one of an epoch is ready soon, and only a few
+batches are read ahead, however many processes read. No pixel goes through a pipe. PyTorch's DataLoader gives
+each process whole batches, allocates new shared memory for each, and raises the death of a process anywhere
+in the main thread; here it is one error, in the call that asks for the batch.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from vitascope.data.preprocess import Box, Pixels, Preprocess
 from vitascope.errors import UserError
 
 READ_AHEAD = 4
-"""Batches in the shared memory: one that was handed over, the others read or being read."""
+"""Batches in the shared memory: one in use, the others read or being read."""
 _RATIO = 4 / 3
-"""How far from a square a random crop may be, both ways."""
+"""Largest aspect ratio of a random crop, both ways."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Reader:
-    """How an image's pixels come about: a function of its number and, with `seed`, of the epoch.
+class ImageReader:
+    """An image's pixels as a function of its index and, with `seed`, of the epoch.
 
     With a seed and a `crop_scale` below 1 the picture is cropped at random before it is resized.
     """
@@ -57,18 +57,17 @@ class Reader:
         if self.seed is None or self.crop_scale >= 1:
             return self.preprocess.pixels(source)
         (draws,) = crop_draws(self.seed, epoch, np.array([index]))
-        return self.preprocess.cropped(source, lambda width, height: self._crop(width, height, draws))
-
-    def _crop(self, width: int, height: int, draws: npt.NDArray[np.float64]) -> Box:
-        return random_crop(width, height, draws, self.crop_scale)
+        return self.preprocess.cropped(
+            source, lambda width, height: random_crop(width, height, draws, self.crop_scale)
+        )
 
     def fill(self, indices: npt.NDArray[np.int64], epoch: int, pixels: Pixels) -> dict[int, str]:
-        """Read images into rows of (n, C, H, W); the rows that could not be read, and why."""
+        """Read images into rows of (n, C, H, W); returns errors by row."""
         return fill_rows(lambda index: self(int(index), epoch), indices, pixels)
 
 
 def fill_rows(read: Callable[[Any], Pixels], wanted: Iterable[Any], pixels: Pixels) -> dict[int, str]:
-    """Read images into rows of (n, C, H, W); the rows that could not be read, and why."""
+    """Read images into rows of (n, C, H, W); returns errors by row."""
     faults = {}
     for row, one in enumerate(wanted):
         try:
@@ -79,11 +78,11 @@ def fill_rows(read: Callable[[Any], Pixels], wanted: Iterable[Any], pixels: Pixe
 
 
 def random_crop(width: int, height: int, draws: npt.NDArray[np.float64], smallest: float) -> Box:
-    """A random part of a picture, as Inception was trained on (Szegedy et al. 2015, section 6).
+    """A random crop, as in the training of Inception (Szegedy et al. 2015, section 6).
 
-    Its area is uniform in [smallest, 1] of the picture's, the logarithm of its width / height uniform in
-    what fits into the picture of [3/4, 4/3], its place uniform. Where no such part fits (almost all of a
-    long picture) it is the largest of the nearest proportions.
+    Its area is uniform in [smallest, 1] of the picture's, the logarithm of its aspect ratio uniform in the
+    part of [3/4, 4/3] that fits into the picture, its place uniform. Where none fits (almost all of a long
+    picture) it is the largest crop of the nearest aspect ratio.
 
     Args:
         width: of the picture.
@@ -103,7 +102,7 @@ def random_crop(width: int, height: int, draws: npt.NDArray[np.float64], smalles
 
 
 def read_here(
-    reader: Reader, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
+    reader: ImageReader, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
 ) -> Iterator[tuple[Pixels, dict[int, str]]]:
     """As `ReadingPool.read`, in this process."""
     for first, last in spans:
@@ -111,18 +110,18 @@ def read_here(
         yield pixels, reader.fill(order[first:last], epoch, pixels)
 
 
-class Workers:
-    """Processes that read images; they live until `close`, or until nobody has the pool any more.
+class ReaderProcesses:
+    """Processes that read images; they live until `close`, or until the pool is garbage.
 
-    They ignore SIGINT and SIGTERM, which a terminal or a scheduler sends to all processes of a run: it is
-    this process that saves what there is and then ends them. Should it be killed, they end by themselves.
+    They ignore SIGINT and SIGTERM, which a terminal or a scheduler sends to all processes of a run: this
+    process saves its state first, and then ends them. If it is killed, they end by themselves.
 
     Args:
-        fill: reads a part of a batch into pixels (n, C, H, W), for an epoch; gives the rows that could not
-            be read, and why. Picklable.
+        fill: reads a part of a batch into pixels (n, C, H, W), for an epoch, and returns errors by row.
+            Picklable.
         batch_shape: of the largest batch, (B, C, H, W).
-        workers: processes.
-        niceness: how far they stand back for others; see `nice`.
+        workers: number of processes.
+        niceness: of the processes; see `nice`.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class Workers:
     def _read(
         self, batches: Iterable[Sequence[Any]], epoch: int = 0
     ) -> Iterator[tuple[Sequence[Any], Pixels, dict[int, str]]]:
-        """Each batch with its pixels (n, C, H, W), valid until the next, and its faults by row."""
+        """Each batch with its pixels (n, C, H, W), valid until the next, and its errors by row."""
         asked: deque[tuple[int, Sequence[Any]]] = deque()
         for number, batch in enumerate(batches):
             self._ask(number % READ_AHEAD, batch, epoch)
@@ -169,7 +168,7 @@ class Workers:
             try:
                 connection.send((slot, start, stop, batch[start:stop], epoch))
             except ConnectionError:
-                self._answer(worker)  # says what became of it
+                self._answer(worker)  # raises the reason
 
     def _collect(self, slot: int, batch: Sequence[Any]) -> tuple[Sequence[Any], Pixels, dict[int, str]]:
         faults: dict[int, str] = {}
@@ -186,26 +185,26 @@ class Workers:
             if code >= 0:
                 raise RuntimeError("a process that reads images has failed; its traceback is above") from None
             raise UserError(
-                f"a process that reads images was killed by {signal.Signals(-code).name}, most likely for "
-                f"want of memory: read with fewer processes (--workers, now {len(self._processes)}) or a "
-                f"smaller --batch-size"
+                f"a process that reads images was killed by {signal.Signals(-code).name}, most likely "
+                f"because memory ran out: use fewer workers (now {len(self._processes)}) or a smaller batch "
+                "size"
             ) from None
         if isinstance(answer, UserError):
             raise answer
         return answer
 
 
-class ReadingPool(Workers):
-    """Processes that read the images of an epoch by their numbers.
+class ReadingPool(ReaderProcesses):
+    """Processes that read the images of an epoch by their indices.
 
     Args:
-        reader: what reads an image.
+        reader: reads an image.
         order_length: images in an epoch.
-        batch_size: images that are read at a time, at most.
-        workers: processes.
+        batch_size: limit of images per batch.
+        workers: number of processes.
     """
 
-    def __init__(self, reader: Reader, order_length: int, batch_size: int, workers: int) -> None:
+    def __init__(self, reader: ImageReader, order_length: int, batch_size: int, workers: int) -> None:
         order = multiprocessing.RawArray("q", order_length)
         self._order = np.frombuffer(order, np.int64)
         shape = (batch_size, reader.preprocess.channels, *reader.preprocess.image_size)
@@ -214,7 +213,7 @@ class ReadingPool(Workers):
     def read(
         self, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
     ) -> Iterator[tuple[Pixels, dict[int, str]]]:
-        """The images of each span of an order: pixels (n, C, H, W), valid until the next, and faults by row.
+        """Pixels (n, C, H, W) of each span of an order, valid until the next, and errors by row.
 
         Raises:
             UserError: a process was killed.
@@ -228,7 +227,7 @@ class ReadingPool(Workers):
 class _InOrder:
     """Reads the images at some places of an order, which lies in shared memory."""
 
-    reader: Reader
+    reader: ImageReader
     order: Any
 
     def __call__(self, places: range, epoch: int, pixels: Pixels) -> dict[int, str]:
@@ -236,17 +235,16 @@ class _InOrder:
         return self.reader.fill(order[places.start : places.stop], epoch, pixels)
 
 
-class StreamingPool(Workers):
-    """Processes that read the files they are told, as many as may come; they stand back for the model.
+class StreamingPool(ReaderProcesses):
+    """Processes that read any number of files, at a lower priority than the model.
 
-    With as many processes as cores, and a model that computes on all cores, the cores would be shared evenly,
-    and the threads of an operation wait for whichever of them was held up. So the model goes first, and the
-    processes have all the cores while it waits for them.
+    At equal priority, the threads of one operation of the model would wait for the thread that shares its
+    core with a process.
 
     Args:
         preprocess: makes the pixels.
-        batch_size: files that are read at a time, at most.
-        workers: processes.
+        batch_size: limit of files per batch.
+        workers: number of processes.
     """
 
     def __init__(self, preprocess: Preprocess, batch_size: int, workers: int) -> None:
@@ -256,7 +254,7 @@ class StreamingPool(Workers):
     def read(
         self, batches: Iterable[Sequence[str]]
     ) -> Iterator[tuple[Sequence[str], Pixels, dict[int, str]]]:
-        """Each batch of paths, its pixels (n, C, H, W), valid until the next, and its faults by row.
+        """Each batch of paths, its pixels (n, C, H, W), valid until the next, and its errors by row.
 
         Raises:
             UserError: a process was killed.
@@ -271,12 +269,12 @@ class _Files:
     preprocess: Preprocess
 
     def __call__(self, paths: Sequence[str], epoch: int, pixels: Pixels) -> dict[int, str]:
-        del epoch  # there is but one
+        del epoch
         return fill_rows(self.preprocess.pixels, paths, pixels)
 
 
 def _end(processes: list[BaseProcess], connections: list[Connection[Any, Any]]) -> None:
-    """They only read, so that nothing is lost by killing them."""
+    """Kill processes, which only read and so have nothing to lose."""
     for process in processes:
         process.kill()
     for process, connection in zip(processes, connections, strict=True):
@@ -292,7 +290,7 @@ def _serve(
     shape: tuple[int, ...],
     niceness: int,
 ) -> None:
-    """What a process does: read what it is told to, until the other end is gone."""
+    """The main function of a process: serve requests until the other end closes."""
     for near_end in inherited:  # a fork has them open too, and would keep itself waiting
         near_end.close()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,7 +1,7 @@
-"""A run's record of its split: which image was in which part, by name and by content.
+"""A run's record of its split: the part of every image, by name and by content.
 
-A split is drawn from the images that a folder holds, so an image that is added or deleted moves others from
-one part to another. The record keeps every image where it was when the run began.
+A split is drawn from the images in a folder, so that adding or deleting an image moves others from one part
+to another. The record keeps every image in the part that it was in when the run began.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import itertools
 import json
 import os
 import zlib
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,8 +27,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from vitascope.data.decoding import Encoded, ImageSource, source_name
-from vitascope.data.formats.shards import Member
-from vitascope.data.splits import ImageSet, Splits, check_known_classes
+from vitascope.data.formats.shards import ShardMember
+from vitascope.data.splits import ImageSet, Inventory, Splits, check_known_classes
 from vitascope.errors import UserError
 
 VERSION = 1
@@ -38,8 +38,7 @@ PIECE = 4096
 """Bytes of each of the pieces of a larger file that are hashed, `WHOLE` in all."""
 UNREADABLE = "unreadable"
 """The content of a file that cannot be opened."""
-_FAULTS = (OSError, EOFError, zlib.error, RecursionError)
-"""What reading gzip and JSON raises, beside ValueError, for files that hold something else."""
+_FAULTS = (OSError, EOFError, zlib.error, RecursionError, ValueError, KeyError, TypeError, AttributeError)
 _THREADS = 16
 _NAMED = 3  # images that a message names
 
@@ -49,23 +48,20 @@ def content_of(source: ImageSource) -> str:
 
     A file, or an encoded picture in a shard or a table, of up to `WHOLE` bytes is hashed whole; of a larger
     one, eight pieces spread evenly from its first byte to its last, so that a million photographs cost
-    32 KB of reading each. Arrays are hashed by their pixels. Where an image lies makes no difference: a file
-    and its copy in a shard have the same content.
+    32 KB of reading each. Arrays are hashed by their pixels. A file and its copy in a shard have the same
+    content.
     """
     if isinstance(source, np.ndarray | Image.Image):
         pixels = np.ascontiguousarray(source)
         return f"{pixels.nbytes}-{_digest(repr(pixels.shape).encode(), pixels.tobytes())}"
     try:
         with _opened(source) as (file, start, size):
-            if size <= WHOLE:
-                places = [(start, size)]
-            else:
-                step = (size - PIECE) / (WHOLE // PIECE - 1)
-                places = [(start + round(step * number), PIECE) for number in range(WHOLE // PIECE)]
+            step, count = (size - PIECE) / (WHOLE // PIECE - 1), WHOLE // PIECE
+            whole = size <= WHOLE
             pieces = []
-            for place, length in places:
+            for place in [start] if whole else [start + round(step * number) for number in range(count)]:
                 file.seek(place)
-                pieces.append(file.read(length))
+                pieces.append(file.read(size if whole else PIECE))
     except (OSError, EOFError):
         return UNREADABLE
     return f"{size}-{_digest(*pieces)}"
@@ -80,8 +76,8 @@ def _digest(*parts: bytes) -> str:
 
 @contextlib.contextmanager
 def _opened(source: ImageSource) -> Iterator[tuple[IO[bytes], int, int]]:
-    """An encoded picture: an open file, where in it the picture begins, and its bytes."""
-    if isinstance(source, Member):
+    """An open file, the place of the encoded picture in it, and its bytes."""
+    if isinstance(source, ShardMember):
         with open(source.path, "rb", buffering=0) as file:
             yield file, source.offset, source.size
     elif isinstance(source, str | os.PathLike):
@@ -94,7 +90,7 @@ def _opened(source: ImageSource) -> Iterator[tuple[IO[bytes], int, int]]:
 
 
 def contents_of(sources: Sequence[ImageSource]) -> list[str]:
-    """`content_of` each source; a bar shows where that takes long."""
+    """`content_of` each source, with a bar if that takes long."""
     with ThreadPoolExecutor(_THREADS) as pool:  # on a network each file is a wait
         found = pool.map(content_of, sources) if len(sources) > _THREADS else map(content_of, sources)
         bar = tqdm(found, "images identified", len(sources), delay=3, leave=False, disable=None)
@@ -111,7 +107,7 @@ def image_name(source: ImageSource, root: Path | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Gone(Encoded):
-    """In the place of an image that is missing, or has another content, now."""
+    """The place of an image that is missing, or has another content, now."""
 
     name: str
     reason: str
@@ -120,7 +116,7 @@ class Gone(Encoded):
         return self.name
 
     def read_bytes(self) -> bytes:
-        """Nothing to read: an EOFError says why."""
+        """Raise an EOFError with the reason."""
         raise EOFError(self.reason)
 
 
@@ -141,13 +137,13 @@ class RecordedPart:
 
 @dataclasses.dataclass(frozen=True)
 class SplitRecord:
-    """Which image was in which part of a run's data when the run began.
+    """The parts of a run's data when the run began.
 
     Attributes:
         class_names: of the data.
         parts: `train`, `val` and, where there was one, `test`.
-        place: the data's path as seen from the run folder; empty for what is no path. With it, a project
-            that was moved finds its data.
+        place: the data's path relative to the run folder, so that a project can be moved; empty for data
+            without a path.
     """
 
     class_names: tuple[str, ...]
@@ -160,16 +156,16 @@ class SplitRecord:
         return "test" if "test" in self.parts else "val"
 
     def images(self) -> int:
-        """Images in all parts."""
+        """The number of images in all parts."""
         return sum(len(part.names) for part in self.parts.values())
 
     def trained_on(self, images: ImageSet) -> npt.NDArray[np.bool_]:
-        """Which images have the content of a training image, (N,)."""
+        """Whether each image has the content of a training image, (N,)."""
         known = set(self.parts["train"].contents) - {UNREADABLE}
         return np.array([content in known for content in contents_of(images.sources)], dtype=np.bool_)
 
     def write(self, path: Path) -> None:
-        """Write the record: JSON lines, gzipped; a line of what holds for all, then a line per image."""
+        """Write the record as gzipped JSON lines: a header, then one line per image."""
         head = {
             "version": VERSION,
             "images": self.images(),
@@ -186,7 +182,7 @@ class SplitRecord:
 
     @classmethod
     def read(cls, path: Path) -> SplitRecord:
-        """The record that `write` wrote.
+        """The record in a file of `write`.
 
         Raises:
             UserError: a file that is damaged, or of a later version.
@@ -198,24 +194,19 @@ class SplitRecord:
                     raise UserError(
                         f"{path}: version {head['version']!r}, this vitascope reads {VERSION}; update it"
                     )
-                columns: dict[str, tuple[list[str], list[int], list[str]]] = {
-                    split: ([], [], []) for split in head["parts"]
-                }
+                lines: dict[str, list[tuple[str, int, str]]] = {split: [] for split in head["parts"]}
                 for line in map(json.loads, file):
-                    names, labels, contents = columns[line["split"]]
-                    names.append(line["name"])
-                    labels.append(line["label"])
-                    contents.append(line["content"])
-            parts = {
-                split: RecordedPart(tuple(names), np.array(labels, dtype=np.int64), tuple(contents))
-                for split, (names, labels, contents) in columns.items()
-            }
+                    lines[line["split"]].append((line["name"], line["label"], line["content"]))
+            parts = {}
+            for split, found in lines.items():
+                names, labels, contents = zip(*found, strict=True) if found else ((), (), ())
+                parts[split] = RecordedPart(names, np.array(labels, dtype=np.int64), contents)
             record = cls(tuple(head["class_names"]), parts, head["data"])
             if record.images() != head["images"] or not {"train", "val"} <= parts.keys():
                 raise ValueError(f"{record.images()} of {head['images']} images")
-        except (*_FAULTS, ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, UserError):
-                raise
+        except UserError:
+            raise
+        except _FAULTS as error:
             raise UserError(
                 f"{path} is damaged ({error}); restore it, or remove it to go without a check of the split"
             ) from error
@@ -224,32 +215,15 @@ class SplitRecord:
 
 def record_of(splits: Splits, place: str = "") -> SplitRecord:
     """The record of the splits that a run begins with."""
-    given = {"train": splits.train, "val": splits.val, "test": splits.test}
     parts = {
         split: RecordedPart(
             tuple(image_name(source, splits.root) for source in images.sources),
             images.labels,
             tuple(contents_of(images.sources)),
         )
-        for split, images in given.items()
-        if images is not None
+        for split, images in splits.parts.items()
     }
     return SplitRecord(splits.train.class_names, parts, place)
-
-
-@dataclasses.dataclass(frozen=True)
-class Inventory:
-    """All images of a DATA argument now, whatever their part of a split.
-
-    Attributes:
-        sets: the images; classes that are not known to the run are among their names.
-        channels: as in `Splits`.
-        root: as in `Splits`.
-    """
-
-    sets: tuple[ImageSet, ...]
-    channels: int
-    root: Path | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,11 +233,11 @@ class Restored:
     Attributes:
         record: the split.
         inventory: the data.
-        found: of each part, where its images are among those of `inventory.sets`, int64 (N,); -1 for one that
+        found: per part, the places of its images among those of `inventory.sets`, int64 (N,); -1 for one that
             is missing or has changed.
-        changed: of each part, its images of which a file of the same name has another content now, bool (N,).
-        renamed: of each part, its images that were found by their content only, bool (N,).
-        new: images that the run has never had.
+        changed: per part, whether a file of an image's name has another content now, bool (N,).
+        renamed: per part, whether an image was found by its content only, bool (N,).
+        new: number of images that the record lacks.
     """
 
     record: SplitRecord
@@ -274,7 +248,7 @@ class Restored:
     new: int
 
     def as_recorded(self) -> Splits:
-        """The split as it was: every image in its place, `Gone` where it is not to be had."""
+        """The split as it was: every image in its place, `Gone` where it is missing."""
         parts = {split: self._part(split) for split in self.record.parts}
         return Splits(
             parts["train"], parts["val"], parts.get("test"), self.inventory.channels, self.inventory.root
@@ -284,20 +258,15 @@ class Restored:
         part, found = self.record.parts[split], self.found[split]
         begin = 0
         for images in self.inventory.sets:
-            if np.array_equal(found, np.arange(begin, begin + len(images))):  # a kind of its own stays that
-                return dataclasses.replace(
-                    images, name=split, labels=part.labels, class_names=self.record.class_names
-                )
+            if np.array_equal(found, np.arange(begin, begin + len(images))):  # sources of shards stay that
+                return ImageSet(split, images.sources, part.labels, self.record.class_names)
             begin += len(images)
-        now = self._sources()
+        now = _all_sources(self.inventory)
         sources = [
             now[place] if place >= 0 else self._gone(split, index)
             for index, place in enumerate(found.tolist())
         ]
         return ImageSet(split, sources, part.labels, self.record.class_names)
-
-    def _sources(self) -> list[ImageSource]:
-        return list(itertools.chain.from_iterable(images.sources for images in self.inventory.sets))
 
     def _gone(self, split: str, index: int) -> Gone:
         name = self.record.parts[split].names[index] or f"{split} image {index}"
@@ -305,109 +274,99 @@ class Restored:
         return Gone(name, reason)
 
     def present(self, split: str, class_names: tuple[str, ...]) -> ImageSet:
-        """The images of a part that are still there. A renamed one has the class of its new place.
+        """The images of a part that still exist. A renamed one has the class of its new folder.
 
         Raises:
-            UserError: none is, or one has a class that is not among `class_names`.
+            UserError: none exists, or one has a class that is not among `class_names`.
         """
-        places = self.found[split][self.found[split] >= 0]
-        if not len(places):
+        found, labels = self.found[split], self.record.parts[split].labels
+        there = np.flatnonzero(found >= 0)
+        if not len(there):
             raise UserError(
-                f"none of the {len(self.found[split])} {split} images of the run is there unchanged: "
+                f"none of the {len(found)} {split} images of the run is there unchanged: "
                 f"{self.note()}; restore them, or give other images to measure on"
             )
-        now, classes = self._sources(), self._class_names_now()
-        rows = zip(
-            self.found[split].tolist(),
-            self.renamed[split].tolist(),
-            self.record.parts[split].labels.tolist(),
-            strict=True,
-        )
+        now = _all_sources(self.inventory)
+        classes = [images.class_names[label] for images in self.inventory.sets for label in images.labels]
         named = [
-            classes[place] if renamed else self.record.class_names[label]
-            for place, renamed, label in rows
-            if place >= 0
+            classes[found[row]] if self.renamed[split][row] else self.record.class_names[labels[row]]
+            for row in there
         ]
         check_known_classes(sorted(set(named)), class_names, f"{split} images")
         numbers = {name: number for number, name in enumerate(class_names)}
         return ImageSet(
             split,
-            [now[place] for place in places.tolist()],
+            [now[place] for place in found[there].tolist()],
             np.array([numbers[name] for name in named], dtype=np.int64),
             class_names,
         )
 
-    def _class_names_now(self) -> list[str]:
-        return [images.class_names[label] for images in self.inventory.sets for label in images.labels]
-
     @property
     def complete(self) -> bool:
-        """Whether every image is there under its own name, unchanged as far as that was looked at."""
+        """Whether every image is there under its own name, unchanged as far as contents were read."""
         renamed = any(flags.any() for flags in self.renamed.values())
         return not renamed and all((found >= 0).all() for found in self.found.values())
 
     def counts(self) -> dict[str, int]:
-        """How many images are missing, changed, renamed and new."""
-        by_part = {what: sum(parts.values()) for what, parts in self._by_part().items()}
+        """The number of images that are missing, changed, renamed and new."""
+        by_part = {change: sum(parts.values()) for change, parts in self._by_part().items()}
         return {**by_part, "new": self.new}
 
     def _by_part(self) -> dict[str, dict[str, int]]:
-        """How many images of each part are missing, changed and renamed."""
+        """The number of images per part that are missing, changed and renamed."""
         missing = {split: (found < 0) & ~self.changed[split] for split, found in self.found.items()}
         flags = {"missing": missing, "changed": self.changed, "renamed": self.renamed}
         return {
-            what: {split: int(some.sum()) for split, some in parts.items()} for what, parts in flags.items()
+            change: {split: int(some.sum()) for split, some in parts.items()}
+            for change, parts in flags.items()
         }
 
     def note(self) -> str:
-        """What differs between the data and the record, in words; empty where nothing does."""
-        said = []
-        for what, parts in self._by_part().items():
+        """The differences between the data and the record, in words; empty if there are none."""
+        changes = []
+        for change, parts in self._by_part().items():
             if total := sum(parts.values()):
                 listed = ", ".join(f"{count:,} {split}" for split, count in parts.items() if count)
-                said.append(f"{total:,} {what} ({listed})")
+                changes.append(f"{total:,} {change} ({listed})")
         if self.new:
-            said.append(f"{self.new:,} new")
-        gone, added = self._other_classes()
-        for what, classes in (("gone", gone), ("new", added)):
-            if classes:
-                more = ", ..." if len(classes) > _NAMED else ""
-                said.append(f"classes {what}: {', '.join(classes[:_NAMED])}{more}")
-        names = self._absent_names()
-        some = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-        return ", ".join(said) + (f": {some}" if names else "")
-
-    def _other_classes(self) -> tuple[list[str], list[str]]:
-        """Names of classes that the data had and have not, and the reverse; none of data without labels."""
+            changes.append(f"{self.new:,} new")
         had = set(self.record.class_names)
         has = {name for images in self.inventory.sets for name in images.class_names}
-        return ([], []) if had == {"image"} else (sorted(had - has), sorted(has - had))
-
-    def _absent_names(self) -> list[str]:
-        absent = [
+        labelled = had != {"image"}
+        for change, classes in (("gone", had - has), ("new", has - had)):
+            if classes and labelled:
+                changes.append(f"classes {change}: {_first(sorted(classes))}")
+        names = [
             self.record.parts[split].names[index]
             for split, found in self.found.items()
             for index in np.flatnonzero(found < 0)
         ]
-        return [name for name in absent if name]
+        absent = [name for name in names if name]
+        return ", ".join(changes) + (f": {_first(absent)}" if absent else "")
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+
+
+def _all_sources(inventory: Inventory) -> list[ImageSource]:
+    return list(itertools.chain.from_iterable(images.sources for images in inventory.sets))
 
 
 def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -> Restored:
     """Find the images of a recorded split in the data as they are now.
 
-    An image is found by its name; one of the parts in `check` only if its content is the same as well. What
-    is not found by its name is looked for by its content among the images that the record does not name.
+    An image is found by its name; one of the parts in `check` only if its content is the same as well. The
+    rest is searched by content among the images that the record does not name.
 
     Args:
         record: the split.
         inventory: the data.
         check: parts whose contents are read; those of images without names always are.
     """
-    sources = list(itertools.chain.from_iterable(images.sources for images in inventory.sets))
+    sources = _all_sources(inventory)
     names = [image_name(source, inventory.root) for source in sources]
-    recorded = {
-        name: split for split, part in record.parts.items() for name in part.names if name
-    }  # which part has a name
+    recorded = {name: split for split, part in record.parts.items() for name in part.names if name}
     read = [index for index, name in enumerate(names) if not name or recorded.get(name) in {None, *check}]
     contents = dict(zip(read, contents_of([sources[index] for index in read]), strict=True))
     by_name = {name: index for index, name in enumerate(names) if name}
@@ -419,7 +378,11 @@ def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -
             if place is not None and contents.get(place, content) == content:
                 found[split][index] = place
 
-    pool = _unclaimed(found, contents)
+    claimed = {place for places in found.values() for place in places.tolist()}
+    pool: dict[str, deque[int]] = defaultdict(deque)  # images that no name claims, by content
+    for index, content in contents.items():
+        if index not in claimed:
+            pool[content].append(index)
     renamed = {split: np.zeros(len(part.names), dtype=np.bool_) for split, part in record.parts.items()}
     changed = {split: np.zeros(len(part.names), dtype=np.bool_) for split, part in record.parts.items()}
     for split, part in record.parts.items():
@@ -430,16 +393,6 @@ def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -
                 renamed[split][index] = bool(name)
             else:
                 changed[split][index] = name in by_name
-    claimed = Counter(place for places in found.values() for place in places.tolist() if place >= 0)
+    claimed = {place for places in found.values() for place in places.tolist()}
     new = sum(1 for index, name in enumerate(names) if index not in claimed and name not in recorded)
     return Restored(record, inventory, found, changed, renamed, new)
-
-
-def _unclaimed(found: dict[str, npt.NDArray[np.int64]], contents: dict[int, str]) -> dict[str, deque[int]]:
-    """By content, the images that nothing has been found in, in their order."""
-    claimed = {place for places in found.values() for place in places.tolist()}
-    pool: dict[str, deque[int]] = defaultdict(deque)
-    for index, content in contents.items():
-        if index not in claimed:
-            pool[content].append(index)
-    return pool

@@ -1,15 +1,17 @@
-"""Labelled images, and how they are divided into training, validation and test."""
+"""Labelled images, and their division into training, validation and test: here alone, for every format."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.decoding import ImageSource
+from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.randomness import epoch_order
 from vitascope.errors import UserError, nearest
 
@@ -17,11 +19,34 @@ VAL_SHARE = 0.1
 TEST_SHARE = 0.1
 
 
+class LazySources(Sequence[Encoded]):
+    """Places of many encoded images in a few dozen bytes each, which worker processes share."""
+
+    @abstractmethod
+    def at(self, index: int) -> Encoded:
+        """One image."""
+
+    @abstractmethod
+    def take(self, indices: npt.NDArray[np.int64]) -> Self:
+        """Some of the images, in the order given."""
+
+    def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+        """The order of an epoch: a permutation of range(len(self))."""
+        return epoch_order(seed, epoch, len(self))
+
+    @overload
+    def __getitem__(self, index: int) -> Encoded: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> Encoded | Self:
+        return self.take(np.arange(len(self))[index]) if isinstance(index, slice) else self.at(index)
+
+
 @dataclasses.dataclass(frozen=True)
 class ImageSet:
     """Labelled images of one split.
 
-    `sources` are what `preprocess.read_image` takes; `labels` are int64 indices into `class_names`.
+    `sources` are what `decoding.read_image` takes; `labels` are int64 indices into `class_names`.
     """
 
     name: str
@@ -34,18 +59,24 @@ class ImageSet:
 
     def subset(self, name: str, indices: npt.NDArray[np.int64]) -> ImageSet:
         """Some of the images, in the order given."""
-        sources = [self.sources[index] for index in indices]
-        return ImageSet(name, sources, self.labels[indices], self.class_names)
+        all_of_them: Sequence[ImageSource] = self.sources
+        if isinstance(all_of_them, LazySources):
+            some: Sequence[ImageSource] = all_of_them.take(indices)
+        else:
+            some = [all_of_them[index] for index in indices]
+        return ImageSet(name, some, self.labels[indices], self.class_names)
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """The order of an epoch: a permutation of range(len(self)), a function of seed and epoch."""
+        if isinstance(self.sources, LazySources):
+            return self.sources.order(seed, epoch)
         return epoch_order(seed, epoch, len(self))
 
     def in_classes(self, class_names: tuple[str, ...], where: str) -> ImageSet:
         """The same images, labelled by the positions of their classes in another list of names.
 
         Raises:
-            UserError: a class that the list lacks; `where` is what the message calls this set.
+            UserError: a class that the list lacks; `where` is the name of this set in the message.
         """
         check_known_classes(self.class_names, class_names, where)
         places = np.array([class_names.index(name) for name in self.class_names], dtype=np.int64)
@@ -54,22 +85,64 @@ class ImageSet:
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """A data set: what is trained on, what chooses the best weights, and what only the end may see."""
+    """A data set: images to train on, to choose the best weights with, and to test the result on."""
 
     train: ImageSet
     val: ImageSet
     test: ImageSet | None
-    """None where a folder has `train/` and `val/` but no `test/`: then `val` is the last word."""
+    """None where a folder has `train/` and `val/` but no `test/`; the result is measured on `val` then."""
     channels: int
     root: Path | None = None
-    """The folder that the images lie in; None where they lie in none."""
+    """The folder of the images; None for images without one."""
     passed_over: tuple[str, ...] = ()
-    """What lies in that folder and is not used, in words."""
+    """Descriptions of unused files in that folder."""
 
     @property
     def final(self) -> ImageSet:
-        """What the finished model is measured on."""
+        """The images to measure the finished model on."""
         return self.val if self.test is None else self.test
+
+    @property
+    def parts(self) -> dict[str, ImageSet]:
+        """`train`, `val` and, where there is one, `test`."""
+        given = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: images for name, images in given.items() if images is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Inventory:
+    """All images of a data set now, whatever split they are in.
+
+    Attributes:
+        sets: the images; their classes need not be those of a run.
+        channels: as in `Splits`.
+        root: as in `Splits`.
+    """
+
+    sets: tuple[ImageSet, ...]
+    channels: int
+    root: Path | None
+
+
+def complete_splits(
+    found: Mapping[str, ImageSet], place: str, *, seed: int, channels: int = 3, root: Path | None = None
+) -> Splits:
+    """The splits of a data set that has `train` and perhaps `val` and `test`, or only `all`.
+
+    A missing `val` is a tenth of each class of `train`, by seed. `all` is divided by seed: a tenth of each
+    class is `val`, another tenth `test`.
+
+    Raises:
+        UserError: no images to train on, or a class too small to be divided.
+    """
+    if "all" in found:
+        return Splits(*split_tree(found["all"], seed), channels, root)
+    train, val = found.get("train"), found.get("val")
+    if not train:
+        raise UserError(f"{place}: no images to train on; it has {', '.join(found) or 'none at all'}")
+    if not val:
+        train, val = stratified_split(train, VAL_SHARE, "val", seed)
+    return Splits(train, val, found.get("test"), channels, root)
 
 
 def split_tree(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, ImageSet]:
@@ -85,10 +158,10 @@ def split_tree(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, ImageSe
 
 
 def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Take a share of each class away by seed: what is left, and the part, at least one image a class.
+    """Divide images into a rest and a share of each class, at least one image, by seed.
 
     Raises:
-        UserError: a class with fewer than two images, which cannot be on both sides.
+        UserError: a class with fewer than two images.
     """
     _check_sizes(images, 2, f"{images.name} and {name}")
     part: list[int] = []
@@ -102,7 +175,6 @@ def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tu
 
 
 def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
-    """Refuse a class that is too small for each part of a split to get an image of it."""
     counts = np.bincount(images.labels, minlength=len(images.class_names))
     for class_name, count in zip(images.class_names, counts.tolist(), strict=True):
         if count < needed:
@@ -115,7 +187,7 @@ def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
 def check_known_classes(
     found: Sequence[str], known: Sequence[str], where: str, what: str = "classes"
 ) -> None:
-    """Refuse classes that are not among the known ones.
+    """Reject classes that are not among the known ones.
 
     Raises:
         UserError: names up to five of them, and the known name that is nearest to the first.

@@ -18,7 +18,8 @@ from typing import Any, cast
 
 import torch
 
-from vitascope.data.datasets import described, digits_baseline, open_data
+from vitascope.data.datasets import described, open_data
+from vitascope.data.formats.digits import digits_baseline
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier, build

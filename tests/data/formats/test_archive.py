@@ -19,7 +19,7 @@ import pytest
 
 from tests.data import write_tree
 from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
-from vitascope.data.formats import archive as module
+from vitascope.data.formats import archive
 from vitascope.data.formats.archive import is_archive, unpack
 from vitascope.errors import UserError
 
@@ -69,7 +69,7 @@ def zip_of(path: Path, *members: tuple[str | zipfile.ZipInfo, bytes]) -> Path:
     return path
 
 
-def check_refused(path: Path, cache: Path, match: str) -> None:
+def check_rejected(path: Path, cache: Path, match: str) -> None:
     """Refused in one line that names the archive, and nothing is left anywhere."""
     before = {p for p in cache.parent.parent.rglob("*") if not p.is_relative_to(cache.parent)}
     with pytest.raises(UserError, match=match) as caught:
@@ -144,8 +144,8 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path, cache: Path)
     archive = pack(tmp_path / "pets.tar", write_tree(tmp_path / "source", {"cat": 3, "dog": 3}))
     name = unpack(archive).name
     shutil.rmtree(cache / name)
-    (cache / f".{name}" / "cat").mkdir(parents=True)
-    (cache / f".{name}" / "cat" / "half.png").write_bytes(b"half")
+    (cache / f".1.{name}" / "cat").mkdir(parents=True)
+    (cache / f".1.{name}" / "cat" / "half.png").write_bytes(b"half")
     assert not list(unpack(archive).rglob("half.png"))
     assert {path.name for path in cache.iterdir()} == {".lock", name}
 
@@ -174,7 +174,7 @@ def test_rights_and_owners_of_members_are_not_taken_over(tmp_path: Path) -> None
         assert path.stat().st_uid == os.getuid()
 
 
-# --- what is refused
+# --- what is rejected
 
 HOSTILE_NAMES = {
     "../evil.png": "leads outside",
@@ -194,20 +194,20 @@ HOSTILE_NAMES = {
 
 @pytest.mark.parametrize(("name", "fault"), HOSTILE_NAMES.items())
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_names_that_lead_elsewhere_are_refused(
+def test_names_that_lead_elsewhere_are_rejected(
     tmp_path: Path, cache: Path, name: str, fault: str, kind: str
 ) -> None:
     if kind == "tar":
         path = tar_of(tmp_path / "a.tar", entry("cat/1.png"), entry(name))
     else:
         path = zip_of(tmp_path / "a.zip", ("cat/1.png", b"x"), (name, b"x"))
-    check_refused(path, cache, f"member .* is .*{fault}")
+    check_rejected(path, cache, f"member .* is .*{fault}")
 
 
-def test_zip_name_with_a_zero_byte_is_refused(tmp_path: Path, cache: Path) -> None:
+def test_zip_name_with_a_zero_byte_is_rejected(tmp_path: Path, cache: Path) -> None:
     path = zip_of(tmp_path / "a.zip", ("cat/1.pngX../x", b"x"))
     path.write_bytes(path.read_bytes().replace(b"pngX", b"png\0"))
-    check_refused(path, cache, "control character")
+    check_rejected(path, cache, "control character")
 
 
 @pytest.mark.parametrize(
@@ -222,103 +222,103 @@ def test_zip_name_with_a_zero_byte_is_refused(tmp_path: Path, cache: Path) -> No
         (b"V", "neither a file nor a folder|cannot be read"),
     ],
 )
-def test_members_that_are_no_plain_files_are_refused(
+def test_members_that_are_no_plain_files_are_rejected(
     tmp_path: Path, cache: Path, kind: bytes, fault: str
 ) -> None:
     path = tar_of(
         tmp_path / "a.tar", entry("cat/1.png"), entry("cat/odd.png", b"", type=kind, linkname="1.png")
     )
-    check_refused(path, cache, fault)
+    check_rejected(path, cache, fault)
 
 
-def test_writing_through_a_link_of_the_archive_is_refused(tmp_path: Path, cache: Path) -> None:
+def test_writing_through_a_link_of_the_archive_is_rejected(tmp_path: Path, cache: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     link = entry("cat", b"", type=tarfile.SYMTYPE, linkname=str(outside))
-    check_refused(tar_of(tmp_path / "a.tar", link, entry("cat/evil.png")), cache, "'cat' is a link")
+    check_rejected(tar_of(tmp_path / "a.tar", link, entry("cat/evil.png")), cache, "'cat' is a link")
 
 
 @pytest.mark.parametrize("mode", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR])
-def test_zip_members_that_are_no_plain_files_are_refused(tmp_path: Path, cache: Path, mode: int) -> None:
+def test_zip_members_that_are_no_plain_files_are_rejected(tmp_path: Path, cache: Path, mode: int) -> None:
     odd = zipfile.ZipInfo("cat/odd.png")
     odd.external_attr = (mode | 0o777) << 16
-    check_refused(zip_of(tmp_path / "a.zip", (odd, b"/etc/passwd")), cache, "odd.png' is (a link|neither)")
+    check_rejected(zip_of(tmp_path / "a.zip", (odd, b"/etc/passwd")), cache, "odd.png' is (a link|neither)")
 
 
-def test_encrypted_zip_is_refused(tmp_path: Path, cache: Path) -> None:
+def test_encrypted_zip_is_rejected(tmp_path: Path, cache: Path) -> None:
     path = zip_of(tmp_path / "a.zip", ("cat/1.png", b"x"))
     content = bytearray(path.read_bytes())
     content[content.index(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(content)
-    check_refused(path, cache, "'cat/1.png' is encrypted")
+    check_rejected(path, cache, "'cat/1.png' is encrypted")
 
 
 @pytest.mark.parametrize("second", ["cat/1.png", "./cat/1.png", "cat//1.png", "cat/1.png/2.png", "cat"])
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_members_in_each_other_s_place_are_refused(tmp_path: Path, cache: Path, second: str) -> None:
-    check_refused(tar_of(tmp_path / "a.tar", entry("cat/1.png"), entry(second)), cache, "there twice")
-    check_refused(zip_of(tmp_path / "a.zip", ("cat/1.png", b"x"), (second, b"y")), cache, "there twice")
+def test_members_in_each_other_s_place_are_rejected(tmp_path: Path, cache: Path, second: str) -> None:
+    check_rejected(tar_of(tmp_path / "a.tar", entry("cat/1.png"), entry(second)), cache, "there twice")
+    check_rejected(zip_of(tmp_path / "a.zip", ("cat/1.png", b"x"), (second, b"y")), cache, "there twice")
 
 
-def test_too_many_members_are_refused(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_MEMBERS", 3)
-    check_refused(tar_of(tmp_path / "a.tar", *[entry(f"cat/{n}") for n in range(4)]), cache, "more than 3")
-    check_refused(zip_of(tmp_path / "a.zip", *[(f"cat/{n}", b"x") for n in range(4)]), cache, "more than 3")
+def test_too_many_members_are_rejected(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MAX_MEMBERS", 3)
+    check_rejected(tar_of(tmp_path / "a.tar", *[entry(f"cat/{n}") for n in range(4)]), cache, "more than 3")
+    check_rejected(zip_of(tmp_path / "a.zip", *[(f"cat/{n}", b"x") for n in range(4)]), cache, "more than 3")
 
 
 @pytest.mark.parametrize("packer", [gzip.compress, bz2.compress, lzma.compress])
-def test_bomb_in_a_tar_is_refused_unread(
+def test_bomb_in_a_tar_is_rejected_unread(
     tmp_path: Path, cache: Path, packer: Callable[[bytes], bytes]
 ) -> None:
     member, _ = entry("cat/1.png")
     member.size = 2**40
     path = tmp_path / "a.tar"
     path.write_bytes(packer(member.tobuf() + bytes(2**25)))
-    check_refused(path, cache, "'cat/1.png' is part of a bomb")
+    check_rejected(path, cache, "'cat/1.png' is part of a bomb")
 
 
-def test_bomb_behind_the_members_is_refused(tmp_path: Path, cache: Path) -> None:
+def test_bomb_behind_the_members_is_rejected(tmp_path: Path, cache: Path) -> None:
     path = tar_of(tmp_path / "a.tar", entry("cat/1.png"))
     path.write_bytes(lzma.compress(path.read_bytes() + bytes(2**25)))
-    check_refused(path, cache, "a bomb")
+    check_rejected(path, cache, "a bomb")
 
 
-def test_bomb_in_a_zip_is_refused_unread(tmp_path: Path, cache: Path) -> None:
-    check_refused(zip_of(tmp_path / "a.zip", ("cat/1.png", bytes(2**25))), cache, "part of a bomb")
+def test_bomb_in_a_zip_is_rejected_unread(tmp_path: Path, cache: Path) -> None:
+    check_rejected(zip_of(tmp_path / "a.zip", ("cat/1.png", bytes(2**25))), cache, "part of a bomb")
     path = zip_of(tmp_path / "b.zip", ("cat/1.png", b"x" * 100))
     content = path.read_bytes()
     at = content.index(b"PK\x01\x02") + 24  # the size that the list of members says
     path.write_bytes(content[:at] + b"\xff\xff\xff\x7f" + content[at + 4 :])
-    check_refused(path, cache, "part of a bomb")
+    check_rejected(path, cache, "part of a bomb")
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
-def test_name_of_megabytes_is_refused_unread(tmp_path: Path, cache: Path, kind: bytes) -> None:
+def test_name_of_megabytes_is_rejected_unread(tmp_path: Path, cache: Path, kind: bytes) -> None:
     member, _ = entry("././@LongLink", type=kind)
     member.size = 2**32
     path = tmp_path / "a.tar.gz"
     path.write_bytes(gzip.compress(member.tobuf() + b"a" * 2**22))
-    check_refused(path, cache, "a header of 4,294,967,296 bytes")
+    check_rejected(path, cache, "a header of 4,294,967,296 bytes")
 
 
-def test_headers_nested_without_end_are_refused(tmp_path: Path, cache: Path) -> None:
+def test_headers_nested_without_end_are_rejected(tmp_path: Path, cache: Path) -> None:
     header = entry("x", type=tarfile.XHDTYPE)[0]
     header.size = 0
     path = tmp_path / "a.tar"
     path.write_bytes(header.tobuf() * 5000)
-    check_refused(path, cache, "cannot be read")
+    check_rejected(path, cache, "cannot be read")
 
 
-def test_more_than_the_disk_has_room_for_is_refused(
+def test_more_than_the_disk_has_room_for_is_rejected(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     noise = np.random.default_rng(0).bytes(600)
-    check_refused(
+    check_rejected(
         tar_of(tmp_path / "a.tar", entry("a/1", noise), entry("a/2", noise)), cache, "VITASCOPE_CACHE"
     )
-    check_refused(zip_of(tmp_path / "a.zip", ("a/1", noise), ("a/2", noise)), cache, "has room for 0.0 GB")
+    check_rejected(zip_of(tmp_path / "a.zip", ("a/1", noise), ("a/2", noise)), cache, "has room for 0.0 GB")
 
 
 @pytest.mark.parametrize("options", ["size=1m,nr_inodes=12", "size=40k"])
@@ -349,27 +349,27 @@ def test_disk_that_fills_is_one_line_and_leaves_nothing(tmp_path: Path, options:
 
 @pytest.mark.parametrize("suffix", MODES)
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
-def test_archive_that_is_cut_short_is_refused(tmp_path: Path, cache: Path, suffix: str, share: float) -> None:
+def test_archive_that_is_cut_short(tmp_path: Path, cache: Path, suffix: str, share: float) -> None:
     root = write_tree(tmp_path / "source", {"cat": 10, "dog": 10}, size=(16, 16))
     path = pack(tmp_path / f"pets{suffix}", root)
     content = path.read_bytes()
     content = content.rstrip(b"\0") if suffix == ".tar" else content
     path.write_bytes(content[: int(len(content) * share)])
-    check_refused(path, cache, "cannot be read|cut short")
+    check_rejected(path, cache, "cannot be read|cut short")
 
 
-def test_tar_that_is_cut_between_members_is_refused(tmp_path: Path, cache: Path) -> None:
+def test_tar_that_is_cut_between_members_is_rejected(tmp_path: Path, cache: Path) -> None:
     path = tar_of(tmp_path / "a.tar", *[entry(f"cat/{n}.png") for n in range(5)])
     path.write_bytes(path.read_bytes()[: 3 * 1024])
-    check_refused(path, cache, "damaged or cut short after 3 members")
+    check_rejected(path, cache, "damaged or cut short after 3 members")
 
 
-def test_damaged_header_in_the_middle_is_refused(tmp_path: Path, cache: Path) -> None:
+def test_damaged_header_in_the_middle_is_rejected(tmp_path: Path, cache: Path) -> None:
     path = tar_of(tmp_path / "a.tar", *[entry(f"cat/{n}.png") for n in range(5)])
     content = bytearray(path.read_bytes())
     content[2 * 1024 + 150] ^= 1  # in the checksum of the third header
     path.write_bytes(content)
-    check_refused(path, cache, "damaged or cut short after 2 members")
+    check_rejected(path, cache, "damaged or cut short after 2 members")
 
 
 @pytest.mark.parametrize("suffix", [".tar.gz", ".tar.bz2", ".tar.xz", ".zip"])
@@ -382,11 +382,11 @@ def test_changed_content_is_found_by_the_checksum(tmp_path: Path, cache: Path, s
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    check_refused(path, cache, "cannot be read")
+    check_rejected(path, cache, "cannot be read")
 
 
 @pytest.mark.parametrize("suffix", MODES)
-def test_changed_bytes_are_unpacked_inside_or_refused(tmp_path: Path, cache: Path, suffix: str) -> None:
+def test_changed_bytes_are_unpacked_inside_or_rejected(tmp_path: Path, cache: Path, suffix: str) -> None:
     root = write_tree(tmp_path / "source", {"cat": 2, "dog": 1}, size=(4, 4))
     good = pack(tmp_path / f"good{suffix}", root).read_bytes()
     random = np.random.default_rng(0)

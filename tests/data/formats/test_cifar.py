@@ -11,7 +11,7 @@ import pytest
 
 from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
 from vitascope.data.formats import cifar
-from vitascope.data.formats.cifar import is_cifar, open_cifar
+from vitascope.data.formats.cifar import Cifar
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
@@ -115,7 +115,7 @@ def test_every_form_is_read_packed_and_unpacked(tmp_path: Path, form: str, kind:
     else:
         path = write_tar(tmp_path / "set.tar", files, below=f"{folder}/", mode=kind)
     before = sorted(tmp_path.rglob("*"))
-    assert is_cifar(path)
+    assert Cifar().matches(path)
     check(open_data(str(path), seed=3), int(form.split("-")[0]))
     assert sorted(tmp_path.rglob("*")) == before  # nothing is unpacked
 
@@ -124,7 +124,10 @@ def test_every_form_is_read_packed_and_unpacked(tmp_path: Path, form: str, kind:
 @pytest.mark.parametrize("keys", [str, bytes])
 def test_pickles_of_any_protocol_and_kind_of_key(tmp_path: Path, protocol: int, keys: type) -> None:
     check(
-        open_cifar(write_folder(tmp_path, cifar_files("10-python", protocol=protocol, keys=keys)), seed=0), 10
+        Cifar().open(
+            str(write_folder(tmp_path, cifar_files("10-python", protocol=protocol, keys=keys))), seed=0
+        ),
+        10,
     )
 
 
@@ -135,13 +138,13 @@ def test_other_files_and_order_in_the_archive_do_not_matter(tmp_path: Path) -> N
 
 def test_validation_depends_on_the_seed_and_test_does_not(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, cifar_files("10-binary"))
-    first, again, other = (open_cifar(folder, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (Cifar().open(str(folder), seed=seed) for seed in (1, 1, 2))
     assert pictures(first.val) == pictures(again.val) != pictures(other.val)
     assert pictures(first.final) == pictures(other.final)
 
 
 def test_pictures_are_what_preprocessing_takes(tmp_path: Path) -> None:
-    images = open_cifar(write_folder(tmp_path, cifar_files("10-python")), seed=0).final
+    images = Cifar().open(str(write_folder(tmp_path, cifar_files("10-python"))), seed=0).final
     pixels = Preprocess(image_size=(32, 32)).pixels(images.sources[0])
     np.testing.assert_array_equal(pixels, batch(10, 1, 5)[0][0].reshape(3, 32, 32))
 
@@ -159,12 +162,12 @@ def test_evaluation_labels_by_the_classes_of_the_model(tmp_path: Path) -> None:
 def test_a_folder_of_class_folders_is_no_cifar(tmp_path: Path) -> None:
     for name in ("train", "test", "meta"):
         (tmp_path / name).mkdir()
-    assert not is_cifar(tmp_path)
+    assert not Cifar().matches(tmp_path)
 
 
 def test_a_tar_of_pictures_called_like_batches_is_no_cifar(tmp_path: Path) -> None:
     files = {"images/train/test_batch": b"x", "train/cat/1.png": b"x"}
-    assert not is_cifar(write_tar(tmp_path / "p.tar", files, below="", mode="w"))
+    assert not Cifar().matches(write_tar(tmp_path / "p.tar", files, below="", mode="w"))
 
 
 # --- damage
@@ -178,7 +181,7 @@ def test_missing_file_is_named(tmp_path: Path, form: str, packed: bool) -> None:
     del files[lost]
     path = write_tar(tmp_path / "c.tar.gz", files) if packed else write_folder(tmp_path, files)
     with pytest.raises(UserError, match=f"lacks {lost}"):
-        open_cifar(path, seed=0)
+        Cifar().open(str(path), seed=0)
 
 
 def damaged(name: str, form: str = "10-python", **values: object) -> dict[str, bytes]:
@@ -206,18 +209,18 @@ def damaged(name: str, form: str = "10-python", **values: object) -> dict[str, b
 def test_batches_that_are_not_cifar_are_refused(tmp_path: Path, values: dict, fault: str) -> None:
     folder = write_folder(tmp_path, damaged("data_batch_2", **values))
     with pytest.raises(UserError, match=f"data_batch_2: .*{fault}"):
-        open_cifar(folder, seed=0)
+        Cifar().open(str(folder), seed=0)
 
 
 def test_labels_may_be_an_array(tmp_path: Path) -> None:
     labels = np.array(batch(10, 1, 1)[1], np.int32)
-    check(open_cifar(write_folder(tmp_path, damaged("data_batch_2", labels=labels)), seed=0), 10)
+    check(Cifar().open(str(write_folder(tmp_path, damaged("data_batch_2", labels=labels))), seed=0), 10)
 
 
 @pytest.mark.parametrize("names", [["a"] * 10, ["a", "b"], "names", None, [1] * 10, [*"abcdefghi", " "]])
 def test_class_names_that_are_not_ten_are_refused(tmp_path: Path, names: object) -> None:
     with pytest.raises(UserError, match=r"batches\.meta: .*class names"):
-        open_cifar(write_folder(tmp_path, damaged("batches.meta", label_names=names)), seed=0)
+        Cifar().open(str(write_folder(tmp_path, damaged("batches.meta", label_names=names))), seed=0)
 
 
 @pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: c + b"x", lambda c: b""])
@@ -225,14 +228,14 @@ def test_records_of_another_length_are_refused(tmp_path: Path, change) -> None:
     files = cifar_files("100-binary")
     files["train.bin"] = change(files["train.bin"])
     with pytest.raises(UserError, match=r"train\.bin: .*not a multiple of 3,074"):
-        open_cifar(write_folder(tmp_path, files), seed=0)
+        Cifar().open(str(write_folder(tmp_path, files)), seed=0)
 
 
 def test_record_with_a_label_beyond_the_classes_is_refused(tmp_path: Path) -> None:
     files = cifar_files("10-binary")
     files["test_batch.bin"] = b"\x0a" + files["test_batch.bin"][1:]
     with pytest.raises(UserError, match=r"test_batch\.bin: image 0 has the label 10"):
-        open_cifar(write_folder(tmp_path, files), seed=0)
+        Cifar().open(str(write_folder(tmp_path, files)), seed=0)
 
 
 class Harm:
@@ -262,7 +265,7 @@ def test_file_larger_than_cifar_has_is_refused_before_it_is_read(
     files = {**cifar_files("10-python"), "data_batch_4": bytes(200_000)}
     path = write_tar(tmp_path / "c.tgz", files) if packed else write_folder(tmp_path / "c", files)
     with pytest.raises(UserError, match="data_batch_4: 200,000 bytes, more than the 100,000"):
-        open_cifar(path, seed=0)
+        Cifar().open(str(path), seed=0)
 
 
 def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -270,7 +273,7 @@ def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
     with tarfile.open(path, "a") as tar:
         tar.addfile(tarfile.TarInfo("other/data_batch_1.bin"))
     with pytest.raises(UserError, match=r"'other/data_batch_1\.bin' is there twice"):
-        open_cifar(path, seed=0)
+        Cifar().open(str(path), seed=0)
 
 
 def test_link_in_place_of_a_batch_is_refused(tmp_path: Path) -> None:
@@ -283,7 +286,7 @@ def test_link_in_place_of_a_batch_is_refused(tmp_path: Path) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, str(secret)
         tar.addfile(link)
     with pytest.raises(UserError, match=r"'cifar/test_batch\.bin' is no plain file"):
-        open_cifar(path, seed=0)
+        Cifar().open(str(path), seed=0)
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.data import noise, write_picture
 from vitascope.data.decoding import ImageError, read_image
-from vitascope.data.formats.hub import is_saved_dataset, looks_like_hub_id, open_hub_dataset, read_hub_dataset
+from vitascope.data.formats.hub import HubDataset, looks_like_hub_id, read_hub_dataset
 from vitascope.errors import UserError
 
 
@@ -39,7 +39,7 @@ def test_hub_ids_are_told_from_paths(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r'pip install "vitascope\[datasets\]"'):
-        open_hub_dataset("owner/name", seed=0)
+        HubDataset().open("owner/name", seed=0)
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def test_saved_splits_keep_pictures_labels_and_class_names(
 ) -> None:
     parts = {"train": [0, 1] * 4, validation: [1, 0], "test": [1, 1, 0], "unsupervised": [0]}
     data = saved(tmp_path, library.DatasetDict({name: table(library, part) for name, part in parts.items()}))
-    assert is_saved_dataset(Path(data))
-    splits = open_hub_dataset(data, seed=0)
+    assert HubDataset().matches(Path(data))
+    splits = HubDataset().open(data, seed=0)
     found = (splits.train, splits.val, splits.final)
     assert [images.labels.tolist() for images in found] == list(parts.values())[:3]
     for images in found:
@@ -107,8 +107,8 @@ def test_parquet_files_are_read_by_their_names(tmp_path: Path, library: Any, whe
     for name, labels, first in (("train-00000-of-00002", [0, 1], 0), ("train-00001-of-00002", [1, 1], 2)):
         table(library, labels, first=first).to_parquet(folder / f"{name}.parquet")
     table(library, [1, 0]).to_parquet(folder / "validation-00000-of-00001.parquet")
-    assert is_saved_dataset(tmp_path / "set")
-    splits = open_hub_dataset(str(tmp_path / "set"), seed=0)
+    assert HubDataset().matches(tmp_path / "set")
+    splits = HubDataset().open(str(tmp_path / "set"), seed=0)
     assert splits.train.labels.tolist() == [0, 1, 1, 1]
     assert [source.read_bytes() for source in splits.train.sources] == [png(number) for number in range(4)]
     assert splits.val.labels.tolist() == [1, 0]
@@ -117,14 +117,14 @@ def test_parquet_files_are_read_by_their_names(tmp_path: Path, library: Any, whe
 
 def test_tables_beside_class_folders_are_no_data_set_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "metadata.parquet").write_bytes(b"x")
-    assert is_saved_dataset(tmp_path)
+    assert HubDataset().matches(tmp_path)
     write_picture(tmp_path / "train" / "cat" / "a.png")
-    assert not is_saved_dataset(tmp_path)
+    assert not HubDataset().matches(tmp_path)
 
 
 def test_what_is_not_split_is_split_by_seed_without_overlap_or_loss(tmp_path: Path, library: Any) -> None:
     data = saved(tmp_path, table(library, [0, 1] * 20))
-    first, again, other = (open_hub_dataset(data, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (HubDataset().open(data, seed=seed) for seed in (1, 1, 2))
     parts = (first.train, first.val, first.final)
     assert [len(part) for part in parts] == [32, 4, 4]
     rows = [source.index for part in parts for source in part.sources]
@@ -190,7 +190,7 @@ def test_of_several_class_labels_that_of_a_usual_name_is_the_column(tmp_path: Pa
 def test_test_split_with_secret_labels_is_none(tmp_path: Path, library: Any) -> None:
     parts = {"train": [0, 1] * 3, "validation": [0, 1], "test": [-1, -1]}
     data = saved(tmp_path, library.DatasetDict({name: table(library, part) for name, part in parts.items()}))
-    assert open_hub_dataset(data, seed=0).test is None
+    assert HubDataset().open(data, seed=0).test is None
 
 
 # --- refusals
@@ -199,28 +199,28 @@ def test_test_split_with_secret_labels_is_none(tmp_path: Path, library: Any) -> 
 def test_several_columns_of_pictures_are_named(tmp_path: Path, library: Any) -> None:
     data = saved(tmp_path, table(library, [0, 1], types={"mask": library.Image()}))
     with pytest.raises(UserError, match="2 columns of pictures: image, mask"):
-        open_hub_dataset(data, seed=0)
+        HubDataset().open(data, seed=0)
 
 
 def test_several_columns_of_classes_are_named(tmp_path: Path, library: Any) -> None:
     kinds = {"colour": library.ClassLabel(names=["red", "blue"])}
     data = saved(tmp_path, table(library, [0, 1], "shape", types=kinds))
     with pytest.raises(UserError, match=r"2 columns of classes .*: shape, colour"):
-        open_hub_dataset(data, seed=0)
+        HubDataset().open(data, seed=0)
 
 
 def test_missing_columns_are_named_with_those_there_are(tmp_path: Path, library: Any) -> None:
     rows = table(library, [0, 1])
     with pytest.raises(UserError, match="0 columns of pictures, but label"):
-        open_hub_dataset(saved(tmp_path / "a", rows.remove_columns("image")), seed=0)
+        HubDataset().open(saved(tmp_path / "a", rows.remove_columns("image")), seed=0)
     with pytest.raises(UserError, match=r"0 columns of classes .*, but image"):
-        open_hub_dataset(saved(tmp_path / "b", rows.remove_columns("label")), seed=0)
+        HubDataset().open(saved(tmp_path / "b", rows.remove_columns("label")), seed=0)
 
 
 def test_rows_without_a_class_are_counted(tmp_path: Path, library: Any) -> None:
     data = saved(tmp_path, table(library, [0, None, -1, 1]))
     with pytest.raises(UserError, match="2 of 4 rows of all have no 'label'"):
-        open_hub_dataset(data, seed=0)
+        HubDataset().open(data, seed=0)
 
 
 def test_class_that_train_does_not_know_is_refused(tmp_path: Path, library: Any) -> None:
@@ -236,33 +236,33 @@ def test_class_that_train_does_not_know_is_refused(tmp_path: Path, library: Any)
 def test_one_class_is_refused(tmp_path: Path, library: Any) -> None:
     only = table(library, [0, 0], types={"label": library.ClassLabel(names=["cat"])})
     with pytest.raises(UserError, match="only one class"):
-        open_hub_dataset(saved(tmp_path, only), seed=0)
+        HubDataset().open(saved(tmp_path, only), seed=0)
 
 
 def test_splits_with_other_columns_are_refused(tmp_path: Path, library: Any) -> None:
     parts = {"train": table(library, [0, 1]), "test": table(library, [0, 1]).remove_columns("label")}
     with pytest.raises(UserError, match="test has other columns than train"):
-        open_hub_dataset(saved(tmp_path, library.DatasetDict(parts)), seed=0)
+        HubDataset().open(saved(tmp_path, library.DatasetDict(parts)), seed=0)
 
 
 def test_splits_of_unknown_names_are_listed(tmp_path: Path, library: Any) -> None:
     parts = {"dev": table(library, [0, 1]), "eval": table(library, [0, 1])}
     with pytest.raises(UserError, match="no train, validation or test split among dev, eval"):
-        open_hub_dataset(saved(tmp_path, library.DatasetDict(parts)), seed=0)
+        HubDataset().open(saved(tmp_path, library.DatasetDict(parts)), seed=0)
 
 
 def test_damaged_tables_are_one_line(tmp_path: Path, library: Any) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(UserError, match=r"set: cannot be opened: [^\n]+$"):
-        open_hub_dataset(str(tmp_path / "set"), seed=0)
+        HubDataset().open(str(tmp_path / "set"), seed=0)
 
 
 def test_tables_of_two_kinds_are_refused(tmp_path: Path, library: Any) -> None:
     for name in ("train.parquet", "test.arrow"):
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(UserError, match="parquet and arrow files beside each other"):
-        open_hub_dataset(str(tmp_path), seed=0)
+        HubDataset().open(str(tmp_path), seed=0)
 
 
 # --- the hub
@@ -279,7 +279,7 @@ def test_hub_is_asked_for_the_revision_that_was_given(
         return library.DatasetDict({"train": table(library, [0, 1] * 10), "test": table(library, [0, 1])})
 
     monkeypatch.setattr(library, "load_dataset", load)
-    splits = open_hub_dataset(data, seed=0)
+    splits = HubDataset().open(data, seed=0)
     assert asked == [("owner/name", revision)]
     assert [len(splits.train), len(splits.val), len(splits.final)] == [18, 2, 2]
 
@@ -304,4 +304,4 @@ def test_failures_of_the_hub_are_one_line(
 
     monkeypatch.setattr(library, "load_dataset", fail)
     with pytest.raises(UserError, match=message):
-        open_hub_dataset("owner/name", seed=0)
+        HubDataset().open("owner/name", seed=0)

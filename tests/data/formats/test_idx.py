@@ -10,7 +10,7 @@ import pytest
 
 from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
 from vitascope.data.formats import idx
-from vitascope.data.formats.idx import FASHION_NAMES, is_idx, open_idx, read_idx
+from vitascope.data.formats.idx import FASHION_NAMES, Idx, read_idx
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 
@@ -38,7 +38,7 @@ def write_set(root: Path, *, packed: bool = False, dots: bool = False, classes: 
 @pytest.mark.parametrize("dots", [False, True])
 def test_every_spelling_is_read(tmp_path: Path, packed: bool, dots: bool) -> None:
     root = write_set(tmp_path / "digits of mine", packed=packed, dots=dots)
-    assert is_idx(root)
+    assert Idx().matches(root)
     splits = open_data(str(root), seed=4)
     assert splits.channels == 1
     assert splits.train.class_names == tuple("0123456789")
@@ -55,14 +55,14 @@ def test_every_spelling_is_read(tmp_path: Path, packed: bool, dots: bool) -> Non
 
 
 def test_pictures_are_what_preprocessing_takes(tmp_path: Path) -> None:
-    source = open_idx(write_set(tmp_path / "d"), seed=0).final.sources[3]
+    source = Idx().open(str(write_set(tmp_path / "d")), seed=0).final.sources[3]
     result = Preprocess(image_size=(6, 5), channels=1, mean=(0.5,), std=(0.5,)).pixels(source)
     np.testing.assert_array_equal(result[0], pixels(10, 10)[3])
 
 
 def test_split_depends_on_the_seed(tmp_path: Path) -> None:
     root = write_set(tmp_path / "d")
-    first, again, other = (np.stack(open_idx(root, seed=seed).val.sources) for seed in (0, 0, 1))
+    first, again, other = (np.stack(Idx().open(str(root), seed=seed).val.sources) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -70,17 +70,17 @@ def test_split_depends_on_the_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", ["Fashion-MNIST", "FashionMNIST/raw"])
 def test_fashion_is_known_by_the_folder(tmp_path: Path, folder: str) -> None:
     root = write_set(tmp_path / folder)
-    assert open_idx(root, seed=0).train.class_names == FASHION_NAMES
+    assert Idx().open(str(root), seed=0).train.class_names == FASHION_NAMES
     images = open_for_evaluation(str(root), tuple(reversed(FASHION_NAMES)))
     assert images.labels.tolist() == list(range(9, -1, -1))
 
 
 def test_number_of_classes_is_that_of_the_training_labels(tmp_path: Path) -> None:
     root = write_set(tmp_path / "d", classes=26)
-    assert open_idx(root, seed=0).train.class_names == tuple(str(n) for n in range(26))
+    assert Idx().open(str(root), seed=0).train.class_names == tuple(str(n) for n in range(26))
     (root / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.full(26, 26, np.uint8)))
     with pytest.raises(UserError, match="a label of t10k is 26, but there are 26 classes"):
-        open_idx(root, seed=0)
+        Idx().open(str(root), seed=0)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_labels_that_are_not_as_many_as_images_are_refused(tmp_path: Path) -> No
     root = write_set(tmp_path / "d")
     (root / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(59, np.uint8)))
     with pytest.raises(UserError, match="train has 60 images and 59 labels"):
-        open_idx(root, seed=0)
+        Idx().open(str(root), seed=0)
 
 
 GOOD = idx_bytes(pixels(3, 0))
@@ -138,7 +138,7 @@ def test_promise_above_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(idx, "MAX_BYTES", 89)
     path = tmp_path / "x-idx3-ubyte"
     path.write_bytes(GOOD)
-    with pytest.raises(UserError, match=r"promises 90 bytes .* but can hold 89"):
+    with pytest.raises(UserError, match=r"promises 90 bytes .* but can have 89"):
         read_idx(path, 3)
 
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data import write_tree
-from tests.data.test_tar import write_tar
+from tests.data.test_tars import write_tar
 from tests.model import law
-from vitascope.data import shard_samples
 from vitascope.data.decoding import ImageError, read_image
-from vitascope.data.formats.shards import is_shards, open_shards, read_shards, shard_order
+from vitascope.data.formats import shard_samples
+from vitascope.data.formats.shards import Shards, read_shards, shard_order
 from vitascope.data.pack import pack
 from vitascope.errors import UserError
 
@@ -159,8 +159,8 @@ def test_class_names_are_the_lines_of_classes_txt(tmp_path: Path) -> None:
 def test_splits_are_those_of_folders_or_names(tmp_path: Path, names: tuple[str, ...]) -> None:
     for count, name in zip((6, 4, 2), names, strict=True):
         write_shard(tmp_path / name, [0, 1] * count)
-    assert is_shards(tmp_path)
-    splits = open_shards(tmp_path, seed=0)
+    assert Shards().matches(tmp_path)
+    splits = Shards().open(str(tmp_path), seed=0)
     assert [len(splits.train), len(splits.val), len(splits.final)] == [12, 8, 4]
     assert [splits.train.name, splits.val.name, splits.final.name] == ["train", "val", "test"]
     assert splits.channels == 3
@@ -169,7 +169,7 @@ def test_splits_are_those_of_folders_or_names(tmp_path: Path, names: tuple[str, 
 def test_shards_without_splits_are_split_by_seed_without_overlap_or_loss(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", [0, 1] * 25)
     write_shard(tmp_path / "b.tar", [1, 0] * 25, first=50)
-    first, again, other = (open_shards(tmp_path, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (Shards().open(str(tmp_path), seed=seed) for seed in (1, 1, 2))
     names = [[source.name for source in part.sources] for part in (first.train, first.val, first.final)]
     assert [len(part) for part in names] == [80, 10, 10]
     assert sorted(itertools.chain(*names)) == [f"{number:04}.jpg" for number in range(100)]
@@ -180,22 +180,22 @@ def test_shards_without_splits_are_split_by_seed_without_overlap_or_loss(tmp_pat
 
 def test_validation_is_taken_from_train_where_there_is_none(tmp_path: Path) -> None:
     write_shard(tmp_path / "train-0.tar", [0, 1] * 10)
-    splits = open_shards(tmp_path, seed=0)
+    splits = Shards().open(str(tmp_path), seed=0)
     assert [len(splits.train), len(splits.val), splits.test] == [18, 2, None]
 
 
 def test_folder_with_class_folders_is_no_folder_of_shards(tmp_path: Path) -> None:
-    assert not is_shards(tmp_path)
-    assert not is_shards(tmp_path / "missing")
+    assert not Shards().matches(tmp_path)
+    assert not Shards().matches(tmp_path / "missing")
     write_shard(tmp_path / "archive.tar", [0, 1])
     (tmp_path / "._archive.tar").write_bytes(b"what another system leaves")
-    assert is_shards(tmp_path)
+    assert Shards().matches(tmp_path)
     write_tree(tmp_path / "train", {"cat": 1})
-    assert not is_shards(tmp_path)
+    assert not Shards().matches(tmp_path)
 
 
 def test_picture_is_read_and_named_like_a_file(tmp_path: Path) -> None:
-    images = open_shards(packed(tmp_path), seed=0).train
+    images = Shards().open(str(packed(tmp_path)), seed=0).train
     assert read_image(images.sources[0]).size == (8, 8)
     broken = dataclasses.replace(images.sources[0], size=50)
     with pytest.raises(ImageError, match=r"train-00000\.tar:00000000\.png: cannot be read"):
@@ -216,13 +216,13 @@ def test_picture_is_read_and_named_like_a_file(tmp_path: Path) -> None:
         ({"a.cls": b"1"}, "sample 'a' has 0 pictures"),
         ({"a.jpg": b"x", "a.png": b"x", "a.cls": b"1"}, "sample 'a' has 2 pictures"),
         ({"a.jpg": b"x", "b.jpg": b"x", "a.cls": b"1", "b.cls": b"0"}, "one after the other"),
-        ({"a.jpg": b"x", "a.cls": b"dog"}, r"'a\.cls' holds b'dog', not an integer"),
+        ({"a.jpg": b"x", "a.cls": b"dog"}, r"'a\.cls' contains b'dog', not an integer"),
         ({"a.jpg": b"x", "a.cls": b"-1"}, "not an integer"),
         ({"a.jpg": b"x", "a.cls": b""}, "not an integer"),
         ({"a.jpg": b"x", "a.cls": b"1" * 19}, "19 bytes, too many for a label"),
         ({"a.jpg": b"x", "a.json": b"{"}, r"'a\.json' is not JSON"),
         ({"a.jpg": b"x", "a.json": b"[" * 100_000}, "is not JSON"),
-        ({"a.jpg": b"x", "a.json": b'{"label": "dog"}'}, "says label 'dog', not an integer"),
+        ({"a.jpg": b"x", "a.json": b'{"label": "dog"}'}, "has the label 'dog', not an integer"),
         ({"a.jpg": b"x", "a.json": b'{"label": true}'}, "not an integer"),
         ({"a.jpg": b"x", "a.json": b'{"label": 1e3}'}, "not an integer"),
         ({"a.jpg": b"x", "a.cls": b"0"}, "largest label is 0; a classifier has 2 to"),
@@ -247,15 +247,15 @@ def test_picture_too_large_to_be_one_is_refused(tmp_path: Path, monkeypatch: pyt
 def test_shard_of_no_split_beside_shards_of_one_is_refused(tmp_path: Path) -> None:
     write_shard(tmp_path / "train-0.tar", [0, 1])
     write_shard(tmp_path / "more-0.tar", [0, 1])
-    with pytest.raises(UserError, match=r"more-0\.tar: its name says no split"):
+    with pytest.raises(UserError, match=r"more-0\.tar: its name contains no split"):
         read_shards(tmp_path)
 
 
 def test_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
     write_shard(tmp_path / "val-0.tar", [0, 1])
     assert list(read_shards(tmp_path)) == ["val"]  # to be measured on
-    with pytest.raises(UserError, match="nothing to train on; it has val"):
-        open_shards(tmp_path, seed=0)
+    with pytest.raises(UserError, match="no images to train on; it has val"):
+        Shards().open(str(tmp_path), seed=0)
 
 
 @pytest.mark.parametrize("content", [b"cat\n", b"cat\ncat\n", b"\xff\xfe\n\n"])
@@ -284,10 +284,10 @@ def test_shorter_and_missing_shards_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=rf"val-00000\.tar: {len(whole) - 512:,} bytes, .* {len(whole):,} bytes"
     ):
-        open_shards(folder, seed=0)
+        Shards().open(str(folder), seed=0)
     shard.unlink()
     with pytest.raises(UserError, match=r"val-00000\.tar: missing"):
-        open_shards(folder, seed=0)
+        Shards().open(str(folder), seed=0)
 
 
 def test_shard_with_other_images_than_the_index_says_is_refused(tmp_path: Path) -> None:
@@ -295,8 +295,8 @@ def test_shard_with_other_images_than_the_index_says_is_refused(tmp_path: Path) 
     index = json.loads((folder / "index.json").read_text())
     index["splits"]["train"][0]["count"] += 1
     (folder / "index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"16 images in the train shards, index\.json says 17"):
-        open_shards(folder, seed=0)
+    with pytest.raises(UserError, match=r"16 images in the train shards, index\.json has 17"):
+        Shards().open(str(folder), seed=0)
 
 
 def test_newer_index_is_refused(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_newer_index_is_refused(tmp_path: Path) -> None:
     index = json.loads((folder / "index.json").read_text())
     (folder / "index.json").write_text(json.dumps({**index, "version": 2}))
     with pytest.raises(UserError, match="version 2, this vitascope reads 1"):
-        open_shards(folder, seed=0)
+        Shards().open(str(folder), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_index_that_makes_no_sense_is_refused(tmp_path: Path, change: dict[str, 
     index = json.loads((folder / "index.json").read_text())
     (folder / "index.json").write_text(json.dumps(index | change))
     with pytest.raises(UserError, match=r"index\.json: not an index of vitascope's"):
-        open_shards(folder, seed=0)
+        Shards().open(str(folder), seed=0)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000, b"{}"])

@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009) as published: archives or folders, of pickles or of raw records.
 
-Archives are read member by member, in place. The pickles are read as data (`pickles.py`), never run.
+Archives are read member by member, in place.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import ImageSource
-from vitascope.data.formats.archive import is_tar, naming_faults, open_tar, refuse, tar_content, tar_members
+from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.pickled_arrays import read_pickle
-from vitascope.data.splits import VAL_SHARE, ImageSet, Splits, stratified_split
+from vitascope.data.splits import ImageSet, Splits, complete_splits
+from vitascope.data.tars import archive_errors, is_tar, open_tar, reject, tar_content, tar_members
 from vitascope.errors import UserError
 
 PIXELS = 3 * 32 * 32
-"""Bytes of an image: all red ones, row by row, then all green ones, then all blue ones."""
+"""Bytes of an image: the red plane, row by row, then the green, then the blue one."""
 MAX_FILE_BYTES = 2**28
-"""Of one file; the largest that is published has 155 million."""
+"""Limit of one file; the largest that is published has 155 million bytes."""
 _LOOKED_AT = 16  # members at the start of a tar; CIFAR's have 5 to 9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Form:
-    """One of the four that are published: its files, and where labels and names stand in them."""
+    """One of the four published forms: its files, and the places of labels and names in them."""
 
     train: tuple[str, ...]
     test: str
     meta: str
     classes: int
     labels_key: str = ""
-    """Of a pickle; empty for raw records, which are `label_bytes` and then the pixels."""
+    """Key in the pickle; empty for raw records, which are `label_bytes` and then the pixels."""
     names_key: str = ""
     label_bytes: int = 1
-    """The last of them counts: of CIFAR-100's two, the first is the coarse class."""
+    """The last of them is the label; the first of CIFAR-100's two is the coarse class."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -83,57 +84,51 @@ class _Batch:
     """(N,)."""
 
 
-def is_cifar(path: Path) -> bool:
-    """Whether a folder, or a tar, holds files with CIFAR's names."""
-    if path.is_dir():
-        return _form_of_folder(path) is not None
-    if not is_tar(path):
-        return False
-    with naming_faults(path), open_tar(path) as tar:
-        for _, member in zip(range(_LOOKED_AT), tar_members(tar, path), strict=False):
-            if member.isreg() and _form_of(_own_name(member.name)):
-                return True
-            if member.size > MAX_FILE_BYTES:  # not one of ours, and long to pass over
-                return False
-    return False
+class Cifar(DataFormat):
+    """A folder of CIFAR's files, or a tar with them in at most one folder, packed or not.
 
-
-def open_cifar(path: Path, *, seed: int) -> Splits:
-    """The splits of CIFAR-10 or CIFAR-100, as published or unpacked.
-
-    Their test set is `test`; a tenth of each class of the rest is `val`, by seed. Classes have the names
-    that the set gives them, for CIFAR-100 the fine ones. Images are uint8 (32, 32, 3), views of the files'
-    contents.
-
-    Args:
-        path: a folder of the files, or a tar with them, packed or not, in at most one folder.
-        seed: of the validation set.
-
-    Raises:
-        UserError: a file that is missing, damaged, there twice, or not what it should be; a pickle that asks
-            for more than arrays and texts; labels without class.
+    The published test set is `test`. Classes have the names in the files, for CIFAR-100 the fine ones. Images
+    are uint8 (32, 32, 3), views of the files' contents.
     """
-    parts: dict[str, _Batch | tuple[str, ...]] = {}
-    form = None
-    with naming_faults(path):
-        for name, content in _contents(path):
-            form = form or _form_of(name)
-            if form is not None and name in form.files:
-                read = _read_names if name == form.meta else _read_batch
-                parts[name] = read(form, content, f"{path}: {name}")
-    if form is None:
-        raise UserError(f"{path}: has none of the files of CIFAR-10 or CIFAR-100")
-    missing = [name for name in form.files if name not in parts]
-    if missing:
-        raise UserError(f"{path}: lacks {', '.join(missing)}")
-    class_names = parts[form.meta]
-    assert isinstance(class_names, tuple)
-    everything = _image_set("train", [parts[name] for name in form.train], class_names)
-    train, val = stratified_split(everything, VAL_SHARE, "val", seed)
-    return Splits(train, val, _image_set("test", [parts[form.test]], class_names), channels=3)
+
+    def matches(self, data: str) -> bool:
+        path = Path(data)
+        if path.is_dir():
+            return _form_of_folder(path) is not None
+        if not is_tar(path):
+            return False
+        with archive_errors(path), open_tar(path) as tar:
+            for _, member in zip(range(_LOOKED_AT), tar_members(tar, path), strict=False):
+                if member.isreg() and _form_of(_own_name(member.name)):
+                    return True
+                if member.size > MAX_FILE_BYTES:  # none of CIFAR's, and slow to skip
+                    return False
+        return False
+
+    def open(self, data: str, *, seed: int) -> Splits:
+        path = Path(data)
+        parts: dict[str, _Batch] = {}
+        class_names: tuple[str, ...] = ()
+        form = None
+        with archive_errors(path):
+            for name, content in _contents(path):
+                form = form or _form_of(name)
+                if form is not None and name == form.meta:
+                    class_names = _read_names(form, content, f"{path}: {name}")
+                elif form is not None and name in form.files:
+                    parts[name] = _read_batch(form, content, f"{path}: {name}")
+        if form is None:
+            raise UserError(f"{path}: has none of the files of CIFAR-10 or CIFAR-100")
+        missing = [name for name in (*form.train, form.test) if name not in parts]
+        missing += [] if class_names else [form.meta]
+        if missing:
+            raise UserError(f"{path}: lacks {', '.join(missing)}")
+        train = _image_set("train", [parts[name] for name in form.train], class_names)
+        test = _image_set("test", [parts[form.test]], class_names)
+        return complete_splits({"train": train, "test": test}, data, seed=seed, root=path)
 
 
-def _image_set(name: str, batches: list[Any], class_names: tuple[str, ...]) -> ImageSet:
+def _image_set(name: str, batches: list[_Batch], class_names: tuple[str, ...]) -> ImageSet:
     sources: list[ImageSource] = []
     for batch in batches:
         sources.extend(batch.pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))  # each (32, 32, 3)
@@ -141,7 +136,7 @@ def _image_set(name: str, batches: list[Any], class_names: tuple[str, ...]) -> I
 
 
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file that may be CIFAR's."""
+    """Yield name and content of each file that may be CIFAR's."""
     if path.is_dir():
         form = _form_of_folder(path)
         for name in form.files if form is not None else ():
@@ -156,9 +151,9 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
             if _form_of(name) is None or member.isdir():
                 continue
             if not member.isreg() or member.issparse():
-                refuse(path, member.name, "no plain file")
+                reject(path, member.name, "no plain file")
             if name in seen:
-                refuse(path, member.name, "there twice")
+                reject(path, member.name, "there twice")
             seen.add(name)
             _check_size(member.size, f"{path}: {name}")
             with tar_content(tar, member) as content:
@@ -166,7 +161,7 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _own_name(member: str) -> str:
-    """The name of a file that lies at the top of an archive or in one folder; "" for one that is deeper."""
+    """The name of a file at the top of an archive or in one folder; "" for a deeper one."""
     parts = PurePosixPath(member).parts
     return parts[-1] if 1 <= len(parts) <= 2 else ""
 

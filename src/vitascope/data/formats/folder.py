@@ -2,49 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from vitascope.data.splits import (
-    VAL_SHARE,
-    ImageSet,
-    Splits,
-    check_known_classes,
-    split_tree,
-    stratified_split,
-)
+from vitascope.data.decoding import ImageSource
+from vitascope.data.formats.format import DataFormat
+from vitascope.data.splits import ImageSet, Inventory, Splits, check_known_classes, complete_splits
 from vitascope.errors import UserError
 
 IMAGE_SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".avif", ".jp2", ".heic", ".heif"),
 }
-"""What counts as an image in a folder, by the ending of its name, in any case."""
+"""Suffixes of image files, in any case."""
 SPLIT_FOLDERS = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation"),
     "test": ("test", "testing"),
 }
-"""Names of splits; `split_of` knows them in any case, and with `set` or `data` after them."""
+"""Folder names of splits, in any case; `set` or `data` may follow."""
 
 _LISTED_LABELS = 5
 
 
 def split_of(name: str) -> str | None:
-    """The split that a folder's name means: `train` of `Train`, `training_set` or `train-data`; or None."""
+    """The split of a folder's name: `train` for `Train`, `training_set` or `train-data`; or None."""
     word = re.sub(r"[-_ ]*(set|data)$", "", name.lower())
     return next((split for split, names in SPLIT_FOLDERS.items() if word in names), None)
 
 
 def split_folder(root: Path, split: str) -> Path | None:
-    """The folder of a split in a folder; None where there is none.
+    """The folder of a split in a folder, or None.
 
     Raises:
         UserError: two folders whose names mean this split.
@@ -56,41 +53,88 @@ def split_folder(root: Path, split: str) -> Path | None:
     return found[0] if found else None
 
 
-def open_folder(root: Path, *, seed: int) -> Splits:
-    """The splits of a folder: `train/<class>/`, and `val/`, `test/` or both; or one tree, `<class>/`.
+class Folder(DataFormat):
+    """A folder of class folders: `train/<class>/` with `val/`, `test/` or both, or one tree, `<class>/`."""
 
-    What is missing of validation is taken from train, a tenth of each class by seed. Of one tree, a tenth
-    of each class is the validation set and another tenth the test set, by seed.
+    def matches(self, data: str) -> bool:
+        return os.path.isdir(data)
 
-    Raises:
-        UserError: no images, one class, classes that differ between splits, or two folders of one split.
-    """
-    folder = split_folder(root, "train")
-    if folder is None:
-        train, val, test = split_tree(read_tree(root), seed)
-        return Splits(train, val, test, 3, root, passed_over(root, (train, val, test)))
-    train = read_tree(folder, name="train")
-    given = optional_split(root, "val", train.class_names)
-    train, val = (train, given) if given is not None else stratified_split(train, VAL_SHARE, "val", seed)
-    final = optional_split(root, "test", train.class_names)
-    sets = (train, val) if final is None else (train, val, final)
-    return Splits(train, val, final, 3, root, passed_over(root, sets))
+    def open(self, data: str, *, seed: int) -> Splits:
+        root = Path(data)
+        folder = split_folder(root, "train")
+        if folder is None:
+            found = {"all": read_tree(root)}
+        else:
+            found = {"train": read_tree(folder, name="train")}
+            for split in ("val", "test"):
+                images = _optional_split(root, split, found["train"].class_names)
+                found |= {} if images is None else {split: images}
+        splits = complete_splits(found, data, seed=seed, root=root)
+        return dataclasses.replace(splits, passed_over=passed_over(root, splits.parts.values()))
+
+    def open_unlabelled(self, data: str, *, seed: int) -> Splits:
+        """All images below the folder, or below its `train/`, unless there are class folders.
+
+        A tenth by seed is the validation set; there is no test set.
+        """
+        root = Path(data)
+        folder = split_folder(root, "train") or root
+        if sum(bool(image_files(path)) for path in _visible_folders(folder)) > 1:
+            return self.open(data, seed=seed)
+        files = image_files(folder)
+        if len(files) < 2:
+            raise UserError(f"{folder}: {len(files)} images; at least 2 are needed")
+        images = ImageSet("train", files, np.zeros(len(files), dtype=np.int64), ("image",))
+        splits = complete_splits({"train": images}, data, seed=seed, root=root)
+        return dataclasses.replace(splits, passed_over=passed_over(folder, splits.parts.values()))
+
+    def evaluation_set(self, data: str, class_names: tuple[str, ...]) -> ImageSet:
+        root = Path(data)
+        for split in ("test", "val"):
+            images = _optional_split(root, split, class_names)
+            if images is not None:
+                return images
+        return read_tree(root, class_names=class_names)
+
+    def images_to_show(self, data: str) -> Sequence[ImageSource]:
+        root = Path(data)
+        files = image_files(split_folder(root, "test") or split_folder(root, "val") or root)
+        if not files:
+            raise UserError(f"{data}: no images in this folder")
+        return files
+
+    def inventory(self, data: str, *, seed: int) -> Inventory:
+        """All images below the folder; an image outside of class folders is of the class ""."""
+        root = Path(data)
+        files = image_files(root)
+        named = [_class_of(path.relative_to(root).parts[:-1]) for path in files]
+        class_names = tuple(sorted(set(named)))
+        numbers = {name: number for number, name in enumerate(class_names)}
+        labels = np.array([numbers[name] for name in named], dtype=np.int64)
+        return Inventory((ImageSet("all", files, labels, class_names),), channels=3, root=root)
+
+
+def _class_of(folders: tuple[str, ...]) -> str:
+    """The class of an image by the folders above it."""
+    if len(folders) > 1 and split_of(folders[0]) is not None:
+        return folders[1]
+    return folders[0] if folders else ""
 
 
 def passed_over(root: Path, used: Iterable[ImageSet]) -> tuple[str, ...]:
-    """What lies below a folder and is in none of its image sets: "60 .mov", and class folders without images.
+    """The unused files below a folder, as "60 .mov", and class folders without images.
 
     Hidden files and folders are not counted.
     """
     unused = _kinds(root) - Counter(_kind(str(source)) for images in used for source in images.sources)
     return tuple(_listed(unused)) + tuple(
-        f"the folder {folder.relative_to(root)}, which holds no image ({', '.join(_listed(kinds))})"
+        f"the folder {folder.relative_to(root)}, which contains no image ({', '.join(_listed(kinds))})"
         for folder, kinds in _classes_without_images(root)
     )
 
 
 def _classes_without_images(root: Path) -> list[tuple[Path, Counter[str]]]:
-    """Folders in the place of class folders that have files but no image; and the kinds of these files."""
+    """Class folders with files but without images, and the kinds of these files."""
     folders = _visible_folders(root)
     if split_folder(root, "train") is not None:
         folders = [below for folder in folders if split_of(folder.name) for below in _visible_folders(folder)]
@@ -99,7 +143,7 @@ def _classes_without_images(root: Path) -> list[tuple[Path, Counter[str]]]:
 
 
 def _kinds(folder: Path) -> Counter[str]:
-    """How many visible files of each kind there are below a folder."""
+    """The number of visible files of each kind below a folder."""
     found: Counter[str] = Counter()
     for _, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -122,50 +166,8 @@ def _visible_folders(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def read_any(root: Path) -> ImageSet:
-    """All images below a folder, each of the class that its path says, with splits above classes or without.
-
-    An image outside of class folders is of the class "".
-    """
-    files = image_files(root)
-    named = [_class_of(path.relative_to(root).parts[:-1]) for path in files]
-    class_names = tuple(sorted(set(named)))
-    numbers = {name: number for number, name in enumerate(class_names)}
-    return ImageSet("all", files, np.array([numbers[name] for name in named], dtype=np.int64), class_names)
-
-
-def _class_of(folders: tuple[str, ...]) -> str:
-    """The class of an image by the folders above it."""
-    if len(folders) > 1 and split_of(folders[0]) is not None:
-        return folders[1]
-    return folders[0] if folders else ""
-
-
-def open_unlabelled(root: Path, *, seed: int) -> Splits:
-    """The splits of a folder of images without classes: all images below it, or below its `train/`.
-
-    A tenth by seed is the validation set; there is no test set.
-
-    Raises:
-        UserError: not two images.
-    """
-    folder = split_folder(root, "train") or root
-    files = image_files(folder)
-    if len(files) < 2:
-        raise UserError(f"{folder}: {len(files)} images; at least 2 are needed")
-    images = ImageSet("train", files, np.zeros(len(files), dtype=np.int64), ("image",))
-    train, val = stratified_split(images, VAL_SHARE, "val", seed)
-    return Splits(train, val, None, 3, root, passed_over(folder, (train, val)))
-
-
-def has_classes(root: Path) -> bool:
-    """Whether a folder, or its `train/`, has two class folders with images or more."""
-    folder = split_folder(root, "train") or root
-    return sum(bool(image_files(path)) for path in _visible_folders(folder)) > 1
-
-
 def inner_folder(folder: Path) -> Path:
-    """What a folder wraps: itself, or what its only entry leads to; a split's folder is no wrapping."""
+    """The folder itself, or the folder that it only wraps; a folder of a split is no wrapping."""
     while True:
         entries = [path for path in folder.iterdir() if not path.name.startswith((".", "__MACOSX"))]
         if len(entries) != 1 or not entries[0].is_dir() or split_of(entries[0].name) is not None:
@@ -173,8 +175,8 @@ def inner_folder(folder: Path) -> Path:
         folder = entries[0]
 
 
-def optional_split(root: Path, split: str, class_names: tuple[str, ...]) -> ImageSet | None:
-    """The images of a split that may be there or not, under any of its usual names.
+def _optional_split(root: Path, split: str, class_names: tuple[str, ...]) -> ImageSet | None:
+    """The images of a split, or None.
 
     Raises:
         UserError: as `read_tree` and `split_folder`.
@@ -214,9 +216,8 @@ def read_tree(root: Path, *, name: str = "all", class_names: tuple[str, ...] | N
 def labels_in_names(folder: Path) -> dict[Path, str]:
     """The labels in the names of the images directly in a folder: `dog` of `dog.1.jpg` and `dog_001.jpg`.
 
-    A label is what stands before the number at the end of a name, without what separates them. Whether it is
-    a class is for a person to say (`IMG_0001.jpg` is of none), so nothing is trained on such labels. Empty
-    where a name has none, or where there are fewer than two different labels.
+    A label is the part before the number at the end of a name. It need not be a class (`IMG_0001.jpg`), so
+    nothing is trained on such labels. Empty if a name has none, or if there are fewer than two labels.
     """
     files = [path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
     labels = {path: re.sub(r"[ ._-]*\(?\d+\)?$", "", path.stem) for path in sorted(files)}
@@ -246,7 +247,7 @@ def sort_by_name(folder: str | os.PathLike[str]) -> dict[str, int]:
 
 
 def _sorting_advice(folder: Path) -> str:
-    """How to sort a folder of images whose names have labels, as the end of a message."""
+    """The end of a message: how to sort a folder of images whose names have labels."""
     counts = Counter(labels_in_names(folder).values())
     if not counts:
         return ""
@@ -256,21 +257,21 @@ def _sorting_advice(folder: Path) -> str:
         f"from vitascope.data.formats.folder import sort_by_name; sort_by_name({json.dumps(str(folder))})"
     )
     return (
-        f"; its images have labels in their names ({listed}{more}); if these are the classes, this sorts "
-        f"the images into folders: python -c {shlex.quote(script)}"
+        f"; its images have labels in their names ({listed}{more}); if these are the classes, this command "
+        f"sorts the images into folders: python -c {shlex.quote(script)}"
     )
 
 
 def _instead(root: Path) -> str:
-    """What a folder has that is no class folder with images, as the end of a message."""
+    """The end of a message: class folders without images."""
     return "".join(
-        f"; the folder {folder.name} holds no image, but {', '.join(_listed(kinds))}"
+        f"; the folder {folder.name} contains no image, but {', '.join(_listed(kinds))}"
         for folder, kinds in _classes_without_images(root)
     )
 
 
 def image_files(folder: Path) -> list[Path]:
-    """Files below a folder that are named like images, sorted; hidden ones are left out."""
+    """Files below a folder with a suffix of images, sorted, without hidden ones."""
     return sorted(
         path
         for path in folder.rglob("*")
@@ -278,3 +279,38 @@ def image_files(folder: Path) -> list[Path]:
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         and path.is_file()
     )
+
+
+def files_of_splits(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
+    """Files with these suffixes, by the split in the name of their folder or their own; else of split `all`.
+
+    Raises:
+        UserError: some names contain a split, others do not.
+    """
+    found: dict[str, list[Path]] = {}
+    for split in SPLIT_FOLDERS if folder.is_dir() else ():
+        below = split_folder(folder, split)
+        if below is not None and (files := _visible(below, suffixes)):
+            found[split] = files
+    for path in _visible(folder, suffixes):
+        words = re.split(r"[-_.]", path.stem.lower())
+        said = [split for split, names in SPLIT_FOLDERS.items() if any(name in words for name in names)]
+        found.setdefault(said[0] if said else "all", []).append(path)
+    if "all" in found and len(found) > 1:
+        raise UserError(
+            f"{found['all'][0]}: its name contains no split, unlike others; call it train-..., val-... or "
+            "test-..."
+        )
+    return found
+
+
+def has_class_folders(folder: Path) -> bool:
+    """Whether the folders in a folder contain images, so that other files there do not matter."""
+    inside = (path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    files = itertools.chain.from_iterable(path.rglob("*") for path in inside)
+    return any(file.suffix.lower() in IMAGE_SUFFIXES for file in files)
+
+
+def _visible(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    files = folder.iterdir() if folder.is_dir() else ()
+    return sorted(p for p in files if p.suffix in suffixes and p.name[0] != "." and p.is_file())

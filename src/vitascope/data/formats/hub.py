@@ -8,29 +8,46 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import Encoded
-from vitascope.data.formats.folder import SPLIT_FOLDERS, split_of
-from vitascope.data.formats.shards import complete_splits, numbered_classes
-from vitascope.data.shard_index import files_of_splits, has_class_folders
-from vitascope.data.splits import ImageSet, Splits
-from vitascope.errors import UserError
+from vitascope.data.formats.folder import SPLIT_FOLDERS, files_of_splits, has_class_folders, split_of
+from vitascope.data.formats.format import DataFormat
+from vitascope.data.formats.shards import numbered_classes
+from vitascope.data.splits import ImageSet, LazySources, Splits, complete_splits
+from vitascope.errors import UserError, nearest_path
 
 TABLES = {".parquet": "parquet", ".arrow": "arrow"}
-"""Files that are read as tables, and by which of the library's builders."""
+"""The library's builder for each kind of file."""
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class")
-"""Names of the column of classes; it needs none of these where it is the only `ClassLabel`."""
+"""Names of the column of classes; the only `ClassLabel` may have any name."""
+
+
+class HubDataset(DataFormat):
+    """The id of a data set on the hub, or a folder of `save_to_disk`, of parquet or of arrow files."""
+
+    def matches(self, data: str) -> bool:
+        path = Path(data)
+        if path.is_dir():
+            return _is_saved(path) or (bool(_tables(path)) and not has_class_folders(path))
+        # A path with a parent, or with a similar name beside it, is more likely mistyped than on the hub.
+        local = bool(nearest_path(data)) or (len(path.parts) > 1 and path.parent.is_dir())
+        return looks_like_hub_id(data) and (not local or "@" in data)
+
+    def open(self, data: str, *, seed: int) -> Splits:
+        root = Path(data) if Path(data).is_dir() else None
+        return complete_splits(read_hub_dataset(data), data, seed=seed, root=root)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Row(Encoded):
+class TableRow(Encoded):
     """A picture in a table."""
 
     table: Any
@@ -42,7 +59,7 @@ class Row(Encoded):
         return f"{self.place}:{self.index}"
 
     def read_bytes(self) -> bytes:
-        """The encoded picture, from the table or from the file that it names."""
+        """The encoded picture, from the table or from a file named in it."""
         (value,) = self.table[self.index].values()
         if value is None:
             raise EOFError("the row has no picture")
@@ -51,7 +68,7 @@ class Row(Encoded):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rows(Sequence[Row]):
+class TableRows(LazySources):
     """Many pictures in a table."""
 
     table: Any
@@ -62,35 +79,17 @@ class Rows(Sequence[Row]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> Rows: ...
-    def __getitem__(self, index: int | slice) -> Row | Rows:
-        if isinstance(index, slice):
-            return Rows(self.table, self.indices[index], self.place)
-        return Row(self.table, int(self.indices[index]), self.place)
+    def at(self, index: int) -> TableRow:
+        """One picture."""
+        return TableRow(self.table, int(self.indices[index]), self.place)
 
-
-@dataclasses.dataclass(frozen=True)
-class HubSet(ImageSet):
-    """Labelled images of one split, in a table."""
-
-    sources: Rows
-
-    def subset(self, name: str, indices: npt.NDArray[np.int64]) -> HubSet:
-        """Some of the images, in the order given."""
-        rows = Rows(self.sources.table, self.sources.indices[indices], self.sources.place)
-        return HubSet(name, rows, self.labels[indices], self.class_names)
-
-
-def is_saved_dataset(path: Path) -> bool:
-    """Whether a folder is from `save_to_disk`, or has parquet or arrow files and no folders of images."""
-    return path.is_dir() and (_is_saved(path) or (bool(_tables(path)) and not has_class_folders(path)))
+    def take(self, indices: npt.NDArray[np.int64]) -> TableRows:
+        """Some of them, in the order given."""
+        return TableRows(self.table, self.indices[indices], self.place)
 
 
 def looks_like_hub_id(data: str) -> bool:
-    """Whether a DATA argument is `owner/name` or `owner/name@revision`, and no existing path."""
+    """Whether the data are `owner/name` or `owner/name@revision`, and no existing path."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -103,24 +102,14 @@ def looks_like_hub_id(data: str) -> bool:
     return False
 
 
-def open_hub_dataset(data: str, *, seed: int) -> Splits:
-    """The splits of a data set on the hub, or in a folder; what is missing is taken from train by seed.
+def read_hub_dataset(data: str) -> dict[str, ImageSet]:
+    """The splits of a data set: those of train, val and test that exist, or `all`.
 
-    A test split without any labels, as competitions have, is none.
+    A test split without any labels, as competitions have, is left out.
 
     Raises:
         UserError: the library is not installed; no such data set, no network; not exactly one column of
             pictures and one of classes; rows without a class.
-    """
-    found = read_hub_dataset(data)
-    return complete_splits(found, data, seed=seed, channels=3)
-
-
-def read_hub_dataset(data: str) -> dict[str, HubSet]:
-    """The splits that a data set has: of train, val and test those that are there, or all.
-
-    Raises:
-        UserError: as `open_hub_dataset`.
     """
     library = _library(data)
     with _explaining(data):
@@ -139,9 +128,9 @@ def read_hub_dataset(data: str) -> dict[str, HubSet]:
             raise UserError(f"{data}: {missing} of {len(given)} rows of {split} have no {label!r}")
     names = _class_names(library, first.features[label], values, data)
     return {
-        split: HubSet(
+        split: ImageSet(
             split,
-            Rows(_undecoded(library, tables[split], picture), np.arange(len(given)), f"{data}:{split}"),
+            TableRows(_undecoded(library, tables[split], picture), np.arange(len(given)), f"{data}:{split}"),
             _numbers(given, names, f"{data}: {split}"),
             names,
         )
@@ -184,17 +173,17 @@ def _load(library: ModuleType, data: str) -> Any:
     kinds = {TABLES[file.suffix] for paths in files.values() for file in paths}
     if len(kinds) != 1:
         raise UserError(f"{data}: parquet and arrow files beside each other; keep one of them")
-    named = {  # "all" is a word of the library's own
+    named = {  # "all" is reserved by the library
         "train" if split == "all" else split: [str(file) for file in paths] for split, paths in files.items()
     }
     return library.load_dataset(kinds.pop(), data_files=named)
 
 
 def _named_splits(loaded: Any, data: str) -> dict[str, Any]:
-    """The tables by our names of splits; one of another name, alone, is all there is."""
+    """The tables by `train`, `val` and `test`; a single table is `all`."""
     if not isinstance(loaded, Mapping):
         return {"all": loaded}
-    if len(loaded) == 1:  # the hub calls what is not split "train"
+    if len(loaded) == 1:  # the hub calls a set without splits "train"
         return {"all": next(iter(loaded.values()))}
     found = {}
     for name in loaded:
@@ -211,28 +200,24 @@ def _named_splits(loaded: Any, data: str) -> dict[str, Any]:
 
 
 def _picture_column(library: ModuleType, table: Any, data: str) -> str:
-    """The column of pictures: of type `Image`, or as that is stored where nothing says its type."""
-    found = [
-        name
-        for name, feature in table.features.items()
-        if isinstance(feature, library.Image)
-        or (isinstance(feature, Mapping) and set(feature) == {"bytes", "path"})
-    ]
+    """The column of pictures: of type `Image`, or a mapping with an `Image`'s keys."""
+
+    def is_image(feature: Any) -> bool:
+        mapping = isinstance(feature, Mapping) and set(feature) == {"bytes", "path"}
+        return mapping or isinstance(feature, library.Image)
+
+    found = [name for name, feature in table.features.items() if is_image(feature)]
     return _only(found, "columns of pictures", table, data)
 
 
 def _label_column(library: ModuleType, table: Any, data: str) -> str:
-    """The column of classes: the only `ClassLabel`, or numbers or words under a usual name."""
+    """The column of classes: the only `ClassLabel`, or integers or strings under a usual name."""
     found = [name for name, feature in table.features.items() if isinstance(feature, library.ClassLabel)]
     if len(found) != 1:
-        found = [name for name in found or _plain_columns(table) if name in LABEL_COLUMNS] or found
+        kinds = {name: str(getattr(feature, "dtype", "")) for name, feature in table.features.items()}
+        plain = [name for name, kind in kinds.items() if re.match("u?int|.*string", kind)]
+        found = [name for name in found or plain if name in LABEL_COLUMNS] or found
     return _only(found, f"columns of classes (a ClassLabel, or {', '.join(LABEL_COLUMNS)})", table, data)
-
-
-def _plain_columns(table: Any) -> list[str]:
-    """Columns of integers or strings."""
-    kinds = {name: str(getattr(feature, "dtype", "")) for name, feature in table.features.items()}
-    return [name for name, kind in kinds.items() if kind.lstrip("u").startswith("int") or "string" in kind]
 
 
 def _only(found: list[str], what: str, table: Any, data: str) -> str:
@@ -254,7 +239,7 @@ def _undecoded(library: ModuleType, table: Any, picture: str) -> Any:
 
 
 def _missing(values: list[Any]) -> npt.NDArray[np.bool_]:
-    """Rows without a class, (N,); the hub's sets say -1 where theirs are secret."""
+    """Rows without a class, (N,); the hub's sets have -1 where classes are secret."""
     return np.array([value is None or value == -1 for value in values], dtype=np.bool_)
 
 
@@ -284,7 +269,7 @@ def _numbers(values: list[Any], names: tuple[str, ...], place: str) -> npt.NDArr
 
 @contextlib.contextmanager
 def _explaining(data: str) -> Iterator[None]:
-    """Turn what the library raises into one line."""
+    """Turn the library's errors into one line."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 

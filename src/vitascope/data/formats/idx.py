@@ -12,7 +12,8 @@ from typing import IO, cast
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.splits import VAL_SHARE, ImageSet, Splits, stratified_split
+from vitascope.data.formats.format import DataFormat
+from vitascope.data.splits import ImageSet, Splits, complete_splits
 from vitascope.errors import UserError
 
 FASHION_NAMES = (
@@ -21,47 +22,45 @@ FASHION_NAMES = (
 )
 """Classes of Fashion-MNIST (Xiao, Rasul and Vollgraf 2017)."""
 MAX_BYTES = 2**30
-"""Of one file's content; the largest that is published, of EMNIST, has half of it."""
+"""Limit of one file's content; the largest that is published, of EMNIST, has half of it."""
 _UNSIGNED_BYTE = 0x08
 _DEFLATE_AT_BEST = 1032  # bytes out of one byte in, the limit of the format
 
 
-def is_idx(folder: Path) -> bool:
-    """Whether a folder holds training images as IDX."""
-    return _find(folder, "train-images", 3) is not None
+class Idx(DataFormat):
+    """A folder of four IDX files, each plain or `.gz`, spelled `-idx3-` or `.idx3-`.
 
-
-def open_idx(folder: Path, *, seed: int) -> Splits:
-    """The splits of a folder of four IDX files, each plain or `.gz`, spelled `-idx3-` or `.idx3-`.
-
-    `t10k` is the test set; a tenth of each class of `train` is the validation set, by seed. Classes are
-    called by their numbers, from 0 to the largest in `train`; those of Fashion-MNIST, which is known by the
-    name of the folder or of the one above it, by their names. Images are uint8 (H, W), one channel.
-
-    Raises:
-        UserError: a file that is missing, damaged, cut short, too long, or of other contents than its name
-            says; labels that fit neither the images nor the classes.
+    `t10k` is the test set. Class names are the numbers from 0 to the largest in `train`, or the names of
+    Fashion-MNIST, which is recognized by the name of the folder or its parent. Images are uint8 (H, W), one
+    channel.
     """
-    images, labels = _images_and_labels(folder, "train")
-    class_names = tuple(str(label) for label in range(int(labels.max()) + 1))
-    if any("fashion" in part.lower() for part in folder.absolute().parts[-2:]):
-        class_names = FASHION_NAMES
-    test_images, test_labels = _images_and_labels(folder, "t10k")
-    for split, found in (("train", labels), ("t10k", test_labels)):
-        if found.max() >= len(class_names):
-            raise UserError(
-                f"{folder}: a label of {split} is {found.max()}, but there are {len(class_names)} classes"
-            )
-    everything = ImageSet("train", list(images), labels, class_names)
-    train, val = stratified_split(everything, VAL_SHARE, "val", seed)
-    return Splits(train, val, ImageSet("test", list(test_images), test_labels, class_names), channels=1)
+
+    def matches(self, data: str) -> bool:
+        return _find(Path(data), "train-images", 3) is not None
+
+    def open(self, data: str, *, seed: int) -> Splits:
+        folder = Path(data)
+        images, labels = _images_and_labels(folder, "train")
+        class_names = tuple(map(str, range(int(labels.max()) + 1)))
+        if any("fashion" in part.lower() for part in folder.absolute().parts[-2:]):
+            class_names = FASHION_NAMES
+        test_images, test_labels = _images_and_labels(folder, "t10k")
+        for split, found in (("train", labels), ("t10k", test_labels)):
+            if found.max() >= len(class_names):
+                raise UserError(
+                    f"{folder}: a label of {split} is {found.max()}, but there are {len(class_names)} classes"
+                )
+        train = ImageSet("train", list(images), labels, class_names)
+        test = ImageSet("test", list(test_images), test_labels, class_names)
+        found_sets = {"train": train, "test": test}
+        return complete_splits(found_sets, data, seed=seed, channels=1, root=folder)
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """The unsigned bytes of an IDX file, read-only; header and length are checked before they are read.
+    """The unsigned bytes of an IDX file, read-only; header and length are checked before allocating.
 
     Raises:
-        UserError: another type or number of dimensions, no data, or not as much as the header says.
+        UserError: another type or number of dimensions, no data, or another length than the header says.
     """
     try:
         with open(path, "rb") as raw:
@@ -72,7 +71,7 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
             most = path.stat().st_size * (_DEFLATE_AT_BEST if packed else 1)
             if size > min(most, MAX_BYTES):
                 raise UserError(
-                    f"{path}: promises {size:,} bytes {shape}, but can hold {min(most, MAX_BYTES):,} at most"
+                    f"{path}: promises {size:,} bytes {shape}, but can have {min(most, MAX_BYTES):,} at most"
                 )
             content = file.read(size)
             if len(content) < size or file.read(1):

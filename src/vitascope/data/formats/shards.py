@@ -1,8 +1,8 @@
 """Tar shards in the WebDataset format: large files that are read almost in sequence, with random access.
 
 A sample is a picture (`000123.jpg`) and its class as an ASCII integer (`000123.cls`), or a `000123.json`
-with "label", one after the other. What `vitascope pack` wrote has an `index.json` beside its shards, with the
-class names and the size of every shard; shards of others are found by their names.
+with "label", one after the other. `vitascope pack` writes an `index.json` beside its shards, with the class
+names and the size of every shard; other shards are found by their names.
 
 Once the headers are read, a shard set is an `ImageSet` like any other: its sources are places in files, its
 order a function of (seed, epoch). So a run resumes in mid-epoch, and processes share an epoch, by cutting
@@ -16,15 +16,16 @@ import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import Encoded
-from vitascope.data.shard_index import INDEX, has_class_folders, read_index, shard_files
-from vitascope.data.shard_samples import samples
-from vitascope.data.splits import VAL_SHARE, ImageSet, Splits, split_tree, stratified_split
+from vitascope.data.formats.folder import files_of_splits, has_class_folders
+from vitascope.data.formats.format import DataFormat
+from vitascope.data.formats.shard_index import INDEX, read_index
+from vitascope.data.formats.shard_samples import samples
+from vitascope.data.splits import ImageSet, LazySources, Splits, complete_splits
 from vitascope.errors import UserError
 
 GROUP = 4
@@ -33,8 +34,21 @@ MAX_CLASSES = 100_000
 _NAME_LENGTH = 100  # bytes of a member's name that messages show
 
 
+class Shards(DataFormat):
+    """A folder of tars, or of `train/`, `val/`, `test/` with tars, without folders of images."""
+
+    def matches(self, data: str) -> bool:
+        path = Path(data)
+        return path.is_dir() and any(_tars(path).values()) and not has_class_folders(path)
+
+    def open(self, data: str, *, seed: int) -> Splits:
+        index = read_index(Path(data))
+        channels = 3 if index is None else index.channels
+        return complete_splits(read_shards(Path(data)), data, seed=seed, channels=channels, root=Path(data))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class Member(Encoded):
+class ShardMember(Encoded):
     """An encoded picture inside a shard."""
 
     path: str
@@ -57,8 +71,8 @@ class Member(Encoded):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Members(Sequence[Member]):
-    """Places of many pictures: a few dozen bytes each, which worker processes share."""
+class ShardMembers(LazySources):
+    """Many pictures in shards."""
 
     paths: tuple[str, ...]
     """The shards."""
@@ -74,39 +88,22 @@ class Members(Sequence[Member]):
     def __len__(self) -> int:
         return len(self.offsets)
 
-    @overload
-    def __getitem__(self, index: int) -> Member: ...
-    @overload
-    def __getitem__(self, index: slice) -> Members: ...
-    def __getitem__(self, index: int | slice) -> Member | Members:
-        if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
+    def at(self, index: int) -> ShardMember:
+        """One picture."""
         name = self.names[index].decode("utf-8", "replace")
         path = self.paths[self.shards[index]]
-        return Member(path, name, int(self.offsets[index]), int(self.sizes[index]))
+        return ShardMember(path, name, int(self.offsets[index]), int(self.sizes[index]))
 
-    def take(self, indices: npt.NDArray[np.int64]) -> Members:
+    def take(self, indices: npt.NDArray[np.int64]) -> ShardMembers:
         """Some of them, in the order given."""
-        return Members(
+        return ShardMembers(
             self.paths, self.shards[indices], self.offsets[indices], self.sizes[indices], self.names[indices]
         )
 
-
-@dataclasses.dataclass(frozen=True)
-class ShardSet(ImageSet):
-    """Labelled images of one split, in shards."""
-
-    sources: Members
-
-    def subset(self, name: str, indices: npt.NDArray[np.int64]) -> ShardSet:
-        """Some of the images, in the order given."""
-        return ShardSet(name, self.sources.take(indices), self.labels[indices], self.class_names)
-
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """The order of an epoch, which reads a few shards at a time: a permutation of range(len(self))."""
-        by_shard = np.argsort(self.sources.shards, kind="stable")
-        counts = np.bincount(self.sources.shards, minlength=len(self.sources.paths))
-        return by_shard[shard_order(seed, epoch, counts)]
+        by_shard = np.argsort(self.shards, kind="stable")
+        return by_shard[shard_order(seed, epoch, np.bincount(self.shards, minlength=len(self.paths)))]
 
 
 def shard_order(
@@ -114,7 +111,7 @@ def shard_order(
 ) -> npt.NDArray[np.int64]:
     """An epoch's order of images that lie in shards one after the other: a permutation of range(sum(counts)).
 
-    The shards are permuted, cut into groups, and the images permuted inside each group; so that only `group`
+    The shards are permuted, cut into groups, and the images permuted inside each group, so that only `group`
     files are read at a time, and these from end to end.
     """
     generator = np.random.default_rng([seed, epoch])
@@ -127,43 +124,26 @@ def shard_order(
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def is_shards(path: Path) -> bool:
-    """Whether a folder holds tar files, itself or in `train/`, `val/`, `test/`, and no folders of images."""
-    return path.is_dir() and any(shard_files(path).values()) and not has_class_folders(path)
-
-
-def open_shards(path: Path, *, seed: int) -> Splits:
-    """The splits of a folder of shards; what is missing is taken from train by seed, as `open_data` does.
-
-    Raises:
-        UserError: as `read_shards`, or no shards to train on.
-    """
-    found = read_shards(path)
-    index = read_index(path)
-    return complete_splits(found, str(path), seed=seed, channels=3 if index is None else index.channels)
-
-
-def read_shards(path: Path) -> dict[str, ShardSet]:
-    """The splits that a folder of shards has: of train, val and test those that are there, or all.
+def read_shards(path: Path) -> dict[str, ImageSet]:
+    """The splits in a folder of shards: those of train, val and test that exist, or `all`.
 
     Class names are those of `index.json`, else the lines of `classes.txt`, else the numbers.
 
     Raises:
         UserError: a shard that is missing, truncated, damaged or no tar; samples without a picture or a
-            label; labels that are no class; a shard of no split beside shards of one.
+            label; labels without a class; a shard of no split beside shards of one.
     """
     index = read_index(path)
-    files = shard_files(path) if index is None else index.checked_files(path)
+    files = _tars(path) if index is None else index.checked_files(path)
     found = {split: _read_split(split, paths) for split, paths in files.items() if paths}
     if not any(map(len, found.values())):
         raise UserError(f"{path}: no images in its shards; expected <key>.jpg and <key>.cls")
-    if index is not None:
-        for split, images in found.items():
-            if len(images) != index.images(split):
-                raise UserError(
-                    f"{path}: {len(images)} images in the {split} shards, {INDEX} says "
-                    f"{index.images(split)}; pack them again"
-                )
+    for split, images in found.items():
+        if index is not None and len(images) != index.images(split):
+            raise UserError(
+                f"{path}: {len(images)} images in the {split} shards, {INDEX} has {index.images(split)}; "
+                "pack them again"
+            )
     names = _class_names(path, found) if index is None else index.class_names
     for split, images in found.items():
         if len(images) and images.labels.max() >= len(names):
@@ -172,22 +152,6 @@ def read_shards(path: Path) -> dict[str, ShardSet]:
                 "which are counted from 0"
             )
     return {split: dataclasses.replace(images, class_names=names) for split, images in found.items()}
-
-
-def complete_splits(found: Mapping[str, ImageSet], place: str, *, seed: int, channels: int) -> Splits:
-    """Splits from those that there are, or from "all": the rest is a tenth of each class, by seed.
-
-    Raises:
-        UserError: nothing to train on, or a class too small to be split.
-    """
-    if "all" in found:
-        return Splits(*split_tree(found["all"], seed), channels)
-    if not found.get("train"):
-        raise UserError(f"{place}: nothing to train on; it has {', '.join(found) or 'nothing'}")
-    if found.get("val"):
-        return Splits(found["train"], found["val"], found.get("test"), channels)
-    train, val = stratified_split(found["train"], VAL_SHARE, "val", seed)
-    return Splits(train, val, found.get("test"), channels)
 
 
 def numbered_classes(largest: int, place: str) -> tuple[str, ...]:
@@ -203,7 +167,11 @@ def numbered_classes(largest: int, place: str) -> tuple[str, ...]:
     return tuple(map(str, range(largest + 1)))
 
 
-def _class_names(folder: Path, found: Mapping[str, ShardSet]) -> tuple[str, ...]:
+def _tars(path: Path) -> dict[str, list[Path]]:
+    return files_of_splits(path, (".tar",))
+
+
+def _class_names(folder: Path, found: Mapping[str, ImageSet]) -> tuple[str, ...]:
     path = folder / "classes.txt"
     if not path.is_file():
         labels = [int(images.labels.max()) for images in found.values() if len(images)]
@@ -213,21 +181,21 @@ def _class_names(folder: Path, found: Mapping[str, ShardSet]) -> tuple[str, ...]
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text: {error}") from error
     if len(names) < 2 or len(set(names)) < len(names):
-        raise UserError(f"{path}: {len(names)} lines, {len(set(names))} different; expected a class on each")
+        raise UserError(f"{path}: {len(names)} lines, {len(set(names))} different; expected one per line")
     return names
 
 
-def _read_split(split: str, paths: Sequence[Path]) -> ShardSet:
-    """Where the images of some shards lie, without names of their classes."""
+def _read_split(split: str, paths: Sequence[Path]) -> ImageSet:
+    """The images of some shards, without class names."""
     with ThreadPoolExecutor(8) as pool:  # not for the arithmetic: on a network each seek is a wait
         shards = list(pool.map(samples, paths))
     found = list(itertools.chain.from_iterable(shards))
-    members = Members(
+    members = ShardMembers(
         tuple(map(str, paths)),
         np.repeat(np.arange(len(paths), dtype=np.int32), [len(shard) for shard in shards]),
-        np.array([sample.picture.offset for sample in found], dtype=np.int64),
-        np.array([sample.picture.size for sample in found], dtype=np.int64),
-        np.array([sample.picture.name.encode()[:_NAME_LENGTH] for sample in found], dtype=np.bytes_),
+        np.array([sample.offset for sample in found], dtype=np.int64),
+        np.array([sample.size for sample in found], dtype=np.int64),
+        np.array([sample.name.encode()[:_NAME_LENGTH] for sample in found], dtype=np.bytes_),
     )
     labels = np.array([sample.label for sample in found], dtype=np.int64)
-    return ShardSet(split, members, labels, ())
+    return ImageSet(split, members, labels, ())

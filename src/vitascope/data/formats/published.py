@@ -1,0 +1,70 @@
+"""Data sets that are downloaded by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from vitascope.data.download import Published, cache_folder, fetch
+from vitascope.data.formats.format import DataPackage
+
+
+def _idx(parts: tuple[tuple[str, int, str], ...], *folders: str) -> tuple[Published, ...]:
+    return tuple(
+        Published(name=name, size=size, md5=md5, urls=tuple(folder + name for folder in folders))
+        for name, size, md5 in parts
+    )
+
+
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
+KNOWN_SETS: dict[str, tuple[Published, ...]] = {
+    "cifar10": (
+        Published(
+            name="cifar-10-python.tar.gz",
+            size=170_498_071,
+            md5="c58f30108f718f92721af3b95e74349a",
+            urls=(f"{_CIFAR}cifar-10-python.tar.gz",),
+        ),
+    ),
+    "cifar100": (
+        Published(
+            name="cifar-100-python.tar.gz",
+            size=169_001_437,
+            md5="eb9058c3a382ffc7106e4002c42a8d85",
+            urls=(f"{_CIFAR}cifar-100-python.tar.gz",),
+        ),
+    ),
+    "mnist": _idx(
+        (
+            ("train-images-idx3-ubyte.gz", 9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+            ("train-labels-idx1-ubyte.gz", 28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+            ("t10k-images-idx3-ubyte.gz", 1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
+            ("t10k-labels-idx1-ubyte.gz", 4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+        ),
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "http://yann.lecun.com/exdb/mnist/",
+    ),
+    "fashion-mnist": _idx(
+        (
+            ("train-images-idx3-ubyte.gz", 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+            ("train-labels-idx1-ubyte.gz", 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+            ("t10k-images-idx3-ubyte.gz", 4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
+            ("t10k-labels-idx1-ubyte.gz", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+        ),
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    ),
+}
+"""The files of each (torchvision 0.28, `datasets/cifar.py` and `mnist.py`)."""
+
+
+class PublishedSet(DataPackage):
+    """A name in `KNOWN_SETS`, unless a file or folder has it."""
+
+    def matches(self, data: str) -> bool:
+        return data in KNOWN_SETS and not os.path.exists(data)
+
+    def contents(self, data: str) -> Path:
+        """The only file, or the folder of the files, downloaded unless they are there."""
+        folder = cache_folder() / data
+        paths = [fetch(file, folder) for file in KNOWN_SETS[data]]
+        return paths[0] if len(paths) == 1 else folder
