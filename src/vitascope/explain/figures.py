@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,6 +49,27 @@ class _Picture:
     def shown(self) -> npt.NDArray[np.uint8]:
         """(H, W) or (H, W, 3)."""
         return plots.to_picture(self.pixels.numpy())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Heatmap:
+    """A method with its target and its settings."""
+
+    method: str
+    target: TargetLike
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def of(self, model: Classifier, picture: _Picture) -> npt.NDArray[np.float32]:
+        """The heatmap of a picture, (gh, gw)."""
+        target = self.target if METHODS[self.method].has_target else None
+        heat: Tensor = heatmap(model, picture.image, self.method, target, **self.settings)[0]
+        return heat.cpu().numpy()
+
+    def title(self, model: Classifier) -> str:
+        """The method with its settings and its target."""
+        own = "".join(f", {name} {value}" for name, value in self.settings.items())
+        about = _about(model, self.target) if METHODS[self.method].has_target else ""
+        return METHODS[self.method].title + own + about
 
 
 def draw(
@@ -98,9 +119,11 @@ def draw(
     subject = read[0].name if single else f"{len(read)} {kind}{'s' * (len(read) > 1)}"
     if view is not None:
         return view.draw(model, read, subject, **settings | ({} if target is None else {"target": target}))
-    if single:
-        return _draw_heatmap(model, read[0], subject, method, target, settings)
-    return _draw_heatmaps(model, read, subject, method, target, settings)
+    shown = _Heatmap(method, target, settings)
+    if not single:
+        return _draw_heatmaps(model, read, subject, shown)
+    title = _with_prediction(model, read[0], subject, shown.title(model))
+    return plots.draw_explanation(read[0].shown, shown.of(model, read[0]), title)
 
 
 def check_method(method: str, given: Sequence[str]) -> None:
@@ -131,37 +154,13 @@ def _read(model: Classifier, pictures: Any, truths: Sequence[str] | None) -> lis
     return read
 
 
-def _draw_heatmap(
-    model: Classifier,
-    picture: _Picture,
-    subject: str,
-    method: str,
-    target: TargetLike,
-    settings: dict[str, Any],
-) -> Figure:
-    """A picture beside itself under a heatmap."""
-    heat = _heat(model, picture, method, target, settings)
-    title = _title(model, picture, subject, _named(model, method, target, settings))
-    return plots.draw_explanation(picture.shown, heat, title)
-
-
-def _draw_heatmaps(
-    model: Classifier,
-    pictures: Sequence[_Picture],
-    subject: str,
-    method: str,
-    target: TargetLike,
-    settings: dict[str, Any],
-) -> Figure:
+def _draw_heatmaps(model: Classifier, pictures: Sequence[_Picture], subject: str, shown: _Heatmap) -> Figure:
     """Several pictures, each beside itself under a heatmap, with its prediction."""
-    shown = [
-        plots.beside_itself(picture.shown, _heat(model, picture, method, target, settings))
-        for picture in pictures
-    ]
+    pairs = [plots.beside_itself(picture.shown, shown.of(model, picture)) for picture in pictures]
     captions = [("", plots.INK)] * len(pictures)
     if model.config.gives_classes:
         captions = [plots.caption(*_predicted(model, each), each.truth) for each in pictures]
-    return plots.draw_grid(shown, captions, f"{_named(model, method, target, settings)} over {subject}")
+    return plots.draw_grid(pairs, captions, f"{shown.title(model)} over {subject}")
 
 
 def _draw_all(
@@ -169,9 +168,9 @@ def _draw_all(
 ) -> Figure:
     (picture,) = pictures
     heatmaps = {
-        METHODS[name].title: _heat(model, picture, name, target, {}) for name in methods_for(model, target)
+        METHODS[name].title: _Heatmap(name, target).of(model, picture) for name in methods_for(model, target)
     }
-    title = _title(model, picture, subject, f"every method{_about(model, target)}")
+    title = _with_prediction(model, picture, subject, f"every method{_about(model, target)}")
     return plots.draw_explanations(picture.shown, heatmaps, title)
 
 
@@ -249,15 +248,6 @@ VIEWS = {
 """What `draw` shows beside the heatmaps of `METHODS`."""
 
 
-def _heat(
-    model: Classifier, picture: _Picture, method: str, target: TargetLike, settings: dict[str, Any]
-) -> npt.NDArray[np.float32]:
-    """One method's heatmap of a picture, (gh, gw)."""
-    about = target if METHODS[method].has_target else None
-    heat: npt.NDArray[np.float32] = heatmap(model, picture.image, method, about, **settings)[0].cpu().numpy()
-    return heat
-
-
 def _predicted(model: Classifier, picture: _Picture) -> tuple[str, float]:
     """The predicted class and its probability."""
     score, index = pooled_and_logits(model, picture.image)[1][0].softmax(dim=0).max(dim=0)
@@ -270,18 +260,12 @@ def _class_name(model: Classifier, index: int) -> str:
     return printable(names[index], 80) if names else str(index)
 
 
-def _title(model: Classifier, picture: _Picture, subject: str, what: str) -> str:
-    """The prediction and the method."""
+def _with_prediction(model: Classifier, picture: _Picture, subject: str, what: str) -> str:
+    """A title that begins with the prediction, if the model has classes."""
     if not model.config.gives_classes:
         return f"{what} over {subject}"
     guess, score = _predicted(model, picture)
     return f"{guess} ({score:.0%}): {what}"
-
-
-def _named(model: Classifier, method: str, target: TargetLike, settings: dict[str, Any]) -> str:
-    """A method with its settings and its target."""
-    own = "".join(f", {name} {value}" for name, value in settings.items())
-    return METHODS[method].title + own + (_about(model, target) if METHODS[method].has_target else "")
 
 
 def _about(model: Classifier, target: TargetLike) -> str:

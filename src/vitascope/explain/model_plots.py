@@ -90,8 +90,8 @@ def draw_attention_distance(
     figure = new_figure(7, 4.2, title)
     axes = figure.subplots()
     axes.axhline(uniform, color=GREY, linestyle="--", linewidth=1, label="uniform attention")
-    dots = {"color": SERIES[0], "alpha": 0.65, "markeredgewidth": 0, "label": "one head"}
-    axes.plot(layers.repeat(heads), distances.ravel(), "o", **dots)
+    dots = axes.plot(layers.repeat(heads), distances.ravel(), "o", color=SERIES[0], label="one head")[0]
+    dots.set(alpha=0.65, markeredgewidth=0)
     averages = [row[~np.isnan(row)].mean() if not np.isnan(row).all() else np.nan for row in distances]
     axes.plot(layers, averages, color=SERIES[1], linewidth=1.5, label="mean of the heads")
     plain(axes, xlabel="layer", ylabel="mean attention distance (pixels)")

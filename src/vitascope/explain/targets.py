@@ -9,7 +9,7 @@ import dataclasses
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, Self, SupportsIndex, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -27,67 +27,70 @@ MAX_ECHO = 200
 """Characters of an unknown class name that its error repeats."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Target(ABC):
-    """A number per image, computed from a model's output."""
+    """A number per image, computed from a model's output; fields are tensors of B rows, or of one for all."""
 
     @abstractmethod
     def score(self, pooled: Tensor, logits: Tensor) -> Tensor:
         """From `embed`'s output (B, D) and the logits (B, K) to (B,); differentiable."""
 
-    @abstractmethod
-    def select(self, image: int) -> Target:
+    def select(self, image: int) -> Self:
         """The target of one image of the batch, for any number of its variants."""
+        rows = (
+            values if len(values) == 1 else values[image : image + 1] for values in self._tensors().values()
+        )
+        return type(self)(*rows)
 
-    @abstractmethod
     def check(self, config: ModelConfig, images: int) -> None:
         """Reject a target that does not suit a model and a number of images.
 
         Raises:
             UserError: as in `as_target`.
         """
+        for name, values in self._tensors().items():
+            _check_number(name, len(values), images)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassScore(Target):
-    """The logit of a class."""
+class _ClassTarget(Target):
+    """A target about classes."""
 
     classes: Tensor
     """int64 (B,), one per image; or (1,), the same for all."""
 
-    def score(self, pooled: Tensor, logits: Tensor) -> Tensor:
-        """The logits (B,) of the classes."""
-        return _chosen(logits, self.classes)
-
-    def select(self, image: int) -> ClassScore:
-        """The class of one image."""
-        return ClassScore(_only(self.classes, image))
-
     def check(self, config: ModelConfig, images: int) -> None:
-        """Reject unknown classes, and a number of them other than 1 or `images`."""
-        _check_classes("classes", self.classes, config, images)
+        _check_gives_classes(config)
+        for name, classes in self._tensors().items():
+            if classes.ndim != 1 or classes.dtype != torch.int64:
+                raise UserError(
+                    f"{name} must be int64 (B,) or (1,), not {classes.dtype} {tuple(classes.shape)}"
+                )
+            for index in classes.tolist():
+                class_index(index, config)
+        super().check(config, images)
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassDifference(Target):
-    """The logit of one class minus that of another: why this one, and not that one."""
-
-    classes: Tensor
-    """int64 (B,) or (1,): the classes in question."""
-    versus: Tensor
-    """int64 (B,) or (1,): the classes to compare them with."""
+class ClassScore(_ClassTarget):
+    """The logit of a class."""
 
     def score(self, pooled: Tensor, logits: Tensor) -> Tensor:
-        """The differences (B,)."""
+        return _chosen(logits, self.classes)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassDifference(_ClassTarget):
+    """The logit of one class minus that of another: why this one, and not that one."""
+
+    versus: Tensor
+    """int64 (B,) or (1,): the classes to compare `classes` with."""
+
+    def score(self, pooled: Tensor, logits: Tensor) -> Tensor:
         return _chosen(logits, self.classes) - _chosen(logits, self.versus)
-
-    def select(self, image: int) -> ClassDifference:
-        """The two classes of one image."""
-        return ClassDifference(_only(self.classes, image), _only(self.versus, image))
-
-    def check(self, config: ModelConfig, images: int) -> None:
-        """Reject unknown classes, and a number of them other than 1 or `images`."""
-        _check_classes("classes", self.classes, config, images)
-        _check_classes("versus", self.versus, config, images)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +104,6 @@ class FeatureCosine(Target):
     """(B, D), one per image, or (1, D), the same for all; D as in `model.embed`."""
 
     def score(self, pooled: Tensor, logits: Tensor) -> Tensor:
-        """The cosines (B,)."""
         if self.features.shape[1] != pooled.shape[1]:
             raise UserError(
                 f"a cosine target needs features (B, {pooled.shape[1]}) from `model.embed`, "
@@ -109,17 +111,12 @@ class FeatureCosine(Target):
             )
         return F.cosine_similarity(pooled.float(), self.features.to(pooled.device).float(), dim=1)
 
-    def select(self, image: int) -> FeatureCosine:
-        """The features of one image."""
-        return FeatureCosine(_only(self.features, image))
-
     def check(self, config: ModelConfig, images: int) -> None:
-        """Reject features that are not (B, D), and a number of them other than 1 or `images`."""
         if self.features.ndim != 2:
             raise UserError(
                 f"a cosine target needs features (B, D) from `model.embed`, not {tuple(self.features.shape)}"
             )
-        _check_number("features", len(self.features), images)
+        super().check(config, images)
 
 
 TargetLike: TypeAlias = "Target | int | str | Sequence[int | str] | Tensor | None"
@@ -207,16 +204,6 @@ def _check_gives_classes(config: ModelConfig) -> None:
         )
 
 
-def _check_classes(name: str, classes: Tensor, config: ModelConfig, images: int) -> None:
-    """Reject classes that are not int64 (B,) or (1,), or not the model's."""
-    _check_gives_classes(config)
-    if classes.ndim != 1 or classes.dtype != torch.int64:
-        raise UserError(f"{name} must be int64 (B,) or (1,), not {classes.dtype} {tuple(classes.shape)}")
-    _check_number(name, len(classes), images)
-    for index in classes.tolist():
-        class_index(index, config)
-
-
 def _check_number(name: str, given: int, images: int) -> None:
     if given not in (1, images):
         raise UserError(f"{given} {name} for {images} images: give one for all, or one per image")
@@ -234,8 +221,3 @@ def _chosen(logits: Tensor, classes: Tensor) -> Tensor:
     """One logit per image: (B, K), (B,) or (1,) -> (B,)."""
     index = classes.to(logits.device).clone()  # an inference tensor cannot be saved for a gradient
     return logits.gather(1, index.expand(len(logits))[:, None])[:, 0]
-
-
-def _only(values: Tensor, image: int) -> Tensor:
-    """The row of one image, or the only row: (B, ...) -> (1, ...)."""
-    return values if len(values) == 1 else values[image : image + 1]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError
-from vitascope.explain.faithfulness.perturbation import Curves, Perturbation, Plan
+from vitascope.explain.faithfulness.perturbation import Perturbation, Plan, areas
 from vitascope.explain.faithfulness.results import RANDOM, Comparison, Scores
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.heatmaps import check_count, grid_of
@@ -103,7 +103,7 @@ def compare(
             scored = _probabilities(model, variants, about, batch_size, advance)
             ends, rest = scored[:3], scored[3:].split(plan.variants)
             for name, part, took in zip(names, rest, seconds, strict=True):
-                found[name].append([*Curves.of(plan, ends, part).areas(plan), took])
+                found[name].append([*areas(plan, ends, part), took])
     return Comparison(
         scores={name: _scores(rows, len(images)) for name, rows in found.items()},
         classes=tuple(chosen.classes.expand(len(images)).tolist()),

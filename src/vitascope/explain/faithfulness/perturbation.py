@@ -86,33 +86,21 @@ class Perturbation:
             yield impute(self.image, rank < count, self._noise)
 
 
-@dataclasses.dataclass(frozen=True)
-class Curves:
-    """The probability of the class as cells are removed; float64."""
+def areas(plan: Plan, ends: Tensor, variants: Tensor) -> tuple[float, float, float, float]:
+    """The areas under deletion and insertion, and the means with the least and the most relevant imputed.
 
-    deletion: Tensor
-    """(steps + 1,), from the whole image to nothing, most relevant first."""
-    insertion: Tensor
-    """(steps + 1,), from the blurred image to the whole one, most relevant first."""
-    lerf: Tensor
-    """(shares,), the least relevant imputed."""
-    morf: Tensor
-    """(shares,), the most relevant imputed."""
-
-    @classmethod
-    def of(cls, plan: Plan, ends: Tensor, variants: Tensor) -> Curves:
-        """From the probabilities of `ends` (3,) and `variants` (plan.variants,) of a `Perturbation`."""
-        whole, deleted, blurred = ends.split(1)
-        inner, shares = plan.steps - 1, len(plan.shares)
-        deletion, insertion, lerf, morf = variants.split([inner, inner, shares, shares])
-        return cls(torch.cat([whole, deletion, deleted]), torch.cat([blurred, insertion, whole]), lerf, morf)
-
-    def areas(self, plan: Plan) -> tuple[float, float, float, float]:
-        """The areas under deletion and insertion, and the means of `lerf` and `morf`."""
-        share = torch.tensor(plan.counts, dtype=torch.float64) / plan.cells  # (steps + 1,)
-        areas = (torch.trapezoid(curve, share) for curve in (self.deletion, self.insertion))
-        deletion, insertion = map(float, areas)
-        return deletion, insertion, float(self.lerf.mean()), float(self.morf.mean())
+    `ends` (3,) and `variants` (plan.variants,) are the probabilities of a `Perturbation`'s images, float64.
+    """
+    whole, deleted, blurred = ends.split(1)
+    inner, shares = plan.steps - 1, len(plan.shares)
+    deletion, insertion, lerf, morf = variants.split([inner, inner, shares, shares])
+    share = torch.tensor(plan.counts, dtype=torch.float64) / plan.cells  # (steps + 1,)
+    return (
+        float(torch.trapezoid(torch.cat([whole, deletion, deleted]), share)),
+        float(torch.trapezoid(torch.cat([blurred, insertion, whole]), share)),
+        float(lerf.mean()),
+        float(morf.mean()),
+    )
 
 
 def blur(image: Tensor) -> Tensor:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 RANDOM = "random"
 """The floor: cells in random order."""
@@ -209,17 +206,11 @@ class Comparison:
             },
         }
 
-    def to_dataframe(self) -> DataFrame:
+    def to_dataframe(self) -> Any:
         """The table as a pandas data frame, indexed by method; needs pandas."""
-        from pandas import DataFrame
+        from pandas import json_normalize
 
-        rows = [
-            {"method": row.method}
-            | {name: measure.mean for name, measure in row.measures.items()}
-            | {"gain": row.gain.mean, "half_width": row.gain.half_width, "verdict": row.verdict}
-            for row in self.table()
-        ]
-        return DataFrame(rows).set_index("method")
+        return json_normalize([row.to_dict() for row in self.table()]).set_index("method")
 
     def text(self) -> str:
         """The table for a terminal, with a legend."""
