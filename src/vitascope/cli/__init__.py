@@ -1,4 +1,4 @@
-"""The command line: parse, call the library, print. Nothing heavy is imported before it is needed."""
+"""The command line: parse, call the library, print. Heavy modules are imported only when needed."""
 
 from __future__ import annotations
 
@@ -42,11 +42,10 @@ COMMANDS: dict[str, type[Any]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The `vitascope` program; returns its exit status.
+    """Run the `vitascope` program and return its exit status.
 
-    0 is success; 1, pictures that could not be read, the others being answered; 2, a request that cannot
-    be met, with one line on standard error that says why; 130 and 143, stopped by Ctrl-C or SIGTERM, with
-    everything saved.
+    0: success. 1: some pictures could not be read, the others were predicted. 2: invalid request, with one
+        line on standard error. 130 and 143: stopped by Ctrl-C or SIGTERM, with everything saved.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -73,31 +72,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("vitascope: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read our output, `head` say, has had enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except OSError as error:  # a full disk, a folder that may not be written to: the system says it best
+    except OSError as error:  # such as a full disk or a missing permission
         print(f"vitascope: error: {printable(str(error))}", file=sys.stderr)
         return 2
     except Interrupted as stop:
         if int(os.environ.get("RANK", "0")):
-            return 128 + stop.signum  # under torchrun the first process says it
+            return 128 + stop.signum  # under torchrun the first process prints it
         print(f"vitascope: {stop}; continue with: {stop.command}", file=sys.stderr)
         return 128 + stop.signum
 
 
 def overview() -> str:
-    """What `vitascope --help` prints."""
+    """The text of `vitascope --help`."""
     lines = [f"usage: vitascope COMMAND ...\n\n{DESCRIPTION}\n"]
     for name, command in COMMANDS.items():
         summary = (command.__doc__ or "").splitlines()[0]
         lines.append(f"  {name:<9} {summary}")
     lines.append(
-        "\nA MODEL is a run folder, a model folder or file of any library, a hub id\n"
-        "(owner/name), or a name like torchvision/vit_b_16; DATA is a folder of images,\n"
+        "\nMODEL is a run folder, a model folder or file of any library, a hub id\n"
+        "(owner/name), or a name such as torchvision/vit_b_16. DATA is a folder of images,\n"
         "`digits`, `cifar10` or another known name, an archive, shards, or a hub id."
     )
     lines.append(
-        "`vitascope COMMAND --help` lists a command's options; `vitascope --version` is\nthe version."
+        "`vitascope COMMAND --help` lists a command's options; `vitascope --version`\nprints the version."
     )
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from vitascope.cli.parsing import Device, Json
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,19 +25,17 @@ class Bench:
     """
 
     model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]] = "vit_b16"
-    """A run folder, a model folder or file, a hub id, an exported model, or a name that `vitascope models`
-    lists, with random weights."""
+    """A run folder, a model folder or file, a hub id, or an exported model.
+    Or a name from `vitascope models`, with random weights."""
     batch_sizes: tuple[int, ...] = (1, 8)
     """Images per batch."""
     precisions: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
-    """Precisions to compare; the choice of `--precision auto` is marked. bf16 is left out if the device only
-    emulates it."""
+    """Precisions to compare; the choice of `--precision auto` is marked.
+    bf16 is left out if the device only emulates it."""
     seconds: float = 12.0
     """Total measuring time, without loading. Each batch is computed at least twice, however long it takes."""
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `mps`."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print JSON."""
+    device: Device = "auto"
+    json: Json = False
 
     def call(self) -> None:
         """Measure and print."""

@@ -10,17 +10,16 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from vitascope.cli.parsing import Model
+from vitascope.cli.parsing import Json, MaybeInt, Model
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
-from vitascope.training.options import MaybeInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Write a model as another library loads it, and compare the outputs."""
+    """Write a model in another library's format, and compare their outputs."""
 
     model: Model
     """A run folder, a model folder, a weights file, a hub id, or a name like torchvision/vit_b_16."""
@@ -30,10 +29,10 @@ class Convert:
         Literal["vitascope", "timm", "huggingface", "torchvision", "jax", "deit", "dinov2", "dinov3"],
         tyro.conf.arg(aliases=["--to"]),
     ] = "vitascope"
-    """The library to load it with; `deit`, `dinov2` and `dinov3` are facebook's repositories."""
+    """The library to load it with; `deit`, `dinov2` and `dinov3` are their own repositories."""
     images: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PICTURE ...", help_behavior_hint="")] = ()
-    """Pictures to compare the outputs on. Default: two photographs that come with scikit-learn, or random
-    tensors for a model of neither 1 nor 3 channels."""
+    """Pictures to compare the outputs on.
+    Default: two photographs from scikit-learn; random tensors for a model without 1 or 3 channels."""
 
     def call(self) -> None:
         """Convert, compare, print."""
@@ -50,8 +49,7 @@ class Models:
     """Image side in pixels for the counts. Default: each model's own, mostly 224."""
     num_classes: int = 1000
     """Number of classes of the heads."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print JSON."""
+    json: Json = False
 
     def call(self) -> None:
         """Count from the shapes and print."""

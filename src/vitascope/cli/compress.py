@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-from vitascope.cli.parsing import Model
+from vitascope.cli.parsing import Device, MaybeFloat, MaybeInt, MaybeText, Model, Precision
 from vitascope.report.wording import counted
-from vitascope.training.options import MaybeFloat, MaybeInt, MaybeText
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,10 +38,8 @@ class Compress:
     """Training images that pruning uses."""
     batch_size: int = 8
     """Images per batch when speed is measured."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """`auto` chooses bf16 if it is faster on this machine."""
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `mps`."""
+    precision: Precision = "auto"
+    device: Device = "auto"
 
     def call(self) -> None:
         """Compress and print the comparison."""

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from vitascope.cli.parsing import MaybePath, Model
+from vitascope.cli.parsing import MaybePath, MaybeText, Model
 from vitascope.errors import UserError
 from vitascope.report.wording import counted
-from vitascope.training.options import MaybeText
 
 if TYPE_CHECKING:
     from vitascope.deploy.export.accuracy import AccuracyComparison, Measured
@@ -28,11 +27,10 @@ class Export:
     model: Model
     """A run folder, a model folder or file, or a hub id."""
     format: Literal["onnx", "openvino", "torch"] = "onnx"
-    """`onnx` runs nearly everywhere, `openvino` on CPUs, in bf16 if they support it; `torch` is
-    torch.export's."""
+    """`onnx` runs nearly everywhere; `openvino` on CPUs, in bf16 if they support it; `torch` in PyTorch."""
     out: MaybePath = None
-    """The new file. Default: export/model.onnx in a run folder, else the model's name in the working
-    directory."""
+    """The new file.
+    Default: export/model.onnx in a run folder, else the model's name in the working directory."""
     data: MaybeText = None
     """Images to compare on: an image, a folder, or any other DATA of `vitascope train`.
     Default: the run's test images, else parts of two photographs from scikit-learn."""
@@ -41,8 +39,9 @@ class Export:
     dynamic_resolution: tyro.conf.FlagCreatePairsOff[bool] = False
     """With `--input tensors`: any height and width that patches tile, not the model's own only."""
     int8: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Compute in 8-bit integers: a quarter of the size, and faster. The accuracy is compared with fp32 on
-    `--data`, which then needs one folder per class. The default name is export/model-int8.onnx (.xml)."""
+    """Compute in 8-bit integers: a quarter of the size, and faster.
+    The accuracy is compared with fp32 on `--data`, which then needs one folder per class.
+    The default name is export/model-int8.onnx (.xml)."""
     calibration: MaybeText = None
     """With `--int8`: DATA without labels, from which the ranges of activations are computed.
     Default: the run's training images, else the training part of `--data`."""

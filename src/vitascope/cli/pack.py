@@ -9,8 +9,8 @@ from typing import Annotated
 
 import tyro
 
+from vitascope.cli.parsing import MaybeInt
 from vitascope.report.wording import counted
-from vitascope.training.options import MaybeInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,17 +18,17 @@ class Pack:
     """Write images as tar shards, which train faster from slow disks."""
 
     data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
-    """A folder of images, or what else `vitascope train --data` takes."""
+    """A folder of images, or any other DATA of `vitascope train`."""
     out: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
     """The new folder."""
     image_size: MaybeInt = None
-    """Make pictures whose shorter side is longer this small, in pixels: JPEG, quality 95.
-    Default: every file keeps its bytes."""
+    """Shrink larger images to this shorter side, in pixels, as JPEG of quality 95.
+    Default: copy every file unchanged."""
     shard_mb: int = 256
-    """Megabytes of a shard."""
+    """Size of a shard, in megabytes."""
 
     def call(self) -> None:
-        """Pack, and say what was written."""
+        """Pack, and print a summary."""
         from vitascope.data.pack import pack
 
         packed = pack(self.data, self.out, shard_mb=self.shard_mb, image_size=self.image_size)

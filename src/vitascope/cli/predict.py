@@ -9,14 +9,13 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import tyro
 
-from vitascope.cli.parsing import MaybePath, Model
+from vitascope.cli.parsing import Device, MaybePath, Model, Precision, Workers
 from vitascope.errors import UserError, printable
 from vitascope.report.wording import counted
-from vitascope.training.options import MaybeInt
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -44,13 +43,9 @@ class Predict:
     """Classes per image."""
     batch_size: int = 64
     """Images per batch."""
-    workers: MaybeInt = None
-    """Processes that read images while the model computes; 0 reads in the main process.
-    Default: one per core."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """`auto` chooses bf16 if it is faster on this machine."""
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `mps`."""
+    workers: Workers = None
+    precision: Precision = "auto"
+    device: Device = "auto"
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print JSON: a list for files, one line per image for folders, the counts with --out."""
 

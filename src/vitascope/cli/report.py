@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from vitascope.training.options import MaybeText
+from vitascope.cli.parsing import Device, MaybeText
 
 RunFolder = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
 
@@ -17,22 +17,21 @@ RunFolder = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
 class Report:
     """Write a run's report.html: curves, mistakes, attention.
 
-    One page that needs nothing else: open it, print it, send it.
+    The report is one self-contained page: open it, print it, send it.
 
-    Training writes it at its end; this writes it and the figures again.
+    Training writes it at the end; this command writes it and the figures again.
 
-    Of an unfinished run it shows how far it is.
+    For an unfinished run it shows the progress.
     """
 
     run: RunFolder
     """A run folder."""
     data: MaybeText = None
     """Where the run's images are now. Default: where they were in training."""
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `mps`."""
+    device: Device = "auto"
 
     def call(self) -> None:
-        """Write the report and say where it is."""
+        """Write the report and print its path."""
         from vitascope.report.write import write_again
         from vitascope.run.run import Run
 
