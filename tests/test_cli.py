@@ -18,6 +18,7 @@ from PIL import Image
 
 import vitascope
 from tests.model import small_model
+from tests.test_architecture import imports
 from tests.training import undrawn
 from vitascope import __version__
 from vitascope.cli import COMMANDS, main
@@ -181,6 +182,20 @@ def test_help_fits_80_columns(
     with contextlib.suppress(SystemExit):
         main(argv)
     assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("module", sorted((ROOT / "cli").glob("*.py")), ids=lambda module: module.name)
+def test_commands_only_parse_call_and_print(module: Path) -> None:
+    """Without tensors, arrays and pictures a command computes nothing, and short functions have no steps."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    imported = {name.split(".")[0] for name in imports(module)}
+    assert not imported & {"torch", "numpy", "PIL", "matplotlib", "scipy", "safetensors"}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert {each.name: count for each in functions if (count := statements(each)) > 30} == {}
+
+
+def statements(function: ast.FunctionDef) -> int:
+    return sum(isinstance(node, ast.stmt) for node in ast.walk(function)) - 1
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

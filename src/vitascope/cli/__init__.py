@@ -93,8 +93,8 @@ def overview() -> str:
         lines.append(f"  {name:<9} {summary}")
     lines.append(
         "\nMODEL is a run folder, a model folder or file of any library, a hub id\n"
-        "(owner/name), or a name such as torchvision/vit_b_16. DATA is a folder of images,\n"
-        "`digits`, `cifar10` or another known name, an archive, shards, or a hub id."
+        "(owner/name), or a name such as torchvision/vit_b_16. DATA is a folder of\n"
+        "images, `digits`, `cifar10` or another known name, an archive, shards, or a\nhub id."
     )
     lines.append(
         "`vitascope COMMAND --help` lists a command's options; `vitascope --version`\nprints the version."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 class Bench:
     """Measure this machine's throughput.
 
-    A batch starts as bytes and ends as probabilities; decoding pictures is not measured.
+    A batch starts as bytes and ends as probabilities; decoding is not measured.
     """
 
     model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]] = "vit_b16"
@@ -41,7 +40,7 @@ class Bench:
         """Measure and print."""
         if not self.seconds > 0:
             raise UserError(f"--seconds must be above 0, not {self.seconds:g}")
-        from vitascope.deploy.predict.throughput import Benchmark
+        from vitascope.deploy.predict.throughput import Benchmark, machine
         from vitascope.model.hardware import reuse_freed_memory
 
         reuse_freed_memory()
@@ -61,20 +60,6 @@ class Bench:
             print(f"\nThe ceiling: GFLOP per second of this machine's matrix products: {found}.")
         for line in remarks(benchmark.left_out, rows):
             print(line)
-
-
-def machine() -> dict[str, Any]:
-    """The machine, in plain values."""
-    import torch
-
-    from vitascope.model.hardware import bf16_units
-
-    return {
-        "torch": torch.__version__,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "bf16_units": bf16_units(),
-    }
 
 
 def in_words(found: dict[str, Any]) -> str:

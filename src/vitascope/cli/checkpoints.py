@@ -19,7 +19,7 @@ from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Write a model in another library's format, and compare their outputs."""
+    """Write a model in another library's format, and compare both."""
 
     model: Model
     """A run folder, a model folder, a weights file, a hub id, or a name like torchvision/vit_b_16."""

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.predict.runtimes import exported_file_at, open_engine
 from vitascope.errors import UserError
 from vitascope.model.classifier import build
-from vitascope.model.hardware import has_bf16, resolve_device, resolve_precision
+from vitascope.model.hardware import bf16_units, has_bf16, resolve_device, resolve_precision
 from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
 from vitascope.weights.loading import from_pretrained
 
@@ -239,3 +240,13 @@ def product_step(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.
         F.linear(inputs, weight)[0, 0].item()  # waits for the device
 
     return step, 2 * M * K * N
+
+
+def machine() -> dict[str, Any]:
+    """The machine, in plain values."""
+    return {
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "bf16_units": bf16_units(),
+    }
