@@ -208,7 +208,7 @@ class Comparison:
 
     def to_dataframe(self) -> Any:
         """The table as a pandas data frame, indexed by method; needs pandas."""
-        from pandas import json_normalize
+        from pandas import json_normalize  # type: ignore[import-untyped]
 
         return json_normalize([row.to_dict() for row in self.table()]).set_index("method")
 
