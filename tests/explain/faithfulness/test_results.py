@@ -1,12 +1,14 @@
 """The table: intervals against scipy.stats on the numbers of each image, verdicts, order, texts."""
 
 import dataclasses
+import importlib.util
 import json
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from vitascope.errors import UserError
 from vitascope.explain.faithfulness.results import Comparison, Interval, Scores
 
 
@@ -175,3 +177,18 @@ def test_plain_values_hold_the_numbers_of_each_image() -> None:
     assert first["road"]["mean"] == row.road.mean
     assert first["gain"]["low"] == row.gain.mean - (row.gain.half_width or 0)
     assert (plain["images"], plain["grid"], plain["steps"], plain["seed"]) == (12, [4, 6], 8, 3)
+
+
+def test_repr_is_one_line_with_the_best_method() -> None:
+    assert repr(comparison(**FOUR)) == "Comparison(4 methods on 12 images, best: good)"
+
+
+def test_table_is_a_data_frame_where_pandas_is_installed() -> None:
+    found = comparison(**FOUR)
+    if importlib.util.find_spec("pandas") is None:
+        with pytest.raises(UserError, match="needs pandas"):
+            found.to_dataframe()
+        return
+    frame = found.to_dataframe()
+    assert list(frame.index) == [row.method for row in found.table()]
+    assert frame.loc["good", "gain.mean"] == found.table()[0].gain.mean

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
+from vitascope.errors import UserError
+
 RANDOM = "random"
 """The floor: cells in random order."""
 CONFIDENCE = 0.95
@@ -207,10 +209,16 @@ class Comparison:
         }
 
     def to_dataframe(self) -> Any:
-        """The table as a pandas data frame, indexed by method; needs pandas."""
-        from pandas import json_normalize  # type: ignore[import-untyped]
+        """The table as a pandas data frame, indexed by method.
 
-        return json_normalize([row.to_dict() for row in self.table()]).set_index("method")
+        Raises:
+            UserError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise UserError("to_dataframe needs pandas: pip install pandas") from error
+        return pandas.json_normalize([row.to_dict() for row in self.table()]).set_index("method")
 
     def text(self) -> str:
         """The table for a terminal, with a legend."""
