@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vitascope.training.evaluate import evaluate
     from vitascope.training.recipes import TrainConfig
     from vitascope.training.train import pretrain, resume, train
+    from vitascope.weights.convert import convert
     from vitascope.weights.loading import from_pretrained
     from vitascope.weights.saving import save_pretrained
     from vitascope.weights.transfer import create_model
@@ -44,6 +45,7 @@ _HOMES = {
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
     "compress": "deploy.export.compress",
+    "convert": "weights.convert",
     "create_model": "weights.transfer",
     "evaluate": "training.evaluate",
     "export": "deploy.export.export",
@@ -69,6 +71,7 @@ __all__ = [
     "ViTConfig",
     "VisionTransformer",
     "compress",
+    "convert",
     "create_model",
     "evaluate",
     "explain",
