@@ -203,37 +203,47 @@ SCRIPT = """
     from vitascope.data.reading import ImageReader, ReadingPool
     from pathlib import Path
 
+    def start(end):  # in a process and a group of its own
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            return False
+        os.setsid()
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{end}.{name}", os.O_CREAT | os.O_WRONLY), number)
+        return True
+
     if __name__ == "__main__":
         images = read_tree(Path(sys.argv[1]))
-        pool = ReadingPool(ImageReader(images.sources, Preprocess(image_size=(16, 16))), 8, 3, workers=2)
-        batches = pool.read(np.arange(8), [(0, 3), (3, 6), (6, 8)], 0)
-        next(batches)
-        print(*(process.pid for process in pool._processes), flush=True)
-        if sys.argv[2] == "killed":
+        end = next((end for end in ("done", "stopped", "killed") if start(end)), None)
+        if end:
+            pool = ReadingPool(ImageReader(images.sources, Preprocess(image_size=(16, 16))), 8, 3, workers=2)
+            batches = pool.read(np.arange(8), [(0, 3), (3, 6), (6, 8)], 0)
+            next(batches)
+            print(*(process.pid for process in pool._processes), flush=True)
+        if end == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if sys.argv[2] == "stopped":
+        if end == "stopped":
             signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
             os.killpg(0, signal.SIGINT)
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")
-@pytest.mark.parametrize("end", ["done", "stopped", "killed"])
-def test_no_process_outlives_the_one_that_reads(end: str, tmp_path: Path) -> None:
-    """It ends in the middle of an epoch, with the pool open."""
+def test_no_process_outlives_the_one_that_reads(tmp_path: Path) -> None:
+    """It ends in the middle of an epoch, with the pool open: normally, by SIGINT and by SIGKILL."""
     root = write_tree(tmp_path / "images", {"a": 4, "b": 4})
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    done = subprocess.run(
-        [sys.executable, str(script), str(root), end],
-        capture_output=True, text=True, timeout=60, start_new_session=True, check=False,
-    )  # fmt: skip
-    tracebacks = done.stderr.count("Traceback")
-    assert tracebacks == (1 if end == "stopped" else 0), done.stderr  # its own
-    deadline = time.monotonic() + 20
-    for pid in map(int, done.stdout.split()):
-        while alive(pid):
-            assert time.monotonic() < deadline
+    subprocess.run([sys.executable, str(script), str(root)], cwd=tmp_path, timeout=60, check=True)
+    for end in ("done", "stopped", "killed"):
+        errors = (tmp_path / f"{end}.err").read_text()
+        assert errors.count("Traceback") == (1 if end == "stopped" else 0), errors  # its own
+        pids = list(map(int, (tmp_path / f"{end}.out").read_text().split()))
+        assert len(pids) == 2
+        deadline = time.monotonic() + 20
+        while any(map(alive, pids)):
+            assert time.monotonic() < deadline, end
             time.sleep(0.01)
 
 
