@@ -76,13 +76,16 @@ def create_app(
         version=__version__,
         lifespan=lifespan,
         docs_url=None,  # FastAPI's page loads scripts from elsewhere
-        openapi_url=None,  # `documentation` has it
+        openapi_url=None,  # `public` has it
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name the Host header, and leave out a proxy's prefix
     )
     app.state.service = service
-    pages = documentation(app, settings, secured=token is not None)
-    routers = (health(service), predictions(service), explorer.router(service), pages)
+    routers = [
+        public(app, service, secured=token is not None),
+        predictions(service),
+        explorer.router(service),
+    ]
     for router in routers:
         app.include_router(router, dependencies=[Depends(check_parameters)])
     routes = {str(getattr(route, "path", "")) for router in routers for route in router.routes}
@@ -93,7 +96,7 @@ def create_app(
 
 async def check_parameters(request: Request) -> None:
     """Reject query parameters that a route of the model does not know (422), naming the nearest known one."""
-    if not request.url.path.startswith("/v1/") or not request.url.query:
+    if not request.scope["path"].startswith("/v1/"):
         return
     known = {field.alias for field in request.scope["route"].dependant.query_params}
     given = request.query_params.multi_items()
@@ -106,8 +109,8 @@ async def check_parameters(request: Request) -> None:
             raise Rejection(422, f"unknown query parameter {short!r}{guess}; this path takes {accepted}")
 
 
-def health(service: Service) -> APIRouter:
-    """The routes of probes and of Prometheus."""
+def public(app: FastAPI, service: Service, *, secured: bool) -> APIRouter:
+    """The routes of probes, of Prometheus, and of the API's documentation, which needs no model."""
     routes = APIRouter(tags=["health"])
 
     @routes.get("/livez", responses=responses({"model": schemas.Health}))
@@ -127,25 +130,18 @@ def health(service: Service) -> APIRouter:
         """Counts and times, in Prometheus' text format."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    return routes
-
-
-def documentation(app: FastAPI, settings: Settings, *, secured: bool) -> APIRouter:
-    """The API as an OpenAPI document and as a page; neither describes the served model."""
-    routes = APIRouter(include_in_schema=False)
-
     @functools.cache
     def document() -> dict[str, Any]:
-        return describe_api(app, settings, secured=secured)
+        return describe_api(app, service.settings, secured=secured)
 
-    @routes.get("/openapi.json")
+    @routes.get("/openapi.json", include_in_schema=False)
     async def description() -> Response:
         return _json(document())
 
-    @routes.get("/docs")
+    @routes.get("/docs", include_in_schema=False)
     async def page(request: Request) -> Response:
-        host = request.headers.get("host", f"{settings.host}:{settings.port}")
-        address = f"{request.scope['scheme']}://{host}{settings.root_path}"
+        host = request.headers.get("host", "localhost")
+        address = f"{request.scope['scheme']}://{host}{service.settings.root_path}"
         return Response(api_page(document(), address), media_type="text/html")
 
     return routes
@@ -174,7 +170,7 @@ def predictions(service: Service) -> APIRouter:
             }
         )
 
-    predicted = {"model": schemas.Predictions | schemas.FormPredictions}
+    predicted = {"model": schemas.Predictions | schemas.Form[schemas.NamedPredictions]}
 
     @routes.post("/v1/predict", openapi_extra=PICTURES, responses=responses(predicted, *MODEL_ERRORS))
     async def predict(request: Request, top_k: TopK = 5) -> Response:
@@ -189,7 +185,7 @@ def predictions(service: Service) -> APIRouter:
         service.check_classes()
         return await _results(service, request, service.predict, summary)
 
-    embedded = {"model": schemas.Embedding | schemas.FormEmbeddings}
+    embedded = {"model": schemas.Embedding | schemas.Form[schemas.NamedEmbedding]}
 
     @routes.post("/v1/embed", openapi_extra=PICTURES, responses=responses(embedded, *MODEL_ERRORS))
     async def embed(request: Request) -> Response:

@@ -45,8 +45,8 @@ class LongWork(Work):
     """Work in parts: each item is a function that calls its argument, `pause`, at the end of a part."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, _resume, max_batch=1)
-        self.part = Work(f"part of {name}", _resume, max_batch=1)
+        super().__init__(name, PausableCall.resume_all, max_batch=1)
+        self.part = Work(f"part of {name}", PausableCall.resume_all, max_batch=1)
 
 
 class Abandoned(BaseException):
@@ -66,10 +66,13 @@ class PausableCall:
         self.error: BaseException | None = None
         threading.Thread(target=self._run, name="long work", daemon=True).start()
 
-    def resume(self) -> None:
-        """Run the next part."""
-        self._resumed.release()
-        self._paused.acquire()
+    @staticmethod
+    def resume_all(calls: list[PausableCall]) -> list[Any]:
+        """Run the next part of each; returns the values of those that are done."""
+        for call in calls:
+            call._resumed.release()
+            call._paused.acquire()
+        return [call.value for call in calls]
 
     def abandon(self) -> None:
         """End the call, at the end of its part."""
@@ -91,12 +94,6 @@ class PausableCall:
         self._resumed.acquire()
         if self._abandoned:
             raise Abandoned
-
-
-def _resume(calls: list[PausableCall]) -> list[Any]:
-    for call in calls:
-        call.resume()
-    return [call.value for call in calls]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,9 +131,7 @@ class Batcher:
     """
 
     def __init__(self, *, capacity: int, max_wait: float = 0.0, observe: Observe | None = None) -> None:
-        self.capacity = capacity
-        self.max_wait = max_wait
-        self._observe = observe
+        self._capacity, self._max_wait, self._observe = capacity, max_wait, observe
         self._jobs: deque[_Job] = deque()
         self._queued: Counter[Work] = Counter()
         self._running: list[_Job] = []
@@ -199,8 +194,8 @@ class Batcher:
         `coming` are admitted items of its kind that are not queued yet; they come before it.
         """
         ahead = self.seconds_ahead(work)
-        if len(self._jobs) >= self.capacity:
-            raise Overloaded(f"the queue is full: {len(self._jobs)} of {self.capacity} wait", ahead)
+        if len(self._jobs) >= self._capacity:
+            raise Overloaded(f"the queue is full: {len(self._jobs)} of {self._capacity} wait", ahead)
         left = deadline - _now()
         ahead += coming * work.seconds_each
         if ahead > 0 and ahead + work.seconds_each > margin * left:
@@ -235,8 +230,8 @@ class Batcher:
             if not self._jobs and self._long is None:
                 self._arrived.clear()
                 await self._arrived.wait()
-            if self.max_wait and self._long is None and len(self._jobs) < self._jobs[0].work.max_batch:
-                await asyncio.sleep(self.max_wait)
+            if self._max_wait and self._long is None and len(self._jobs) < self._jobs[0].work.max_batch:
+                await asyncio.sleep(self._max_wait)
             if batch := self._next_batch():
                 await self._compute(batch)
             if self._long is not None:

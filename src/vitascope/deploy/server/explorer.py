@@ -7,11 +7,10 @@ they are used, because the server answers before torch is imported.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 
@@ -32,8 +31,7 @@ PACKED = responses({"description": "A safetensors file.", "content": {PACK: BINA
 PICTURE = {"description": "The picture.", "content": {"image/jpeg": BINARY, "image/png": BINARY}}
 
 
-@dataclasses.dataclass(frozen=True)
-class WebFile:
+class WebFile(NamedTuple):
     """A file of the page."""
 
     content: bytes

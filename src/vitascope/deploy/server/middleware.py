@@ -79,11 +79,11 @@ class RequestMiddleware:
             service.count_rejection(rejection)
             await response_to(rejection)(scope, receive, respond)
         else:
-            service.enter(computes)
+            service.count_in_flight(+computes)
             try:
                 await self.app(scope, receive, respond)
             finally:
-                service.leave(computes)
+                service.count_in_flight(-computes)
         finally:
             seconds = clock() - begun
             service.metrics.observe_request(path if path in self._routes else "other", status, seconds)

@@ -5,9 +5,11 @@ Routes write JSON themselves, which is faster; tests validate their responses by
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+R = TypeVar("R")
 
 
 class Schema(BaseModel):
@@ -81,16 +83,10 @@ class NamedProblem(Problem):
     name: str
 
 
-class FormPredictions(Schema):
+class Form(Schema, Generic[R]):
     """A result or error per file, in the order of the form; status 200 if at least one has a result."""
 
-    results: list[NamedPredictions | NamedProblem]
-
-
-class FormEmbeddings(Schema):
-    """A result or error per file, in the order of the form; status 200 if at least one has a result."""
-
-    results: list[NamedEmbedding | NamedProblem]
+    results: list[R | NamedProblem]
 
 
 class Heatmap(Schema):

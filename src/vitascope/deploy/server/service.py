@@ -178,15 +178,10 @@ class Service:
         elif isinstance(rejection, Rejection) and rejection.status_code == 429:
             self.metrics.refused.inc()
 
-    def enter(self, computes: bool) -> None:
-        """Count an admitted request."""
-        self.in_flight += computes
-        self.metrics.in_flight.inc(computes)
-
-    def leave(self, computes: bool) -> None:
-        """Count an answered request."""
-        self.in_flight -= computes
-        self.metrics.in_flight.dec(computes)
+    def count_in_flight(self, change: int) -> None:
+        """Count a request that is admitted (1) or answered (-1)."""
+        self.in_flight += change
+        self.metrics.in_flight.inc(change)
 
     def deadline(self, request: Request | None = None, milliseconds: float | None = None) -> float:
         """The deadline of a request, on the event loop's clock; X-Deadline-Ms may make it earlier."""
