@@ -105,11 +105,7 @@ def patch_attention(
 
 @torch.no_grad()
 def layer_attention(model: VisionTransformer, images: Tensor, layer: int) -> Tensor:
-    """The attention weights of one layer, (B, heads, T, T), in evaluation mode; later layers do not run.
-
-    Raises:
-        UserError: no such layer.
-    """
+    """The attention weights of one layer, (B, heads, T, T), in evaluation mode; later layers do not run."""
     index, grid = check_layer(model.config, layer), model.grid_of(images)
     trace = Trace(attention=True)
     with evaluation_mode(model):
@@ -144,13 +140,10 @@ class AttentionStream(Trace):
 def stream_attention(
     model: VisionTransformer, images: Tensor, consume: Callable[[Tensor], None], read: slice = slice(None)
 ) -> None:
-    """Run a model in evaluation mode and pass on each block's attention weights, first block first.
+    """Run a model in evaluation mode and pass each block's weights (B, heads, T, T) to `consume`, first block
+    first.
 
-    Args:
-        model: a Vision Transformer.
-        images: normalized floats (B, C, H, W).
-        consume: called with (B, heads, T, T) for each block.
-        read: the rows wanted of the last block's weights, (B, heads, Q, T).
+    Of the last block's weights only the rows `read` are computed, (B, heads, Q, T).
     """
     with evaluation_mode(model):
         model.forward_features(images, AttentionStream(consume), read)
@@ -164,11 +157,7 @@ def attending(model: Classifier) -> VisionTransformer:
 
 
 def check_layer(config: ViTConfig, layer: int) -> int:
-    """The number of a layer from 0, given one that may count from the last.
-
-    Raises:
-        UserError: no such layer.
-    """
+    """The number of a layer from 0, given one that may count from the last."""
     depth = config.depth
     if not isinstance(layer, int) or not -depth <= layer < depth:
         raise UserError(f"no layer {layer}: the model has {depth}, 0 to {depth - 1} (or -{depth} to -1)")

@@ -24,17 +24,11 @@ def grid_of(model: Classifier, images: Tensor) -> tuple[int, int]:
 
 
 def cell_of_pixels(grid: tuple[int, int], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The cell of each pixel, where equal cells tile an image.
+    """The cell of each pixel, where equal cells of a grid tile an image of a size (H, W), at least the
+    grid's.
 
-    Cells need not be whole pixels: a pixel belongs to the cell that contains its centre.
-
-    Args:
-        grid: rows and columns of cells, (gh, gw).
-        size: height and width in pixels, (H, W); at least the grid's.
-
-    Returns:
-        The cell's row of each pixel row, int64 (H,), and its column of each pixel column, int64 (W,). Both
-        rise from 0 to the last cell and skip none.
+    A pixel belongs to the cell that contains its centre. Returns the cell's row of each pixel row, int64
+    (H,), and its column of each pixel column, int64 (W,); both rise from 0 to the last cell and skip none.
     """
     assert grid[0] <= size[0] and grid[1] <= size[1], f"{size} pixels for {grid} cells"  # noqa: PT018
     rows, columns = (
@@ -65,11 +59,7 @@ def to_unit(heat: Tensor) -> Tensor:
 
 
 def check_count(name: str, value: object, most: int | None = None) -> None:
-    """Reject a count that is not whole, below 1, or above `most`.
-
-    Raises:
-        UserError: names the value and the range.
-    """
+    """Reject a count that is not whole, below 1, or above `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1 or value > (most or value):
         upper = "" if most is None else f" and at most {most}"
         raise UserError(f"{name} must be a whole number, at least 1{upper}, not {value!r}")

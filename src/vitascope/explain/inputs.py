@@ -35,11 +35,7 @@ def as_images(model: Classifier, images: Images) -> Tensor:
 
 
 def required_preprocess(model: Classifier) -> PreprocessLike:
-    """The model's preprocessing.
-
-    Raises:
-        UserError: it has none.
-    """
+    """The model's preprocessing; UserError if it has none."""
     if model.preprocess is None:
         raise UserError(
             "this model has no preprocessing, which reading pictures needs: set `model.preprocess`, or give "
@@ -55,11 +51,7 @@ def normalized(model: Classifier, pixels: Tensor) -> Tensor:
 
 
 def sample(pictures: Sequence[T], count: int, seed: int = 0) -> list[T]:
-    """Choose `count` of the pictures by seed, in their order; all, if there are fewer.
-
-    Raises:
-        UserError: a count below 1, or a negative seed.
-    """
+    """Choose `count` of the pictures by seed, in their order; all, if there are fewer."""
     if count < 1:
         raise UserError(f"images must be at least 1, not {count}")
     if seed < 0:

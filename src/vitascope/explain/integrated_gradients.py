@@ -67,16 +67,13 @@ def pixel_attributions(
     """How much each pixel adds to the score: x times the mean gradient at a x, for a from 0 to 1 (equation
     1).
 
-    The baseline x' is 0, in normalized images the mean colour. The attributions sum to the image's score
-    minus the baseline's (proposition 1, completeness), up to the error of Gauss-Legendre quadrature at
-    `steps` points.
+    The baseline x' is 0, in normalized images the mean colour. The attributions (B, C, H, W) sum to the
+    image's score minus the baseline's (proposition 1, completeness), up to the error of Gauss-Legendre
+    quadrature.
 
     The integral runs over t with a = t^4, which puts most points close to the baseline. A norm right after a
     layer without bias, as in a ResNet and a hybrid's stem, makes the score nearly independent of contrast
     except there; evenly spaced points miss nearly all of the difference.
-
-    Returns:
-        (B, C, H, W), float32, or float64 where the images are.
     """
     from captum.attr import IntegratedGradients  # imports matplotlib, so only when needed
 

@@ -50,12 +50,7 @@ class Method:
     ) -> Tensor:
         """Heatmaps (B, gh, gw), float32, largest value 1; a method without a target ignores it.
 
-        Args:
-            model: the model to explain.
-            images: pictures, or normalized floats (B, C, H, W).
-            target: see `TargetLike`.
-            batch_size: images at once, for methods of many passes; None is the method's own default.
-            settings: the method's own, named in `settings`.
+        `batch_size` is for methods of many passes; None is the method's own default.
         """
         if not self.has_target:
             return self.compute(model, images, **settings)
@@ -119,16 +114,7 @@ def heatmap(
 def check_settings(
     method: str, given: Iterable[str], others: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """Reject settings, and a target, that do not apply to a method.
-
-    Args:
-        method: its name.
-        given: names of the settings, "target" among them.
-        others: the settings of methods that are not in `METHODS`.
-
-    Raises:
-        UserError: lists the methods to which the setting applies.
-    """
+    """Reject settings, and "target", that do not apply to a method; `others` has methods beside `METHODS`."""
     known = {name: (*each.settings, *["target"] * each.has_target) for name, each in METHODS.items()}
     known |= {name: tuple(settings) for name, settings in (others or {}).items()}
     for setting in given:

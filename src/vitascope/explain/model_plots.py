@@ -21,11 +21,7 @@ _TILE, _GAP = 96, 6
 
 
 def draw_position_similarity(similarity: Floats) -> Figure:
-    """Cosine similarity of each patch's position embedding to all others (paper, figure 7, centre).
-
-    Args:
-        similarity: (gh, gw, gh, gw), from `position_similarity`; at most 8 x 8 patches get a tile.
-    """
+    """Similarity (gh, gw, gh, gw) of position embeddings (paper, figure 7, centre), for at most 8 x 8."""
     shown = [
         np.unique(np.linspace(0, side - 1, min(side, 8)).round().astype(int)) for side in similarity.shape[:2]
     ]
@@ -51,12 +47,10 @@ def draw_position_similarity(similarity: Floats) -> Figure:
 
 
 def draw_patch_filters(components: Floats, shares: Floats) -> Figure:
-    """Principal components of the patch embedding's filters (paper, figure 7, left).
+    """Components (k, C, ph, pw) of the patch embedding's filters and their shares (k,) (paper, figure 7,
+    left).
 
-    Args:
-        components: (k, C, ph, pw), C = 1 or 3, strongest first, from `patch_filters`; each is scaled by
-            itself, zero in the middle.
-        shares: (k,), of the variance.
+    Each is scaled by itself, with zero in the middle.
     """
     count = len(components)
     columns = min(7, count)
@@ -78,13 +72,7 @@ def draw_patch_filters(components: Floats, shares: Floats) -> Figure:
 def draw_attention_distance(
     distances: Floats, uniform: float, title: str = "Mean attention distance"
 ) -> Figure:
-    """The attention distance of each head in each layer (paper, figure 7, right).
-
-    Args:
-        distances: pixels, (depth, heads), from `attention_distance`; NaN is not drawn.
-        uniform: the distance of a head with equal attention to every patch, from `uniform_distance`.
-        title: of the figure.
-    """
+    """Attention distances (depth, heads) and that of uniform attention, pixels (paper, figure 7, right)."""
     depth, heads = distances.shape
     layers = np.arange(depth)
     figure = new_figure(7, 4.2, title)
@@ -103,13 +91,7 @@ def draw_attention_distance(
 
 
 def draw_heads(picture: npt.NDArray[np.uint8], maps: Floats, title: str = "Attention of each head") -> Figure:
-    """A picture under the attention of each head: one row per layer, one column per head.
-
-    Args:
-        picture: uint8 (H, W) or (H, W, 3).
-        maps: (depth, heads, gh, gw), from `head_maps` for one image.
-        title: of the figure.
-    """
+    """A picture (H, W) or (H, W, 3) under maps (depth, heads, gh, gw): layers down, heads across."""
     depth, heads = maps.shape[:2]
     small = np.asarray(Image.fromarray(picture).resize(_tile_size(picture), Image.Resampling.BILINEAR))
     th, tw = small.shape[0] + _GAP, small.shape[1] + _GAP
@@ -142,13 +124,7 @@ def draw_feature_colours(
     colours: Floats,
     title: str = "Similar features have similar colours",
 ) -> Figure:
-    """Pictures, and below each its patches in the colours of their features.
-
-    Args:
-        pictures: n of uint8 (H, W) or (H, W, 3), all of one size.
-        colours: (n, gh, gw, 3) in [0, 1], from `feature_colours`.
-        title: of the figure.
-    """
+    """Pictures of one size, each above its patches' colours (n, gh, gw, 3) in [0, 1]."""
     n = len(pictures)
     lines = math.ceil(n / 8)
     columns = math.ceil(n / lines)

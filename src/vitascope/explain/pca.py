@@ -12,18 +12,11 @@ _ROUNDING = 1e-6
 
 
 def principal_components(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The directions in which rows vary most, strongest first; each one's largest entry is positive.
+    """The directions in which rows of (M, D) vary most, strongest first; each one's largest entry is
+    positive.
 
-    Args:
-        values: (M, D), any floats, M at least 1; computed in float64 on the CPU.
-        count: the number of components, at most.
-
-    Returns:
-        Components, float64 (k, D), orthonormal, and each one's share of the variance, float64 (k,). k is less
-        than `count` where rows vary in fewer directions, 0 where they are all equal.
-
-    Raises:
-        UserError: a value that is not finite.
+    Returns components, float64 (k, D), orthonormal, and each one's share of the variance, float64 (k,), on
+    the CPU. k is less than `count` where rows vary in fewer directions, 0 where they are all equal.
     """
     if not values.isfinite().all():
         raise UserError(

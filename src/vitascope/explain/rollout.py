@@ -54,14 +54,10 @@ def rollout(model: Classifier, images: Images, fusion: Fusion = "mean", discard:
 
 
 def next_flow(flow: Tensor | None, fused: Tensor) -> Tensor:
-    """Extend the flow by one layer.
+    """Extend the flow (B, T, T), None before the first layer, by a layer's fused weights (B, Q, T): (B, Q,
+    T).
 
-    Args:
-        flow: through the layers before (B, T, T); None before the first.
-        fused: the layer's fused weights (B, Q, T), of all tokens or of the first Q; overwritten.
-
-    Returns:
-        (B, Q, T).
+    The weights are overwritten.
     """
     fused.diagonal(dim1=1, dim2=2).add_(1)
     fused /= fused.sum(dim=-1, keepdim=True)

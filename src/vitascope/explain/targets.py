@@ -124,12 +124,7 @@ TargetLike: TypeAlias = "Target | int | str | Sequence[int | str] | Tensor | Non
 
 
 def as_target(target: TargetLike, config: ModelConfig, logits: Tensor) -> Target:
-    """Make a `Target` of a target argument.
-
-    Args:
-        target: see `TargetLike`.
-        config: the model's.
-        logits: the model's, for the unchanged images, (B, K).
+    """Make a `Target` of a target argument; `logits` (B, K) are the model's, for the unchanged images.
 
     Raises:
         UserError: no such class (lists the valid ones); a number of classes other than 1 or B; a class of a
@@ -175,12 +170,7 @@ def question(
 
 
 def class_index(label: object, config: ModelConfig) -> int:
-    """The number of a class given by number or name.
-
-    Raises:
-        UserError: no such class (names the range, or the nearest name); neither a number nor a name; a model
-            without a head.
-    """
+    """The number of a class given by number or name; an unknown one raises UserError with the valid ones."""
     _check_gives_classes(config)
     names = config.class_names
     if isinstance(label, str) and label in names:

@@ -23,22 +23,12 @@ DIRECT, DIAGONAL = 1 / 6, 1 / 12
 
 
 def impute(image: Tensor, removed: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-    """Replace removed pixels by the weighted mean of their neighbours, plus noise.
+    """Replace removed pixels of an image (C, H, W) by the weighted mean of their neighbours, plus noise.
 
     Neighbours may be removed too, so the means solve a linear system with one unknown per removed pixel. At
     the border, the weights of the existing neighbours are scaled to sum to 1. The system is solved directly,
-    in float64 on the CPU; all channels share its factors.
-
-    Args:
-        image: floats (C, H, W).
-        removed: bool (H, W), True where pixels are unknown; their values in `image` are not read.
-        noise: added to the removed pixels, (C, H, W) or a number.
-
-    Returns:
-        (C, H, W), like `image`; known pixels are unchanged.
-
-    Raises:
-        UserError: no pixel is known.
+    in float64 on the CPU; all channels share its factors. `removed` is bool (H, W), `noise` (C, H, W) or a
+    number; known pixels are unchanged.
     """
     C, H, W = image.shape
     gone = removed.cpu().numpy().ravel()  # (HW,)
