@@ -30,8 +30,9 @@ ALLOWED = {
     "storage": set(),
     "pickles": set(),
     "_version": set(),
+    "formatting": set(),
 }
-FOR_ALL = {"errors", "storage", "pickles", "_version"}
+FOR_ALL = {"errors", "formatting", "storage", "pickles", "_version"}
 
 
 def module_of(path: Path) -> str:

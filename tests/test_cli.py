@@ -367,7 +367,7 @@ def test_evaluate_says_the_same_in_words(here: SimpleNamespace, capsys: pytest.C
     assert f"{found['accuracy']:.2%} right, {found['correct']} of 4 images" in out
     interval = f"95% interval {found['accuracy_low']:.1%} to {found['accuracy_high']:.1%}"
     assert f"{interval}; balanced accuracy {found['balanced_accuracy']:.2%}" in out
-    assert "always naming the commonest class: 50.00%" in out
+    assert "always guessing the most frequent class: 50.00%" in out
     assert found["majority"] == 0.5
     for row, name in enumerate(("blue", "red")):
         share = found["confusion"][row][row] / 2

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from tests.explain.figures import texts
 from vitascope.explain import fonts, plots
+from vitascope.report.charts import draw_confusion
 
 ODD_NAMES = [
     "$5 to $10",
@@ -33,7 +35,11 @@ def no_warning(caplog: pytest.LogCaptureFixture):
 
 def confusion(names: list[str], path: Path) -> str:
     """What is written in a confusion matrix of these classes, after it was drawn."""
-    figure = plots.draw_confusion(np.eye(len(names), dtype=np.int64), names, f"test: all of {names[0]}")
+    figure = draw_confusion(
+        np.eye(len(names), dtype=np.int64),
+        names,
+        new=partial(plots.new_figure, title=f"test: all of {names[0]}"),
+    )
     plots.save_figure(figure, path)
     return texts(figure)
 
@@ -56,7 +62,9 @@ def test_formula_is_not_typeset(tmp_path: Path) -> None:
 
 def test_every_figure_with_class_names_takes_odd_ones(tmp_path: Path) -> None:
     pictures = [np.zeros((8, 8), np.uint8)] * len(ODD_NAMES)
-    figure = plots.draw_predictions(pictures, ODD_NAMES, ODD_NAMES[::-1], [0.5] * len(ODD_NAMES), "$ and $")
+    figure = plots.draw_grid(
+        pictures, [plots.caption(name, 0.5, name[::-1]) for name in ODD_NAMES], "$ and $"
+    )
     plots.save_figure(figure, tmp_path / "predictions.png")
     for name in ODD_NAMES:
         figure = plots.draw_explanation(pictures[0], np.eye(4), f"{name}: rollout")

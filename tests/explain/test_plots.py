@@ -1,7 +1,6 @@
 """Pictures: the overlay's laws, and that every figure shows what it is given."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -92,56 +91,12 @@ def test_enlarged_is_at_least_the_side_in_whole_multiples(shape: tuple[int, ...]
 # --- figures
 
 
-def epochs(count: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "kind": "epoch",
-            "step": 10 * n,
-            "epoch": n,
-            "train_loss": 2 / n,
-            "val_loss": 2.5 / n,
-            "train_accuracy": 1 - 0.5 / n,
-            "val_accuracy": 1 - 0.6 / n,
-        }
-        for n in range(1, count + 1)
-    ]
-
-
-@pytest.mark.parametrize("count", [1, 3, 5])
-def test_curves_show_both_losses_and_accuracies(tmp_path: Path, count: int) -> None:
-    steps = [{"kind": "step", "step": 1, "loss": 99.0}, {"kind": "test", "step": 9, "accuracy": 0.1}]
-    figure = plots.draw_curves(steps[:1] + epochs(count) + steps[1:])
-    assert_shows_something(drawn(figure, tmp_path))
-    lines = [line.get_ydata() for axes in figure.axes for line in axes.get_lines()]
-    expected = [
-        [record[name] for record in epochs(count)]
-        for name in ("train_loss", "val_loss", "train_accuracy", "val_accuracy")
-    ]
-    np.testing.assert_allclose(lines, expected)
-    assert all(float(tick).is_integer() for axes in figure.axes for tick in axes.get_xticks())
-
-
-@pytest.mark.parametrize("K", [2, 10, 70])
-def test_confusion_shows_counts_and_names(tmp_path: Path, K: int) -> None:
-    confusion = np.random.default_rng(0).integers(0, 900, (K, K))
-    confusion[0] = 0  # a class without an image
-    names = [f"class{number}" for number in range(K)]
-    figure = plots.draw_confusion(confusion, names, "a title")
-    assert_shows_something(drawn(figure, tmp_path))
-    assert "a title" in texts(figure)
-    if K <= 10:
-        for name in names:
-            assert name in texts(figure)
-        for count in confusion[1:].ravel():
-            assert str(count) in texts(figure)
-
-
 @pytest.mark.parametrize("count", [1, 3, 8, 11, 32])
 def test_predictions_show_every_picture_and_the_truth_of_mistakes(tmp_path: Path, count: int) -> None:
     pictures = [noise(8, 8, 1 if number % 2 else 3, seed=number) for number in range(count)]
     guesses = [f"guess{number}" for number in range(count)]
     truths = [f"truth{number}" if number == 0 else guesses[number] for number in range(count)]
-    figure = plots.draw_predictions(pictures, truths, guesses, [0.25] * count, "a title")
+    figure = plots.draw_grid(pictures, list(map(plots.caption, guesses, [0.25] * count, truths)), "a title")
     assert_shows_something(drawn(figure, tmp_path))
     assert sum(len(axes.images) for axes in figure.axes) == count
     written = texts(figure)
@@ -184,27 +139,6 @@ def test_explanations_show_the_picture_and_each_method_under_its_name(
         np.testing.assert_array_equal(axes.images[0].get_array(), expected)
 
 
-def test_masked_patches_are_covered_and_framed_in_what_was_given(tmp_path: Path) -> None:
-    rows = {name: [noise(8, 12, seed=1), noise(8, 12, seed=2)] for name in ("image", "given", "predicted")}
-    hidden, replaced, kept = np.zeros((3, 2, 2, 3), dtype=bool)
-    hidden[0, 1, 2] = replaced[0, 0, 1] = kept[1, 0, 0] = kept[1, 1, 0] = True
-    figure = plots.draw_masked(rows, hidden, replaced, kept)
-    assert_shows_something(drawn(figure, tmp_path))
-    assert all(name in texts(figure) for name in rows)
-    panels = figure.axes
-    for panel, picture in zip(panels, [picture for row in rows.values() for picture in row], strict=True):
-        np.testing.assert_array_equal(panel.images[0].get_array(), picture)
-    assert [len(panel.images) for panel in panels] == [1, 1, 2, 2, 1, 1]
-    cover = panels[2].images[1]
-    np.testing.assert_array_equal(cover.get_array()[..., 3], hidden[0])
-    assert list(cover.get_extent()) == list(panels[2].images[0].get_extent())
-    framed = [
-        [(*box.get_xy(), box.get_width(), box.get_height()) for box in panel.patches] for panel in panels
-    ]
-    assert framed == [[], [], [(3.5, -0.5, 4, 4)], [(-0.5, -0.5, 4, 4), (-0.5, 3.5, 4, 4)], [], []]
-    assert panels[2].patches[0].get_edgecolor() != panels[3].patches[0].get_edgecolor()
-
-
 def test_framed_patch_is_that_of_its_row_and_column() -> None:
     figure = plots.draw_explanation(noise(8, 12), np.ones((2, 3)), "a title")
     plots.frame_patch(figure.axes[0], (2, 3), (1, 2))
@@ -216,7 +150,7 @@ def test_framed_patch_is_that_of_its_row_and_column() -> None:
 def test_figures_leave_matplotlib_global_state_alone() -> None:
     import sys
 
-    plots.draw_curves(epochs(2))
+    plots.draw_explanation(noise(8, 8), np.eye(4), "a title")
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or pyplot.get_fignums() == []
 
@@ -225,17 +159,6 @@ def test_long_names_are_cut_and_short_ones_not() -> None:
     assert plots.short("Appenzeller mountain dog", 10) == "Appenz…dog"
     assert plots.short("dog", 10) == "dog"
     assert plots.short("two\nlines\x1b[1m") == "two\ufffdlines\ufffd[1m"
-
-
-def test_long_names_that_begin_alike_stay_different_in_the_confusion_matrix(tmp_path: Path) -> None:
-    names = [f"a_very_long_name_of_a_folder_with_pictures_of_kind_{number}" * 3 for number in range(3)]
-    figure = plots.draw_confusion(np.eye(3, dtype=np.int64), names, "test")
-    plots.save_figure(figure, tmp_path / "confusion.png")
-    (axes,) = figure.axes
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert len(set(labels)) == 3
-    assert all(len(label) <= 20 for label in labels)
-    assert axes.get_position().width > 0.4  # the names leave the matrix its room
 
 
 def test_title_wider_than_the_figure_takes_several_lines(tmp_path: Path) -> None:

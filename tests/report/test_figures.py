@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from PIL import Image
 
 from tests.data import noise
+from tests.explain.figures import texts
 from tests.model import law, small_model, small_resnet
 from vitascope.data.splits import ImageSet
+from vitascope.explain import plots
 from vitascope.model.classifier import Classifier
-from vitascope.report.figures import choose_shown, draw_figures, to_picture
+from vitascope.report.figures import choose_shown, draw_figures, draw_masked_patches
 from vitascope.run.run import Run
 from vitascope.weights.preprocess import default_preprocess
 
@@ -65,12 +68,6 @@ def test_few_images_are_all_shown() -> None:
     assert sorted(choose_shown(labels, probabilities).tolist()) == [0, 1, 2, 3, 4]
 
 
-def test_pictures_have_matplotlib_layout() -> None:
-    pixels = noise(4, 6).transpose(2, 0, 1)
-    np.testing.assert_array_equal(to_picture(pixels), pixels.transpose(1, 2, 0))
-    np.testing.assert_array_equal(to_picture(pixels[:1]), pixels[0])
-
-
 NAMES = ("a", "b", "c", "d", "e")
 RESNET = {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 32}
 
@@ -104,15 +101,43 @@ def drawn(folder: Path, model: Classifier) -> set[str]:
     run = Run(folder)
     record = {"kind": "epoch", "step": 2, "epoch": 1, "train_loss": 1.0, "val_loss": 1.2}
     record |= {"train_accuracy": 0.5, "val_accuracy": 0.4}
+    run.config_file.write_text("task: classify\ndata: digits\nseed: 0\nkeep: best\n")
+    model.preprocess = default_preprocess(model.config)
     run.metrics_file.write_text(json.dumps(record) + "\n")
     labels, probabilities = answers(12, 5, 0)
     sources = [noise(20, 20, seed=number) for number in range(12)]
     images = ImageSet("test", sources, labels, NAMES)
 
-    figures = draw_figures(run, model, default_preprocess(model.config), images, probabilities)
+    figures = draw_figures(run, model, images, probabilities)
 
     for name, path in figures.items():
         assert path == run.figures / f"{name}.png"
         pixels = np.asarray(Image.open(path).convert("RGB"))
         assert (pixels != 255).any(axis=-1).mean() > 0.01, name
     return set(figures)
+
+
+def test_masked_patches_are_covered_and_framed_in_what_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = np.stack([noise(8, 12, seed=seed).transpose(2, 0, 1) for seed in (1, 2)])
+    rows = dict.fromkeys(("image", "given", "predicted"), pixels)
+    hidden, replaced, kept = np.zeros((3, 2, 2, 3), dtype=bool)
+    hidden[0, 1, 2] = replaced[0, 0, 1] = kept[1, 0, 0] = kept[1, 1, 0] = True
+    saved: list[Figure] = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: saved.append(figure) or path.touch())
+    draw_masked_patches(Run(tmp_path), rows, hidden, replaced, kept)
+    (figure,) = saved
+    assert all(name in texts(figure) for name in rows)
+    panels = figure.axes
+    for panel, picture in zip(panels, [picture for row in rows.values() for picture in row], strict=True):
+        np.testing.assert_array_equal(panel.images[0].get_array(), picture.transpose(1, 2, 0))
+    assert [len(panel.images) for panel in panels] == [1, 1, 2, 2, 1, 1]
+    cover = panels[2].images[1]
+    np.testing.assert_array_equal(cover.get_array()[..., 3], hidden[0])
+    assert list(cover.get_extent()) == list(panels[2].images[0].get_extent())
+    framed = [
+        [(*box.get_xy(), box.get_width(), box.get_height()) for box in panel.patches] for panel in panels
+    ]
+    assert framed == [[], [], [(3.5, -0.5, 4, 4)], [(-0.5, -0.5, 4, 4), (-0.5, 3.5, 4, 4)], [], []]
+    assert panels[2].patches[0].get_edgecolor() != panels[3].patches[0].get_edgecolor()

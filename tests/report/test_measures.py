@@ -83,14 +83,14 @@ def test_worst_pairs_are_the_most_frequent_mistakes(n: int, K: int, seed: int, c
         if label != guess:
             tally[label, guess] = tally.get((label, guess), 0) + 1
     assert [pair.count for pair in pairs] == sorted(tally.values(), reverse=True)[:count]
-    assert all(tally[pair.true, pair.taken_for] == pair.count for pair in pairs)
+    assert all(tally[pair.true, pair.predicted] == pair.count for pair in pairs)
     assert all((labels == pair.true).sum() == pair.total for pair in pairs)
-    assert len({(pair.true, pair.taken_for) for pair in pairs}) == len(pairs)
+    assert len({(pair.true, pair.predicted) for pair in pairs}) == len(pairs)
 
 
 def test_of_pairs_as_frequent_the_larger_share_comes_first() -> None:
     confusion = np.array([[90, 2, 0], [0, 1, 2], [0, 0, 5]])
-    assert [(pair.true, pair.taken_for) for pair in worst_pairs(confusion, 5)] == [(1, 2), (0, 1)]
+    assert [(pair.true, pair.predicted) for pair in worst_pairs(confusion, 5)] == [(1, 2), (0, 1)]
 
 
 def test_surest_mistakes_are_wrong_and_in_the_order_of_confidence() -> None:
@@ -136,5 +136,6 @@ def test_a_score_that_may_be_the_commonest_class_s_is_no_better(right: int, labe
 def test_a_score_says_its_interval_and_what_it_is_compared_with() -> None:
     score = score_of(np.array([0] * 6 + [1] * 5), np.array([0] * 5 + [1] * 6))
     assert score.compared() == (
-        "95% interval 62.3% to 98.4%; balanced accuracy 91.67%; always naming the commonest class: 54.55%"
+        "95% interval 62.3% to 98.4%; balanced accuracy 91.67%; "
+        "always guessing the most frequent class: 54.55%"
     )

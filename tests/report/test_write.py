@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from tests.model import small_model, small_resnet
-from tests.report.test_html import Reader
+from tests.report import Reader
 from tests.training import tiny_config, write_folder
 from vitascope.cli import main
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
-from vitascope.report import inside, write
+from vitascope.report import internals, write
 from vitascope.report.write import write_report
 from vitascope.run.run import Run
 from vitascope.training import finish, train
@@ -38,7 +38,7 @@ ALL = {
     "configuration",
     "environment",
 }
-ABOUT_ANSWERS = {"classes", "confusion", "calibration", "mistakes"}
+ABOUT_PREDICTIONS = {"classes", "confusion", "calibration", "mistakes"}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def run(made, tmp_path) -> Path:
 @pytest.fixture
 def quick(monkeypatch) -> None:
     """One small drawing for those of the first layer, whose many axes take matplotlib its time."""
-    monkeypatch.setattr(inside, "draw_embedding", lambda _: {"positions": Figure((1, 1))})
+    monkeypatch.setattr(internals, "draw_embedding", lambda _: {"positions": Figure((1, 1))})
 
 
 def sections(page: Path) -> set[str]:
@@ -77,10 +77,10 @@ def test_training_writes_a_report_of_everything(made) -> None:
     assert sections(page) == ALL
     test = json.loads((made / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     said = read(page).text
-    assert f"{test['accuracy']:.2%} of {test['images']} test images right" in said
+    assert f"{test['accuracy']:.2%} of {test['images']} test images correct" in said
     assert "32 train, 4 val, 4 test" in said
-    assert "Always naming the commonest class would be right in 50.00%." in said
-    assert f"{test['balanced_accuracy']:.2%}balanced accuracy: the mean over the classes" in said
+    assert "Always guessing the most frequent class would reach 50.00%." in said
+    assert f"{test['balanced_accuracy']:.2%}balanced accuracy: mean recall of the classes" in said
 
 
 @pytest.mark.parametrize("weights", [None, "somewhere/model"])
@@ -95,7 +95,7 @@ def test_a_model_no_better_than_the_commonest_class_comes_with_a_hint(run, quick
         answers = np.eye(2, dtype=np.float32)[right]
         Run(run).save_predictions(dataclasses.replace(kept, probabilities=answers))
         said = read(write_report(Run(run))).text
-        assert ("This model is no better than always naming the commonest class" in said) == expected
+        assert ("This model is no better than always guessing the most frequent class" in said) == expected
         assert ("--weights google/vit-base-patch16-224-in21k" in said) == (expected and weights is None)
 
 
@@ -150,7 +150,7 @@ def test_names_of_classes_and_values_are_text(made, run, quick) -> None:
     )
     page = read(write_report(Run(run)))
     assert not [name for name, _ in page.elements if name in ("b&", "script")]
-    assert f"Is {STRANGE}, taken for light" in page.text or f"Is light, taken for {STRANGE}" in page.text
+    assert f"{STRANGE}, predicted as light:" in page.text or f"light, predicted as {STRANGE}:" in page.text
     assert "<script>alert(1)</script>" in page.text
     assert "<img src=x>" in page.text
     assert "2026-01-02 03:04" in page.text
@@ -169,10 +169,10 @@ def test_the_surest_mistakes_and_the_worst_pair_are_shown(made, run, quick) -> N
     assert kept.labels.tolist() == [0, 0, 1, 1]
     Run(run).save_predictions(dataclasses.replace(kept, probabilities=probabilities))
     text = read(write_report(Run(run))).text
-    assert f"Is {STRANGE}, taken for light: 2 of 2" in text
-    assert text.index("said light (99.0%)") < text.index("said light (70.0%)")
+    assert f"{STRANGE}, predicted as light: 2 of 2" in text
+    assert text.index("light (99.0%), true: ") < text.index("light (70.0%), true: ")
     assert "All 3 mistakes" in text
-    assert "said light (80.0%)" not in text
+    assert "light (80.0%)" not in text
 
 
 def test_a_classifier_without_mistakes_has_no_such_section(run, quick) -> None:
@@ -183,7 +183,7 @@ def test_a_classifier_without_mistakes_has_no_such_section(run, quick) -> None:
     )
     page = write_report(Run(run))
     assert sections(page) == ALL - {"mistakes"}
-    assert "No class was ever taken for another" in read(page).text
+    assert "There are no mistakes" in read(page).text
 
 
 def test_a_resnet_has_what_needs_no_attention(run, quick) -> None:
@@ -199,9 +199,9 @@ def test_a_run_without_recorded_answers_says_so(run, quick) -> None:
     (run / "predictions.npz").unlink()
     (run / "environment.json").unlink()
     page = write_report(Run(run))
-    assert sections(page) == ALL - ABOUT_ANSWERS | {"answers"}
+    assert sections(page) == ALL - ABOUT_PREDICTIONS | {"unrecorded"}
     said = read(page).text
-    assert "answers are not recorded" in said
+    assert "no recorded predictions" in said
     assert "did not record its environment" in said
 
 
@@ -235,7 +235,7 @@ def test_without_its_data_a_report_that_is_there_is_kept(made, run, away, capsys
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
-    for part in (f"{made / 'photos'}: no such folder", f"{run / 'report.html'} is kept", "--data"):
+    for part in (f"{made / 'photos'}: no such folder", f"{run / 'report.html'} is kept", "as data"):
         assert part in err
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
@@ -290,7 +290,7 @@ def test_data_that_are_gone_are_named_and_the_rest_is_there(made, run, away, cap
     assert err.startswith(f"vitascope: the report has no pictures: {data}: no such folder")
     page = read(run / "report.html")
     assert sections(run / "report.html") == ALL
-    assert f"The pictures are not shown: {data}: no such folder" in page.text
+    assert f"The images are not shown: {data}: no such folder" in page.text
     assert not [name for name, _ in page.elements if name == "img"]
 
 
@@ -300,7 +300,7 @@ def test_data_that_are_others_by_now_are_not_shown(made, run, quick) -> None:
     for changed in ({"labels": kept.labels[::-1]}, {"indices": kept.indices + 1000}, {"split": "val"}):
         Run(run).save_predictions(dataclasses.replace(kept, **changed))
         page = read(write_report(Run(run)))
-        assert "the data are others by now" in page.text
+        assert "the data have changed" in page.text
         assert not [name for name, _ in page.elements if name == "img"]
 
 
@@ -319,8 +319,13 @@ def test_pictures_and_answers_belong_together_when_images_were_deleted(made, run
     (photos / tested[1]).unlink()
     page = write_report(Run(run))
     said = read(page).text
-    assert [name in said.rpartition("surest mistakes")[2] for name in tested] == [True, False, True, True]
-    assert "1 of the pictures cannot be read any more" in said
+    assert [name in said.rpartition("most confident first")[2] for name in tested] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert "1 image cannot be read any more" in said
     assert "2 missing (1 train, 1 test)" in said
     assert "32 train, 4 val, 4 test" in said  # as it was trained
 
@@ -339,8 +344,8 @@ def test_pictures_that_cannot_be_read_any_more_are_counted(made, run, monkeypatc
         said = read(write_report(Run(run))).text
     finally:
         broken.write_bytes(content)
-    assert "1 of the pictures cannot be read any more" in said
-    assert "1 images could not be read" in said
+    assert "1 image cannot be read any more" in said
+    assert "1 image could not be read" in said
 
 
 def test_many_classes_have_their_worst_pairs_and_no_matrix(made, run, quick) -> None:
@@ -353,7 +358,7 @@ def test_many_classes_have_their_worst_pairs_and_no_matrix(made, run, quick) -> 
     Run(run).save_predictions(dataclasses.replace(kept, **data))
     page = read(write_report(Run(run)))
     assert "too large to read" in page.text
-    assert "Is class 0, taken for class 60: 2 of 2" in page.text
+    assert "class 0, predicted as class 60: 2 of 2" in page.text
     assert not [
         name for name, attributes in page.elements if "Confusion" in str(attributes.get("aria-label"))
     ]
@@ -382,7 +387,7 @@ def test_large_pictures_stay_small(tmp_path, quick, monkeypatch) -> None:
 def test_pre_training_shows_hidden_patches_and_no_answers(made, tmp_path, quick) -> None:
     result = train.pretrain(tiny_config(made / "photos", run=str(tmp_path / "pre"), epochs=1, task="masked"))
     assert result.report == tmp_path / "pre" / "report.html"
-    assert sections(result.report) == ALL - ABOUT_ANSWERS | {"masked"}
+    assert sections(result.report) == ALL - ABOUT_PREDICTIONS | {"masked"}
     said = read(result.report).text
     assert "hidden patches" in said
     assert "vitascope pretrain --config" in said

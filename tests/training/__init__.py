@@ -58,7 +58,7 @@ def undrawn() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(classify, "draw_figures", lambda *_: {})
         patch.setattr(masked, "draw_masked", lambda *_: {})
-        patch.setattr(write, "draw_again", lambda *_: None)
+        patch.setattr(write, "redraw_figures", lambda *_: None)
         patch.setattr(train, "write_report", lambda run, **_: run.report)
         patch.setattr(train, "remove_checkpoints", lambda run: None)
         yield

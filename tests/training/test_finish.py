@@ -206,7 +206,7 @@ def test_a_model_that_is_no_better_than_the_commonest_class_comes_with_a_hint(
         config = config.replace(weights=str(tmp_path / "weights"))
     train.train(config)
     out = capsys.readouterr().out
-    assert "no better than always naming the commonest class, as far as 2 images can tell" in out
+    assert "no better than always guessing the most frequent class, as far as 2 images show" in out
     assert ("--weights google/vit-base-patch16-224-in21k" in out) != weights
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from vitascope.cli.parsing import Device, MaybeFloat, MaybeInt, MaybeText, Model, Precision
-from vitascope.report.wording import counted
+from vitascope.formatting import counted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitascope.cli.parsing import Device, Json, MaybeText, Model, Precision
 from vitascope.errors import printable
-from vitascope.report.wording import counted
+from vitascope.formatting import counted
 
 if TYPE_CHECKING:
     from vitascope.training.evaluate import Evaluation

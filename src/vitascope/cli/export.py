@@ -10,7 +10,7 @@ import tyro
 
 from vitascope.cli.parsing import MaybePath, MaybeText, Model
 from vitascope.errors import UserError
-from vitascope.report.wording import counted
+from vitascope.formatting import counted
 
 if TYPE_CHECKING:
     from vitascope.deploy.export.accuracy import AccuracyComparison, Measured

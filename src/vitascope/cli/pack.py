@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from vitascope.cli.parsing import MaybeInt
-from vitascope.report.wording import counted
+from vitascope.formatting import counted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

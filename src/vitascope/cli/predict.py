@@ -15,7 +15,7 @@ import tyro
 
 from vitascope.cli.parsing import Device, MaybePath, Model, Precision, Workers
 from vitascope.errors import UserError, printable
-from vitascope.report.wording import counted
+from vitascope.formatting import counted
 
 if TYPE_CHECKING:
     from tqdm import tqdm

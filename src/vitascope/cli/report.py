@@ -35,7 +35,7 @@ class Report:
         from vitascope.report.write import write_again
         from vitascope.run.run import Run
 
-        report, missing = write_again(Run.open(self.run), data=self.data, device=self.device)
+        report, missing = rewrite_report(Run.open(self.run), data=self.data, device=self.device)
         if missing:
             print(f"vitascope: {missing}", file=sys.stderr)
         print(report)

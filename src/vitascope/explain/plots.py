@@ -15,18 +15,15 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.patches import Rectangle
 from PIL import Image
 
 from vitascope.explain.fonts import LiteralFigure
 
 RIGHT, WRONG, INK, GREY = "#1a7f4b", "#c2352b", "#222222", "#8a8a8a"
 SERIES = ("#3457a6", "#d9772b")
-HIDDEN = "#d4d4d4"
 MAX_GRID = 32
 """Images in a grid."""
 TITLE_LETTER = 0.105
@@ -75,65 +72,6 @@ def overlay(
     colour = colormaps["inferno"](heat[..., 0])[..., :3] * 255
     mixed = rgb * (1 - strength * heat) * (0.35 + 0.65 * heat) + colour * strength * heat
     return np.rint(np.clip(mixed, 0, 255)).astype(np.uint8)
-
-
-def draw_curves(records: Sequence[dict[str, Any]]) -> Figure:
-    """Loss and accuracy by epoch, from the records of `metrics.jsonl`."""
-    epochs = [record for record in records if record["kind"] == "epoch"]
-    x = [record["epoch"] for record in epochs]
-    figure = new_figure(9, 3.4)
-    for axes, quantity in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
-        for part, colour in zip(("train", "val"), SERIES, strict=True):
-            y = np.array([record[f"{part}_{quantity}"] for record in epochs], dtype=float)
-            axes.plot(
-                x, y, color=colour, label=f"{part} (last {y[-1]:.3f})", marker="o" if len(x) == 1 else ""
-            )
-        plain(axes, xlabel="epoch", title=quantity)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.legend(frameon=False)
-    return figure
-
-
-def draw_confusion(confusion: npt.NDArray[np.int64], class_names: Sequence[str], title: str) -> Figure:
-    """Counts (K, K), true class down and predicted class across; shades are shares of the true class."""
-    K = len(class_names)
-    shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-    side = min(12.0, max(4.0, 1.5 + 0.5 * K))
-    figure = new_figure(side, side, title)
-    axes = figure.subplots()
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    names = [short(name, 20) for name in class_names]
-    if K <= 30:
-        for row, column in zip(*np.nonzero(confusion), strict=True):
-            colour = "white" if shares[row, column] > 0.5 else WRONG if row != column else INK
-            axes.text(
-                column, row, str(confusion[row, column]), ha="center", va="center", color=colour, fontsize=9
-            )
-    if K <= 60:
-        if max(map(len, names)) > 2:
-            axes.set_xticks(range(K), names, rotation=45, ha="right", rotation_mode="anchor")
-        else:
-            axes.set_xticks(range(K), names)
-        axes.set_yticks(range(K), names)
-    axes.set(xlabel="predicted", ylabel="true")
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-    return figure
-
-
-def draw_predictions(
-    pictures: Sequence[npt.NDArray[np.uint8]],
-    truths: Sequence[str],
-    guesses: Sequence[str],
-    confidences: Sequence[float],
-    title: str,
-) -> Figure:
-    """A grid of pictures under what the model said: right in green, wrong in red with the truth."""
-    captions = [
-        caption(guess, confidence, truth)
-        for truth, guess, confidence in zip(truths, guesses, confidences, strict=True)
-    ]
-    return draw_grid(pictures, captions, title)
 
 
 def caption(guess: str, confidence: float, truth: str | None) -> tuple[str, str]:
@@ -200,47 +138,7 @@ def beside_itself(
     return np.concatenate([rgb, gap, overlay(large, heatmap)], axis=1)
 
 
-def draw_masked(
-    rows: Mapping[str, Sequence[npt.NDArray[np.uint8]]],
-    hidden: npt.NDArray[np.bool_],
-    replaced: npt.NDArray[np.bool_],
-    kept: npt.NDArray[np.bool_],
-) -> Figure:
-    """Masked patch prediction: a row of pictures for each thing that there is to see, a column an image.
-
-    Args:
-        rows: pictures by what they are; those named "given" are marked with what follows.
-        hidden: which patches were [mask], (n, gh, gw).
-        replaced: which were another patch, (n, gh, gw).
-        kept: which were as they are, and asked for all the same, (n, gh, gw).
-    """
-    n = len(hidden)
-    figure = new_figure(1.3 * n + 0.4, 1.3 * len(rows) + 0.9, "Masked patch prediction: what was there?")
-    grid = figure.subplots(len(rows), n, squeeze=False)
-    for line, (name, pictures) in zip(grid, rows.items(), strict=True):
-        line[0].set_ylabel(name, fontsize=11, color=INK)
-        for index, (axes, picture) in enumerate(zip(line, pictures, strict=True)):
-            axes.imshow(picture, cmap="gray", vmin=0, vmax=255)
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set_visible(False)
-            if name == "given":
-                _cover(axes, hidden[index])
-                _frame(axes, replaced[index], SERIES[1])
-                _frame(axes, kept[index], RIGHT)
-    frames = {"another patch of the image": SERIES[1], "left as it is, but asked for": RIGHT}
-    handles = [Patch(facecolor=HIDDEN, label="[mask]")]
-    handles += [Patch(facecolor="none", edgecolor=colour, label=text) for text, colour in frames.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
-    return figure
-
-
-def _cover(axes: Axes, which: npt.NDArray[np.bool_]) -> None:
-    """Hide some patches of the picture in the axes; `which` is (gh, gw)."""
-    extent = axes.images[0].get_extent()
-    axes.imshow(np.where(which[..., None], to_rgba(HIDDEN), 0.0), extent=extent)
-
-
-def _frame(axes: Axes, which: npt.NDArray[np.bool_], colour: str) -> None:
+def frame_patches(axes: Axes, which: npt.NDArray[np.bool_], colour: str) -> None:
     """Frame some patches of the picture in the axes; `which` is (gh, gw)."""
     height, width = axes.images[0].get_size()
     ph, pw = height / which.shape[0], width / which.shape[1]
@@ -289,7 +187,7 @@ def frame_patch(axes: Axes, grid: tuple[int, int], patch: tuple[int, int]) -> No
     """Frame one patch, (row, column) in a grid of (rows, columns), of the picture in the axes."""
     which = np.zeros(grid, dtype=bool)
     which[patch] = True
-    _frame(axes, which, SERIES[1])
+    frame_patches(axes, which, SERIES[1])
 
 
 def enlarged(picture: npt.NDArray[np.uint8], side: int = 256) -> npt.NDArray[np.uint8]:

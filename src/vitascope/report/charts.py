@@ -1,141 +1,174 @@
-"""The report's charts: how training went, and how far its confidence is to be believed."""
+"""Charts of a run: curves, confusion matrix, calibration; for PNGs and for the page alike."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitascope.explain.plots import GREY, INK, SERIES, plain
+from vitascope.explain.plots import GREY, INK, SERIES, WRONG, new_figure, plain, short
 from vitascope.report.measures import Calibration
-from vitascope.report.svg import DRAWING
 
-SIZE = (4.4, 2.9)
 MAX_POINTS = 300
-"""Of a line; of longer ones, means of neighbours are drawn."""
+"""Points of a curve; neighbours of longer ones are averaged."""
+MAX_CLASSES = 60
+"""Classes of a confusion matrix in the page; with more, the most confused pairs are easier to read."""
+WITH_COUNTS = 30
+"""Classes up to which the cells show their counts."""
+TITLE = "title:"
+"""Prefix of the gid of a shape whose rest the page shows under the pointer."""
+
+Records = Sequence[dict[str, Any]]
+NewFigure = Callable[[float, float], Figure]
 
 
-def new_chart(width: float = SIZE[0], height: float = SIZE[1]) -> Figure:
-    """An empty figure of a size in inches, whose text is readable on a phone."""
-    return Figure(figsize=(width, height), layout="constrained")
+def curve_names(epochs: Records, steps: Records) -> list[str]:
+    """The recorded curves, among `loss`, `accuracy`, `agree` and `lr`, in this order."""
+    found = [name for name in ("loss", "accuracy", "agree") if epochs and f"train_{name}" in epochs[0]]
+    found = found or ["loss"]
+    return [*found, "lr"] if len(steps) > 2 else found
 
 
-@matplotlib.rc_context(DRAWING)
-def draw_curve(
-    epochs: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]], quantity: str, kept: int | None = None
-) -> Figure:
+def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
+    """All recorded curves side by side; arguments are as for `plot_curve`."""
+    names = curve_names(epochs, steps)
+    figure = new_figure(4.5 * len(names), 3.4)
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        plot_curve(axes, epochs, steps, name, kept)
+        axes.set_title("learning rate" if name == "lr" else name)
+    return figure
+
+
+def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int | None) -> None:
     """A quantity of training and validation by epoch.
 
     Args:
+        axes: to draw on.
         epochs: the records of epochs.
         steps: the records of steps, drawn faintly where they have the quantity.
-        quantity: `loss`, `accuracy` or `agree`, as in the records.
+        name: `loss`, `accuracy`, `agree` or `lr`.
         kept: the epoch whose weights were kept, which is marked.
     """
-    figure = new_chart()
-    axes = figure.subplots()
-    if steps and quantity in steps[0]:
-        each = steps_per_epoch(epochs)
-        x, y = (thinned(values) for values in ([step["step"] / each for step in steps], of(steps, quantity)))
-        axes.plot(x, y, color=SERIES[0], alpha=0.3, linewidth=0.8, label="train, single steps")
-    x = np.array([record["epoch"] for record in epochs])
+    per_epoch = epochs[-1]["step"] / epochs[-1]["epoch"] if epochs else 1.0
+    if steps and name in steps[0]:
+        x, y = _thinned([step["step"] / per_epoch for step in steps]), _thinned(values_of(steps, name))
+        faint: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.8, "label": "train, single steps"}
+        axes.plot(x, y, color=SERIES[0], **({"linewidth": 1.6} if name == "lr" else faint))
+    plain(axes, xlabel="epoch" if epochs else "step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if name == "lr":
+        axes.set_ylim(bottom=0)
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+        return
+    x = values_of(epochs, "epoch")
     for part, colour in zip(("train", "val"), SERIES, strict=True):
-        if epochs and f"{part}_{quantity}" in epochs[0]:
-            y = of(epochs, f"{part}_{quantity}")
-            label = f"{part}, last {y[-1]:.1%}" if quantity != "loss" else f"{part}, last {y[-1]:.3f}"
+        if epochs and f"{part}_{name}" in epochs[0]:
+            y = values_of(epochs, f"{part}_{name}")
+            label = f"{part}, last {y[-1]:.3f}" if name == "loss" else f"{part}, last {y[-1]:.1%}"
             axes.plot(x, y, color=colour, linewidth=1.6, label=label, marker="o" if len(x) == 1 else "")
-    if quantity == "accuracy" and epochs and "val_majority" in epochs[-1]:
+    if name == "accuracy" and "val_majority" in epochs[-1]:
         share = epochs[-1]["val_majority"]
-        label = f"val, commonest class {share:.1%}"
+        label = f"val, most frequent class {share:.1%}"
         axes.axhline(share, color=GREY, linestyle="--", linewidth=1, label=label)
     if kept is not None:
         axes.axvline(kept, color=GREY, linestyle=":", linewidth=1, label=f"kept, epoch {kept}")
-    plain(axes, xlabel="epoch")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    if quantity != "loss":
+    if name != "loss":
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.legend(frameon=False, fontsize=8)
-    return figure
 
 
-@matplotlib.rc_context(DRAWING)
-def draw_learning_rate(epochs: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]]) -> Figure:
-    """The learning rate by epoch, from the records of epochs and steps."""
-    figure = new_chart()
-    axes = figure.subplots()
-    each = steps_per_epoch(epochs)
-    axes.plot(
-        thinned([step["step"] / each for step in steps]),
-        thinned(of(steps, "lr")),
-        color=SERIES[0],
-        linewidth=1.6,
-    )
-    plain(axes, xlabel="epoch" if epochs else "step")
-    axes.set_ylim(bottom=0)
-    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
-    return figure
-
-
-def steps_per_epoch(epochs: Sequence[dict[str, Any]]) -> float:
-    """From the last record of an epoch; 1 while there is none, so that steps count themselves."""
-    return float(epochs[-1]["step"] / epochs[-1]["epoch"]) if epochs else 1.0
-
-
-def of(records: Sequence[dict[str, Any]], name: str) -> npt.NDArray[np.float64]:
-    """A value of each record; not a number where a record lacks it."""
+def values_of(records: Records, name: str) -> npt.NDArray[np.float64]:
+    """A value of each record; NaN where a record lacks it."""
     return np.array([record.get(name, np.nan) for record in records], dtype=np.float64)
 
 
-def thinned(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """At most `MAX_POINTS` numbers: of more, means of neighbours."""
+def _thinned(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """At most `MAX_POINTS` numbers, means of neighbours."""
     values = np.asarray(values, dtype=np.float64)
     return np.array([part.mean() for part in np.array_split(values, min(len(values), MAX_POINTS))])
 
 
-@matplotlib.rc_context(DRAWING)
-def draw_calibration(measured: Calibration) -> Figure:
-    """A reliability diagram, over how many answers each of its bars stands for."""
+def draw_confusion(
+    confusion: npt.NDArray[np.int64], class_names: Sequence[str], *, new: NewFigure = new_figure
+) -> Figure:
+    """Counts (K, K), true class down and predicted class across.
+
+    Correct predictions are blue, mistakes red. Stronger colours are larger shares of the true class; those of
+    mistakes grow with the square root, because most are small.
+
+    Args:
+        confusion: the counts.
+        class_names: of the K classes.
+        new: creates the figure of a width and height in inches.
+    """
+    K = len(class_names)
+    side = min(12.0, max(4.0, 1.5 + 0.5 * K))
+    figure = new(side, side)
+    axes = figure.subplots()
+    totals = confusion.sum(axis=1)
+    shares = confusion / np.maximum(totals, 1)[:, None]
+    strengths = np.where(np.eye(K, dtype=bool), shares, np.sqrt(shares))
+    opacities = np.where(confusion > 0, 0.08 + 0.82 * strengths, 0)
+    if K > MAX_CLASSES:  # an image is faster than many cells
+        colours = np.where(np.eye(K, dtype=bool)[..., None], to_rgb(SERIES[0]), to_rgb(WRONG))
+        axes.imshow(np.dstack([colours, opacities]))
+    for true, guess in zip(*np.nonzero(confusion), strict=True) if K <= MAX_CLASSES else ():
+        colour, said = (SERIES[0], "correct") if true == guess else (WRONG, f"predicted {class_names[guess]}")
+        cell = Rectangle(
+            (guess - 0.5, true - 0.5), 1, 1, color=colour, alpha=opacities[true, guess], linewidth=0
+        )
+        cell.set_gid(f"{TITLE}{confusion[true, guess]} of {totals[true]} {class_names[true]}: {said}")
+        cell.set_in_layout(False)
+        axes.add_patch(cell)
+        if K <= WITH_COUNTS:
+            count, ink = str(confusion[true, guess]), "white" if strengths[true, guess] > 0.6 else INK
+            text = axes.text(guess, true, count, ha="center", va="center", color=ink, fontsize=9)
+            text.set_in_layout(False)
+    _label_classes(axes, [short(name, 20) for name in class_names])
+    axes.set(xlabel="predicted", ylabel="true", xlim=(-0.5, K - 0.5), ylim=(K - 0.5, -0.5), aspect="equal")
+    axes.hlines(np.arange(K + 1) - 0.5, -0.5, K - 0.5, color=GREY, linewidth=0.3, clip_on=False)
+    axes.vlines(np.arange(K + 1) - 0.5, -0.5, K - 0.5, color=GREY, linewidth=0.3, clip_on=False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return figure
+
+
+def _label_classes(axes: Axes, names: Sequence[str]) -> None:
+    if len(names) > MAX_CLASSES:
+        return
+    places, size = range(len(names)), 9 if len(names) <= WITH_COUNTS else 6
+    turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+    turned = turned if max(map(len, names)) > 2 else {}
+    axes.set_xticks(places, names, fontsize=size, **turned)
+    axes.set_yticks(places, names, fontsize=size)
+
+
+def draw_calibration(measured: Calibration, *, new: NewFigure = new_figure) -> Figure:
+    """A reliability diagram above the number of predictions in each bin."""
     bins = len(measured.counts)
     centres, width, full = (np.arange(bins) + 0.5) / bins, 0.9 / bins, measured.counts > 0
-    figure = new_chart(4.8, 4.6)
+    x, accuracies, confidences = centres[full], measured.accuracies[full], measured.confidences[full]
+    figure = new(4.8, 4.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.1))
-    upper.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="as sure as right")
-    upper.bar(
-        centres[full],
-        measured.accuracies[full],
-        width,
-        color=SERIES[0],
-        alpha=0.75,
-        label="share of right answers",
-    )
-    upper.plot(
-        measured.confidences[full],
-        measured.confidences[full],
-        "o",
-        color=SERIES[1],
-        markersize=4,
-        label="mean confidence",
-    )
-    upper.vlines(
-        measured.confidences[full],
-        measured.accuracies[full],
-        measured.confidences[full],
-        color=SERIES[1],
-        linewidth=1.2,
-    )
-    plain(upper, ylabel="right")
+    upper.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfect calibration")
+    upper.bar(x, accuracies, width, color=SERIES[0], alpha=0.75, label="accuracy")
+    upper.plot(confidences, confidences, "o", color=SERIES[1], markersize=4, label="mean confidence")
+    upper.vlines(confidences, accuracies, confidences, color=SERIES[1], linewidth=1.2)
+    plain(upper, ylabel="accuracy")
     upper.set(xlim=(0, 1), ylim=(0, 1.02))
     upper.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     upper.legend(frameon=False, fontsize=8, loc="upper left")
     lower.bar(centres, measured.counts, width, color=GREY, alpha=0.6)
-    for centre, count in zip(centres[full], measured.counts[full], strict=True):
+    for centre, count in zip(x, measured.counts[full], strict=True):
         lower.text(centre, count, f"{count:,}", ha="center", va="bottom", fontsize=6.5, color=INK)
-    plain(lower, ylabel="answers", xlabel="confidence")
+    plain(lower, ylabel="images", xlabel="confidence")
     lower.margins(y=0.25)
     lower.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     lower.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))

@@ -1,82 +1,80 @@
-"""The figures of a finished run: what it learned and where it looks."""
+"""The figures of a finished run, as PNGs in its folder."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
-from vitascope.explain import model_plots, plots, rollout
+from vitascope.explain import model_plots, plots
 from vitascope.explain.learned import patch_filters, position_similarity
 from vitascope.model.classifier import Classifier
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
-from vitascope.report.measures import score_of
+from vitascope.report.charts import draw_confusion
+from vitascope.report.curves import draw_run_curves
+from vitascope.report.measures import confusion_matrix, score_of
+from vitascope.report.thumbnails import Pixels, attention_over
 from vitascope.run.run import Run
 from vitascope.storage import replacing
+from vitascope.weights.preprocess import preprocess_of
+
+HIDDEN = "#d4d4d4"
+"""Colour of [mask]."""
 
 
 def draw_figures(
-    run: Run,
-    model: Classifier,
-    preprocess: Preprocess,
-    images: ImageSet,
-    probabilities: npt.NDArray[np.float32],
+    run: Run, model: Classifier, images: ImageSet, probabilities: npt.NDArray[np.float32]
 ) -> dict[str, Path]:
-    """Draw everything that a run shows into its `figures/`; returns the paths by name.
+    """Draw the figures of a finished classifier; returns the paths by name.
 
-    A ResNet has no attention, positions or patch embedding, and so no figures of them.
+    A ResNet has no figures of attention, positions and filters.
 
     Args:
         run: its metrics give the curves.
         model: the finished model, on any device.
-        preprocess: the model's.
-        images: what it was measured on, all readable, in the order of `probabilities`.
-        probabilities: the model's, (N, K).
-    """
-    figures: dict[str, Figure] = {"curves": plots.draw_curves(run.metrics)}
-    K = len(images.class_names)
-    guesses = probabilities.argmax(axis=1)
-    confusion = np.bincount(images.labels * K + guesses, minlength=K * K).reshape(K, K)
-    score = score_of(images.labels, guesses)
-    title = (
-        f"{images.name}: {score.right / score.total:.2%} of {len(images)} right "
-        f"(commonest class: {score.majority:.2%})"
-    )
-    figures["confusion"] = plots.draw_confusion(confusion, images.class_names, title)
+        images: that the model was measured on, all readable, in the order of `probabilities`.
+        probabilities: of the classes, (N, K).
 
-    shown = choose_shown(images.labels, probabilities)
-    pixels = np.stack([preprocess.pixels(images.sources[index]) for index in shown])  # (n, C, H, W)
-    pictures = [to_picture(tile) for tile in pixels]
-    said: dict[str, Any] = {
-        "truths": [images.class_names[images.labels[index]] for index in shown],
-        "guesses": [images.class_names[guesses[index]] for index in shown],
-        "confidences": [float(probabilities[index].max()) for index in shown],
-    }
-    figures["predictions"] = plots.draw_predictions(pictures, title=f"{images.name} predictions", **said)
+    Raises:
+        ImageError: one of the images to show cannot be read.
+    """
+    names, labels, classes = images.class_names, images.labels, probabilities.argmax(axis=1)
+    score = score_of(labels, classes)
+    title = (
+        f"{images.name}: {score.right / score.total:.2%} of {len(images)} correct "
+        f"(most frequent class: {score.majority:.2%})"
+    )
+    confusion = confusion_matrix(labels, classes, len(names))
+    matrix = draw_confusion(confusion, names, new=partial(plots.new_figure, title=title))
+    figures = {"curves": draw_run_curves(run), "confusion": matrix}
+
+    shown = choose_shown(labels, probabilities)
+    pixels = {index: preprocess_of(model).pixels(images.sources[index]) for index in shown.tolist()}
+    captions = [
+        plots.caption(names[classes[index]], float(probabilities[index].max()), names[labels[index]])
+        for index in pixels
+    ]
+    pictures = [plots.to_picture(tile) for tile in pixels.values()]
+    figures["predictions"] = plots.draw_grid(pictures, captions, f"{images.name} predictions")
     if isinstance(model, VisionTransformer):
-        tiles = preprocess.normalize(torch.from_numpy(pixels)).to(next(model.parameters()).device)
-        seen = [
-            plots.overlay(plots.enlarged(picture, 96), heat)
-            for picture, heat in zip(pictures, rollout(model, tiles).cpu().numpy(), strict=True)
-        ]
-        figures["attention"] = plots.draw_predictions(seen, title="the same under attention rollout", **said)
+        side = max(model.config.image_hw)
+        seen = [plots.to_picture(tile) for tile in attention_over(model, pixels, side).values()]
+        figures["attention"] = plots.draw_grid(seen, captions, "the same under attention rollout")
         figures |= draw_embedding(model)
-    paths = {name: run.figures / f"{name}.png" for name in figures}
-    for name, figure in figures.items():
-        with replacing(paths[name]) as aside:
-            plots.save_figure(figure, aside)
-    return paths
+    return _save(run, figures)
 
 
 def draw_embedding(model: VisionTransformer) -> dict[str, Figure]:
-    """What equation 1 has learned, as far as it learns: `positions` and `filters`."""
+    """Learned parts of equation 1: `positions` and `filters`, as far as the model has them."""
     figures: dict[str, Figure] = {}
     if model.positions.table(model.config.grid) is not None:
         similarity = position_similarity(model).cpu().numpy()
@@ -91,18 +89,64 @@ def draw_embedding(model: VisionTransformer) -> dict[str, Figure]:
 def choose_shown(
     labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float32], count: int = plots.MAX_GRID
 ) -> npt.NDArray[np.int64]:
-    """Which images to show: spread evenly over the set, but up to a quarter are mistakes, surest first.
+    """Indices of images to show: spread evenly over the set, but up to a quarter are mistakes, surest first.
 
-    On a good model an even choice alone would hide what it gets wrong; the title gives the true share.
+    An even choice alone would hide the mistakes of a good model; the title gives the true share.
     """
-    guesses = probabilities.argmax(axis=1)
-    wrong = np.flatnonzero(guesses != labels)
+    classes = probabilities.argmax(axis=1)
+    wrong = np.flatnonzero(classes != labels)
     wrong = wrong[np.argsort(-probabilities[wrong].max(axis=1), kind="stable")][: count // 4]
     rest = np.setdiff1d(np.arange(len(labels)), wrong)
     rest = rest[np.unique(np.linspace(0, len(rest) - 1, min(count - len(wrong), len(rest))).astype(int))]
     return np.concatenate([rest, wrong]).astype(np.int64)
 
 
-def to_picture(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """(C, H, W) to what matplotlib shows: (H, W) for one channel, (H, W, 3) for three."""
-    return pixels[0] if pixels.shape[0] == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
+def draw_masked_patches(
+    run: Run,
+    rows: Mapping[str, Pixels],
+    hidden: npt.NDArray[np.bool_],
+    replaced: npt.NDArray[np.bool_],
+    kept: npt.NDArray[np.bool_],
+) -> dict[str, Path]:
+    """Draw the figure of masked patch prediction, `masked`; returns its path by its name.
+
+    Args:
+        run: the run.
+        rows: images (n, C, H, W) of each row by its name; in "given", the patches below are marked.
+        hidden: patches replaced by [mask], (n, gh, gw).
+        replaced: patches replaced by another patch, (n, gh, gw).
+        kept: unchanged patches that are predicted as well, (n, gh, gw).
+    """
+    n = len(hidden)
+    title = "Masked patch prediction: what was there?"
+    figure = plots.new_figure(1.3 * n + 0.4, 1.3 * len(rows) + 0.9, title)
+    for line, (name, pixels) in zip(figure.subplots(len(rows), n, squeeze=False), rows.items(), strict=True):
+        line[0].set_ylabel(name, fontsize=11, color=plots.INK)
+        for index, axes in enumerate(line):
+            axes.imshow(plots.to_picture(pixels[index]), cmap="gray", vmin=0, vmax=255)
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+            if name == "given":
+                _cover(axes, hidden[index])
+                plots.frame_patches(axes, replaced[index], plots.SERIES[1])
+                plots.frame_patches(axes, kept[index], plots.RIGHT)
+    frames = {"another patch of the image": plots.SERIES[1], "unchanged, but predicted": plots.RIGHT}
+    handles = [Patch(facecolor=HIDDEN, label="[mask]")]
+    handles += [Patch(facecolor="none", edgecolor=colour, label=text) for text, colour in frames.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+    return _save(run, {"masked": figure})
+
+
+def _cover(axes: Axes, which: npt.NDArray[np.bool_]) -> None:
+    """Hide some patches of the image in the axes; `which` is (gh, gw)."""
+    extent = axes.images[0].get_extent()
+    axes.imshow(np.where(which[..., None], to_rgba(HIDDEN), 0.0), extent=extent)
+
+
+def _save(run: Run, figures: Mapping[str, Figure]) -> dict[str, Path]:
+    run.figures.mkdir(parents=True, exist_ok=True)
+    paths = {name: run.figures / f"{name}.png" for name in figures}
+    for name, figure in figures.items():
+        with replacing(paths[name]) as aside:
+            plots.save_figure(figure, aside)
+    return paths

@@ -62,7 +62,7 @@ class Score:
         low, high = self.interval
         return (
             f"95% interval {low:.1%} to {high:.1%}; balanced accuracy {self.balanced:.2%}; "
-            f"always naming the commonest class: {self.majority:.2%}"
+            f"always guessing the most frequent class: {self.majority:.2%}"
         )
 
     def warning(self, *, from_scratch: bool = True) -> str:
@@ -73,7 +73,7 @@ class Score:
         """
         if not self.no_better:
             return ""
-        said = f"no better than always naming the commonest class, as far as {self.total:,} images can tell"
+        said = f"no better than always guessing the most frequent class, as far as {self.total:,} images show"
         return f"{said}; few images need trained weights: {TRAINED_WEIGHTS}" if from_scratch else said
 
 
@@ -129,18 +129,18 @@ def calibration(
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
+class ConfusedPair:
     """A class that is taken for another.
 
     Attributes:
         true: the class that it is.
-        taken_for: the class that the model says.
+        predicted: the class that the model says.
         count: in how many images.
         total: images of the true class.
     """
 
     true: int
-    taken_for: int
+    predicted: int
     count: int
     total: int
 
@@ -153,7 +153,7 @@ def confusion_matrix(
     return np.bincount(labels * K + guesses, minlength=K * K).reshape(K, K)
 
 
-def worst_pairs(confusion: npt.NDArray[np.int64], count: int) -> list[Pair]:
+def worst_pairs(confusion: npt.NDArray[np.int64], count: int) -> list[ConfusedPair]:
     """The ordered pairs of classes that are confused most often; of as many, the larger share comes first.
 
     Args:
@@ -165,7 +165,7 @@ def worst_pairs(confusion: npt.NDArray[np.int64], count: int) -> list[Pair]:
     counts = confusion[trues, others]
     order = np.lexsort((others, trues, -counts / totals[trues], -counts))[:count]
     return [
-        Pair(int(true), int(other), int(confusion[true, other]), int(totals[true]))
+        ConfusedPair(int(true), int(other), int(confusion[true, other]), int(totals[true]))
         for true, other in zip(trues[order], others[order], strict=True)
     ]
 

@@ -1,208 +1,225 @@
-"""The report's words about a run: what came out, and what was trained on what."""
+"""The report's sections about the run: result, training, configuration, environment."""
 
 from __future__ import annotations
 
 import datetime
 import shlex
+from typing import Any
 
 from vitascope.data.datasets import class_counts
 from vitascope.data.splits import Splits
+from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier
-from vitascope.report.html import (
-    Markup,
-    Section,
-    code,
-    definitions,
-    element,
-    folded,
-    join,
-    note,
-    paragraph,
-    table,
-)
 from vitascope.report.measures import Score, calibration, score_of, wilson_interval
-from vitascope.report.provenance import date
-from vitascope.report.wording import counted
 from vitascope.run.environment import without_home
-from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
+
+MOST_CLASSES = 100
+"""Rows of the table of images per class; with more classes there is a line instead."""
+
+_ENVIRONMENT = {
+    "started": "Started",
+    "command": "Command",
+    "vitascope": "vitascope",
+    "torch": "PyTorch",
+    "python": "Python",
+    "platform": "System",
+    "cpu": "CPU",
+    "cores": "Cores",
+    "threads": "Threads",
+    "memory_gib": "Memory",
+    "bf16_units": "bf16 in hardware",
+    "processes": "Processes",
+    "device": "Device",
+    "gpu": "GPU",
+    "cuda": "CUDA",
+}
 
 
 def name_of(run: Run) -> str:
-    """What the page calls the run: its folder's name."""
+    """The run's name in the page: its folder's."""
     return run.path.resolve().name
 
 
-def header(run: Run, model: Classifier | None) -> Markup:
-    """The title, what came out in one sentence, and the numbers that one asks for first."""
-    parts = [element("h1", name_of(run)), element("p", result(run), class_="lead")]
-    if not run.finished:
-        command = "train" if run.classifies else "pretrain"
-        again = f"vitascope {command} --resume {shlex.quote(without_home(str(run.path)))}"
-        parts.append(note("This run has not finished. ", code(again), " continues it."))
-    tests = run.records("test")
-    if tests and tests[-1]["split"] == "val" and run.config.get("keep") == "best" and run.classifies:
-        parts.append(
-            note(
-                "The data have no test split. These are the validation images, which have also chosen the "
-                "weights, so that on new images it will be somewhat worse."
-            )
-        )
-    score = score_of_run(run) if run.finished else None
-    warning = score.warning(from_scratch=not run.config.get("weights")) if score is not None else ""
-    if warning:
-        parts.append(note(f"This model is {warning}."))
-    shown = tiles(run, model)
-    if shown:
-        boxes = (
-            element("div", element("b", value), element("span", what), class_="tile") for value, what in shown
-        )
-        parts.append(element("div", *boxes, class_="tiles"))
-    return join(parts)
+def header(run: Run, model: Classifier | None) -> dict[str, Any]:
+    """The result in one sentence, what to know about it, and the most important numbers."""
+    tests, score = run.records("test"), _score(run)
+    return {
+        "name": name_of(run),
+        "result": _result(run),
+        "resume": None if run.finished else f"{_command(run)} --resume {_quoted(run.path)}",
+        "measured_on_val": bool(
+            tests and tests[-1]["split"] == "val" and run.config.get("keep") == "best" and run.classifies
+        ),
+        "warning": "" if score is None else score.warning(from_scratch=not run.config.get("weights")),
+        "tiles": _tiles(run, model, score),
+    }
 
 
-def result(run: Run) -> str:
-    """What came out, in one sentence."""
+def _command(run: Run) -> str:
+    return f"vitascope {'train' if run.classifies else 'pretrain'}"
+
+
+def _quoted(path: object) -> str:
+    return shlex.quote(without_home(str(path)))
+
+
+def _result(run: Run) -> str:
     epochs, tests = run.records("epoch"), run.records("test")
-    what = "A classifier" if run.classifies else "A body, pre-trained by masked patch prediction,"
     data = without_home(str(run.config["data"]))
+    what = f"A classifier of {data}" if run.classifies else f"A body, pre-trained by masked patches of {data}"
     if not run.finished or not tests:
-        done = epochs[-1]["epoch"] if epochs else 0
-        return f"{what} of {data}: trained for {done} of {epochs_of(run)}."
+        return f"{what}: trained for {epochs[-1]['epoch'] if epochs else 0} of {_planned_epochs(run)}."
     test = tests[-1]
+    images = counted(test["images"], f"{test['split']} image")
     if not run.classifies:
-        return f"{what} of {data}: loss {test['loss']:.3f} for hidden patches of {test['images']:,} images."
-    split = f"{test['split']} image"
-    right = f"{what} of {data}: {test['accuracy']:.2%} of {counted(test['images'], split)} right."
-    score = score_of_run(run)
-    if score is None:
-        return right
-    return f"{right} Always naming the commonest class would be right in {score.majority:.2%}."
+        return f"{what}: loss {test['loss']:.3f} for hidden patches of {images}."
+    score = _score(run)
+    compared = (
+        "" if score is None else f" Always guessing the most frequent class would reach {score.majority:.2%}."
+    )
+    return f"{what}: {test['accuracy']:.2%} of {images} correct.{compared}"
 
 
-def epochs_of(run: Run) -> str:
-    """How many epochs a run was to have."""
+def _planned_epochs(run: Run) -> str:
     planned = run.config.get("epochs")
     return counted(planned, "epoch") if isinstance(planned, int) else "? epochs"
 
 
-def score_of_run(run: Run) -> Score | None:
-    """A finished classifier's score; None where its answers are not recorded."""
-    found = run.predictions
+def _score(run: Run) -> Score | None:
+    found = run.predictions if run.finished else None
     return score_of(found.labels, found.classes) if found is not None and len(found.labels) else None
 
 
-def tiles(run: Run, model: Classifier | None) -> list[tuple[str, str]]:
-    """The numbers that one asks for first, each with what it is."""
+def _tiles(run: Run, model: Classifier | None, score: Score | None) -> list[tuple[str, str]]:
+    """The most important numbers, each with its meaning."""
     found: list[tuple[str, str]] = []
     tests, epochs = run.records("test"), run.records("epoch")
     if tests and run.classifies:
         test = tests[-1]
         low, high = wilson_interval(test["correct"], test["images"])
-        share = f"{test['accuracy']:.2%}"
-        found.append((share, f"{test['split']} accuracy; 95% interval {low:.1%} to {high:.1%}"))
-        score = score_of_run(run)
+        meaning = f"{test['split']} accuracy; 95% interval {low:.1%} to {high:.1%}"
+        found.append((f"{test['accuracy']:.2%}", meaning))
         if score is not None:
-            found.append((f"{score.majority:.2%}", "by always naming the commonest class"))
-            found.append((f"{score.balanced:.2%}", "balanced accuracy: the mean over the classes"))
+            found.append((f"{score.majority:.2%}", "accuracy of always guessing the most frequent class"))
+            found.append((f"{score.balanced:.2%}", "balanced accuracy: mean recall of the classes"))
         found.append((f"{test['loss']:.3f}", f"{test['split']} loss (cross-entropy, nats)"))
     elif tests:
         found.append((f"{tests[-1]['loss']:.3f}", f"{tests[-1]['split']} loss of hidden patches"))
         if "accuracy" in tests[-1]:
-            found.append((f"{tests[-1]['accuracy']:.2%}", "of their colours right"))
+            found.append((f"{tests[-1]['accuracy']:.2%}", "of their colours correct"))
     if run.predictions is not None:
-        measured = calibration(run.predictions.confidences, run.predictions.correct)
-        found.append((f"{measured.error:.2%}", "expected calibration error (15 bins)"))
+        error = calibration(run.predictions.confidences, run.predictions.correct).error
+        found.append((f"{error:.2%}", "expected calibration error (15 bins)"))
     if model is not None:
-        found.append((in_short(sum(p.numel() for p in model.parameters())), "parameters"))
+        found.append((_in_short(sum(p.numel() for p in model.parameters())), "parameters"))
     if epochs:
-        planned, _, unit = epochs_of(run).partition(" ")
+        planned, _, unit = _planned_epochs(run).partition(" ")
         found.append((f"{epochs[-1]['epoch']} of {planned}", unit))
     if tests:
-        found.append((duration(tests[-1]["seconds"]), "of training, validation included"))
+        found.append((_duration(tests[-1]["seconds"]), "training time, with validation"))
     return found
 
 
-def in_short(count: int) -> str:
-    """A count as people say it: 86.6 M."""
+def _in_short(count: int) -> str:
+    """A count with three digits: 86.6 M."""
     for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return str(count)
 
 
-def duration(seconds: float) -> str:
-    """A time as people say it."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return str(datetime.timedelta(seconds=round(seconds)))
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else str(datetime.timedelta(seconds=round(seconds)))
 
 
-def trained_section(
+def training(
     run: Run, model: Classifier | None, splits: Splits | None, gone: str, differs: str = ""
-) -> Section:
-    """What was trained on what; why there are no pictures, or what differs in the data since."""
+) -> dict[str, Any]:
+    """Data, model and options of the training.
+
+    Args:
+        run: the run.
+        model: the finished model.
+        splits: the data, if they can be opened.
+        gone: why there are no images to show.
+        differs: how the data differ since training.
+    """
     get = run.config.get
-    rows: list[tuple[str, object]] = []
     task = "classification" if run.classifies else f"masked patch prediction ({get('target')})"
-    rows.append(("Task", task))
-    rows.append(("Data", without_home(str(get("data")))))
-    names = _class_names(run.predictions, model, splits) if run.classifies else ()
-    if splits is not None:
-        parts = (splits.train, splits.val) if splits.test is None else (splits.train, splits.val, splits.test)
+    rows: list[tuple[str, object]] = [("Task", task), ("Data", without_home(str(get("data"))))]
+    names = _class_names(run, model, splits) if run.classifies else ()
+    parts = [] if splits is None else [splits.train, splits.val, *([splits.test] if splits.test else [])]
+    if parts:
         rows.append(("Images", ", ".join(f"{len(part):,} {part.name}" for part in parts)))
     if names:
         some = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         rows.append(("Classes", f"{len(names):,}: {some}"))
-    said = get("model") or "as the weights that it started from"
-    rows.append(("Model", f"{said}: {model.config.summary}" if model is not None else said))
+    size = get("model") or "as the weights that training started from"
+    rows.append(("Model", f"{size}: {model.config.summary}" if model is not None else size))
     if model is not None:
         rows.append(("Parameters", f"{sum(p.numel() for p in model.parameters()):,}"))
-    start = get("weights")
-    rows.append(
-        ("Started from", without_home(str(start)) if start else f"random weights, seed {get('seed')}")
-    )
+    start = without_home(str(get("weights"))) if get("weights") else f"random weights, seed {get('seed')}"
+    rows.append(("Started from", start))
     if get("teacher"):
         rows.append(("Teacher", without_home(str(get("teacher")))))
-    rows.append(
-        (
-            "Training",
-            f"{epochs_of(run)}, batches of {get('batch_size')}, {get('optimizer')}, learning rate "
-            f"{get('lr')} ({get('schedule')}), weight decay {get('weight_decay')}",
-        )
+    options = (
+        f"{_planned_epochs(run)}, batches of {get('batch_size')}, {get('optimizer')}, learning rate "
+        f"{get('lr')} ({get('schedule')}), weight decay {get('weight_decay')}"
     )
+    rows.append(("Training", options))
     if run.classifies:
         kept = {"best": "of the lowest validation loss", "last": "of the last step"}
         rows.append(("Weights kept", kept.get(str(get("keep")), str(get("keep")))))
     if "started" in run.environment:
-        rows.append(("Started", date(run.environment["started"])))
-    parts_of_page = [definitions(rows)]
-    if gone:
-        parts_of_page.append(note(f"The pictures are not shown: {gone}"))
-    elif differs:
-        parts_of_page.append(note(f"{without_home(differs)}."))
-    if splits is not None and run.classifies and len(names) > 1:
-        parts_of_page.append(_class_table(splits))
-    return Section("trained", "What was trained on what", join(parts_of_page))
+        rows.append(("Started", _date(run.environment["started"])))
+    counts = [class_counts(part) for part in parts] if run.classifies and len(names) > 1 else []
+    few = splits is not None and len(splits.train.class_names) <= MOST_CLASSES
+    return {
+        "rows": rows,
+        "gone": gone,
+        "differs": without_home(differs),
+        "splits": [part.name for part in parts],
+        "images_per_class": [
+            (name, *(f"{count.get(name, 0):,}" for count in counts))
+            for name in (splits.train.class_names if splits is not None and few and counts else ())
+        ],
+        "range": (min(counts[0].values()), max(counts[0].values())) if counts and not few else None,
+    }
 
 
-def _class_names(
-    predictions: Predictions | None, model: Classifier | None, splits: Splits | None
-) -> tuple[str, ...]:
-    if predictions is not None:
-        return predictions.class_names
+def _class_names(run: Run, model: Classifier | None, splits: Splits | None) -> tuple[str, ...]:
+    if run.predictions is not None:
+        return run.predictions.class_names
     if splits is not None:
         return splits.train.class_names
     return model.config.class_names if model is not None else ()
 
 
-def _class_table(splits: Splits) -> Markup:
-    parts = [part for part in (splits.train, splits.val, splits.test) if part is not None]
-    counts = [class_counts(part) for part in parts]
-    rows = [(name, *(f"{count.get(name, 0):,}" for count in counts)) for name in splits.train.class_names]
-    if len(rows) > 100:
-        return paragraph(
-            f"Between {min(counts[0].values()):,} and {max(counts[0].values()):,} training images a class."
-        )
-    head = ("class", *(part.name for part in parts))
-    return folded("Images of each class", table(head, rows, numbers=range(1, len(parts) + 1)))
+def configuration(run: Run) -> dict[str, Any]:
+    """Every option, and the command that repeats the run."""
+    return {
+        "command": f"{_command(run)} --config {_quoted(run.config_file)} --run NEW",
+        "rows": [(name, without_home(_plain(value))) for name, value in run.config.items()],
+    }
+
+
+def environment(run: Run) -> dict[str, Any]:
+    """The machine and the versions that the run was started with."""
+    found = dict(run.environment)
+    if "started" in found:
+        found["started"] = _date(found["started"])
+    if "memory_gib" in found:
+        found["memory_gib"] = f"{found['memory_gib']} GiB"
+    return {"rows": [(name, found[key]) for key, name in _ENVIRONMENT.items() if key in found]}
+
+
+def _date(text: str) -> str:
+    """A time in ISO 8601 as people write it."""
+    return datetime.datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M %Z")
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

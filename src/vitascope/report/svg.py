@@ -1,61 +1,77 @@
-"""Drawings that become part of the page: vectors, the page's own font, and colours of its light or dark."""
+"""Figures as parts of the page: vectors in the page's font and in its light or dark colours."""
 
 from __future__ import annotations
 
 import io
 import re
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from vitascope.explain import plots
-from vitascope.report.html import Markup, element
+from vitascope.report.charts import TITLE
 
 COLOURS = {
     plots.INK: "--ink",
     "#000000": "--ink",
+    "#ffffff": "--paper",
     plots.GREY: "--muted",
-    "#b0b0b0": "--muted",
+    "#b0b0b0": "--muted",  # of matplotlib's grid lines
     plots.SERIES[0]: "--blue",
     plots.SERIES[1]: "--orange",
     plots.RIGHT: "--green",
     plots.WRONG: "--red",
 }
-"""The style sheet's colours of those that drawings are made with; two are matplotlib's own."""
+"""The style sheet's variable for each colour of the figures."""
 
-DRAWING: dict[Any, Any] = {
+PAGE_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # letters stay letters: small, searchable, in the page's font
     "text.parse_math": False,  # a class may be called $x$
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.linewidth": 0.6,
 }
-_LEFT_OUT = {"Date": None, "Creator": None, "Format": None, "Type": None}
+"""Settings of figures that are drawn for the page."""
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
-def embed(figure: Figure, name: str, alt: str, *, width: int | None = None) -> Markup:
-    """A matplotlib figure as `<svg>`.
+def embed(
+    draw: Callable[[], Figure], name: str, alt: str, *, width: int | None = None, least: int | None = None
+) -> Markup:
+    """A figure as `<svg>`; the same figure gives the same text.
 
     Args:
-        figure: drawn under `matplotlib.rc_context(DRAWING)`, or with its own settings.
-        name: of the drawing; its identifiers are apart from those of drawings with other names.
-        alt: what it shows, for those who do not see it.
-        width: pixels that it is not to be larger than; None lets it fill its place.
+        draw: draws the figure, under the page's settings.
+        name: makes the identifiers in this figure differ from those of others.
+        alt: description of the figure.
+        width: largest width in pixels; None fills the place.
+        least: smallest width in pixels.
     """
     written = io.StringIO()
-    with matplotlib.rc_context(DRAWING | {"svg.hashsalt": name}):
-        figure.savefig(written, format="svg", transparent=True, metadata=_LEFT_OUT, dpi=144)
-    text = re.sub(r"^.*?<svg", "<svg", written.getvalue(), flags=re.DOTALL).strip()
-    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    view = re.search(r'viewBox="([^"]+)"', text)
+    with matplotlib.rc_context(PAGE_STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the browser has its own fonts
+        draw().savefig(written, format="svg", transparent=True, metadata=_NO_METADATA, dpi=144)
+    text = re.sub(r"<!--.*?-->\s*", "", written.getvalue(), flags=re.DOTALL).strip()
+    view = re.search(r'<svg [^>]*viewBox="([^"]+)"[^>]*>(.*)</svg>', text, flags=re.DOTALL)
     assert view is not None
-    inside = text[text.index(">") + 1 : text.rindex("</svg>")]
+    inside = re.sub(rf"<g id=([\"']){TITLE}(.*?)\1>", r"<g><title>\2</title>", view[2])
     referred = set(re.findall(r"#([\w-]+)", inside))
     inside = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in referred else "", inside)
     inside = re.sub(r"(font: [\d.]+px) [^;\"]+", r"\1 var(--font)", inside)
     inside = re.sub(r">\s+<", "><", inside)
     for colour, variable in COLOURS.items():
         inside = inside.replace(colour, f"var({variable})")
-    style = None if width is None else f"max-width: {width}px"
-    return element("svg", Markup(inside), viewBox=view[1], role="img", aria_label=alt, style=style)
+    sizes = {"max-width": width, "min-width": least}
+    style = "; ".join(f"{key}: {value}px" for key, value in sizes.items() if value is not None)
+    return Markup('<svg viewBox="{}" role="img" aria-label="{}" style="{}">{}</svg>').format(
+        view[1], alt, style, Markup(inside)
+    )
+
+
+def blank_figure(width: float, height: float) -> Figure:
+    """An empty figure for the page, of a size in inches: its letters need no installed font."""
+    return Figure(figsize=(width, height), layout="constrained")

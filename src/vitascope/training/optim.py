@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitascope.errors import UserError
-from vitascope.report.wording import counted
+from vitascope.formatting import counted
 from vitascope.training.options import Optimization
 
 # Parameters that are tokens or positions, which have no weight decay.

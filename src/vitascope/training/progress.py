@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
-from vitascope.report.wording import speed
+from vitascope.formatting import speed
 
 LINES = 20
 """Approximate number of lines per run."""

@@ -26,7 +26,7 @@ from vitascope.model.classifier import Classifier, build
 from vitascope.model.hardware import explaining_memory, resolve_precision, reuse_freed_memory
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vit import VisionTransformer
-from vitascope.report.wording import counted
+from vitascope.formatting import counted
 from vitascope.report.write import write_report
 from vitascope.run.layout import has_model
 from vitascope.run.run import Run

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
 from vitascope.report.figures import draw_figures
-from vitascope.report.wording import counted
+from vitascope.formatting import counted
 from vitascope.training.distributed import print_first
 from vitascope.training.evaluate import Evaluation, predict_split
 from vitascope.training.tasks.task import Examples, Finished, Sums
@@ -56,7 +56,7 @@ class Classify:
         """Draw the figures of a classifier."""
         images = finished.loader.images.subset(tested.split, tested.indices)
         print_first("drawing the figures")
-        return draw_figures(finished.run, finished.model, self.preprocess, images, tested.probabilities)
+        return draw_figures(finished.run, finished.model, images, tested.probabilities)
 
 
 def classified(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:

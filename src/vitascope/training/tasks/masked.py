@@ -26,7 +26,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.vit import VisionTransformer
-from vitascope.report.masked import draw_masked_patches
+from vitascope.report.figures import draw_masked_patches
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import to_resume

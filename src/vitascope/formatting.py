@@ -1,4 +1,4 @@
-"""Numbers in words, for the console and the report."""
+"""Numbers as text, for the console, the server and the report."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ def counted(count: int, noun: str) -> str:
 
 
 def speed(images_per_second: float) -> str:
-    """A speed to two digits at least: `1,234 images/s`, `0.042 images/s`."""
+    """A speed with at least two digits: `1,234 images/s`, `0.042 images/s`."""
     digits = ",.0f" if images_per_second >= 10 else ".2g"
     return f"{images_per_second:{digits}} images/s"

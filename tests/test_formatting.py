@@ -1,6 +1,6 @@
 import pytest
 
-from vitascope.report.wording import counted, speed
+from vitascope.formatting import counted, speed
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,197 @@
+"""The report's sections about a classifier's predictions: classes, confusion, calibration, mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitascope.data.splits import ImageSet
+from vitascope.explain.plots import short
+from vitascope.model.classifier import Classifier
+from vitascope.report.charts import MAX_CLASSES, WITH_COUNTS, draw_calibration, draw_confusion
+from vitascope.report.measures import (
+    ConfusedPair,
+    calibration,
+    confusion_matrix,
+    surest_mistakes,
+    wilson_interval,
+    worst_pairs,
+)
+from vitascope.report.page import sure
+from vitascope.report.svg import blank_figure, embed
+from vitascope.report.thumbnails import Pixels, attention_over, name_of_image, read_pixels
+from vitascope.run.predictions import Predictions
+
+MISTAKES = 24
+"""Mistakes with their images."""
+PAIRS, PER_PAIR, EXAMPLES = 5, 4, 2
+"""Pairs of classes with images; mistakes of each pair, and correct examples of the predicted class."""
+MORE_PAIRS = 20
+WORST_CLASSES = 20
+"""Rows of the table of classes that are not folded."""
+
+
+def classification(
+    predictions: Predictions, model: Classifier, images: ImageSet | None
+) -> dict[str, dict[str, Any] | None]:
+    """Values of the four sections by anchor.
+
+    Args:
+        predictions: of the finished model.
+        model: the finished model.
+        images: the split of the predictions; None if it cannot be opened.
+    """
+    confusion = confusion_matrix(predictions.labels, predictions.classes, len(predictions.class_names))
+    pairs = worst_pairs(confusion, MORE_PAIRS)
+    mistakes = surest_mistakes(predictions.confidences, predictions.correct, MISTAKES).tolist()
+    paired = [_images_of(pair, predictions) for pair in pairs[:PAIRS]]
+    wanted = dict.fromkeys([*mistakes, *(place for wrong, right in paired for place in [*wrong, *right])])
+    pixels: dict[int, Pixels] = {}  # by place in the predictions
+    if images is not None:
+        indices = {place: int(predictions.indices[place]) for place in wanted}
+        found = read_pixels(images, indices.values(), model)
+        pixels = {place: found[index] for place, index in indices.items() if index in found}
+    return {
+        "classes": _classes(predictions, confusion),
+        "confusion": _confusion(predictions, confusion, pairs, paired, pixels),
+        "calibration": _calibration(predictions),
+        "mistakes": _mistakes(predictions, mistakes, model, images, pixels) if mistakes else None,
+    }
+
+
+def _images_of(pair: ConfusedPair, predictions: Predictions) -> tuple[list[int], list[int]]:
+    """Places of a pair's surest mistakes, and of the surest correct images of the predicted class."""
+
+    def surest(chosen: npt.NDArray[np.bool_], count: int) -> list[int]:
+        places = np.flatnonzero(chosen & (predictions.classes == pair.predicted))
+        return places[np.argsort(-predictions.confidences[places], kind="stable")][:count].tolist()
+
+    return surest(predictions.labels == pair.true, PER_PAIR), surest(predictions.correct, EXAMPLES)
+
+
+def _classes(predictions: Predictions, confusion: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Recall and precision of each class, the worst recall first."""
+    names = predictions.class_names
+    totals, correct, predicted = confusion.sum(axis=1), confusion.diagonal(), confusion.sum(axis=0)
+    present = np.flatnonzero(totals)
+    rows = []
+    for k in present[np.argsort(correct[present] / totals[present], kind="stable")]:
+        low, high = wilson_interval(int(correct[k]), int(totals[k]))
+        others = confusion[k].copy()
+        others[k] = 0
+        worst = int(others.argmax())
+        rows.append(
+            (
+                names[k],
+                f"{totals[k]:,}",
+                f"{correct[k] / totals[k]:.1%}",
+                f"{low:.0%} to {high:.0%}",
+                f"{correct[k] / predicted[k]:.1%}" if predicted[k] else "never predicted",
+                f"{names[worst]} ({others[worst]})" if others[worst] else "",
+            )
+        )
+    return {
+        "rows": rows[:WORST_CLASSES],
+        "rest": rows[WORST_CLASSES:],
+        "unreadable": predictions.unreadable,
+    }
+
+
+def _confusion(
+    predictions: Predictions,
+    confusion: npt.NDArray[np.int64],
+    pairs: list[ConfusedPair],
+    paired: list[tuple[list[int], list[int]]],
+    pixels: dict[int, Pixels],
+) -> dict[str, Any]:
+    """The matrix, and images of the most confused pairs."""
+    names, K = predictions.class_names, len(predictions.class_names)
+    matrix = None
+    if K <= MAX_CLASSES:
+        alt = f"Confusion matrix of {K} classes: {np.trace(confusion)} of {confusion.sum()} correct"
+        draw = partial(draw_confusion, confusion, names, new=blank_figure)
+        side = 150 + K * (44 if K <= WITH_COUNTS else 17)
+        matrix = embed(draw, "confusion", alt, width=max(340, side), least=min(side, max(300, 22 * K)))
+    cards = []
+    for pair, (wrong, right) in zip(pairs, paired, strict=False):
+        card = {"true": names[pair.true], "predicted": names[pair.predicted], "pair": pair}
+        known = [place for place in [*wrong, *right] if place in pixels]
+        card["images"] = [
+            {
+                "pixels": pixels[place],
+                "true": names[predictions.labels[place]],
+                "wrong": place in wrong,
+                "confidence": predictions.confidences[place],
+                "short": short(names[pair.predicted]),
+            }
+            for place in known
+        ]
+        cards.append(card)
+    more = [
+        (names[pair.true], names[pair.predicted], f"{pair.count:,}", f"{pair.count / pair.total:.1%}")
+        for pair in pairs[PAIRS:]
+    ]
+    return {"K": K, "matrix": matrix, "pairs": cards, "more": more}
+
+
+def _calibration(predictions: Predictions) -> dict[str, Any]:
+    """Confidence beside accuracy, in all and by bins."""
+    measured = calibration(predictions.confidences, predictions.correct)
+    edges = np.arange(len(measured.counts) + 1) / len(measured.counts)
+    return {
+        "confidence": float(predictions.confidences.mean(dtype=np.float64)),
+        "accuracy": float(predictions.correct.mean()),
+        "error": measured.error,
+        "drawing": embed(
+            partial(draw_calibration, measured, new=blank_figure),
+            "calibration",
+            "reliability diagram",
+            width=620,
+        ),
+        "rows": [
+            (
+                f"{edges[m]:.1%} to {edges[m + 1]:.1%}",
+                f"{measured.counts[m]:,}",
+                f"{measured.confidences[m]:.1%}",
+                f"{measured.accuracies[m]:.1%}",
+            )
+            for m in np.flatnonzero(measured.counts)
+        ],
+    }
+
+
+def _mistakes(
+    predictions: Predictions,
+    places: Iterable[int],
+    model: Classifier,
+    images: ImageSet | None,
+    pixels: dict[int, Pixels],
+) -> dict[str, Any]:
+    """The mistakes of the highest confidence, with their images and the attention over them."""
+    names = predictions.class_names
+    attention = attention_over(model, {place: pixels[place] for place in places if place in pixels})
+    listed = [
+        {
+            "name": name_of_image(images, int(predictions.indices[place]))
+            if images is not None
+            else f"{predictions.split} image {predictions.indices[place]}",
+            "predicted": names[predictions.classes[place]],
+            "confidence": sure(predictions.confidences[place]),
+            "true": names[predictions.labels[place]],
+            "probability": sure(predictions.probabilities[place, predictions.labels[place]]),
+            "pixels": pixels.get(place),
+            "attention": attention.get(place),
+        }
+        for place in places
+    ]
+    return {
+        "listed": listed,
+        "total": int((~predictions.correct).sum()),
+        "with_images": images is not None,
+        "with_attention": bool(attention),
+        "missing": len(listed) - len(pixels.keys() & set(places)),
+    }

@@ -1,0 +1,97 @@
+"""The report's sections about the network: its attention, positions and filters, and masked patches."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from vitascope.data.splits import ImageSet
+from vitascope.explain.learned import attention_distance, uniform_distance
+from vitascope.explain.model_plots import draw_attention_distance
+from vitascope.model.classifier import Classifier
+from vitascope.model.vit import VisionTransformer
+from vitascope.report.figures import draw_embedding
+from vitascope.report.svg import PAGE_STYLE, embed
+from vitascope.report.thumbnails import Pixels, attention_over, data_uri, name_of_image, read_pixels
+from vitascope.run.run import Run
+from vitascope.weights.preprocess import preprocess_of
+
+EXAMPLES = 8
+"""Images that are shown under their attention."""
+FOR_DISTANCE = 16
+"""Images that the attention distance is a mean of."""
+MASKED_BYTES = 1_500_000
+"""Size up to which the figure of masked patches stays a PNG."""
+
+
+def attention(model: Classifier, images: ImageSet | None) -> dict[str, Any] | None:
+    """Attention over some images and its distance by layer; None for a ResNet."""
+    if not isinstance(model, VisionTransformer):
+        return None
+    if images is None:
+        return {"missing": "The images cannot be found."}
+    spread = np.unique(np.linspace(0, len(images) - 1, min(FOR_DISTANCE, len(images))).astype(int))
+    pixels = read_pixels(images, spread, model)
+    if not pixels:
+        return {"missing": "None of the images can be read any more."}
+    examples = dict(list(pixels.items())[:: max(1, len(pixels) // EXAMPLES)][:EXAMPLES])
+    seen = attention_over(model, examples)
+    return {
+        "missing": "",
+        "examples": [(pixels[index], seen[index], name_of_image(images, index)) for index in examples],
+        "distance": _distance(model, pixels) if model.config.grid != (1, 1) else None,
+        "count": len(pixels),
+    }
+
+
+def _distance(model: VisionTransformer, pixels: Mapping[int, Pixels]) -> str:
+    tiles = torch.from_numpy(np.stack(list(pixels.values()))).to(next(model.parameters()).device)
+    images = preprocess_of(model).normalize(tiles)
+    distances = attention_distance(model, images).cpu().numpy()  # (depth, heads)
+
+    def draw() -> Figure:
+        figure = draw_attention_distance(distances, uniform_distance(model, images))
+        figure.suptitle("")
+        figure.set_size_inches(5.4, 3.6)  # readable on a phone
+        return figure
+
+    return embed(draw, "distance", "attention distance by layer", width=760)
+
+
+def learned(model: Classifier) -> dict[str, Any] | None:
+    """Positions and filters of the patch embedding; None if the model has neither."""
+    if not isinstance(model, VisionTransformer):
+        return None
+    with matplotlib.rc_context(PAGE_STYLE):
+        figures = draw_embedding(model)
+    if max(model.config.patch_hw) == 1:
+        figures.pop("filters", None)  # a filter of one pixel has no pattern
+    alts = {"positions": "similarity of position embeddings", "filters": "filters of the patch embedding"}
+    for figure in figures.values():
+        figure.suptitle("")
+    drawings = {
+        name: embed(partial(figures.__getitem__, name), name, alts[name], width=640) for name in figures
+    }
+    return drawings or None
+
+
+def masked(run: Run) -> dict[str, Any] | None:
+    """Predictions of a pre-trained model for hidden patches; None if they are not drawn."""
+    path = run.figures / "masked.png"
+    if not path.is_file():
+        return None
+    content, kind = path.read_bytes(), "png"
+    if len(content) > MASKED_BYTES:
+        written, kind = io.BytesIO(), "jpeg"
+        with Image.open(path) as opened:
+            opened.convert("RGB").save(written, "JPEG", quality=85)
+        content = written.getvalue()
+    return {"source": data_uri(content, kind)}

@@ -1,0 +1,56 @@
+"""The report's page: `page.html` filled with plain values, which Jinja escapes."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+
+from vitascope._version import __version__
+from vitascope.formatting import counted
+from vitascope.report.thumbnails import image_element
+
+
+def render(title: str, header: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """The whole document, which needs no other file.
+
+    Args:
+        title: of the document.
+        header: values of the header.
+        sections: values of each section by its anchor, as `page.html` uses them; None leaves it out.
+    """
+    values = {"title": title, "style": Markup(_read("style.css")), "version": __version__, "header": header}
+    return _template().render(values, sections=defaultdict(lambda: None, sections)).lstrip() + "\n"
+
+
+@functools.cache
+def _template() -> Template:
+    """`page.html`, compiled."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"percent": percent, "counted": counted, "sure": sure, "image": image_element}
+    return environment.from_string(_read("page.html"))
+
+
+def _read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share as a percentage."""
+    return f"{share:.{digits}%}"
+
+
+def sure(probability: float) -> str:
+    """A probability as a percentage; 100% and 0% mean exactly that."""
+    if 0.9995 <= probability < 1:
+        return "> 99.9%"
+    if 0 < probability < 0.0005:
+        return "< 0.1%"
+    return percent(float(probability))

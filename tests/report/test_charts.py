@@ -1,0 +1,93 @@
+"""Charts of a run."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.explain.figures import assert_shows_something, drawn, texts
+from tests.report import Reader
+from vitascope.explain import plots
+from vitascope.report.charts import draw_confusion, draw_curves
+from vitascope.report.svg import blank_figure, embed
+
+
+def epochs(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": "epoch",
+            "step": 10 * n,
+            "epoch": n,
+            "train_loss": 2 / n,
+            "val_loss": 2.5 / n,
+            "train_accuracy": 1 - 0.5 / n,
+            "val_accuracy": 1 - 0.6 / n,
+        }
+        for n in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_curves_show_both_losses_and_accuracies(tmp_path: Path, count: int) -> None:
+    figure = draw_curves(epochs(count), [], None)
+    assert_shows_something(drawn(figure, tmp_path))
+    lines = [line.get_ydata() for axes in figure.axes for line in axes.get_lines()]
+    expected = [
+        [record[name] for record in epochs(count)]
+        for name in ("train_loss", "val_loss", "train_accuracy", "val_accuracy")
+    ]
+    np.testing.assert_allclose(lines, expected)
+    assert all(float(tick).is_integer() for axes in figure.axes for tick in axes.get_xticks())
+
+
+@pytest.mark.parametrize("K", [2, 10, 70])
+def test_confusion_shows_counts_and_names(tmp_path: Path, K: int) -> None:
+    confusion = np.random.default_rng(0).integers(0, 900, (K, K))
+    confusion[0] = 0  # a class without an image
+    names = [f"class{number}" for number in range(K)]
+    figure = draw_confusion(confusion, names, new=partial(plots.new_figure, title="a title"))
+    assert_shows_something(drawn(figure, tmp_path))
+    assert "a title" in texts(figure)
+    if K <= 10:
+        for name in names:
+            assert name in texts(figure)
+        for count in confusion[1:].ravel():
+            assert str(count) in texts(figure)
+
+
+def test_long_names_that_begin_alike_stay_different_in_the_confusion_matrix(tmp_path: Path) -> None:
+    names = [f"a_very_long_name_of_a_folder_with_pictures_of_kind_{number}" * 3 for number in range(3)]
+    figure = draw_confusion(np.eye(3, dtype=np.int64), names)
+    plots.save_figure(figure, tmp_path / "confusion.png")
+    (axes,) = figure.axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(set(labels)) == 3
+    assert all(len(label) <= 20 for label in labels)
+    assert axes.get_position().width > 0.4  # the names leave the matrix its room
+
+
+def test_the_kept_epoch_and_the_learning_rate_are_drawn() -> None:
+    steps = [{"kind": "step", "step": step, "loss": 1.0, "lr": step / 30} for step in range(1, 31)]
+    loss, accuracy, rate = draw_curves(epochs(3), steps, 2).axes
+    assert [axes.get_title() for axes in (loss, accuracy, rate)] == ["loss", "accuracy", "learning rate"]
+    assert "kept, epoch 2" in [text.get_text() for text in loss.get_legend().get_texts()]
+    (line,) = rate.get_lines()
+    np.testing.assert_allclose(line.get_ydata(), [step["lr"] for step in steps])
+    np.testing.assert_allclose(line.get_xdata(), [step["step"] / 10 for step in steps])
+
+
+def test_cells_of_the_page_name_their_classes_in_letters_of_any_script() -> None:
+    names = ['<b>&"', "\N{CJK UNIFIED IDEOGRAPH-732B}", "$x$"]
+    confusion = np.array([[3, 1, 0], [0, 2, 0], [0, 0, 1]])
+    drawing = [
+        embed(partial(draw_confusion, confusion, names, new=blank_figure), "c", "a matrix") for _ in "ab"
+    ]
+    assert drawing[0] == drawing[1]
+    read = Reader(str(drawing[0]))
+    assert read.open == []
+    for text in (*names, f"1 of 4 {names[0]}: predicted {names[1]}", f"2 of 2 {names[1]}: correct"):
+        assert text in read.text
+    assert "var(--blue)" in drawing[0]
+    assert "#3457a6" not in drawing[0]

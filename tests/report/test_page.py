@@ -1,0 +1,75 @@
+"""The page: escaped, whole."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.model import law
+from tests.report import Reader
+from vitascope.report.page import render, sure
+from vitascope.report.thumbnails import image_element
+
+HEADER = {"name": "run", "result": "It works.", "resume": None, "measured_on_val": False, "warning": ""}
+plain = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1).filter(str.strip)
+
+
+def page(title: str = "title", **sections: dict[str, object]) -> Reader:
+    read = Reader(render(title, {**HEADER, "tiles": [("1", "one")]}, sections))
+    assert read.open == []
+    return read
+
+
+def shown(text: str) -> dict[str, dict[str, object]]:
+    return {"environment": {"rows": [(text, text), ("Command", text)]}}
+
+
+@law
+@given(text=plain)
+def test_values_are_read_as_they_were_given(text: str) -> None:
+    read = page(text, **shown(text))
+    assert read.text.count(text) >= 3
+    assert {name for name, _ in read.elements} == {name for name, _ in page(**shown("text")).elements}
+
+
+def test_tables_escape_their_cells() -> None:
+    rows = [('<b>&"', "1", "2", "3", "4", "<i>")]
+    read = page(classes={"rows": rows, "rest": [], "unreadable": ("<u>: broken",)})
+    assert '<b>&"' in read.text
+    assert "1 image could not be read" in read.text
+    assert "<u>: broken" in read.text
+    assert ("td", {"class": "number"}) in read.elements
+
+
+def test_descriptions_of_images_are_read_as_they_were_given() -> None:
+    text = 'a "<b>" & more'
+    read = Reader(image_element(np.zeros((3, 8, 8), np.uint8), text))
+    ((name, attributes),) = read.elements
+    assert (name, attributes["alt"], attributes["class"]) == ("img", text, "coarse")
+
+
+def test_a_page_is_whole_and_lists_its_sections_in_order() -> None:
+    rows: list[tuple[str, str]] = []
+    sections = {
+        "environment": {"rows": rows},
+        "trained": None,
+        "configuration": {"command": "c", "rows": rows},
+    }
+    read = page(**sections)
+    elements = dict(read.elements)
+    assert elements["html"] == {"lang": "en"}
+    assert {"title", "style", "main", "nav", "h1", "h2"} <= elements.keys()
+    links = [attributes["href"] for name, attributes in read.elements if name == "a"]
+    anchors = [attributes["id"] for name, attributes in read.elements if name == "section"]
+    assert links == [f"#{anchor}" for anchor in anchors] == ["#configuration", "#environment"]
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in read.elements
+
+
+def test_only_a_certain_probability_is_100_percent() -> None:
+    assert [sure(share) for share in (1, 0.99996, 0.9994, 0.5, 0.0001, 0)] == [
+        "100.0%",
+        "> 99.9%",
+        "99.9%",
+        "50.0%",
+        "< 0.1%",
+        "0.0%",
+    ]
