@@ -139,6 +139,12 @@ def test_explanations_show_the_picture_and_each_method_under_its_name(
         np.testing.assert_array_equal(axes.images[0].get_array(), expected)
 
 
+def test_pictures_have_matplotlib_layout() -> None:
+    pixels = noise(4, 6).transpose(2, 0, 1)
+    np.testing.assert_array_equal(plots.to_picture(pixels), pixels.transpose(1, 2, 0))
+    np.testing.assert_array_equal(plots.to_picture(pixels[:1]), pixels[0])
+
+
 def test_framed_patch_is_that_of_its_row_and_column() -> None:
     figure = plots.draw_explanation(noise(8, 12), np.ones((2, 3)), "a title")
     plots.frame_patch(figure.axes[0], (2, 3), (1, 2))

@@ -22,11 +22,11 @@ from vitascope.data.datasets import described, open_data
 from vitascope.data.formats.digits import digits_baseline
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
+from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.hardware import explaining_memory, resolve_precision, reuse_freed_memory
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vit import VisionTransformer
-from vitascope.formatting import counted
 from vitascope.report.write import write_report
 from vitascope.run.layout import has_model
 from vitascope.run.run import Run

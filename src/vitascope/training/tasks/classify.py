@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
-from vitascope.report.figures import draw_figures
 from vitascope.formatting import counted
+from vitascope.report.figures import draw_figures
 from vitascope.training.distributed import print_first
 from vitascope.training.evaluate import Evaluation, predict_split
 from vitascope.training.tasks.task import Examples, Finished, Sums
