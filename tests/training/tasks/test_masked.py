@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitascope.report.figures import draw_masked_patches
 
 from tests.data import noise
 from tests.model import VARIANTS, random_images, randomize, small_config, small_model, with_preprocess
@@ -14,6 +13,7 @@ from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
+from vitascope.report.figures import draw_masked_patches
 from vitascope.run.run import Run
 from vitascope.training.options import Masking
 from vitascope.training.tasks import masked
