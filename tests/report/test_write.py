@@ -22,7 +22,8 @@ from vitascope.errors import UserError
 from vitascope.report import internals, write
 from vitascope.report.write import write_report
 from vitascope.run.run import Run
-from vitascope.training import finish, train
+from vitascope.training import train
+from vitascope.training.tasks import classify
 from vitascope.weights.saving import save_pretrained
 
 STRANGE = '<b>&"$x$'
@@ -366,7 +367,7 @@ def test_many_classes_have_their_worst_pairs_and_no_matrix(made, run, quick) -> 
 
 def test_large_pictures_stay_small(tmp_path, quick, monkeypatch) -> None:
     """Noise is what compresses worst."""
-    monkeypatch.setattr(finish, "draw_figures", lambda *_: {})
+    monkeypatch.setattr(classify, "draw_figures", lambda *_: {})
     data = tmp_path / "noise"
     draw = np.random.default_rng(0)
     for name in ("a", "b"):
