@@ -32,7 +32,7 @@ class Report:
 
     def call(self) -> None:
         """Write the report and print its path."""
-        from vitascope.report.write import write_again
+        from vitascope.report.write import rewrite_report
         from vitascope.run.run import Run
 
         report, missing = rewrite_report(Run.open(self.run), data=self.data, device=self.device)
