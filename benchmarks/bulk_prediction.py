@@ -99,7 +99,7 @@ def whole_seconds(engine: Engine, folder: Path, images: int, arguments: argparse
             file.write(answer)
         file.finish()
         seconds = time.perf_counter() - start
-        assert (file.tally.pictures, file.tally.unreadable) == (images, 0)
+        assert (file.tally.images, file.tally.unreadable) == (images, 0)
     return seconds
 
 

@@ -103,7 +103,7 @@ class Case:
 
 def precision_of(file: Path) -> str:
     """What an exported file is measured in: as it is, or in bf16 where OpenVINO computes in that."""
-    if exported_engine(file, "auto").about.precision == "int8":
+    if exported_engine(file, "auto").stored_precision == "int8":
         return "int8"
     return "bf16" if file.suffix == ".xml" and bf16_units() is not None else "fp32"
 

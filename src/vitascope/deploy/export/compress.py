@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from vitascope.data.datasets import open_data, open_for_evaluation
@@ -19,7 +18,7 @@ from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.pruning import merge_tokens, prune
 from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.throughput import Step, median_seconds
+from vitascope.deploy.predict.throughput import median_seconds, step_of
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device
@@ -181,13 +180,8 @@ def _examples(
 
 def speeds_of(engines: Sequence[Engine], batch_size: int) -> list[float]:
     """Images per second of each engine, from bytes to probabilities, in turns."""
-
-    def step(engine: Engine) -> Step:
-        shape = (batch_size, engine.preprocess.channels, *engine.preprocess.image_size)
-        pixels = torch.randint(256, shape, dtype=torch.uint8)
-        return lambda: engine.outputs(pixels)
-
-    return [batch_size / seconds for seconds in median_seconds([step(engine) for engine in engines], ROUNDS)]
+    steps = [step_of(engine, batch_size) for engine in engines]
+    return [batch_size / seconds for seconds in median_seconds(steps, ROUNDS)]
 
 
 def accuracy_of(engine: TorchEngine, images: ImageSet) -> float:

@@ -23,8 +23,8 @@ from vitascope.deploy.export.export import default_path, export
 from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
 from vitascope.deploy.export.quantize_onnx import write_onnx_int8
 from vitascope.deploy.export.quantize_openvino import write_openvino_int8
-from vitascope.deploy.predict.exported_model import ExportedEngine, InputMode
-from vitascope.deploy.predict.runtimes import OnnxEngine, OpenVinoEngine
+from vitascope.deploy.predict.exported_model import InputMode
+from vitascope.deploy.predict.runtimes import open_exported
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.run.run import Run
@@ -38,20 +38,10 @@ FLOAT_SHARES = (0.0, 1 / 8, 1 / 4)
 """The shares of the layers left in float, tried in this order until the accuracy is kept."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Int8Format:
-    """A file format that supports int8."""
+Writer = Callable[[Path, Path, CalibrationPictures, Collection[str], Mapping[str, str]], dict[str, float]]
+"""Writes the int8 file of a file; returns the rounding error of each int8 layer's input."""
 
-    write: Callable[[Path, Path, CalibrationPictures, Collection[str], Mapping[str, str]], dict[str, float]]
-    """Writes the int8 file of a file; returns the rounding error of each int8 layer's input."""
-    open: Callable[..., ExportedEngine]
-    """Opens a path in its runtime; takes `precision`."""
-
-
-INT8_FORMATS: dict[str, Int8Format] = {
-    ".onnx": Int8Format(write_onnx_int8, OnnxEngine),
-    ".xml": Int8Format(write_openvino_int8, OpenVinoEngine),
-}
+WRITERS: dict[str, Writer] = {".onnx": write_onnx_int8, ".xml": write_openvino_int8}
 """By suffix."""
 
 
@@ -116,7 +106,7 @@ def quantize(
         CheckpointError: as `from_pretrained`.
         UserError: as `export` and `quantize_file`; neither a run whose data exist nor `data`.
     """
-    check_choice("format", format, [name for name in FORMATS if FORMATS[name].suffix in INT8_FORMATS])
+    check_choice("format", format, [name for name in FORMATS if FORMATS[name].suffix in WRITERS])
     kind = FORMATS[format]
     path = default_path(model, f"-int8{kind.suffix}") if path is None else Path(path)
     check_path(path, kind)
@@ -199,9 +189,9 @@ def quantize_file(
         ExportedModelError: a source that cannot be used.
     """
     source, target = Path(source), Path(target)
-    kind = check_files(source, target)
+    write = check_files(source, target)
     check_drop(max_drop)
-    plain = kind.open(source, precision="fp32")
+    plain = open_exported(source, precision="fp32")
     if plain.stored_precision != "fp32":
         raise UserError(f"{source} is {plain.stored_precision} already")
     pictures = CalibrationPictures(plain, as_pictures(calibration), calibration_images, seed)
@@ -218,9 +208,9 @@ def quantize_file(
             folder = Path(aside) / f"{len(attempts)}"
             folder.mkdir()
             in_float = worst(losses, share)
-            found = kind.write(source, folder / target.name, pictures, in_float, metadata)
+            found = write(source, folder / target.name, pictures, in_float, metadata)
             losses = losses or found
-            attempts.append(compare_accuracy(plain, kind.open(folder / target.name), test))
+            attempts.append(compare_accuracy(plain, open_exported(folder / target.name), test))
             if attempts[-1].drop <= max_drop:
                 return QuantizationResult(
                     files=move_beside(folder, target),
@@ -238,14 +228,14 @@ def quantize_file(
     )
 
 
-def check_files(source: Path, target: Path) -> Int8Format:
-    """The format of two files, if both have it and the target is new."""
-    if source.suffix not in INT8_FORMATS:
-        raise UserError(f"{source}: int8 is for files that end in {' or '.join(INT8_FORMATS)}")
+def check_files(source: Path, target: Path) -> Writer:
+    """The writer of two files' format, if both have it and the target is new."""
+    if source.suffix not in WRITERS:
+        raise UserError(f"{source}: int8 is for files that end in {' or '.join(WRITERS)}")
     if target.suffix != source.suffix:
         raise UserError(f"{target}: the int8 file of {source.name} ends in {source.suffix}")
     check_path(target, next(kind for kind in FORMATS.values() if kind.suffix == target.suffix))
-    return INT8_FORMATS[source.suffix]
+    return WRITERS[source.suffix]
 
 
 def check_drop(max_drop: float) -> None:

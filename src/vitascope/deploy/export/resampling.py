@@ -1,10 +1,10 @@
-"""Pillow's crop and resize as matrix products: what lets an exported file take pictures of any size.
+"""Pillow's crop and resize as matrix products, so that an exported model takes pictures of any size.
 
-A resize of one axis is a matrix of weights, (out, in), that follows from the two sizes and the filter. The
-weights are computed in the graph from the height and the width of what comes in, so one file serves them all.
+A resize of one axis is a matrix of weights, (out, in), which depends on both sizes and the filter. The graph
+computes the weights from the height and width of its input, so one file serves all sizes.
 
-Pillow keeps bytes between the two axes, so their order matters. Since its version 13 the height comes first
-where it shrinks by more than twice as many pixels as the width.
+Pillow rounds to bytes between the two axes, so their order matters. Since version 13, Pillow resizes the
+height first if it shrinks by more than twice as many pixels as the width.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from vitascope.data.preprocess import Preprocess
 
 
 def bilinear(x: Tensor) -> Tensor:
-    """The triangle, 1 at 0 and nothing from 1 on."""
+    """The triangle: 1 at 0, and 0 from 1 on."""
     return (1 - x.abs()).clamp(min=0)
 
 
 def bicubic(x: Tensor) -> Tensor:
-    """Keys' cubic convolution with a = -1/2 (Keys 1981, equation 15), nothing from 2 on."""
+    """Keys' cubic convolution with a = -1/2 (Keys 1981, equation 15): 0 from 2 on."""
     x = x.abs()
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
@@ -31,7 +31,7 @@ def bicubic(x: Tensor) -> Tensor:
 
 
 def lanczos(x: Tensor) -> Tensor:
-    """sinc(x) sinc(x / 3), nothing from 3 on."""
+    """sinc(x) sinc(x / 3), and 0 from 3 on."""
     return torch.where(x.abs() < 3, sinc(x) * sinc(x / 3), torch.zeros_like(x))
 
 
@@ -49,9 +49,9 @@ FILTERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def weights(size: int, start: Tensor, extent: Tensor, out: int, interpolation: str) -> Tensor:
-    """What each of `out` results takes from each of `size` pixels: (out, size), rows that sum to one."""
+    """Weights of each of `size` pixels in each of `out` results: (out, size), with rows that sum to one."""
     step = extent / out
-    centres = centres_of(start, extent, out).clamp(0, size)  # beside the picture there is nothing to weigh
+    centres = centres_of(start, extent, out).clamp(0, size)  # there are no pixels beside the picture
     places = torch.arange(size, dtype=torch.float32, device=start.device)  # (size,)
     if interpolation == "nearest":
         return (places == centres.floor()[:, None]).float()
@@ -61,30 +61,30 @@ def weights(size: int, start: Tensor, extent: Tensor, out: int, interpolation: s
 
 
 def centres_of(start: Tensor, extent: Tensor, out: int) -> Tensor:
-    """Where the centres of `out` results lie, in pixels of the axis, float32 (out,)."""
+    """Centres of `out` results, in pixels of the axis, float32 (out,)."""
     return start + (torch.arange(out, dtype=torch.float32, device=start.device) + 0.5) * (extent / out)
 
 
 def whole(values: Tensor) -> Tensor:
-    """Rounded and cut to a byte's range: Pillow keeps bytes between its two passes."""
+    """Round and clamp to bytes, as Pillow does after each pass."""
     return (values + 0.5).floor().clamp(0, 255)
 
 
 def rows_first(pictures: Tensor, across: Tensor, down: Tensor) -> Tensor:
-    """The height, then the width, in whole numbers after each."""
+    """Resize the height, then the width."""
     return whole(whole(down @ pictures) @ across)
 
 
 def columns_first(pictures: Tensor, across: Tensor, down: Tensor) -> Tensor:
-    """The width, then the height."""
+    """Resize the width, then the height."""
     return whole(down @ whole(pictures @ across))
 
 
 class Resize(nn.Module):
     """`Preprocess.pixels` of upright pictures in the model's colours, in a graph.
 
-    The same as Pillow to a rounding: a value may be 1 of 255 off, where a sum lies between two. With
-    "nearest" a pixel may be its neighbour, where a centre falls between two.
+    Equal to Pillow except for rounding: a value may be 1 of 255 off if a sum lies between two values. With
+    "nearest", a centre between two pixels may give the other one.
     """
 
     border: Tensor
@@ -107,7 +107,7 @@ class Resize(nn.Module):
         across = weights(width, left, seen_columns, self.width, self.interpolation).T  # (W, width')
         down = weights(height, top, seen_rows, self.height, self.interpolation)  # (height', H)
         tall = (rows > down_to) & (rows - down_to > 2 * (columns - across_to))
-        # Both, and one of them taken: OpenVINO 2026.4 computes a branch of the graph wrong at times.
+        # Computes both and selects one, because OpenVINO 2026.4 sometimes computes a branch wrong.
         resized = torch.where(tall, rows_first(pictures, across, down), columns_first(pictures, across, down))
         if not self.rule.may_exceed:
             return resized
@@ -118,8 +118,8 @@ class Resize(nn.Module):
 
 
 Axis = tuple[Tensor, Tensor, Tensor]
-"""Of an axis: pixels of the resized picture, then the start and the extent of what the model sees of the
-original, in its pixels. Each a number ()."""
+"""Of an axis: the resized size, then start and extent of the part of the original that the model sees, in
+pixels. Each is a number ()."""
 
 
 class Fractions:
@@ -133,7 +133,7 @@ class Fractions:
         self.crop_pct = preprocess.crop_pct
 
     def seen(self, height: Tensor, width: Tensor) -> tuple[Axis, Axis]:
-        """What `Preprocess.fit` takes from the centre of a picture of a height and a width, int64 ()."""
+        """The part that `Preprocess.fit` takes of a picture of this height and width, int64 ()."""
         rows, columns = height.float(), width.float()
         if self.crop:
             scale = torch.maximum(self.height / rows, self.width / columns) / self.crop_pct
@@ -148,9 +148,9 @@ class Fractions:
 
 
 class WholePixels:
-    """Other libraries' rule, `Preprocess.resize_to`: a resize to whole pixels, of which some are cropped.
+    """Other libraries' rule, `Preprocess.resize_to`: a resize to whole pixels, then a crop.
 
-    Of the resized picture only what the crop keeps is computed.
+    Only the cropped part of the resized picture is computed.
     """
 
     def __init__(self, preprocess: Preprocess) -> None:
@@ -164,7 +164,7 @@ class WholePixels:
         self.may_exceed = is_larger or self.resize == "border"
 
     def seen(self, height: Tensor, width: Tensor) -> tuple[Axis, Axis]:
-        """What `Preprocess.fit` takes of a picture of a height and a width, int64 ()."""
+        """The part that `Preprocess.fit` takes of a picture of this height and width, int64 ()."""
         down_to, across_to = self.resized_hw(height, width)
         return (
             self.axis(height, down_to, self.height),
@@ -172,7 +172,7 @@ class WholePixels:
         )
 
     def axis(self, size: Tensor, resized: Tensor, out: int) -> Axis:
-        """Of an axis of `size` pixels that becomes `resized` long, the `out` pixels in the middle."""
+        """The `out` pixels in the middle of an axis of `size` pixels that is resized to `resized`."""
         step = size.float() / resized.float()
         half = (resized - out).float() / 2
         even = torch.where(half >= 0, half.round(), half.ceil())
@@ -180,7 +180,7 @@ class WholePixels:
         return resized, first * step, out * step
 
     def resized_hw(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-        """`Preprocess.resized_hw` in integers: a tie that timm's floats miss is 1 pixel off."""
+        """`Preprocess.resized_hw` in integers: 1 pixel off for a tie that timm's floats decide otherwise."""
         rows, columns = (torch.full_like(height, side) for side in self.resize_to)
         if self.resize == "squash":
             return rows, columns
@@ -192,7 +192,7 @@ class WholePixels:
         )
 
     def scaled(self, side: Tensor, wanted: Tensor, other: Tensor) -> Tensor:
-        """A side where the other one becomes as long as wanted, 1 at least."""
+        """The length of a side when the other one becomes `wanted`, at least 1."""
         quotient, rest = divided(side * wanted, other)
         if not self.rounds_down:
             is_odd = quotient - 2 * divided(quotient, torch.full_like(quotient, 2))[0] == 1
@@ -201,7 +201,7 @@ class WholePixels:
 
 
 def divided(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Quotient and rest of positive whole numbers; a runtime that divides them as floats may be 1 off."""
+    """Quotient and remainder of positive integers; corrects runtimes whose float division is 1 off."""
     quotient = torch.div(a, b, rounding_mode="floor")
     rest = a - quotient * b
     quotient = quotient + (rest >= b).long() - (rest < 0).long()
@@ -209,6 +209,6 @@ def divided(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def covered(size: Tensor, start: Tensor, extent: Tensor, out: int) -> Tensor:
-    """Which of `out` pixels lie on an axis of `size` pixels, bool (out,); the others are border."""
+    """Whether each of `out` pixels lies on an axis of `size` pixels, bool (out,); the others are border."""
     centres = centres_of(start, extent, out)
     return (centres > 0) & (centres < size)

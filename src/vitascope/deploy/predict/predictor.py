@@ -127,19 +127,7 @@ class Predictor:
         device: str = "auto",
         batch_size: int = 32,
     ) -> Predictor:
-        """Open a MODEL reference.
-
-        Args:
-            ref: a MODEL reference or an exported model.
-            revision: of a hub id.
-            precision: as for `Predictor`.
-            device: likewise.
-            batch_size: likewise.
-
-        Raises:
-            CheckpointError: as `from_pretrained`.
-            UserError: as `Predictor`.
-        """
+        """`Predictor(ref)`, with the revision of a hub id."""
         engine = open_engine(ref, revision=revision, precision=precision, device=device)
         return cls(engine, batch_size=batch_size)
 

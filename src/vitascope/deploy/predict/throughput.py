@@ -139,7 +139,8 @@ class Benchmark:
                 model_product(engine.config, max(batch_sizes), _DTYPES[precision], engine.device),
             )
         ]
-        steps = [self._step(*case) for case in cases] + [step for _, step, _ in products]
+        steps = [step_of(self.engines[precision], size) for size, precision in cases]
+        steps += [step for _, step, _ in products]
         times = take_turns(steps, seconds)
         ceilings: dict[str, float] = {}
         for (precision, _, flops), found in zip(products, times[len(cases) :], strict=True):
@@ -148,12 +149,6 @@ class Benchmark:
             self._result(size, precision, found, ceilings.get(precision))
             for (size, precision), found in zip(cases, times, strict=False)
         ]
-
-    def _step(self, batch_size: int, precision: str) -> Step:
-        engine = self.engines[precision]
-        shape = (batch_size, engine.preprocess.channels, *engine.preprocess.image_size)
-        pixels = torch.randint(256, shape, dtype=torch.uint8)
-        return lambda: engine.outputs(pixels)
 
     def _result(
         self, batch_size: int, precision: str, seconds: Sequence[float], ceiling: float | None
@@ -170,6 +165,13 @@ class Benchmark:
             flops=flops,
             ceiling=ceiling,
         )
+
+
+def step_of(engine: Engine, batch_size: int) -> Step:
+    """The outputs of a batch of random pixels."""
+    shape = (batch_size, engine.preprocess.channels, *engine.preprocess.image_size)
+    pixels = torch.randint(256, shape, dtype=torch.uint8)
+    return lambda: engine.outputs(pixels)
 
 
 def take_turns(steps: Sequence[Step], seconds: float) -> list[list[float]]:
