@@ -44,7 +44,7 @@ class ImageError(UserError):
 
 
 def read_image(source: ImageSource, *, exif_orientation: bool = True) -> Image.Image:
-    """A picture as 8-bit "RGB" or "L", upright, by the rule above.
+    """A picture as 8-bit "RGB" or "L", upright, by the rules at the top of this file.
 
     Raises:
         ImageError: no such file, no picture, a truncated one, or more than Pillow's limit of 178 million
@@ -55,11 +55,7 @@ def read_image(source: ImageSource, *, exif_orientation: bool = True) -> Image.I
 
 
 def header_size(source: ImageSource) -> tuple[int, int]:
-    """Height and width in the file's header, before any turning.
-
-    Raises:
-        ImageError: as `read_image`.
-    """
+    """Height and width in the file's header, before any turning."""
     with naming_faults(source):
         if isinstance(source, np.ndarray):
             return source.shape[0], source.shape[1]
@@ -169,10 +165,6 @@ def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
     """A HEIF picture, which libheif turns upright.
 
     Nothing is registered with Pillow, which would affect the whole process.
-
-    Raises:
-        RuntimeError: the library is not installed.
-        DecompressionBombError: as `Image.open`, for more pixels than Pillow's limit.
     """
     try:
         from pillow_heif import HeifImageFile

@@ -63,11 +63,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def writing_to_cache(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of the cache, which is made if absent; other processes wait.
-
-    Raises:
-        UserError: the folder cannot be made, or a file cannot be written.
-    """
+    """Hold the lock of a folder of the cache, which is made if absent; other processes wait."""
     advice = "make room, or set VITASCOPE_CACHE to another folder"
     with explaining_failure(folder, "the cache", advice):
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,9 +76,6 @@ def fetch(file: Published, folder: Path) -> Path:
 
     The download is written to `.<name>.part`, which a later call resumes, and renamed when its size and
     checksum are right. A file that is there is checked too.
-
-    Raises:
-        UserError: no address has the right file; the disk is full; another file has that name.
     """
     path = folder / file.name
     if not path.exists():

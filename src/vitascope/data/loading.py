@@ -70,9 +70,6 @@ class Loader:
             at even places, so that neighbours 2k and 2k+1 stay together; one may be empty in the last batch.
         crop_scale: the smallest share of the area that a random crop keeps, see `reading.random_crop`; only
             images that are read again in every epoch, with a `seed`, are cropped here, see `crops`.
-
-    Raises:
-        UserError: too many images of a split that is kept cannot be read.
     """
 
     def __init__(
@@ -119,11 +116,7 @@ class Loader:
         return self._crops
 
     def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from batch `start` on.
-
-        Raises:
-            UserError: too many images cannot be read, or a process that reads them was killed.
-        """
+        """The batches of an epoch, from batch `start` on."""
         order = self._order(epoch)
         begins = range(start * self.batch_size, len(order), self.batch_size)
         planned = [min(self.batch_size, len(order) - begin) for begin in begins]
@@ -232,11 +225,7 @@ class Loader:
 
 
 def check_unreadable(count: int, images: int, name: str, reasons: Sequence[str]) -> None:
-    """Reject a set of which more than `MAX_UNREADABLE`, and more than one image, cannot be read.
-
-    Raises:
-        UserError: with the first three reasons.
-    """
+    """Reject a set of which more than `MAX_UNREADABLE`, and more than one image, cannot be read."""
     if count > max(1, MAX_UNREADABLE * images):
         raise UserError(
             f"more than {MAX_UNREADABLE:.0%} of the {images} images of the {name} set cannot be read: "

@@ -177,7 +177,7 @@ class Preprocess:
 
         Raises:
             ImageError: as `read_image`.
-            UserError: a model that takes no pictures.
+            UserError: a model that accepts no pictures.
         """
         return _planes(self._in_colours(read_image(source, exif_orientation=self.exif_orientation)))
 

@@ -48,11 +48,7 @@ class ImageReader:
     crop_scale: float = 1.0
 
     def __call__(self, index: int, epoch: int) -> Pixels:
-        """The pixels of an image in an epoch, uint8 (C, H, W).
-
-        Raises:
-            ImageError: it cannot be read.
-        """
+        """The pixels of an image in an epoch, uint8 (C, H, W)."""
         source = self.sources[index]
         if self.seed is None or self.crop_scale >= 1:
             return self.preprocess.pixels(source)
@@ -213,11 +209,7 @@ class ReadingPool(ReaderProcesses):
     def read(
         self, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
     ) -> Iterator[tuple[Pixels, dict[int, str]]]:
-        """Pixels (n, C, H, W) of each span of an order, valid until the next, and errors by row.
-
-        Raises:
-            UserError: a process was killed.
-        """
+        """Pixels (n, C, H, W) of each span of an order, valid until the next, and errors by row."""
         self._order[:] = order
         for _, pixels, faults in self._read([range(first, last) for first, last in spans], epoch):
             yield pixels, faults
@@ -254,11 +246,7 @@ class StreamingPool(ReaderProcesses):
     def read(
         self, batches: Iterable[Sequence[str]]
     ) -> Iterator[tuple[Sequence[str], Pixels, dict[int, str]]]:
-        """Each batch of paths, its pixels (n, C, H, W), valid until the next, and its errors by row.
-
-        Raises:
-            UserError: a process was killed.
-        """
+        """Each batch of paths, its pixels (n, C, H, W), valid until the next, and its errors by row."""
         return self._read(batches)
 
 

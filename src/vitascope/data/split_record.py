@@ -182,11 +182,7 @@ class SplitRecord:
 
     @classmethod
     def read(cls, path: Path) -> SplitRecord:
-        """The record in a file of `write`.
-
-        Raises:
-            UserError: a file that is damaged, or of a later version.
-        """
+        """The record in a file of `write`."""
         try:
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 head = json.loads(file.readline())
@@ -274,11 +270,7 @@ class Restored:
         return Gone(name, reason)
 
     def present(self, split: str, class_names: tuple[str, ...]) -> ImageSet:
-        """The images of a part that still exist. A renamed one has the class of its new folder.
-
-        Raises:
-            UserError: none exists, or one has a class that is not among `class_names`.
-        """
+        """The images of a part that still exist. A renamed one has the class of its new folder."""
         found, labels = self.found[split], self.record.parts[split].labels
         there = np.flatnonzero(found >= 0)
         if not len(there):

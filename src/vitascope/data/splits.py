@@ -73,11 +73,7 @@ class ImageSet:
         return epoch_order(seed, epoch, len(self))
 
     def in_classes(self, class_names: tuple[str, ...], where: str) -> ImageSet:
-        """The same images, labelled by the positions of their classes in another list of names.
-
-        Raises:
-            UserError: a class that the list lacks; `where` is the name of this set in the message.
-        """
+        """The same images, labelled by the positions of their classes in another list of names."""
         check_known_classes(self.class_names, class_names, where)
         places = np.array([class_names.index(name) for name in self.class_names], dtype=np.int64)
         return dataclasses.replace(self, labels=places[self.labels], class_names=class_names)
@@ -131,9 +127,6 @@ def complete_splits(
 
     A missing `val` is a tenth of each class of `train`, by seed. `all` is divided by seed: a tenth of each
     class is `val`, another tenth `test`.
-
-    Raises:
-        UserError: no images to train on, or a class too small to be divided.
     """
     if "all" in found:
         return Splits(*split_tree(found["all"], seed), channels, root)
@@ -146,11 +139,7 @@ def complete_splits(
 
 
 def split_tree(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """Divide images into train, val and test by seed: a tenth of each class is val, another tenth test.
-
-    Raises:
-        UserError: a class with fewer than three images.
-    """
+    """Divide images into train, val and test by seed: a tenth of each class is val, another tenth test."""
     _check_sizes(images, 3, "train, val and test")
     rest, test = stratified_split(images, TEST_SHARE, "test", seed)
     train, val = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed)
@@ -158,11 +147,7 @@ def split_tree(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, ImageSe
 
 
 def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Divide images into a rest and a share of each class, at least one image, by seed.
-
-    Raises:
-        UserError: a class with fewer than two images.
-    """
+    """Divide images into a rest and a share of each class, at least one image, by seed."""
     _check_sizes(images, 2, f"{images.name} and {name}")
     part: list[int] = []
     for label in range(len(images.class_names)):
@@ -187,11 +172,7 @@ def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
 def check_known_classes(
     found: Sequence[str], known: Sequence[str], where: str, what: str = "classes"
 ) -> None:
-    """Reject classes that are not among the known ones.
-
-    Raises:
-        UserError: names up to five of them, and the known name that is nearest to the first.
-    """
+    """Reject classes that are not among the known ones."""
     unknown = [name for name in found if name not in known]
     if unknown:
         listed = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")

@@ -91,12 +91,7 @@ def open_tar(path: Path, *, compressed: bool = True) -> Iterator[tarfile.TarFile
 
 
 def tar_members(tar: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
-    """The members of a tar of `open_tar`, in their order, in little memory.
-
-    Raises:
-        UserError: the tar has no proper end. (Python's `tarfile` takes any header that it cannot read for the
-            end, and so a damaged tar for a shorter one.)
-    """
+    """The members of a tar of `open_tar`, in their order, in little memory."""
     count = 0
     while (member := tar.next()) is not None:
         if member.size < 0:

@@ -62,9 +62,6 @@ def unpack(path: Path) -> Path:
 
     It lies in the cache, under the archive's name and a hash of its path, size and time. A folder of that
     name is always whole.
-
-    Raises:
-        UserError: a damaged or hostile archive, too little room, or a cache that cannot be written.
     """
     status = path.stat()
     identity = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"

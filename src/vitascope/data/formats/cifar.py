@@ -27,7 +27,7 @@ MAX_FILE_BYTES = 2**28
 _LOOKED_AT = 16  # members at the start of a tar; CIFAR's have 5 to 9
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class _Form:
     """One of the four published forms: its files, and the places of labels and names in them."""
 
@@ -48,29 +48,10 @@ class _Form:
 
 _BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 _FORMS = (
-    _Form(
-        train=_BATCHES,
-        test="test_batch",
-        meta="batches.meta",
-        classes=10,
-        labels_key="labels",
-        names_key="label_names",
-    ),
-    _Form(
-        train=("train",),
-        test="test",
-        meta="meta",
-        classes=100,
-        labels_key="fine_labels",
-        names_key="fine_label_names",
-    ),
-    _Form(
-        train=tuple(f"{name}.bin" for name in _BATCHES),
-        test="test_batch.bin",
-        meta="batches.meta.txt",
-        classes=10,
-    ),
-    _Form(train=("train.bin",), test="test.bin", meta="fine_label_names.txt", classes=100, label_bytes=2),
+    _Form(_BATCHES, "test_batch", "batches.meta", 10, labels_key="labels", names_key="label_names"),
+    _Form(("train",), "test", "meta", 100, labels_key="fine_labels", names_key="fine_label_names"),
+    _Form(tuple(f"{name}.bin" for name in _BATCHES), "test_batch.bin", "batches.meta.txt", 10),
+    _Form(("train.bin",), "test.bin", "fine_label_names.txt", 100, label_bytes=2),
 )
 
 

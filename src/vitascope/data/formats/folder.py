@@ -41,11 +41,7 @@ def split_of(name: str) -> str | None:
 
 
 def split_folder(root: Path, split: str) -> Path | None:
-    """The folder of a split in a folder, or None.
-
-    Raises:
-        UserError: two folders whose names mean this split.
-    """
+    """The folder of a split in a folder, or None."""
     found = [folder for folder in _visible_folders(root) if split_of(folder.name) == split]
     if len(found) > 1:
         listed = " and ".join(folder.name for folder in found)
@@ -176,11 +172,7 @@ def inner_folder(folder: Path) -> Path:
 
 
 def _optional_split(root: Path, split: str, class_names: tuple[str, ...]) -> ImageSet | None:
-    """The images of a split, or None.
-
-    Raises:
-        UserError: as `read_tree` and `split_folder`.
-    """
+    """The images of a split, or None."""
     folder = split_folder(root, split)
     return None if folder is None else read_tree(folder, name=split, class_names=class_names)
 
@@ -192,9 +184,6 @@ def read_tree(root: Path, *, name: str = "all", class_names: tuple[str, ...] | N
         root: the folder of the class folders.
         name: what the split is called.
         class_names: the model's classes; None takes the folders' names.
-
-    Raises:
-        UserError: no class folder with an image, only one, or one that `class_names` lacks.
     """
     files = {folder.name: image_files(folder) for folder in _visible_folders(root)}
     found = tuple(folder for folder, paths in files.items() if paths)
@@ -233,9 +222,6 @@ def sort_by_name(folder: str | os.PathLike[str]) -> dict[str, int]:
 
     Returns:
         Images moved, by class.
-
-    Raises:
-        UserError: names without labels; nothing is moved then.
     """
     labels = labels_in_names(Path(folder))
     if not labels:
@@ -282,11 +268,7 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def files_of_splits(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
-    """Files with these suffixes, by the split in the name of their folder or their own; else of split `all`.
-
-    Raises:
-        UserError: some names contain a split, others do not.
-    """
+    """Files with these suffixes by split, from the name of their folder or their own; else of `all`."""
     found: dict[str, list[Path]] = {}
     for split in SPLIT_FOLDERS if folder.is_dir() else ():
         below = split_folder(folder, split)

@@ -106,10 +106,6 @@ def read_hub_dataset(data: str) -> dict[str, ImageSet]:
     """The splits of a data set: those of train, val and test that exist, or `all`.
 
     A test split without any labels, as competitions have, is left out.
-
-    Raises:
-        UserError: the library is not installed; no such data set, no network; not exactly one column of
-            pictures and one of classes; rows without a class.
     """
     library = _library(data)
     with _explaining(data):

@@ -57,11 +57,7 @@ class Idx(DataFormat):
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """The unsigned bytes of an IDX file, read-only; header and length are checked before allocating.
-
-    Raises:
-        UserError: another type or number of dimensions, no data, or another length than the header says.
-    """
+    """The unsigned bytes of an IDX file, read-only; header and length are checked before allocating."""
     try:
         with open(path, "rb") as raw:
             packed = path.suffix == ".gz"

@@ -28,10 +28,6 @@ def read_pickle(content: bytes, name: str) -> dict[str, Any]:
     Args:
         content: the pickle.
         name: its name in messages.
-
-    Raises:
-        UserError: the pickle refers to anything else, is cut short, or promises arrays larger than their
-            content.
     """
     try:
         values = load_pickle(content, _FOUND.get, max_tuples=MAX_TUPLES)

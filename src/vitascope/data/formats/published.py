@@ -9,7 +9,7 @@ from vitascope.data.download import Published, cache_folder, fetch
 from vitascope.data.formats.format import DataPackage
 
 
-def _idx(parts: tuple[tuple[str, int, str], ...], *folders: str) -> tuple[Published, ...]:
+def _files(parts: tuple[tuple[str, int, str], ...], *folders: str) -> tuple[Published, ...]:
     return tuple(
         Published(name=name, size=size, md5=md5, urls=tuple(folder + name for folder in folders))
         for name, size, md5 in parts
@@ -18,23 +18,11 @@ def _idx(parts: tuple[tuple[str, int, str], ...], *folders: str) -> tuple[Publis
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 KNOWN_SETS: dict[str, tuple[Published, ...]] = {
-    "cifar10": (
-        Published(
-            name="cifar-10-python.tar.gz",
-            size=170_498_071,
-            md5="c58f30108f718f92721af3b95e74349a",
-            urls=(f"{_CIFAR}cifar-10-python.tar.gz",),
-        ),
+    "cifar10": _files((("cifar-10-python.tar.gz", 170_498_071, "c58f30108f718f92721af3b95e74349a"),), _CIFAR),
+    "cifar100": _files(
+        (("cifar-100-python.tar.gz", 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85"),), _CIFAR
     ),
-    "cifar100": (
-        Published(
-            name="cifar-100-python.tar.gz",
-            size=169_001_437,
-            md5="eb9058c3a382ffc7106e4002c42a8d85",
-            urls=(f"{_CIFAR}cifar-100-python.tar.gz",),
-        ),
-    ),
-    "mnist": _idx(
+    "mnist": _files(
         (
             ("train-images-idx3-ubyte.gz", 9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
             ("train-labels-idx1-ubyte.gz", 28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
@@ -44,7 +32,7 @@ KNOWN_SETS: dict[str, tuple[Published, ...]] = {
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "http://yann.lecun.com/exdb/mnist/",
     ),
-    "fashion-mnist": _idx(
+    "fashion-mnist": _files(
         (
             ("train-images-idx3-ubyte.gz", 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
             ("train-labels-idx1-ubyte.gz", 29_515, "25c81989df183df01b3e8a0aad5dffbe"),

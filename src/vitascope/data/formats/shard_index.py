@@ -41,11 +41,7 @@ class Index:
         return sum(shard.count for shard in self.splits[split])
 
     def checked_files(self, folder: Path) -> dict[str, list[Path]]:
-        """The shards of each split, after a check of their sizes.
-
-        Raises:
-            UserError: a shard is missing or has another size.
-        """
+        """The shards of each split, after a check of their sizes."""
         for shard in itertools.chain.from_iterable(self.splits.values()):
             path = folder / shard.file
             size = path.stat().st_size if path.is_file() else None
@@ -60,11 +56,7 @@ class Index:
 
 
 def read_index(folder: Path) -> Index | None:
-    """The index of a folder, or None.
-
-    Raises:
-        UserError: an index of another version or program.
-    """
+    """The index of a folder, or None."""
     path = folder / INDEX
     if not path.is_file():
         return None

@@ -45,10 +45,6 @@ def samples(path: Path) -> list[ShardSample]:
     """The labelled pictures of a shard; members of other kinds (captions, notes) are skipped.
 
     Only headers and labels are read.
-
-    Raises:
-        UserError: no tar, a compressed, damaged or truncated one, or one with links; a sample without exactly
-            one picture and a label; a picture or a label that is too large; a label that is no integer.
     """
     found = []
     with archive_errors(path), open_tar(path, compressed=False) as tar:

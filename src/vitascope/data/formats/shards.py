@@ -128,10 +128,6 @@ def read_shards(path: Path) -> dict[str, ImageSet]:
     """The splits in a folder of shards: those of train, val and test that exist, or `all`.
 
     Class names are those of `index.json`, else the lines of `classes.txt`, else the numbers.
-
-    Raises:
-        UserError: a shard that is missing, truncated, damaged or no tar; samples without a picture or a
-            label; labels without a class; a shard of no split beside shards of one.
     """
     index = read_index(path)
     files = _tars(path) if index is None else index.checked_files(path)
@@ -155,11 +151,7 @@ def read_shards(path: Path) -> dict[str, ImageSet]:
 
 
 def numbered_classes(largest: int, place: str) -> tuple[str, ...]:
-    """Names of classes that are known by number only: "0" to the largest.
-
-    Raises:
-        UserError: one class, or more than `MAX_CLASSES`.
-    """
+    """Names of classes that are known by number only: "0" to the largest."""
     if not 1 <= largest < MAX_CLASSES:
         raise UserError(
             f"{place}: the largest label is {largest}; a classifier has 2 to {MAX_CLASSES:,} classes, from 0"
