@@ -68,7 +68,7 @@ class Weights:
     tensors: dict[str, Tensor]
     """By name, each in its own dtype and shape, on the CPU."""
     training: dict[str, Any]
-    """What a training script saved beside them: timm's `arch`, the `args` of its command line; or empty."""
+    """The settings of a training script beside them: timm's `arch`, the `args` of its command line."""
 
 
 def read_weights(path: Path) -> Weights:
@@ -270,7 +270,7 @@ def _read_pickle(path: Path, zipped: bool) -> Weights:
 
 
 def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor in its own memory: training one of two that share it would change both."""
+    """Give each tensor its own memory: training one of two that share it would change both."""
     apart: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in state.items():
@@ -355,7 +355,7 @@ def _training(loaded: object) -> dict[str, Any]:
 
 
 def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without the prefixes that all names share: no family has one, so they are a wrapper's."""
+    """Remove the prefixes that all names share: no family has one, so they are a wrapper's."""
     for _ in range(MAX_PREFIXES):
         first, dot, _ = next(iter(state)).partition(".")
         if not dot or not all(name.startswith(f"{first}.") for name in state):

@@ -1,4 +1,4 @@
-"""Which family a checkpoint belongs to, and the architecture that it describes."""
+"""The family of a checkpoint, and the architecture that it describes."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Source:
     preprocessor: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The content of `preprocessor_config.json`, if there is one."""
     training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What a training script saved beside the tensors: `arch` and its arguments."""
+    """The settings of a training script beside the tensors: `arch` and its arguments."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Options of `ViTConfig` that the user named with the file."""
 

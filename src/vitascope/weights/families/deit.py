@@ -75,7 +75,7 @@ class Deit(PthFamily):
         return ViTConfig.from_dict(options | _FIXED)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
-        """As `main.py` evaluates: a crop of 0.875, for DeiT-III (README_revenge.md) of 1."""
+        """The evaluation of `main.py`: a crop of 0.875, for DeiT-III (README_revenge.md) of 1."""
         is_third = config.block.layer_scale is not None
         side = int(max(config.image_hw) / (1.0 if is_third else 0.875))
         return imagenet(config, resize_to=(side, side))

@@ -75,7 +75,7 @@ class Dinov2(PthFamily):
         return _folded(source) if source.has("register_tokens") else source
 
     def leaving(self, state: State, config: ViTConfig) -> State:
-        """With a position of zeros for the class token, and with the mask token that its model has."""
+        """Add a position of zeros for the class token, and the mask token that its model has."""
         zeros = torch.zeros_like(state["cls_token"])
         if not config.embedding.position_prefix:
             state = {**state, "pos_embed": torch.cat([zeros, state["pos_embed"]], dim=1)}
@@ -97,7 +97,7 @@ class Dinov2(PthFamily):
         return ViTConfig.from_dict(options)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
-        """As evaluated, at 224 pixels; the positions have the 518 pixels of the last phase of training."""
+        """The preprocessing of its evaluation, at 224 pixels; the positions are those of 518 pixels."""
         return dino_evaluation(config)
 
 

@@ -101,7 +101,7 @@ class Dinov3(PthFamily):
         return source
 
     def leaving(self, state: State, config: ViTConfig) -> State:
-        """With the periods, the mask token, and in the 7B model the norm of local crops."""
+        """Add the periods, the mask token, and in the 7B model the norm of local crops."""
         state = {**state, "rope_embed.periods": _periods(config)}
         state["mask_token"] = torch.zeros_like(state["cls_token"][0])
         if config.embed_dim == 4096:
@@ -128,7 +128,7 @@ class Dinov3(PthFamily):
         return ViTConfig.from_dict(options | place_options(source, options, None))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
-        """As the paper's classification was measured; satellite models, by their name, have own statistics.
+        """The preprocessing of the paper's classification; satellite models have statistics of their own.
 
         Its README and Hugging Face squash the picture for features, with a bilinear filter.
         """

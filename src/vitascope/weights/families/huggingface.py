@@ -174,7 +174,7 @@ class HuggingFace(Family):
         return dataclasses.replace(source, tensors=tensors)
 
     def leaving(self, state: State, config: ViTConfig) -> State:
-        """With what its classes have beside: positions of the prefix, scales of one, a mask token."""
+        """Add what its classes also have: positions of the prefix, scales of one, a mask token."""
         kind, D, state = model_type(config), config.embed_dim, dict(state)
         like = state["embeddings.cls_token"]
         if config.embedding.positions == "learned":
@@ -203,7 +203,7 @@ class HuggingFace(Family):
         return config
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
-        """From `preprocessor_config.json`, or as the authors evaluated."""
+        """The preprocessing of `preprocessor_config.json`, or of the authors' evaluation."""
         told = source.config.get("model_type")
         kind = told if told in MODEL_TYPES else model_type(config)
         if not source.preprocessor:

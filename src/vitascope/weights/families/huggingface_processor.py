@@ -5,13 +5,16 @@ Facts: transformers 5.23.0, `image_processing_pil_{vit,deit,bit}.py`, `image_pro
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
+from vitascope.weights.families.pth import imagenet, shorter_side
 from vitascope.weights.files import CheckpointError
+from vitascope.weights.preprocess import default_preprocess
 
 _HALF = (0.5, 0.5, 0.5)
 _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
@@ -45,19 +48,12 @@ _RESAMPLE: dict[int, _Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear
 def published(model_type: str, config: ViTConfig) -> Preprocess:
     """The preprocessing of a model's authors, for folders without a processor."""
     processor = _OF_MODEL[model_type]
-    imagenet = processor != "ViT" and config.in_channels == 3
-    crops = processor in ("DeiT", "Bit")
-    side = round(max(config.image_hw) / 0.875)
-    return Preprocess(
-        image_size=config.image_hw,
-        channels=config.in_channels,
-        resize="crop" if crops else "squash",
-        resize_to=(side, side) if crops else None,
-        crop_rounding="down" if crops else "even",
-        interpolation="bicubic" if crops else "bilinear",
-        mean=_IMAGENET["image_mean"] if imagenet else (0.5,) * config.in_channels,
-        std=_IMAGENET["image_std"] if imagenet else (0.5,) * config.in_channels,
-    )
+    options: dict[str, Any] = {"resize": "squash", "interpolation": "bilinear"}
+    if processor in ("DeiT", "Bit"):
+        options = {"resize_to": shorter_side(config.image_hw, 0.875), "crop_rounding": "down"}
+    if processor == "ViT":
+        return dataclasses.replace(default_preprocess(config), **options)
+    return imagenet(config, **options)
 
 
 def read_processor(name: str, told: Mapping[str, Any], model_type: str, config: ViTConfig) -> Preprocess:

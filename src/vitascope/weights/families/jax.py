@@ -4,13 +4,13 @@ Facts: vit_jax/models_vit.py, models_resnet.py, checkpoint.py, input_pipeline.py
 configs/vit_s16_i1k.py, configs/transfer.py, configs/proj/image_text. Both run jax.nn.gelu's tanh
 approximation, and a LayerNorm epsilon of 1e-6.
 
-Neither says in its file what it evaluates on. vit_jax squashes the picture into the model's size; big_vision
-resizes the shorter side to 256 and crops 224 (448 and 384), but squashes for two-tower models such as
-SigLIP. Both are bilinear, to [-1, 1]. Their `tf.image.resize` has no antialiasing, and ours has.
+The files have no preprocessing. vit_jax squashes the picture into the model's size; big_vision resizes the
+shorter side to 256 and crops 224 (448 and 384), but squashes for two-tower models such as SigLIP. Both are
+bilinear, to [-1, 1]. Their `tf.image.resize` has no antialiasing; ours has.
 
-A file is written under the names that vit_jax's `checkpoint.load` and big_vision's `models/vit.py` both
-read; what only big_vision has (attention pooling, positions of the patches alone) under big_vision's. There
-is nothing else in it: class names and preprocessing stay behind.
+A file is written under the names that vit_jax's `checkpoint.load` and big_vision's `models/vit.py` both read,
+and models that only big_vision has (attention pooling, positions of the patches alone) under big_vision's. It
+has no place for class names and preprocessing.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.storage import settle
 from vitascope.weights.families import jax_layout
 from vitascope.weights.families.jax_layout import BLOCK, POSITIONS
 from vitascope.weights.families.pth import shorter_side
 from vitascope.weights.files import MAX_TENSORS, CheckpointError
 from vitascope.weights.mapping import Family, Source, State, Table, any_of
+from vitascope.weights.preprocess import default_preprocess
 
 _PREFIXES = ("params/img/", "opt/target/", "params/", "")
 _SCANNED = "Transformer/encoderblock/"
@@ -68,7 +68,6 @@ class Jax(Family):
         return config.replace(resnet_dialect="jax") if config.embedding.stem == "resnet" else config
 
     def objections(self, config: ViTConfig) -> list[str]:
-        """What the two do not combine, and what they would take for something else."""
         embedding, pool, (gh, gw) = config.embedding, config.readout.pool, config.grid
         reasons = []
         if config.readout.has_class_token != (pool == "cls"):
@@ -86,9 +85,9 @@ class Jax(Family):
         return source.has(prefix + "embedding/kernel") and source.has_any(prefix + "Transformer/")
 
     def arriving(self, source: Source) -> Source:
-        """The image model alone, its blocks apart, under vit_jax's names; `config` says how to resize.
+        """The image model with separate blocks, under vit_jax's names; `config` has the kind of resize.
 
-        Left out is what a prefix tells to be another thing: an optimizer, a step, SigLIP's text model.
+        Tensors under other prefixes are left out: an optimizer, a step, SigLIP's text model.
         """
         prefix = _prefix(source)
         tensors = {
@@ -113,11 +112,11 @@ class Jax(Family):
         return jax_layout.table(config)
 
     def read_config(self, source: Source) -> ViTConfig:
-        """From the shapes.
+        """The architecture by the shapes.
 
-        Without positions they are big_vision's fixed ones, and the image size, which nothing tells, 224 or
-        what patches tile just below. (A vit_jax model with `add_position_embedding=False` would look the
-        same; none is published.)
+        A file without positions has big_vision's fixed ones, and an image size of 224 or the largest multiple
+        of the patch below. (A vit_jax model with `add_position_embedding=False` would look the same; none is
+        published.)
         """
         block = BLOCK.format(i=0)
         D, heads, _ = source.shape(block + "MultiHeadDotProductAttention_1/query/kernel", 3)
@@ -138,40 +137,37 @@ class Jax(Family):
         return ViTConfig.from_dict(options | _place_options(source, options["patch_size"]))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
-        """As the code around such files evaluates them, with Pillow's filter in place of TensorFlow's."""
-        half = (0.5,) * config.in_channels
+        """The preprocessing of the code around such files, with Pillow's filter instead of TensorFlow's."""
         options: dict[str, Any] = {"resize": "squash"}
         if source.config.get("resize") != "squash":
             # big_vision's `resize_small` and `central_crop`: the nearest pixel, then the lower one.
             share = 384 / 448 if config.image_hw == (384, 384) else 224 / 256
             resized = shorter_side(config.image_hw, share)
             options = {"resize_to": resized, "side_rounding": "nearest", "crop_rounding": "down"}
-        return Preprocess(
-            image_size=config.image_hw,
-            channels=config.in_channels,
-            interpolation="bilinear",
-            mean=half,
-            std=half,
-            **options,
-        )
+        return dataclasses.replace(default_preprocess(config), interpolation="bilinear", **options)
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        return [_write_npz(folder / "model.npz", state)]
+        arrays: dict[str, Any] = {  # NumPy has no bfloat16
+            name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+            for name, tensor in state.items()
+        }
+        np.savez(folder / "model.npz", **arrays)
+        return [folder / "model.npz"]
 
 
 def _is_big_vision(config: ViTConfig) -> bool:
-    """Whether vit_jax has no such model: it learns positions, for every token, and pools by no attention."""
+    """Whether only big_vision has such a model: vit_jax learns positions and has no attention pooling."""
     covered = config.embedding.position_prefix or not config.readout.has_class_token
     return config.readout.pool == "map" or config.embedding.positions != "learned" or not covered
 
 
 def _prefix(source: Source) -> str:
-    """Where the image model lies in a training checkpoint or a two-tower model."""
+    """The prefix of the image model in a training checkpoint or a two-tower model."""
     return next((prefix for prefix in _PREFIXES if source.has(prefix + "embedding/kernel")), "")
 
 
 def _unstacked(tensors: State) -> Iterable[tuple[str, Tensor]]:
-    """The tensors, with blocks that ran as a loop ("scan") taken from their common first axis."""
+    """The tensors, with the blocks of a loop ("scan") taken apart along their first axis."""
     for name, tensor in tensors.items():
         if name.startswith(_SCANNED) and tensor.ndim and len(tensor) <= MAX_TENSORS:
             for index, part in enumerate(tensor):
@@ -181,7 +177,7 @@ def _unstacked(tensors: State) -> Iterable[tuple[str, Tensor]]:
 
 
 def _renamed(tensors: State, rename: Callable[[str], str]) -> State:
-    """Tensors under other names; where the other name is taken, the own stays, and is refused as extra."""
+    """Tensors under other names; a taken name is not used, so that the tensor is rejected as extra."""
     renamed: State = {}
     for name, tensor in tensors.items():
         other = rename(name)
@@ -190,7 +186,7 @@ def _renamed(tensors: State, rename: Callable[[str], str]) -> State:
 
 
 def _first_name(name: str) -> str:
-    """vit_jax's name of a tensor of any age."""
+    """vit_jax's name of a tensor from any version."""
     if name in ("pos_embedding", "Transformer/pos_embedding"):
         return POSITIONS
     if _POOL_INLINED.fullmatch(name):
@@ -208,7 +204,7 @@ def _todays_name(name: str) -> str:
 
 
 def _stem_options(source: Source) -> dict[str, Any]:
-    """Patch size, channels, and the ResNet before the patches where there is one."""
+    """The options of the stem."""
     ph, pw, channels, _ = source.shape("embedding/kernel", 4)
     if not source.has("conv_root/kernel"):
         return {"patch_size": (ph, pw), "in_channels": channels}
@@ -247,17 +243,3 @@ def _place_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
         f"{source.name}: {length} positions are no square grid; "
         "give the architecture: from_pretrained(..., config=ViTConfig(image_size=(height, width), ...))"
     )
-
-
-def _write_npz(path: Path, state: State) -> Path:
-    """Write arrays, each in its own dtype; bfloat16, which NumPy has not, as float32."""
-    arrays: dict[str, Any] = {
-        name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-        for name, tensor in state.items()
-    }
-    aside = path.with_name(f".{path.name}")
-    try:
-        np.savez(aside, **arrays)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be written: {error}") from error
-    return settle(aside, path)

@@ -120,7 +120,7 @@ def untold(config: ViTConfig) -> list[str]:
 
 
 def not_square(config: ViTConfig, *options: str) -> list[str]:
-    """Those of `image_size` and `patch_size` that are not square."""
+    """Options among `image_size` and `patch_size` that are not square."""
     sizes = {"image_size": config.image_hw, "patch_size": config.patch_hw}
     return [f"{name} {sizes[name]}" for name in options if sizes[name][0] != sizes[name][1]]
 

@@ -1,4 +1,4 @@
-"""A body under timm's names, which DeiT's and DINOv2's own files share: timm took theirs."""
+"""A body under timm's names, which the files of DeiT and DINOv2 share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BODY: Table = {
     "head.*": "head.*",
 }
 GIVE_CONFIG = "give the architecture: from_pretrained(..., config=ViTConfig(...))"
-"""The way out where a checkpoint does not tell enough."""
+"""Advice for checkpoints that do not show enough."""
 
 # Heads whose width is not 64: by a part of the architecture's name, and by the width of a token.
 _HEADS_BY_NAME = {"base_patch16_gap_224": 16, "giantopt": 16, "test_vit": 2}
@@ -41,7 +41,7 @@ _HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 
 
 def body_options(source: Source) -> dict[str, Any]:
-    """What the shapes of a body with timm's names say about its options."""
+    """The options that the shapes of a body with timm's names show."""
     D, channels, ph, pw = source.shape("patch_embed.proj.weight", 4)
     options: dict[str, Any] = {"embed_dim": D, "patch_size": (ph, pw), "in_channels": channels}
     if source.has_any("patch_embed.backbone."):
@@ -70,7 +70,7 @@ def body_options(source: Source) -> dict[str, Any]:
 
 
 def _resnet_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
-    """What they say of a ResNet stem, given the patch on its feature map."""
+    """The options of a ResNet stem, given the patch on its feature map."""
     stages = source.count("patch_embed.backbone.stages.{i}.*")
     layers = tuple(
         source.count(f"patch_embed.backbone.stages.{stage}.blocks.{{i}}.conv1.weight")
@@ -90,8 +90,7 @@ def _resnet_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
 
 
 def default_heads(embed_dim: int, name: str = "") -> int | None:
-    """Attention heads, which no shape tells: 64 channels each, but for the published exceptions; None for a
-    width that no published model has."""
+    """Attention heads of 64 channels, except in published models; None for a width without any."""
     for part, count in _HEADS_BY_NAME.items():
         if part in name:
             return count
@@ -99,34 +98,31 @@ def default_heads(embed_dim: int, name: str = "") -> int | None:
 
 
 def heads(source: Source, embed_dim: int, name: str = "") -> int:
-    """Those that the user named, or `default_heads`."""
+    """The number of heads that the user named, or `default_heads`."""
     count: int | None = source.options.get("num_heads", default_heads(embed_dim, name))
     if count is None:
         raise CheckpointError(
-            f"{source.name}: the number of heads cannot be told from a width of {embed_dim}; {GIVE_CONFIG}"
+            f"{source.name}: the number of heads does not follow from a width of {embed_dim}; {GIVE_CONFIG}"
         )
     return count
 
 
 def assumed_heads(source: Source, config: ViTConfig) -> str:
-    """In words, the number of heads that nobody named."""
+    """The assumed number of heads in words; empty if the user named it."""
     return "" if "num_heads" in source.options else f"num_heads {config.num_heads}"
 
 
 def place_options(source: Source, options: dict[str, Any], wanted: Any) -> dict[str, Any]:
-    """The image size that the position embedding was made for, and whether it covers the prefix.
+    """The image size of `pos_embed`, (1, N, D) or (1, P + N, D), and whether it covers the prefix.
 
-    Args:
-        source: with `pos_embed` (1, N, D) or (1, P + N, D), or without.
-        options: what the shapes said so far.
-        wanted: what the configuration says, if anything: a side, or (height, width).
+    `wanted` is the configuration's image size, if it has one: a side, or (height, width).
     """
     ph, pw = options["patch_size"]
     prefix = options["class_token"] + options["distillation_token"] + options["num_registers"]
     sides = tuple(wanted) if isinstance(wanted, list | tuple) else (wanted, wanted)
     is_told = len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides)
     candidates = [sides] if is_told else []
-    if not source.has("pos_embed"):  # the images of the paper, or what patches tile just below
+    if not source.has("pos_embed"):  # the images of the paper, or the largest multiple of the patch below
         return {"image_size": (*candidates, (max(1, 224 // ph) * ph, max(1, 224 // pw) * pw))[0]}
     length = source.shape("pos_embed", 3)[1]
     covers_prefix = {length: False, length - prefix: True}  # by the number of patches
@@ -137,6 +133,6 @@ def place_options(source: Source, options: dict[str, Any], wanted: Any) -> dict[
         if patches in covers_prefix:
             return {"image_size": image, "position_prefix": covers_prefix[patches]}
     raise CheckpointError(
-        f"{source.name}: {length} positions are no square grid, and no image size that fits is told; "
+        f"{source.name}: {length} positions are no square grid, and no image size is given that fits; "
         f"{GIVE_CONFIG}"
     )

@@ -10,7 +10,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
 
 POOLS = {"token": "cls", "avg": "mean", "map": "map"}
-"""timm's `global_pool`, and what we call it."""
+"""Our names of timm's `global_pool`."""
 ARCHITECTURES = {
     (2, 2, 2, 2): "vit_small_r26_s32_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
@@ -19,17 +19,16 @@ ARCHITECTURES = {
 }
 """The hybrids by the layers of their ResNet."""
 
-
 CROP_MODES: dict[str, Literal["crop", "squash", "border"]] = {
     "center": "crop",
     "squash": "squash",
     "border": "border",
 }
-"""timm's `crop_mode`, and what we call it."""
+"""Our names of timm's `crop_mode`."""
 
 
 def read_rule(image_size: tuple[int, int], crop_pct: float, crop_mode: str) -> dict[str, Any]:
-    """How timm's `transforms_imagenet_eval` resizes and crops, as options of `Preprocess`."""
+    """The resize and the crop of timm's `transforms_imagenet_eval`, as options of `Preprocess`."""
     height, width = (math.floor(side / crop_pct) for side in image_size)
     resize = CROP_MODES[crop_mode]
     if resize == "squash" and (height, width) == image_size:
@@ -45,7 +44,7 @@ def read_rule(image_size: tuple[int, int], crop_pct: float, crop_mode: str) -> d
 
 
 def written_crop_pct(preprocess: Preprocess) -> float:
-    """The shortest `crop_pct` of which timm makes our `resize_to`, or the nearest to it."""
+    """The shortest `crop_pct` from which timm computes our `resize_to`, or the nearest to it."""
     if preprocess.resize_to is None:
         return preprocess.crop_pct
     sides = list(zip(preprocess.image_size, preprocess.resize_to, strict=True))
@@ -61,7 +60,7 @@ def written_crop_pct(preprocess: Preprocess) -> float:
 
 
 def only_one_of(config: ViTConfig) -> list[str]:
-    """What a model has of those things that timm has in one constructor each, with an epsilon of 1e-6."""
+    """Options that exclude each other: timm has each in a constructor of its own, with an epsilon of 1e-6."""
     special = {
         'stem "resnet"': config.embedding.stem == "resnet",
         'mlp "swiglu"': config.block.mlp == "swiglu",
@@ -71,7 +70,7 @@ def only_one_of(config: ViTConfig) -> list[str]:
 
 
 def settings(config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
-    """All of `config.json`."""
+    """The content of `config.json`."""
     args, pretrained = _arguments(config), _pretrained(config, preprocess)
     if not pretrained["fixed_input_size"]:
         args["dynamic_img_size"] = True
@@ -87,7 +86,7 @@ def settings(config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
 
 
 def _architecture(config: ViTConfig) -> str:
-    """timm's function whose fixed choices (norm, class of the MLP, stem, heads) are this model's."""
+    """The function of timm whose fixed choices (norm, class of the MLP, stem, heads) are this model's."""
     if config.readout.distillation_token:
         return "deit_base_distilled_patch16_224"
     if config.embedding.stem == "resnet":
@@ -98,7 +97,7 @@ def _architecture(config: ViTConfig) -> str:
 
 
 def _arguments(config: ViTConfig) -> dict[str, Any]:
-    """`model_args`: what makes that function build this model."""
+    """`model_args`: the arguments with which that function builds this model."""
     (ph, pw), layers, scale = config.patch_hw, config.embedding.resnet_layers, config.block.layer_scale
     step = ResNetConfig(layers=layers).stride if config.embedding.stem == "resnet" else 1
     args: dict[str, Any] = {
@@ -124,13 +123,13 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
 
 
 def _mlp_ratio(config: ViTConfig) -> float:
-    """The ratio of which timm makes our hidden width; its SwiGLU counts gate and value."""
+    """The ratio from which timm computes our hidden width; its SwiGLU counts gate and value."""
     hidden, D = config.mlp_dim * (2 if config.block.mlp == "swiglu" else 1), config.embed_dim
     return hidden / D if int(D * (hidden / D)) == hidden else (hidden + 0.5) / D  # timm cuts where we round
 
 
 def _pretrained(config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:
-    """`pretrained_cfg`: what timm needs to load the weights, and to prepare pictures as we do."""
+    """`pretrained_cfg`: the names and the preprocessing that timm loads."""
     stem = {True: "backbone.stem.conv", False: "backbone.conv"}[bool(config.embedding.resnet_layers)]
     return {
         "input_size": [config.in_channels, *preprocess.image_size],

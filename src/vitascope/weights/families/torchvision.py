@@ -124,7 +124,7 @@ class Torchvision(PthFamily):
         return "" if is_published(source) or named else assumed_heads(source, config)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
-        """That of the published file of this name; for another, that of the plain weights."""
+        """The preprocessing of the published file of this name, or that of the plain weights."""
         file = f"{source.name} {source.file}"
         share, interpolation = next((how for stem, how in _PUBLISHED.items() if stem in file), _PLAIN)
         return imagenet(config, resize_to=shorter_side(config.image_hw, share), interpolation=interpolation)
