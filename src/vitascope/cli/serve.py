@@ -12,7 +12,9 @@ from vitascope.deploy.server.settings import Settings
 class Serve:
     """Serve a model over HTTP, with the attention explorer at /.
 
-    Pictures go to /v1/predict, /v1/explain and /v1/embed; /docs shows how.
+    Pictures go to /v1/predict, /v1/explain and /v1/embed; /docs has examples.
+
+    Needs an extra: pip install 'vitascope[server]'.
 
     SIGTERM or Ctrl-C stops it after all accepted requests are answered.
     """

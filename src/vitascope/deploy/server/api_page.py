@@ -37,22 +37,15 @@ def _route(method: str, path: str, operation: Mapping[str, Any], address: str) -
         for status, answer in operation["responses"].items()
     )
     text = escape(operation.get("description", ""))
-    example = _example(method, path, address, secured="security" in operation)
+    token = f' -H "Authorization: Bearer ${TOKEN}"' if "security" in operation else ""
+    body = "" if method == "get" else " --data-binary @cat.jpg"
+    example = escape(f"curl{token}{body} {shlex.quote(address + path)}")
     return (
         f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{text}</p>"
-        f"<pre>{escape(example)}</pre>"
-        f"<table>{rows}{statuses}</table>"
+        f"<pre>{example}</pre><table>{rows}{statuses}</table>"
     )
 
 
 def _default(parameter: Mapping[str, Any]) -> str:
     default = parameter["schema"].get("default")
     return "" if default is None else f"; default <code>{escape(str(default))}</code>"
-
-
-def _example(method: str, path: str, address: str, *, secured: bool) -> str:
-    where = shlex.quote(f"{address}{path}")
-    token = f' -H "Authorization: Bearer ${TOKEN}"' if secured else ""
-    if method == "get":
-        return f"curl{token} {where}"
-    return f"curl{token} --data-binary @cat.jpg {where}"

@@ -32,6 +32,8 @@ GRACE = 0.1
 """Seconds until a picture whose client has left is killed: starting a new process takes as long."""
 PAUSE = 1.0
 """Seconds before a process is replaced that ended before it could decode."""
+SIZES = ((b"\x89PNG\r\n\x1a\n", ">II", 16), (b"GIF8", "<HH", 6), (b"BM", "<ii", 18))
+"""Formats with their size at a fixed place."""
 UNKNOWN = 2**40
 """The pixels of a picture whose header does not give them: more than any other has."""
 
@@ -214,14 +216,11 @@ async def _exchange(process: Process, message: bytes) -> tuple[int, list[int], b
 def announced_pixels(content: bytes) -> int:
     """Width times height by a picture's header, for the order of decoding; else `UNKNOWN`."""
     size: tuple[Any, ...] = ()
+    for signature, form, place in SIZES:
+        if content.startswith(signature):
+            size = _numbers(form, content, place)
     if content.startswith(b"\xff\xd8"):
         size = _jpeg_size(content)
-    elif content.startswith(b"\x89PNG\r\n\x1a\n"):
-        size = _numbers(">II", content, 16)
-    elif content.startswith(b"GIF8"):
-        size = _numbers("<HH", content, 6)
-    elif content.startswith(b"BM"):
-        size = _numbers("<ii", content, 18)
     elif content[12:16] == b"VP8X":
         size = tuple(1 + int.from_bytes(content[at : at + 3], "little") for at in (24, 27))
     elif content[12:16] == b"VP8 ":

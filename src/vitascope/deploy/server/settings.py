@@ -12,7 +12,7 @@ import tyro
 from vitascope.errors import UserError
 
 TOKEN = "VITASCOPE_TOKEN"
-"""The environment variable that may hold the bearer token."""
+"""The environment variable for the bearer token."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 LEAST = {"port": 0, "workers": 1, "threads": 0, "max_batch": 1, "max_wait_ms": 0, "queue": 1}
@@ -31,55 +31,53 @@ class Settings:
     """
 
     host: str = "127.0.0.1"
-    """The address to listen on. 0.0.0.0 is every IPv4 address of this machine, :: all; set a token then."""
+    """The address to listen on. 0.0.0.0 means all IPv4 addresses, :: all addresses; then set a token."""
     port: int = 8000
-    """The port; 0 takes a free one."""
+    """The port; 0 means a free one."""
     workers: int = 1
-    """Processes, each with a model of its own; they share the port and the processor's cores."""
+    """Processes, each with its own model; they share the port and the cores."""
     threads: int = 0
-    """Threads that a model computes with. 0: the cores, shared among the workers."""
+    """Threads per model. 0: the cores, divided among the workers."""
     max_batch: int = 32
-    """Pictures that are computed together, at most."""
+    """Maximum pictures per batch."""
     max_wait_ms: float = 0.0
-    """How long an idle model waits for more pictures; 0 takes what is there."""
+    """How long an idle model waits for more pictures."""
     queue: int = 128
-    """Requests that wait or are computed at a time, in each worker; more get 429."""
+    """Maximum requests in progress per worker; more get 429."""
     deadline_ms: float = 2000.0
-    """A prediction that is not done by then gets 504; a request may ask for less by X-Deadline-Ms."""
+    """Predictions that take longer get 504; X-Deadline-Ms shortens it for one request."""
     explain_deadline_ms: float = 30000.0
-    """The same for explanations."""
+    """Explanations that take longer get 504."""
     max_body_mb: float = 16.0
-    """Megabytes of a request, at most; more get 413."""
+    """Maximum megabytes per request; larger ones get 413."""
     max_megapixels: float = 50.0
-    """Million pixels of a picture, at most; more get 413 before they are decoded."""
+    """Maximum million pixels per picture; larger ones get 413 before they are decoded."""
     max_decode_mb: float = 512.0
-    """Megabytes of memory that decoding a picture may take; more get 413. Linux only."""
+    """Maximum megabytes of memory for decoding a picture; others get 413. Linux only."""
     max_files: int = 32
-    """Pictures in a form, at most."""
+    """Maximum pictures per form."""
     read_timeout_s: float = 10.0
-    """Seconds in which a request's body has to arrive whole; a slower one gets 408."""
+    """Seconds for a request's body to arrive; slower ones get 408."""
     read_stall_s: float = 3.0
-    """Seconds for which a body may pause; then 408. Only whole requests take a place in the queue."""
+    """Seconds that a body may pause; longer ones get 408."""
     header_timeout_s: float = 10.0
-    """Seconds in which a request's headers have to arrive; then 408, or the end of an empty connection."""
+    """Seconds for a request's headers to arrive; slower ones get 408."""
     keep_alive_s: float = 5.0
-    """Seconds that a connection stays open between requests; behind a proxy, more than the proxy keeps it."""
+    """Seconds that a connection stays open between requests; behind a proxy, more than the proxy's own."""
     max_connections: int = 0
-    """Open connections of a worker, at most; more get 503. 0: as many as the limit of open files allows."""
+    """Maximum open connections per worker; more get 503. 0: as the limit of open files allows."""
     stalled_s: float = 60.0
-    """Seconds after which a model that does not answer is reported as not ready."""
+    """Seconds after which a model that does not answer makes the server not ready."""
     grace_s: float = 30.0
-    """Seconds that accepted requests have to finish in when the server is told to stop."""
+    """Seconds for accepted requests to finish when the server stops."""
     token_file: MaybeFile = None
-    """A file whose content clients have to send as a bearer token.
-    Or the environment variable VITASCOPE_TOKEN."""
+    """A file with the bearer token that clients must send; or set VITASCOPE_TOKEN."""
     allowed_hosts: Hosts = ()
-    """Names under which the server may be addressed.
-    Default: those of this machine where --host is one of them, else any."""
+    """Accepted Host headers. Default: this machine's own on a loopback --host, else any."""
     root_path: str = ""
-    """The path under which a proxy serves this server: /vitascope."""
+    """The path under which a proxy publishes this server, for example /vitascope."""
     access_log: bool = True
-    """Write a line for each request."""
+    """Log each request."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -104,6 +102,6 @@ class Settings:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names that the Host header may have; empty for any."""
+        """The accepted names in the Host header; empty for any."""
         own = (*LOOPBACK, self.host) if self.is_loopback else ()
         return (*own, *self.allowed_hosts) if own or self.allowed_hosts else ()
