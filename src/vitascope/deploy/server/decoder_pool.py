@@ -83,7 +83,7 @@ class DecoderPool:
         for job in self.waiting:
             job.pixels.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=1)
+            await asyncio.wait(self._tasks, timeout=5)
 
     async def decode(self, content: bytes, *, deadline: float) -> Pixels:
         """Return a picture's pixels, uint8 (C, H, W); a late or cancelled picture is not decoded any further.
