@@ -129,10 +129,10 @@ def test_attending_to_all_alike_has_the_mean_distance_of_all_pairs(
 def test_attention_in_windows_reaches_no_further_than_the_window(window: Any) -> None:
     model = small_model(attention="window", window=window, num_registers=2)
     images = images_of(model)
-    diagonal = np.hypot(*(8 * (side - 1) for side in model.config.window))
+    diagonal = np.hypot(*(8 * (side - 1) for side in model.config.block.window))
     assert (attention_distance(model, images) <= diagonal + 1e-4).all()
     alike = attending_to_all_alike(attention="window", window=window)
-    inside = small_model(image_size=tuple(8 * side for side in model.config.window))
+    inside = small_model(image_size=tuple(8 * side for side in model.config.block.window))
     expected = uniform_distance(inside, images_of(inside))
     np.testing.assert_allclose(attention_distance(alike, images), np.full((3, 2), expected), rtol=1e-5)
 

@@ -210,7 +210,7 @@ def test_one_number_is_a_square() -> None:
 
 def test_lists_are_taken_for_sizes() -> None:
     config = small_config(image_size=[16, 24], patch_size=[8, 4], window=[2, 1], resnet_layers=[1, 2])
-    assert (config.image_size, config.patch_size, config.window) == ((16, 24), (8, 4), (2, 1))
+    assert (config.image_size, config.patch_size, config.block.window) == ((16, 24), (8, 4), (2, 1))
     assert config.embedding.resnet_layers == (1, 2)
 
 
@@ -385,7 +385,7 @@ def test_what_is_not_a_number_is_refused(name: str) -> None:
 def test_what_only_other_choices_read_is_not_judged() -> None:
     # A window that does not tile the grid matters to window attention alone, a ResNet to its stem alone.
     unread = small_config(window=5, resnet_width=48, resnet_layers=(1,))
-    assert (unread.window, unread.grid) == ((5, 5), small_config().grid)
+    assert (unread.block.window, unread.grid) == ((5, 5), small_config().grid)
     assert small_config(positions="learned", embed_dim=18, num_heads=6).head_dim == 3
 
 

@@ -44,7 +44,7 @@ def attention_maps(
     """What each head makes of the values, (B, heads, T, T): products of softmaxes, each over a mask."""
     grid, P = config.grid, config.num_prefix_tokens
     (gh, gw) = grid
-    steps = {"window": [config.window], "axial": [(1, gw), (gh, 1)], "global": [grid]}
+    steps = {"window": [config.block.window], "axial": [(1, gw), (gh, 1)], "global": [grid]}
     bias = 0.0
     if config.embedding.positions == "relative":
         numbers = None if positions.prefix is None else positions.prefix.detach().numpy()

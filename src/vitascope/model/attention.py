@@ -58,11 +58,8 @@ def attention(
 ) -> Tensor:
     """Equations 6 and 7 in the fastest kernel: (B, T, 3, heads, hd) -> (B, Q, heads hd).
 
-    Args:
-        qkv: queries, keys and values in one tensor.
-        bias: is added to the scores; (1, heads, T, T), or (B, 1, 1, T) without a gradient.
-        read: the Q queries to compute.
-        dropout: rate of the weights that are set to zero.
+    `read` selects the Q queries. `bias` is added to the scores: (1, heads, T, T), or (B, 1, 1, T) without
+    gradient.
     """
     q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
     by_key = bias is not None and bias.shape[1:3] == (1, 1) and not bias.requires_grad

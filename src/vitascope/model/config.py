@@ -111,30 +111,26 @@ class ViTConfig(ImageOptions):
 
     def _check_merging(self) -> None:
         """Reject token merging where a merged token would have no place, or blocks no way back."""
+        block, positions = self.block, self.embedding.positions
         against = {
-            f"attention {self.block.attention!r}": self.block.attention != "global",
-            f"positions {self.embedding.positions!r}": self.embedding.positions in ("relative", "rotary"),
-            'norm "post"': self.block.norm == "post",
+            f"attention {block.attention!r}": block.attention != "global",
+            f"positions {positions!r}": positions in ("relative", "rotary"),
+            'norm "post"': block.norm == "post",
             "gradient_checkpointing": self.training.gradient_checkpointing,
         }
-        if any(against.values()):
-            found = " and ".join(name for name, stands in against.items() if stands)
+        found = " and ".join(name for name, applies in against.items() if applies)
+        if found:
             raise UserError(
                 f"token_merging does not go with {found}: it needs global attention, positions that are "
                 "added to the tokens, pre-norm blocks and no gradient_checkpointing"
             )
 
     def grid_of(self, image: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of patches in an image of (height, width).
-
-        Raises:
-            UserError: a size that patches do not tile, with the nearest that they do; a grid that windows do
-                not tile.
-        """
+        """Rows and columns of patches in an image of (height, width); `UserError` if they do not tile it."""
         patch, step = self.patch_hw, self.patch_stride
         check_tiling(image, patch, step)
         grid = ((image[0] - patch[0]) // step[0] + 1, (image[1] - patch[1]) // step[1] + 1)
-        window = self.window
+        window = pair(self.block.window)
         if self.block.attention == "window" and (grid[0] % window[0] or grid[1] % window[1]):
             raise UserError(
                 f"a grid of {grid[0]}x{grid[1]} patches is not a multiple of the window "
@@ -164,16 +160,11 @@ class ViTConfig(ImageOptions):
             image_size=self.image_size, in_channels=self.in_channels, layers=layers, width=width
         )
 
-    @property
-    def window(self) -> tuple[int, int]:
-        """Height and width of an attention window, patches."""
-        return pair(self.block.window)
-
     def windows_of(self, grid: tuple[int, int]) -> list[tuple[int, int]]:
         """Height and width of the windows that patches of a grid attend within, one pass after another."""
         if self.block.attention == "axial":
             return [(1, grid[1]), (grid[0], 1)]  # a row is a window of height 1, a column one of width 1
-        return [self.window if self.block.attention == "window" else grid]
+        return [pair(self.block.window) if self.block.attention == "window" else grid]
 
     @property
     def grid(self) -> tuple[int, int]:

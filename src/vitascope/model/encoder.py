@@ -169,15 +169,10 @@ class Encoder(nn.Module):
         read: slice = EVERY_TOKEN,
         blocks: range | None = None,
     ) -> Tensor:
-        """z_0 -> z_L: (B, T, D) -> (B, Q, D).
+        """z_0 -> z_L, or z_i -> z_j of `blocks`: (B, T, D) -> (B, Q, D), the tokens that `read` selects.
 
-        Args:
-            tokens: z_0, or z_i for the `blocks` from i on.
-            layout: where the tokens lie.
-            trace: records each block's output.
-            read: the tokens of z_L to compute. With a class token, the last block computes one token instead
-                of T, which saves most of that block and changes outputs by rounding.
-            blocks: the blocks to run; by default all.
+        With a class token, the last block computes one token instead of T, which saves most of that block and
+        changes outputs by rounding.
         """
         layout = self.start(layout, blocks)
         last = len(self.blocks) - 1

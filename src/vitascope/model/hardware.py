@@ -80,10 +80,9 @@ def bf16_units() -> str | None:
 
 @contextmanager
 def suitable_threads(config: ModelConfig, device: torch.device, batch_size: int) -> Iterator[None]:
-    """Use one CPU thread while a layer has fewer than a quarter of a million activations, as with the digits.
+    """Use one CPU thread for layers of less than a quarter of a million activations, as with the digits.
 
-    A second core gains half on an idle machine; on a busy one, waiting for it in every small operation makes
-    training ten times slower.
+    On a busy machine, two threads that wait for each other make such training ten times slower.
     """
     threads = torch.get_num_threads()
     if device.type == "cpu" and batch_size * config.num_tokens * config.embed_dim < 2**18:

@@ -27,8 +27,7 @@ DialectName = Literal["jax", "timm"]
 def divide_by_std(weight: Tensor) -> Tensor:
     """(w - mean) / (std + 1e-5) for each filter of (O, I, kh, kw), as in vit_jax.
 
-    The norm's own gradient is 0 for a constant filter; that of a square root would be infinite. On a CPU it
-    is four times as fast as `torch.var_mean`.
+    The gradient of the norm is 0 for a constant filter, that of a square root infinite.
     """
     filters = (1, 2, 3)
     centered = weight - weight.mean(filters, keepdim=True)
@@ -64,11 +63,7 @@ def same_padding(size: int, kernel: int, stride: int) -> int:
 
 
 def pad_odd_pixel(images: Tensor, kernel: int, stride: int) -> tuple[Tensor, tuple[int, int]]:
-    """Images (B, C, H, W) with the uneven part of "SAME" padding, and its even part, (rows, columns).
-
-    An odd number of pixels puts one more at the bottom and the right. Convolution and pool add the even part
-    without a copy.
-    """
+    """Images (B, C, H, W) with the uneven pixel of "SAME" padding, and the even padding, (rows, columns)."""
     rows, columns = (same_padding(size, kernel, stride) for size in images.shape[-2:])
     if rows % 2 or columns % 2:
         images = F.pad(images, (0, columns % 2, 0, rows % 2))
@@ -76,19 +71,15 @@ def pad_odd_pixel(images: Tensor, kernel: int, stride: int) -> tuple[Tensor, tup
 
 
 def max_pool(maps: Tensor) -> Tensor:
-    """3x3, stride 2, "SAME": (B, C, H, W), not negative, -> (B, C, ceil(H / 2), ceil(W / 2)).
-
-    The odd pixel is 0, not minus infinity as in vit_jax and timm: the same after a relu.
-    """
+    """3x3, stride 2, "SAME"; the odd pixel is 0, which after a relu equals minus infinity."""
     maps, padding = pad_odd_pixel(maps, kernel=3, stride=2)
     return F.max_pool2d(maps, 3, stride=2, padding=padding)
 
 
 class StandardizedConv(nn.Conv2d):
-    """A square convolution of standardized filters: (B, I, H, W) -> (B, O, H/stride, W/stride), rounded up.
+    """A square convolution of standardized filters, "SAME": (B, I, H, W) -> (B, O, H/stride, W/stride).
 
-    Filters are standardized in fp32 at least, also if weights or autocast are bf16: an error in a mean or a
-    deviation shifts the whole filter and does not average out.
+    Filters are standardized in fp32 at least: the error of a bf16 mean would not average out.
     """
 
     def __init__(
@@ -98,14 +89,11 @@ class StandardizedConv(nn.Conv2d):
         self.dialect = dialect
 
     def reset_parameters(self) -> None:
-        """He initialization by fan-in, which gives every filter the same expected norm.
-
-        The norm of a standardized filter hardly changes its output, but sets how far a step turns it.
-        """
+        """He initialization by fan-in, for the same expected norm, and so the same pace, of every filter."""
         nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, I, H, W) -> (B, O, H/stride, W/stride)."""
+        """(B, I, H, W) -> (B, O, H/stride, W/stride), rounded up."""
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         weight = self.dialect.standardize(weight).to(self.weight.dtype)
         images, padding = pad_odd_pixel(images, self.kernel_size[0], self.stride[0])

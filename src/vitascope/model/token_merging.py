@@ -75,8 +75,8 @@ class MergingLayout(Layout):
     def expand_weights(self, weights: Tensor) -> Tensor:
         """Attention weights between the T tokens: (B, heads, Q, Q) -> (B, heads, T, T).
 
-        Rows of the prefix alone, fewer than Q, become (B, heads, rows, T). A token's weight is divided
-        equally among its patches, so that rows still sum to one.
+        A token's weight is divided equally among its patches. Rows of the prefix alone become (B, heads,
+        rows, T).
         """
         if self.owners is None or self.sizes is None:
             return weights
@@ -92,10 +92,9 @@ class MergingLayout(Layout):
 def match(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Find the pairs to merge, by keys of patches (B, N, hd), in float32.
 
-    Returns:
-        indices of the patches that stay (B, N - count), first those of the first set, then the second set; of
-        those that leave (B, count), all of the first set; and of those among the first that they join (B,
-        count).
+    Returns indices: of the patches that stay (B, N - count), those of the first set before the second; of
+    those that leave (B, count), all of the first set; and, among those that stay, of those that they join (B,
+    count).
     """
     directions = F.normalize(keys.detach().float(), dim=-1)
     first, second = directions[:, 1::2], directions[:, ::2]
