@@ -141,6 +141,8 @@ def test_a_finished_run_keeps_its_model_and_no_checkpoint(data, tmp_path, no_pic
     run = (train.pretrain if config.task == "masked" else train.train)(config).run
     assert (run / "model" / "model.safetensors").is_file()
     assert not (run / "checkpoints").exists()
+    if options != {"keep": "best"}:
+        return
     tuned = tiny_config(data, run=str(tmp_path / "tuned"), epochs=1, weights=str(run))
     assert not (train.train(tuned).run / "checkpoints").exists()  # nor what it started from
 
@@ -224,15 +226,14 @@ def test_one_is_singular(data, tmp_path, no_pictures, capsys) -> None:
 OWNERS = {"test": Classify, "draw_figures": classify, "draw_masked": masked, "write_report": train}
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    ("task", "place", "command"),
+    ("task", "place", "command", "signum"),
     [
-        ("classify", "test", "vitascope train --resume {run}"),
-        ("classify", "draw_figures", "vitascope report {run}"),
-        ("classify", "write_report", "vitascope report {run}"),
-        ("masked", "draw_masked", "vitascope train --resume {run}"),
-        ("masked", "write_report", "vitascope report {run}"),
+        ("classify", "test", "vitascope train --resume {run}", signal.SIGTERM),
+        ("classify", "draw_figures", "vitascope report {run}", signal.SIGTERM),
+        ("classify", "write_report", "vitascope report {run}", signal.SIGINT),
+        ("masked", "draw_masked", "vitascope train --resume {run}", signal.SIGINT),
+        ("masked", "write_report", "vitascope report {run}", signal.SIGTERM),
     ],
 )
 def test_a_signal_at_the_end_of_a_run_is_answered_with_the_way_on(
@@ -255,7 +256,7 @@ def test_a_signal_at_the_end_of_a_run_is_answered_with_the_way_on(
     assert said.endswith(f"continue with: {command.format(run=run)}\n")
     assert ("the model is saved in" in said) == (run / "model" / "config.json").is_file()
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
-    if signum == signal.SIGTERM and place != "write_report":
+    if place != "write_report":
         again = said.split("continue with: vitascope ")[1].split()
         assert main([*again, "--device", "cpu"]) == 0
 

@@ -367,7 +367,7 @@ def test_data_that_are_no_numbers_stop_the_run_and_keep_the_last_good_checkpoint
         assert main(["train", "--config", str(file)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    for part in ("diverged", "step 6", "--lr", str(run), "newest checkpoint is step-00000005"):
+    for part in ("diverged", "step 6", "lower lr", str(run), "newest checkpoint is step-00000005"):
         assert part in said
     assert [path.name for path in checkpoints(run)] == ["step-00000004", "step-00000005"]
     assert all_numbers(run)

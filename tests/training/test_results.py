@@ -35,7 +35,7 @@ def test_a_result_is_shown_in_a_line(trained, pretrained) -> None:
     accuracy, run = f"{trained.evaluation.accuracy:.2%}", str(trained.run)
     assert repr(trained).startswith(f"TrainResult({run!r}, accuracy {accuracy} of 2 test images (")
     assert repr(trained.evaluation).startswith(f"Evaluation(accuracy {accuracy} of 2 test images (")
-    assert repr(pretrained).startswith(f"PretrainResult({str(pretrained.run)!r}, test loss ")
+    assert repr(pretrained).startswith(f"PretrainResult({str(pretrained.run)!r}, loss ")
     for result in (trained, trained.evaluation, pretrained):
         assert len(repr(result)) < 300
         assert "\n" not in repr(result)

@@ -104,10 +104,11 @@ class Evaluation(Predictions):
     def in_words(self) -> str:
         """The accuracy with its interval, in a few words."""
         low, high = self.score.interval
-        return f"{self.accuracy:.2%} of {self.score.total:,} {self.split} images ({low:.1%} to {high:.1%})"
+        images = f"{self.score.total:,} {self.split} images"
+        return f"accuracy {self.accuracy:.2%} of {images} ({low:.1%} to {high:.1%})"
 
     def __repr__(self) -> str:
-        return f"Evaluation(accuracy {self.in_words()}, loss {self.loss:.3f})"
+        return f"Evaluation({self.in_words()}, loss {self.loss:.3f})"
 
     def _repr_html_(self) -> str:
         return html_table(self.summary())
@@ -135,15 +136,7 @@ def html_table(values: Mapping[str, Any]) -> str:
 def predict_split(model: nn.Module, loader: Loader, *, precision: torch.dtype = torch.float32) -> Evaluation:
     """Evaluate a model on every readable image of a split, in the split's order.
 
-    Each of several processes computes a part; all of them get the whole.
-
-    Args:
-        model: normalized images (B, C, H, W) to logits (B, K).
-        loader: of the split, without a seed.
-        precision: dtype to compute in.
-
-    Raises:
-        UserError: no readable image.
+    Each of several processes computes a part; all of them get the whole. The loader has no seed.
     """
     logits: list[Tensor] = []
     labels: list[Tensor] = []

@@ -107,18 +107,14 @@ def learning_rate(options: Optimization, batch_size: int, step: int, steps_per_e
 def average_decay(decay: float, step: int) -> float:
     """The decay of the average at a step, counted from 0: min(decay, (1 + step) / (10 + step)).
 
-    With the full decay from the first step on, a run much shorter than 1 / (1 - decay) steps would end close
-    to its initial weights. With this warm-up, that of TensorFlow's `ExponentialMovingAverage` with
-    `num_updates`, the average covers about the last tenth of the steps so far.
+    Without this warm-up, that of TensorFlow's `ExponentialMovingAverage`, a short run would end close to its
+    initial weights.
     """
     return min(decay, (1 + step) / (10 + step))
 
 
 def update_average(average: nn.Module, module: nn.Module, decay: float, step: int) -> None:
-    """Update the exponential moving average of the weights in place (Polyak and Juditsky 1992).
-
-    Step 0 copies the weights. `decay` is the largest one; see `average_decay`.
-    """
+    """Update the moving average of the weights in place (Polyak and Juditsky 1992); step 0 copies them."""
     theirs, ours = list(average.parameters()), list(module.parameters())
     with torch.no_grad():
         if step == 0:

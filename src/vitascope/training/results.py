@@ -10,6 +10,7 @@ from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.run import Run
 from vitascope.training.evaluate import Evaluation, data_frame, html_table
+from vitascope.training.tasks.task import PatchEvaluation
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -22,6 +23,7 @@ class RunResult:
     Attributes:
         run: the run folder.
         model: the finished model, in evaluation mode, on the CPU.
+        evaluation: of the model on the test images, or on the validation images if there are no test images.
         seconds: time in the training loop, with validation, over all processes that worked on the run.
         figures: paths of the figures, by name.
         report: path of the report.
@@ -29,6 +31,7 @@ class RunResult:
 
     run: Path
     model: Classifier
+    evaluation: Any
     seconds: float
     figures: dict[str, Path]
     report: Path
@@ -41,49 +44,29 @@ class RunResult:
         """
         return data_frame(Run(self.run).records("epoch")).drop(columns="kind").set_index("epoch")
 
-    def summary(self) -> dict[str, Any]:
-        """The results on the test images."""
-        raise NotImplementedError
+    def __repr__(self) -> str:
+        words = self.evaluation.in_words()
+        return f"{type(self).__name__}({str(self.run)!r}, {words}, {self.seconds:.1f} s)"
 
     def _repr_html_(self) -> str:
-        return html_table({"run": self.run, **self.summary(), "seconds": self.seconds})
+        return html_table({"run": self.run, **self.evaluation.summary(), "seconds": self.seconds})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class TrainResult(RunResult):
-    """A finished classifier.
-
-    Attributes:
-        evaluation: of the model on the test images, or on the validation images if there are no test images.
-    """
+    """A finished classifier."""
 
     evaluation: Evaluation
-
-    def summary(self) -> dict[str, Any]:
-        """The results on the test images."""
-        return self.evaluation.summary()
-
-    def __repr__(self) -> str:
-        return f"TrainResult({str(self.run)!r}, accuracy {self.evaluation.in_words()}, {self.seconds:.1f} s)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class PretrainResult(RunResult):
-    """A finished pre-training; `train(weights=result.run)` fine-tunes its model, which has no head.
-
-    Attributes:
-        metrics: `loss`, and `accuracy` if patches are classified.
-        split: name of the split of these metrics: "test", or "val" if there are no test images.
-    """
+    """A finished pre-training; `train(weights=result.run)` fine-tunes its model, which has no head."""
 
     model: VisionTransformer
-    metrics: dict[str, float]
-    split: str
+    evaluation: PatchEvaluation
 
-    def summary(self) -> dict[str, Any]:
-        """The results on the test images."""
-        return {"split": self.split, **self.metrics}
-
-    def __repr__(self) -> str:
-        metrics = ", ".join(f"{name} {value:.3f}" for name, value in self.metrics.items())
-        return f"PretrainResult({str(self.run)!r}, {self.split} {metrics}, {self.seconds:.1f} s)"
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`loss`, and `accuracy` if patches are classified."""
+        return self.evaluation.metrics

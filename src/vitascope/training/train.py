@@ -323,9 +323,8 @@ def _finish(trainer: Trainer) -> RunResult:
         figures, report = by_first(lambda: _draw(trainer, finished, tested))
     made: dict[str, Any] = {"run": run.path, "model": model.cpu(), "seconds": trainer.seconds}
     made |= {"figures": figures, "report": report}
-    if isinstance(tested, Evaluation):
-        return TrainResult(evaluation=tested, **made)
-    return PretrainResult(metrics=tested.metrics, split=tested.split, **made)
+    kind = TrainResult if config.task == "classify" else PretrainResult
+    return kind(evaluation=tested, **made)
 
 
 def _save(trainer: Trainer, model: Classifier, tested: Evaluation | PatchEvaluation) -> None:

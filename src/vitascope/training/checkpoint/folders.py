@@ -45,15 +45,8 @@ _ASIDE = re.compile(r"\.step-\d{8,}\.(\d+|old)")
 def save_checkpoint(run: Path, step: int, state: Mapping[str, Any], *, keep: int = 2) -> Path:
     """Write a checkpoint, then remove old ones; a valid checkpoint of this step is kept as it is.
 
-    Args:
-        run: the run folder.
-        step: steps done.
-        state: nested dicts of tensors and plain values, which `weights_only` can load. Each process writes
-            its shards of the DTensors; the first one writes everything else.
-        keep: number of checkpoints to keep, including this one. Newer ones are neither counted nor removed.
-
-    Raises:
-        UserError: it cannot be written, for example because the disk is full; older ones are unchanged.
+    Each process writes its shards of the DTensors; the first one writes everything else. `keep` counts this
+    checkpoint and older ones; newer ones are not removed.
     """
     folder = run / CHECKPOINTS / f"step-{step:08d}"
     aside = by_first(lambda: _begin(folder))

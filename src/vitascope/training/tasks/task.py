@@ -40,24 +40,19 @@ class Examples:
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A run after its last step.
-
-    Attributes:
-        run, config: of the run.
-        model: the finished model, on its device; every process has all of it.
-        module: the trained module with the last weights; a process may have only a part.
-        loader: of the images to test on.
-        precision: dtype to compute in.
-        seconds: time in the training loop.
-    """
+    """A run after its last step."""
 
     run: Run
     config: TrainConfig
     model: Classifier
+    """The finished model, on its device; every process has all of it."""
     module: nn.Module
+    """The trained module with the last weights; a process may have only a part."""
     loader: Loader
+    """Of the images to test on."""
     precision: torch.dtype
     seconds: float
+    """Time in the training loop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +67,11 @@ class PatchEvaluation:
     def summary(self) -> dict[str, Any]:
         """Plain values for `metrics.jsonl`."""
         return {"split": self.split, "images": self.images, **self.metrics}
+
+    def in_words(self) -> str:
+        """The metrics, in a few words."""
+        metrics = ", ".join(f"{name} {value:.3f}" for name, value in self.metrics.items())
+        return f"{metrics} on {self.images:,} {self.split} images"
 
 
 Sums = dict[str, Tensor]

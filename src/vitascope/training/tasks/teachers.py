@@ -72,14 +72,12 @@ def open_teacher(
     Args:
         ref: a MODEL, as for `from_pretrained`; `timm:NAME`, a name of `timm.create_model` or a folder saved
             by timm; or `transformers:NAME`, a hub id or folder of an image classifier.
-        class_names: of the data. A teacher may have them in another order. A teacher without class names is
-            assumed to have as many classes in the same order; this is printed.
+        class_names: of the data; a teacher may have them in another order.
         device: to compute on.
         precision: dtype to compute in.
 
     Raises:
-        UserError: no such model, a library that is missing or broken, other classes (with the difference), or
-            a model that is not an image classifier.
+        UserError: no such model, a missing or broken library, other classes, or not an image classifier.
     """
     library, _, name = ref.partition(":")
     if library == "transformers":
