@@ -129,7 +129,7 @@ def begin(run: Path, number: int) -> None:
     """What each of two processes does: a step together, after which the second is gone."""
     store = dist.FileStore(str(run / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=number, world_size=2)
-    with train._locked(run):
+    with train._locked(Run(run)):
         assert gather(number) == [0, 1]
         if number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -169,7 +169,7 @@ def test_the_others_of_a_dead_process_say_how_to_go_on(tmp_path, capfd, saved: s
 
 
 def test_other_errors_than_of_the_connection_keep_their_traceback(tmp_path) -> None:
-    with pytest.raises(RuntimeError, match="a fault of ours"), train._locked(tmp_path):
+    with pytest.raises(RuntimeError, match="a fault of ours"), train._locked(Run(tmp_path)):
         raise RuntimeError("a fault of ours")
 
 
