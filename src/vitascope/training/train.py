@@ -53,7 +53,7 @@ from vitascope.training.distributed import (
 from vitascope.training.evaluate import Evaluation
 from vitascope.training.loop import Trainer, images_at_once
 from vitascope.training.recipes import GROUP_OF, TrainConfig
-from vitascope.training.results import PretrainResult, RunResult, TrainResult
+from vitascope.training.results import PretrainResult, TrainResult
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.tasks.distill import Distill
@@ -165,7 +165,7 @@ def _configured(config: TrainConfig | None, recipe: str | None, options: dict[st
 # Start
 
 
-def _run(config: TrainConfig) -> RunResult:
+def _run(config: TrainConfig) -> TrainResult | PretrainResult:
     """Create a run, train and finish it; a run that cannot start leaves no folder."""
     device = join_processes(config.engine.device)
     config, model_config, splits = by_all(lambda: _open(config))
@@ -304,7 +304,7 @@ def _announce(trainer: Trainer) -> None:
 # Finish
 
 
-def _finish(trainer: Trainer) -> RunResult:
+def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
     """Test and save the finished model, remove the checkpoints, draw the figures, write the report."""
     run, config, final = trainer.run, trainer.config, trainer.splits.final
     with stopped_at_once(run):
@@ -323,8 +323,7 @@ def _finish(trainer: Trainer) -> RunResult:
         figures, report = by_first(lambda: _draw(trainer, finished, tested))
     made: dict[str, Any] = {"run": run.path, "model": model.cpu(), "seconds": trainer.seconds}
     made |= {"figures": figures, "report": report}
-    kind = TrainResult if config.task == "classify" else PretrainResult
-    return kind(evaluation=tested, **made)
+    return (TrainResult if config.task == "classify" else PretrainResult)(evaluation=tested, **made)
 
 
 def _save(trainer: Trainer, model: Classifier, tested: Evaluation | PatchEvaluation) -> None:

@@ -71,8 +71,9 @@ class Distill(Classify):
                 f"{_channels(ours)}: both must take the same"
             )
 
-    def module(self, model: VisionTransformer) -> nn.Module:
+    def module(self, model: nn.Module) -> nn.Module:
         """The model with separate outputs; UserError if it has not two heads."""
+        assert isinstance(model, VisionTransformer)
         return BothHeads(model)
 
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
