@@ -20,7 +20,7 @@ def page(title: str = "title", **sections: dict[str, object]) -> Reader:
 
 
 def shown(text: str) -> dict[str, dict[str, object]]:
-    return {"environment": {"rows": [(text, text), ("Command", text)]}}
+    return {"environment": {"found": {"cpu": text, "command": text}}}
 
 
 @law
@@ -50,7 +50,7 @@ def test_descriptions_of_images_are_read_as_they_were_given() -> None:
 def test_a_page_is_whole_and_lists_its_sections_in_order() -> None:
     rows: list[tuple[str, str]] = []
     sections = {
-        "environment": {"rows": rows},
+        "environment": {"found": {}},
         "trained": None,
         "configuration": {"command": "c", "rows": rows},
     }

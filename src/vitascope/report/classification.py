@@ -38,13 +38,7 @@ WORST_CLASSES = 20
 def classification(
     predictions: Predictions, model: Classifier, images: ImageSet | None
 ) -> dict[str, dict[str, Any] | None]:
-    """Values of the four sections by anchor.
-
-    Args:
-        predictions: of the finished model.
-        model: the finished model.
-        images: the split of the predictions; None if it cannot be opened.
-    """
+    """Values of the four sections by anchor; `images` is the split of the predictions, if it is found."""
     confusion = confusion_matrix(predictions.labels, predictions.classes, len(predictions.class_names))
     pairs = worst_pairs(confusion, MORE_PAIRS)
     mistakes = surest_mistakes(predictions.confidences, predictions.correct, MISTAKES).tolist()
@@ -141,26 +135,14 @@ def _confusion(
 def _calibration(predictions: Predictions) -> dict[str, Any]:
     """Confidence beside accuracy, in all and by bins."""
     measured = calibration(predictions.confidences, predictions.correct)
-    edges = np.arange(len(measured.counts) + 1) / len(measured.counts)
+    draw = partial(draw_calibration, measured, new=blank_figure)
     return {
         "confidence": float(predictions.confidences.mean(dtype=np.float64)),
         "accuracy": float(predictions.correct.mean()),
         "error": measured.error,
-        "drawing": embed(
-            partial(draw_calibration, measured, new=blank_figure),
-            "calibration",
-            "reliability diagram",
-            width=620,
-        ),
-        "rows": [
-            (
-                f"{edges[m]:.1%} to {edges[m + 1]:.1%}",
-                f"{measured.counts[m]:,}",
-                f"{measured.confidences[m]:.1%}",
-                f"{measured.accuracies[m]:.1%}",
-            )
-            for m in np.flatnonzero(measured.counts)
-        ],
+        "drawing": embed(draw, "calibration", "reliability diagram", width=620),
+        "measured": measured,
+        "full": np.flatnonzero(measured.counts).tolist(),
     }
 
 

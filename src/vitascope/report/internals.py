@@ -28,8 +28,6 @@ EXAMPLES = 8
 """Images that are shown under their attention."""
 FOR_DISTANCE = 16
 """Images that the attention distance is a mean of."""
-MASKED_BYTES = 1_500_000
-"""Size up to which the figure of masked patches stays a PNG."""
 
 
 def attention(model: Classifier, images: ImageSet | None) -> dict[str, Any] | None:
@@ -88,10 +86,7 @@ def masked(run: Run) -> dict[str, Any] | None:
     path = run.figures / "masked.png"
     if not path.is_file():
         return None
-    content, kind = path.read_bytes(), "png"
-    if len(content) > MASKED_BYTES:
-        written, kind = io.BytesIO(), "jpeg"
-        with Image.open(path) as opened:
-            opened.convert("RGB").save(written, "JPEG", quality=85)
-        content = written.getvalue()
-    return {"source": data_uri(content, kind)}
+    written = io.BytesIO()
+    with Image.open(path) as opened:
+        opened.convert("RGB").save(written, "JPEG", quality=85)
+    return {"source": data_uri(written.getvalue(), "jpeg")}

@@ -1,4 +1,4 @@
-"""Numbers about a classifier's answers: intervals, calibration, which classes it takes for which."""
+"""Measures of a classifier's predictions: accuracy with its interval, calibration, confused classes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,13 @@ import numpy.typing as npt
 
 BINS = 15
 TRAINED_WEIGHTS = "--weights google/vit-base-patch16-224-in21k"
-"""What few images want: the paper's weights, which `vitascope train` starts from."""
+"""An option for few images: start from the paper's weights."""
 
 
 def wilson_interval(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
-    """The interval of a share that was measured on a sample (Wilson 1927).
+    """95% interval of a share that was measured on a sample (Wilson 1927); `total` is at least 1.
 
-    Unlike the one of a normal distribution it stays in [0, 1], and means something for few images and for
-    shares near 0 and 1.
-
-    Args:
-        right: successes.
-        total: trials, at least 1.
-        z: quantile of the normal distribution; this one is of 95% confidence.
+    Unlike the normal approximation it stays in [0, 1], also for few images and for shares near 0 and 1.
     """
     share = right / total
     centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
@@ -33,13 +27,13 @@ def wilson_interval(right: int, total: int, z: float = 1.959964) -> tuple[float,
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A classifier's right answers, and what their share has to be compared with.
+    """The accuracy of a classifier, and the numbers to compare it with.
 
     Attributes:
-        right: right answers.
-        total: answers, at least 1.
+        right: correct predictions.
+        total: predictions, at least 1.
         balanced: balanced accuracy, the mean recall of the classes that occur.
-        majority: the share of the commonest class, which is the accuracy of always naming it.
+        majority: the share of the most frequent class: the accuracy of always guessing it.
     """
 
     right: int
@@ -49,16 +43,16 @@ class Score:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The accuracy's 95% interval (Wilson's)."""
+        """95% interval of the accuracy (Wilson's)."""
         return wilson_interval(self.right, self.total)
 
     @property
     def no_better(self) -> bool:
-        """Whether the interval contains, or lies below, what always naming the commonest class gives."""
+        """Whether the interval contains, or lies below, the accuracy of guessing the most frequent class."""
         return self.interval[0] <= self.majority < 1
 
     def compared(self) -> str:
-        """The interval and both comparisons in one line."""
+        """The interval and the numbers to compare with, in one line."""
         low, high = self.interval
         return (
             f"95% interval {low:.1%} to {high:.1%}; balanced accuracy {self.balanced:.2%}; "
@@ -66,10 +60,10 @@ class Score:
         )
 
     def warning(self, *, from_scratch: bool = True) -> str:
-        """That the model is no better than naming the commonest class, and what helps; empty if it is better.
+        """A line about a model that is no better than guessing, with advice; empty if it is better.
 
         Args:
-            from_scratch: whether training began with random weights, as far as is known.
+            from_scratch: training began with random weights, as far as is known.
         """
         if not self.no_better:
             return ""
@@ -78,7 +72,7 @@ class Score:
 
 
 def score_of(labels: npt.NDArray[np.int64], guesses: npt.NDArray[np.int64]) -> Score:
-    """Compare answers (N,) with the true classes (N,), N at least 1."""
+    """The score of predicted classes (N,) for true classes (N,), N at least 1."""
     classes, places, totals = np.unique(labels, return_inverse=True, return_counts=True)
     right = labels == guesses
     recalls = np.bincount(places, weights=right, minlength=len(classes)) / totals
@@ -87,12 +81,12 @@ def score_of(labels: npt.NDArray[np.int64], guesses: npt.NDArray[np.int64]) -> S
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Answers by how sure they are: bin m of M holds confidences in ((m - 1) / M, m / M].
+    """Predictions by confidence: bin m of M holds confidences in ((m - 1) / M, m / M].
 
     Attributes:
-        counts: answers in each bin, int64 (M,).
+        counts: predictions in each bin, int64 (M,).
         confidences: their mean confidence, float64 (M,); 0 in an empty bin.
-        accuracies: the share of them that is right, float64 (M,); 0 in an empty bin.
+        accuracies: their accuracy, float64 (M,); 0 in an empty bin.
     """
 
     counts: npt.NDArray[np.int64]
@@ -101,7 +95,7 @@ class Calibration:
 
     @property
     def error(self) -> float:
-        """Expected calibration error: the mean of |accuracy - confidence|, each answer counting alike."""
+        """Expected calibration error: |accuracy - confidence|, a mean over the predictions."""
         gaps = np.abs(self.accuracies - self.confidences)
         return float((self.counts * gaps).sum() / self.counts.sum())
 
@@ -109,12 +103,9 @@ class Calibration:
 def calibration(
     confidences: npt.NDArray[np.floating], right: npt.NDArray[np.bool_], bins: int = BINS
 ) -> Calibration:
-    """How far confidence is to be believed (Guo et al. 2017, equations 2, 3 and 5).
+    """Confidence beside accuracy in `bins` bins of equal width (Guo et al. 2017, equations 2, 3 and 5).
 
-    Args:
-        confidences: probability of the most probable class, (N,) in [0, 1], N at least 1.
-        right: whether that class is the true one, (N,).
-        bins: M, of equal width.
+    `confidences` (N,) in [0, 1] are of the predicted classes, `right` (N,) tells which are correct; N >= 1.
     """
     confidences = confidences.astype(np.float64)
     edges = np.arange(1, bins) / bins
@@ -130,14 +121,7 @@ def calibration(
 
 @dataclasses.dataclass(frozen=True)
 class ConfusedPair:
-    """A class that is taken for another.
-
-    Attributes:
-        true: the class that it is.
-        predicted: the class that the model says.
-        count: in how many images.
-        total: images of the true class.
-    """
+    """A class of `total` images, `count` of which are predicted as another class."""
 
     true: int
     predicted: int
@@ -154,11 +138,9 @@ def confusion_matrix(
 
 
 def worst_pairs(confusion: npt.NDArray[np.int64], count: int) -> list[ConfusedPair]:
-    """The ordered pairs of classes that are confused most often; of as many, the larger share comes first.
+    """At most `count` pairs of classes, most frequent confusion first, then the larger share of its class.
 
-    Args:
-        confusion: counts (K, K), true class down.
-        count: pairs, where there are as many.
+    `confusion` has counts (K, K), true class down.
     """
     totals = confusion.sum(axis=1)
     trues, others = np.nonzero(confusion - np.diag(confusion.diagonal()))
@@ -173,6 +155,6 @@ def worst_pairs(confusion: npt.NDArray[np.int64], count: int) -> list[ConfusedPa
 def surest_mistakes(
     confidences: npt.NDArray[np.floating], right: npt.NDArray[np.bool_], count: int
 ) -> npt.NDArray[np.int64]:
-    """Positions of the wrong answers, the most confident first: at most `count`."""
+    """Indices of the most confident wrong predictions, at most `count`."""
     wrong = np.flatnonzero(~right)
     return wrong[np.argsort(-confidences[wrong], kind="stable")][:count]

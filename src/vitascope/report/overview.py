@@ -17,24 +17,6 @@ from vitascope.run.run import Run
 MOST_CLASSES = 100
 """Rows of the table of images per class; with more classes there is a line instead."""
 
-_ENVIRONMENT = {
-    "started": "Started",
-    "command": "Command",
-    "vitascope": "vitascope",
-    "torch": "PyTorch",
-    "python": "Python",
-    "platform": "System",
-    "cpu": "CPU",
-    "cores": "Cores",
-    "threads": "Threads",
-    "memory_gib": "Memory",
-    "bf16_units": "bf16 in hardware",
-    "processes": "Processes",
-    "device": "Device",
-    "gpu": "GPU",
-    "cuda": "CUDA",
-}
-
 
 def name_of(run: Run) -> str:
     """The run's name in the page: its folder's."""
@@ -112,21 +94,13 @@ def _tiles(run: Run, model: Classifier | None, score: Score | None) -> list[tupl
         error = calibration(run.predictions.confidences, run.predictions.correct).error
         found.append((f"{error:.2%}", "expected calibration error (15 bins)"))
     if model is not None:
-        found.append((_in_short(sum(p.numel() for p in model.parameters())), "parameters"))
+        found.append((f"{sum(p.numel() for p in model.parameters()) / 1e6:.3g} M", "parameters"))
     if epochs:
         planned, _, unit = _planned_epochs(run).partition(" ")
         found.append((f"{epochs[-1]['epoch']} of {planned}", unit))
     if tests:
         found.append((_duration(tests[-1]["seconds"]), "training time, with validation"))
     return found
-
-
-def _in_short(count: int) -> str:
-    """A count with three digits: 86.6 M."""
-    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return str(count)
 
 
 def _duration(seconds: float) -> str:
@@ -136,15 +110,7 @@ def _duration(seconds: float) -> str:
 def training(
     run: Run, model: Classifier | None, splits: Splits | None, gone: str, differs: str = ""
 ) -> dict[str, Any]:
-    """Data, model and options of the training.
-
-    Args:
-        run: the run.
-        model: the finished model.
-        splits: the data, if they can be opened.
-        gone: why there are no images to show.
-        differs: how the data differ since training.
-    """
+    """Data, model and options of the training; `gone` and `differs` are about the data since then."""
     get = run.config.get
     task = "classification" if run.classifies else f"masked patch prediction ({get('target')})"
     rows: list[tuple[str, object]] = [("Task", task), ("Data", without_home(str(get("data"))))]
@@ -207,11 +173,7 @@ def configuration(run: Run) -> dict[str, Any]:
 def environment(run: Run) -> dict[str, Any]:
     """The machine and the versions that the run was started with."""
     found = dict(run.environment)
-    if "started" in found:
-        found["started"] = _date(found["started"])
-    if "memory_gib" in found:
-        found["memory_gib"] = f"{found['memory_gib']} GiB"
-    return {"rows": [(name, found[key]) for key, name in _ENVIRONMENT.items() if key in found]}
+    return {"found": found | {"started": _date(found["started"])} if "started" in found else found}
 
 
 def _date(text: str) -> str:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-from collections.abc import Collection
-from pathlib import Path
 
-from vitascope.data.datasets import list_images, open_data
-from vitascope.data.split_record import Restored, SplitRecord, restore
+from vitascope.data.split_record import Restored
 from vitascope.data.splits import ImageSet, Splits
-from vitascope.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -53,43 +48,3 @@ class RunData:
                 images.name,
             )
         return images
-
-
-def open_run_data(
-    run: Path,
-    data: str,
-    record: SplitRecord | None,
-    *,
-    now: str | None = None,
-    seed: int,
-    labelled: bool,
-    check: Collection[str] | None = None,
-) -> RunData:
-    """Open the data of a run, split as the run recorded it; arguments are as for `Run.open_data`."""
-    if record is None:
-        where = data if now is None else now
-        splits = open_data(where, seed=seed, labelled=labelled)
-        note = (
-            f"{run}: an older run, without a record of its split: whether the images of {where} are still "
-            "those that it was trained and tested on cannot be verified"
-        )
-        return RunData(splits, None, note)
-    where = _find_data(run, data, record) if now is None else now
-    restored = restore(record, list_images(where, seed=seed), [record.final] if check is None else check)
-    if not any((found >= 0).any() for found in restored.found.values()):
-        raise UserError(
-            f"{where}: none of the {record.images():,} images that {run} was trained and tested on is there; "
-            "these are other data"
-        )
-    changes = restored.note()
-    note = f"{where} has changed since {run} began: {changes}" if changes else ""
-    return RunData(restored.as_recorded(), restored, note)
-
-
-def _find_data(run: Path, data: str, record: SplitRecord) -> str:
-    """The run's DATA argument; if it is gone, the same relative to where the run is now."""
-    if record.place and not Path(data).expanduser().exists():
-        moved = Path(os.path.normpath(run.absolute() / record.place))
-        if moved.exists():
-            return str(moved)
-    return data

@@ -15,12 +15,13 @@ from typing import Any
 
 import yaml
 
-from vitascope.data.split_record import SplitRecord, record_of
+from vitascope.data.datasets import list_images, open_data
+from vitascope.data.split_record import SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.run import layout
-from vitascope.run.data import RunData, open_run_data
+from vitascope.run.data import RunData
 from vitascope.run.environment import describe_environment
 from vitascope.run.metrics import MetricsWriter, read_metrics
 from vitascope.run.predictions import Predictions
@@ -32,17 +33,34 @@ log = logging.getLogger(__name__)
 _REFERENCES = ("data", "weights", "teacher")  # options that may name files
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Run:
     """A run folder. `Run.open` and `Run.create` make sure that it is one.
 
     `config`, `environment` and `predictions` are read on first use and kept; everything else is read anew.
 
-    Args:
+    Attributes:
         path: the folder.
+        config_file: every option, as YAML.
+        metrics_file: the metrics, as lines of JSON.
+        checkpoints: the folder of the states that an unfinished run is resumed from.
+        start: the model folder that an unfinished run started from, if it did not start at random.
+        best: the model folder of the lowest validation loss so far, while the run is unfinished.
+        model_folder: the folder of the finished model.
+        figures: the folder of the figures.
+        report: the report, a page of HTML.
     """
 
     path: Path
+
+    def __post_init__(self) -> None:
+        self.config_file = self.path / layout.CONFIG
+        self.metrics_file = self.path / layout.METRICS
+        self.checkpoints = self.path / layout.CHECKPOINTS
+        self.start, self.best = self.checkpoints / "start", self.checkpoints / "best"
+        self.model_folder = self.path / layout.MODEL
+        self.figures = self.path / layout.FIGURES
+        self.report = self.path / layout.REPORT
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Run:
@@ -115,46 +133,6 @@ class Run:
     def finished(self) -> bool:
         """Whether the finished model is saved, the last file that training needs to write."""
         return layout.is_finished(self.path)
-
-    @property
-    def config_file(self) -> Path:
-        """Every option of the run, as YAML."""
-        return self.path / layout.CONFIG
-
-    @property
-    def metrics_file(self) -> Path:
-        """The metrics, as lines of JSON."""
-        return self.path / layout.METRICS
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the states that an unfinished run is resumed from."""
-        return self.path / layout.CHECKPOINTS
-
-    @property
-    def start(self) -> Path:
-        """The model folder that an unfinished run started from, if it did not start at random."""
-        return self.checkpoints / "start"
-
-    @property
-    def best(self) -> Path:
-        """The model folder of the lowest validation loss so far, while the run is unfinished."""
-        return self.checkpoints / "best"
-
-    @property
-    def model_folder(self) -> Path:
-        """The folder of the finished model."""
-        return self.path / layout.MODEL
-
-    @property
-    def figures(self) -> Path:
-        """The folder of the figures."""
-        return self.path / layout.FIGURES
-
-    @property
-    def report(self) -> Path:
-        """The report, a page of HTML."""
-        return self.path / layout.REPORT
 
     def lock(self) -> AbstractContextManager[None]:
         """Hold the run as the only process; see `storage.locked`."""
@@ -247,15 +225,34 @@ class Run:
         Raises:
             UserError: the data are gone, or are others; the record is damaged.
         """
-        return open_run_data(
-            self.path,
-            str(self.config["data"]),
-            self.split_record(),
-            now=data,
-            seed=int(self.config["seed"]),
-            labelled=self.classifies,
-            check=check,
-        )
+        seed, labelled = int(self.config["seed"]), self.classifies
+        record = self.split_record()
+        if record is None:
+            where = str(self.config["data"]) if data is None else data
+            note = (
+                f"{self.path}: an older run, without a record of its split: whether the images of {where} "
+                "are still those that it was trained and tested on cannot be verified"
+            )
+            return RunData(open_data(where, seed=seed, labelled=labelled), None, note)
+        where = self._find_data(record) if data is None else data
+        restored = restore(record, list_images(where, seed=seed), [record.final] if check is None else check)
+        if not any((found >= 0).any() for found in restored.found.values()):
+            raise UserError(
+                f"{where}: none of the {record.images():,} images that {self.path} was trained and tested on "
+                "is there; these are other data"
+            )
+        changes = restored.note()
+        note = f"{where} has changed since {self.path} began: {changes}" if changes else ""
+        return RunData(restored.as_recorded(), restored, note)
+
+    def _find_data(self, record: SplitRecord) -> str:
+        """The DATA argument of the run; if it is gone, the same relative to where the run is now."""
+        data = str(self.config["data"])
+        if record.place and not Path(data).expanduser().exists():
+            moved = Path(os.path.normpath(self.path.absolute() / record.place))
+            if moved.exists():
+                return str(moved)
+        return data
 
     def test_images(self, class_names: tuple[str, ...] | None = None) -> ImageSet:
         """The unchanged images among those that the run's model is measured on; logs what differs.
