@@ -73,7 +73,7 @@ def test_file_has_what_is_printed_and_the_summary_counts(
     out = tmp_path / "o.jsonl"
     assert status("data", "--out", str(out), "--json") == 0
     assert out.read_text("utf-8") == printed
-    assert json.loads(capsys.readouterr().out) == {"out": str(out), "images": 20, "unreadable": 0}
+    assert json.loads(capsys.readouterr().out) == {"out": str(out), "pictures": 20, "unreadable": 0}
 
 
 def test_unreadable_picture_is_a_line_is_named_and_makes_the_status_1(

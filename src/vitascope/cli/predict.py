@@ -160,7 +160,7 @@ class Predict:
     def _summarize(self, tally: Tally, done: int, seconds: float) -> None:
         """Print the counts; exit with status 1 if images could not be read."""
         if self.out is not None and self.json:
-            counts = {"images": tally.images, "unreadable": tally.unreadable}
+            counts = {"pictures": tally.images, "unreadable": tally.unreadable}
             print(json.dumps({"out": str(self.out), **counts}))
         else:
             now = "" if done == tally.images else f", {done:,} of them now"

@@ -19,7 +19,7 @@ def test_another_class_first_is_refused_with_the_numbers() -> None:
     other = OWN.clone()
     other[1] = torch.tensor([1.0, 4.0, 0.0])
     found = agreement(OWN, other)
-    assert (found.same, found.share, found.difference) == (1, 0.5, 3)
+    assert (found.same, found.pictures, found.difference) == (1, 2, 3)
     with pytest.raises(UserError, match=r"model\.onnx is not kept.*1 of 2 pictures; .*at most 3"):
         check_agreement(found, "model.onnx")
 

@@ -265,7 +265,7 @@ def test_answers_need_no_gradient_and_leave_dropout_off() -> None:
     model = small_model(dropout=0.5, class_names=NAMES).train()
     predict = Predictor(TorchEngine(model, precision="fp32", device="cpu"))
     assert predict(pictures(2)) == predict(pictures(2))
-    assert not predict.probabilities(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).requires_grad
+    assert not predict.engine.probabilities(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).requires_grad
 
 
 # --- folders

@@ -38,11 +38,6 @@ class Agreement:
     """The share of `scale` that counts as rounding."""
 
     @property
-    def share(self) -> float:
-        """`same` as a share of the pictures."""
-        return self.same / self.pictures
-
-    @property
     def summary(self) -> str:
         """One line for people."""
         return (

@@ -283,10 +283,6 @@ class Predictor:
             else:
                 yield ImageResult(path, next(ranked))
 
-    def probabilities(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 pixels (B, C, H, W) of the model's size to probabilities (B, K), float32, on the CPU."""
-        return self.engine.probabilities(pixels)
-
     def rank(self, probabilities: torch.Tensor, top_k: int) -> list[list[Prediction]]:
         """The `top_k` most probable classes of each row of (B, K), most probable first."""
         scores, indices = probabilities.topk(min(top_k, probabilities.shape[1]), dim=1)
