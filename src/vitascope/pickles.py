@@ -1,4 +1,4 @@
-"""One policy for pickles in files that nobody vouches for.
+"""One policy for pickles in untrusted files.
 
 A pickle is a program for Python's unpickler, which can call whatever can be imported. `scan_pickle` reads the
 instructions without running them, and rejects every name that is not on the caller's allow-list.

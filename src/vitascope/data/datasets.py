@@ -88,7 +88,7 @@ def open_pictures(data: str) -> Sequence[ImageSource]:
 
 
 def list_images(data: str, *, seed: int = 0) -> Inventory:
-    """All images of a data set, whatever split they are in, to find those of an earlier split.
+    """All images of a data set, in any split, to find those of an earlier split.
 
     Raises:
         UserError: as `open_data`.

@@ -95,7 +95,7 @@ def source_name(source: ImageSource) -> str:
 def is_one_picture(images: ImageSource | Iterable[ImageSource]) -> bool:
     """Whether an argument is one picture: a path, bytes, an open file, a Pillow image, or an array.
 
-    An array is one picture whatever its dimensions are: `read_image` rejects one of four.
+    An array of any shape is one picture; `read_image` rejects one of four dimensions.
     """
     import torch
 

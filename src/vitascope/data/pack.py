@@ -30,7 +30,7 @@ from vitascope.errors import UserError
 from vitascope.storage import explaining_failure, replacing
 
 JPEG_QUALITY = 95
-"""Of pictures that are made smaller; the others keep their bytes."""
+"""The quality of reduced pictures; the others keep their bytes."""
 MB = 10**6
 _END = bytes(10_240)  # two empty blocks end a tar; whole records of 20 blocks are what tar programs write
 _SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif", "JPEG2000": "jp2"}  # where a format has another name

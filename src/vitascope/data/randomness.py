@@ -1,7 +1,7 @@
 """Randomness as a function: what is drawn depends on the seed and on counters, never on what ran before.
 
 The order of an epoch is f(seed, epoch) and an image's augmentation f(seed, epoch, index), so that a run
-resumes exactly from two counters, whatever the number of workers.
+resumes exactly from two counters, with any number of workers.
 """
 
 from __future__ import annotations

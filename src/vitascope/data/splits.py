@@ -107,7 +107,7 @@ class Splits:
 
 @dataclasses.dataclass(frozen=True)
 class Inventory:
-    """All images of a data set now, whatever split they are in.
+    """All images of a data set now, in any split.
 
     Attributes:
         sets: the images; their classes need not be those of a run.

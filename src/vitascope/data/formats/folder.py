@@ -276,8 +276,8 @@ def files_of_splits(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[P
             found[split] = files
     for path in _visible(folder, suffixes):
         words = re.split(r"[-_.]", path.stem.lower())
-        said = [split for split, names in SPLIT_FOLDERS.items() if any(name in words for name in names)]
-        found.setdefault(said[0] if said else "all", []).append(path)
+        named = [split for split, names in SPLIT_FOLDERS.items() if any(name in words for name in names)]
+        found.setdefault(named[0] if named else "all", []).append(path)
     if "all" in found and len(found) > 1:
         raise UserError(
             f"{found['all'][0]}: its name contains no split, unlike others; call it train-..., val-... or "

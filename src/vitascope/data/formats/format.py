@@ -38,7 +38,7 @@ class DataFormat(ABC):
         return self.open(data, seed=0).final.sources
 
     def inventory(self, data: str, *, seed: int) -> Inventory:
-        """All images, whatever split they are in."""
+        """All images, in any split."""
         splits = self.open(data, seed=seed)
         return Inventory(tuple(splits.parts.values()), splits.channels, splits.root)
 

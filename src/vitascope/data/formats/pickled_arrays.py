@@ -46,7 +46,7 @@ def _plain(value: Any) -> Any:
 
 
 class _StandIn:
-    """What the pickle gets for a function of NumPy's; nothing of it can be changed."""
+    """A stand-in for a function of NumPy's, without attributes to change."""
 
     __slots__ = ("_make",)
 
@@ -123,4 +123,4 @@ _FOUND = {
     "numpy.dtype": _StandIn(_Type),
     "_codecs.encode": _StandIn(_encoded),
 }
-"""What a pickled array of integers refers to."""
+"""The names in a pickled array of integers."""

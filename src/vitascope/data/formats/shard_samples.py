@@ -24,7 +24,7 @@ class ShardSample(NamedTuple):
 
     name: str
     offset: int
-    """Of its first byte in the shard."""
+    """The place of its first byte in the shard."""
     size: int
     label: int
 
@@ -38,7 +38,7 @@ class _Part(NamedTuple):
     offset: int
     size: int
     content: bytes
-    """Of labels; else empty."""
+    """The content of a label; else empty."""
 
 
 def samples(path: Path) -> list[ShardSample]:
