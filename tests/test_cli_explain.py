@@ -167,7 +167,7 @@ def test_default_name_never_replaces_a_file(
     assert (tmp_path / "0-rollout-2.png").read_bytes() == kept["0-rollout.png"]  # named, so replaced
 
 
-@pytest.mark.parametrize("method", [*METHODS, "features"])
+@pytest.mark.parametrize("method", [DEFAULT_METHOD, "attention", "features"])
 def test_without_a_picture_the_run_s_test_images_are_shown(
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
