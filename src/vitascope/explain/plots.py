@@ -1,7 +1,4 @@
-"""Figures of a run and of explanations, drawn with matplotlib's object interface: no global state, no window.
-
-What the network has learned is drawn by `model_plots`.
-"""
+"""Figures of explanations, from arrays, with matplotlib's object interface: no global state, no window."""
 
 from __future__ import annotations
 
@@ -27,11 +24,11 @@ SERIES = ("#3457a6", "#d9772b")
 MAX_GRID = 32
 """Images in a grid."""
 TITLE_LETTER = 0.105
-"""About the width of a letter of a title, in inches."""
+"""The approximate width of a letter of a title, in inches."""
 
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:
-    """A figure of a size in inches; a title that is wider than the figure takes several lines."""
+    """A figure with a size in inches; a title wider than the figure is wrapped."""
     figure = LiteralFigure(figsize=(width, height), layout="constrained", dpi=120, label=title)
     if title:
         lines = textwrap.wrap(title, max(20, int(width / TITLE_LETTER)))
@@ -54,15 +51,11 @@ def to_picture(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 def overlay(
     picture: npt.NDArray[np.uint8], heatmap: npt.NDArray[np.floating[Any]], strength: float = 0.6
 ) -> npt.NDArray[np.uint8]:
-    """A heatmap over a picture: looked-at places keep their light and warm up, the rest goes dark.
+    """A picture, uint8 (H, W) or (H, W, 3), under a heatmap (gh, gw): uint8 (H, W, 3).
 
-    Args:
-        picture: uint8 (H, W) or (H, W, 3).
-        heatmap: (gh, gw), shown from its own smallest value to its largest; enlarged bilinearly.
-        strength: share of the heatmap's colour where it is 1.
-
-    Returns:
-        uint8 (H, W, 3).
+    The heatmap is enlarged bilinearly and scaled from its smallest to its largest value. Hot places keep
+    their brightness and get warm colours, the others become dark. `strength` is the share of the heatmap's
+    colour.
     """
     rgb = picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=-1)
     size = (rgb.shape[1], rgb.shape[0])
@@ -75,7 +68,7 @@ def overlay(
 
 
 def caption(guess: str, confidence: float, truth: str | None) -> tuple[str, str]:
-    """What the model said of a picture, with the truth if that is another class; and the colour of it."""
+    """The prediction of a picture, with the true class if it differs, and the colour of this text."""
     text = f"{short(guess)} {confidence:.0%}"
     if truth is None:
         return text, INK
@@ -85,7 +78,7 @@ def caption(guess: str, confidence: float, truth: str | None) -> tuple[str, str]
 def draw_grid(
     pictures: Sequence[npt.NDArray[np.uint8]], captions: Sequence[tuple[str, str]], title: str
 ) -> Figure:
-    """A grid of pictures of one size, each under a text in a colour."""
+    """A grid of pictures of one size, each below a coloured text."""
     ratio = pictures[0].shape[1] / pictures[0].shape[0]
     columns = min(8 if ratio < 1.5 else 4, len(pictures))
     rows = math.ceil(len(pictures) / columns)
@@ -105,15 +98,10 @@ def draw_grid(
 def place_tile(
     axes: Axes, tile: npt.NDArray[Any], box: tuple[float, float, float, float], **scale: Any
 ) -> AxesImage:
-    """Draw one of many pictures in the same axes, whose y grows downwards.
+    """Draw one of many pictures, (h, w) or (h, w, 3), in the same axes, whose y axis points down.
 
-    One axes for all is drawn many times faster than one axes for each.
-
-    Args:
-        axes: set its limits after the last tile.
-        tile: (h, w) or (h, w, 3).
-        box: left, top, width and height; the picture keeps its shape and stands in the middle.
-        scale: `cmap`, `vmin` and `vmax`.
+    This is many times faster than one axes per picture. The picture keeps its aspect ratio in the middle of
+    `box`: left, top, width, height. Set the limits of the axes after the last tile.
     """
     left, top, width, height = box
     size = min(width / tile.shape[1], height / tile.shape[0])
@@ -125,13 +113,7 @@ def place_tile(
 def beside_itself(
     picture: npt.NDArray[np.uint8], heatmap: npt.NDArray[np.floating[Any]], side: int = 96
 ) -> npt.NDArray[np.uint8]:
-    """A picture and, to the right of a white gap, the same picture under its heatmap, in one RGB picture.
-
-    Args:
-        picture: uint8 (H, W) or (H, W, 3); enlarged to at least `side` pixels.
-        heatmap: (gh, gw).
-        side: pixels.
-    """
+    """A picture, enlarged to at least `side` pixels, beside itself under its heatmap, as one RGB array."""
     large = enlarged(picture, side)
     rgb = large if large.ndim == 3 else np.repeat(large[..., None], 3, axis=-1)
     gap = np.full((len(rgb), max(2, rgb.shape[1] // 24), 3), 255, dtype=np.uint8)
@@ -164,7 +146,7 @@ def draw_explanation(
 def draw_explanations(
     picture: npt.NDArray[np.uint8], heatmaps: Mapping[str, npt.NDArray[np.floating[Any]]], title: str
 ) -> Figure:
-    """A picture, and the same picture under each method's heatmap, (gh, gw) by the method's name."""
+    """A picture, and the same picture under each heatmap (gh, gw), by the method's name."""
     panels = {"picture": picture}
     for name, heatmap in heatmaps.items():
         label = name if heatmap.any() else f"{name}: no evidence"
@@ -191,23 +173,20 @@ def frame_patch(axes: Axes, grid: tuple[int, int], patch: tuple[int, int]) -> No
 
 
 def enlarged(picture: npt.NDArray[np.uint8], side: int = 256) -> npt.NDArray[np.uint8]:
-    """A picture at least `side` pixels high and wide, in whole multiples, so that a heatmap has room."""
+    """A picture enlarged by a whole factor to at least `side` pixels, as room for a heatmap."""
     times = max(1, math.ceil(side / min(picture.shape[:2])))
     return picture.repeat(times, axis=0).repeat(times, axis=1)
 
 
 def plain(axes: Axes, **labels: str) -> None:
-    """Two spines, a light grid."""
+    """Label axes; draw only two spines, and a light grid."""
     axes.set(**labels)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
 
 
 def short(name: str, length: int = 14) -> str:
-    """A class name in one line that fits over a small picture.
-
-    The middle is left out, since long names of one data set often begin alike and end in a number.
-    """
+    """A class name in one short line; its middle is cut, as long names often differ only at the end."""
     name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
     if len(name) <= length:
         return name
