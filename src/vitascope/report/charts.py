@@ -37,7 +37,7 @@ def curve_names(epochs: Records, steps: Records) -> list[str]:
 
 
 def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
-    """All recorded curves side by side; arguments are as for `plot_curve`."""
+    """All recorded curves side by side."""
     names = curve_names(epochs, steps)
     figure = new_figure(4.5 * len(names), 3.4)
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
@@ -49,12 +49,7 @@ def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
 def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int | None) -> None:
     """A quantity of training and validation by epoch.
 
-    Args:
-        axes: to draw on.
-        epochs: the records of epochs.
-        steps: the records of steps, drawn faintly where they have the quantity.
-        name: `loss`, `accuracy`, `agree` or `lr`.
-        kept: the epoch whose weights were kept, which is marked.
+    Values of single steps are drawn faintly. The epoch `kept`, whose weights were kept, is marked.
     """
     per_epoch = epochs[-1]["step"] / epochs[-1]["epoch"] if epochs else 1.0
     if steps and name in steps[0]:
@@ -101,12 +96,7 @@ def draw_confusion(
     """Counts (K, K), true class down and predicted class across.
 
     Correct predictions are blue, mistakes red. Stronger colours are larger shares of the true class; those of
-    mistakes grow with the square root, because most are small.
-
-    Args:
-        confusion: the counts.
-        class_names: of the K classes.
-        new: creates the figure of a width and height in inches.
+    mistakes grow with the square root, because most are small. `new` creates the figure.
     """
     K = len(class_names)
     side = min(12.0, max(4.0, 1.5 + 0.5 * K))

@@ -17,13 +17,7 @@ from vitascope.report.thumbnails import image_element
 
 
 def render(title: str, header: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any] | None]) -> str:
-    """The whole document, which needs no other file.
-
-    Args:
-        title: of the document.
-        header: values of the header.
-        sections: values of each section by its anchor, as `page.html` uses them; None leaves it out.
-    """
+    """The whole document; `page.html` shows the values of each section by its anchor, None leaves it out."""
     values = {"title": title, "style": Markup(_read("style.css")), "version": __version__, "header": header}
     return _template().render(values, sections=defaultdict(lambda: None, sections)).lstrip() + "\n"
 

@@ -20,14 +20,8 @@ from vitascope.model.hardware import bf16_units, resolve_device
 def describe_environment(device: str, processes: int = 1) -> dict[str, Any]:
     """Date, command, versions and machine, for `environment.json`; unknown values are left out.
 
-    It contains no environment variables, no host or user name, and the home folder is `~`.
-
-    Args:
-        device: `auto`, or a torch device.
-        processes: that train together.
-
-    Raises:
-        UserError: the device does not exist.
+    It contains no environment variables, no host or user name, and the home folder is `~`. A `device` that
+    does not exist is a `UserError`.
     """
     where = resolve_device(device)
     found = {

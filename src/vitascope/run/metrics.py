@@ -57,16 +57,7 @@ class MetricsWriter:
             self._events = _event_writer(path.parent, step)
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Write one record; its numbers also go to TensorBoard as kind/name.
-
-        Args:
-            kind: "step", "epoch" or "test".
-            step: as in the class.
-            values: plain values by name.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
+        """Write one record; its numbers also go to TensorBoard as kind/name."""
         with self._explaining_failure():
             self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
             self._file.flush()

@@ -255,14 +255,7 @@ class Run:
         return data
 
     def test_images(self, class_names: tuple[str, ...] | None = None) -> ImageSet:
-        """The unchanged images among those that the run's model is measured on; logs what differs.
-
-        Args:
-            class_names: as for `RunData.test_images`.
-
-        Raises:
-            UserError: as `open_data` and `RunData.test_images`.
-        """
+        """The images of `RunData.test_images`; logs how the data differ."""
         opened = self.open_data()
         if opened.note:
             log.warning("%s", opened.note)
