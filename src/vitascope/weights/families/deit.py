@@ -15,14 +15,7 @@ from typing import Any
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.families.pth import (
-    PthFamily,
-    has_timms_body,
-    imagenet,
-    square_size,
-    untold,
-    with_timms_names,
-)
+from vitascope.weights.families import pth
 from vitascope.weights.families.timm_body import BODY, body_options, heads
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, any_of
 
@@ -30,7 +23,7 @@ TABLE: Table = {"encoder.blocks.{i}.scale{n}.gamma": "blocks.{i}.gamma_{n}", **B
 _FIXED = {"norm_eps": 1e-6, "resample": "huggingface"}  # bicubic without antialiasing, as in its `main.py`
 
 
-class Deit(PthFamily):
+class Deit(pth.PthFamily):
     """facebook's DeiT, with or without a distillation token, and DeiT-III."""
 
     name = "deit"
@@ -54,21 +47,21 @@ class Deit(PthFamily):
             reasons.append("layer_scale with a distillation_token")
         if config.readout.head == "none" and config.readout.distillation_token:  # it then averages both
             reasons.append("head 'none' with a distillation_token")
-        return reasons or untold(config)
+        return reasons or pth.untold(config)
 
     def recognizes(self, source: Source) -> bool:
         own = source.has("dist_token") or source.has("blocks.0.gamma_1")
-        return has_timms_body(source) and source.has("pos_embed") and own
+        return pth.has_timms_body(source) and source.has("pos_embed") and own
 
     def table(self, config: ViTConfig) -> Table:
         return TABLE
 
     def read_config(self, source: Source) -> ViTConfig:
-        options = body_options(with_timms_names(source))
+        options = body_options(pth.with_timms_names(source))
         covers_prefix = options["layer_scale"] is None  # DeiT-III adds positions before the class token joins
         prefix = 1 + options["distillation_token"] if covers_prefix else 0
         options |= {
-            "image_size": square_size(source, "pos_embed", prefix, options["patch_size"]),
+            "image_size": pth.square_size(source, "pos_embed", prefix, options["patch_size"]),
             "num_heads": heads(source, options["embed_dim"]),
             "position_prefix": covers_prefix,
         }
@@ -78,7 +71,7 @@ class Deit(PthFamily):
         """The evaluation of `main.py`: a crop of 0.875, for DeiT-III (README_revenge.md) of 1."""
         is_third = config.block.layer_scale is not None
         side = int(max(config.image_hw) / (1.0 if is_third else 0.875))
-        return imagenet(config, resize_to=(side, side))
+        return pth.imagenet(config, resize_to=(side, side))
 
     def wrapped(self, state: State) -> Mapping[str, Any]:
         return {"model": state}

@@ -18,16 +18,7 @@ import torch
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.families.pth import (
-    PthFamily,
-    dino_evaluation,
-    has_timms_body,
-    not_square,
-    square_size,
-    unbuildable_gate,
-    untold,
-    with_timms_names,
-)
+from vitascope.weights.families import pth
 from vitascope.weights.families.timm_body import BODY, body_options, heads
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, any_of
@@ -41,7 +32,7 @@ GATED: Table = {
 _CHUNKED = re.compile(r"blocks\.\d+\.(\d+\..*)")
 
 
-class Dinov2(PthFamily):
+class Dinov2(pth.PthFamily):
     """facebook's DINOv2: features, without a head."""
 
     name = "dinov2"
@@ -60,14 +51,14 @@ class Dinov2(PthFamily):
         return config.replace(norm_eps=1e-6, resample=_rule(config.readout.num_registers))
 
     def objections(self, config: ViTConfig) -> list[str]:
-        reasons = not_square(config, "image_size", "patch_size") + unbuildable_gate(config)
+        reasons = pth.not_square(config, "image_size", "patch_size") + pth.unbuildable_gate(config)
         if config.readout.num_registers and config.embedding.position_prefix:
             reasons.append(f"num_registers {config.readout.num_registers} with position_prefix True")
-        return reasons or untold(config)
+        return reasons or pth.untold(config)
 
     def recognizes(self, source: Source) -> bool:
         own = ("register_tokens", "mask_token", "blocks.0.mlp.w12.weight", "blocks.0.0.norm1.weight")
-        return has_timms_body(source) and source.has("pos_embed") and any(map(source.has, own))
+        return pth.has_timms_body(source) and source.has("pos_embed") and any(map(source.has, own))
 
     def arriving(self, source: Source) -> Source:
         """Blocks without the chunks of training; with registers, positions of the patches alone."""
@@ -85,10 +76,10 @@ class Dinov2(PthFamily):
         return GATED if config.block.mlp == "swiglu" else TABLE
 
     def read_config(self, source: Source) -> ViTConfig:
-        options = body_options(with_timms_names(source))
+        options = body_options(pth.with_timms_names(source))
         prefix = 0 if options["num_registers"] else 1  # see `arriving`
         options |= {
-            "image_size": square_size(source, "pos_embed", prefix, options["patch_size"]),
+            "image_size": pth.square_size(source, "pos_embed", prefix, options["patch_size"]),
             "num_heads": heads(source, options["embed_dim"]),
             "position_prefix": bool(prefix),
             "resample": _rule(options["num_registers"]),
@@ -98,7 +89,7 @@ class Dinov2(PthFamily):
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The preprocessing of its evaluation, at 224 pixels; the positions are those of 518 pixels."""
-        return dino_evaluation(config)
+        return pth.dino_evaluation(config)
 
 
 def _unchunked(source: Source) -> State:

@@ -19,14 +19,7 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.families.pth import (
-    PthFamily,
-    dino_evaluation,
-    has_timms_body,
-    not_square,
-    unbuildable_gate,
-    with_timms_names,
-)
+from vitascope.weights.families import pth
 from vitascope.weights.families.timm_body import BODY, body_options, place_options
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Stored, Table, any_of, stacked
@@ -61,7 +54,7 @@ GATED: Table = {
 }
 
 
-class Dinov3(PthFamily):
+class Dinov3(pth.PthFamily):
     """facebook's DINOv3: features, without a head."""
 
     name = "dinov3"
@@ -83,11 +76,11 @@ class Dinov3(PthFamily):
         return config.replace(norm_eps=1e-5)
 
     def objections(self, config: ViTConfig) -> list[str]:
-        return not_square(config, "patch_size") + unbuildable_gate(config)
+        return pth.not_square(config, "patch_size") + pth.unbuildable_gate(config)
 
     def recognizes(self, source: Source) -> bool:
         own = source.has("storage_tokens") or source.has("rope_embed.periods")
-        return has_timms_body(source) and not source.has("pos_embed") and own
+        return pth.has_timms_body(source) and not source.has("pos_embed") and own
 
     def arriving(self, source: Source) -> Source:
         """Unchanged; rejects other rotary periods, and masks that bar more than the bias of the keys."""
@@ -113,7 +106,7 @@ class Dinov3(PthFamily):
         return {**KEYLESS, **table} if config.block.qkv_bias == "no_key" else table
 
     def read_config(self, source: Source) -> ViTConfig:
-        options = body_options(with_timms_names(source))
+        options = body_options(pth.with_timms_names(source))
         options |= {
             "num_heads": _heads(source, options["embed_dim"]),
             "positions": "rotary",
@@ -133,7 +126,7 @@ class Dinov3(PthFamily):
         Its README and Hugging Face squash the picture for features, with a bilinear filter.
         """
         satellite = "sat493m" in f"{source.name} {source.file}".lower() and config.in_channels == 3
-        return dino_evaluation(config, **(_SATELLITE if satellite else {}))
+        return pth.dino_evaluation(config, **(_SATELLITE if satellite else {}))
 
     def assumed(self, source: Source, config: ViTConfig) -> str:
         return ""  # the periods show the heads

@@ -17,14 +17,7 @@ import re
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.families.pth import (
-    PthFamily,
-    imagenet,
-    not_square,
-    shorter_side,
-    square_size,
-    untold,
-)
+from vitascope.weights.families import pth
 from vitascope.weights.families.timm_body import assumed_heads, heads
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import TORCHVISION_FILES
@@ -66,7 +59,7 @@ _PUBLISHED = {
 }
 
 
-class Torchvision(PthFamily):
+class Torchvision(pth.PthFamily):
     """torchvision's VisionTransformer, in its first and its SWAG weights."""
 
     name = "torchvision"
@@ -76,10 +69,10 @@ class Torchvision(PthFamily):
         return config.replace(norm_eps=1e-6, resample="torchvision")
 
     def objections(self, config: ViTConfig) -> list[str]:
-        reasons = not_square(config, "image_size", "patch_size")
+        reasons = pth.not_square(config, "image_size", "patch_size")
         if config.in_channels != 3:
             reasons.append(f"in_channels {config.in_channels}")
-        return reasons or untold(config)
+        return reasons or pth.untold(config)
 
     def recognizes(self, source: Source) -> bool:
         return source.has("encoder.pos_embedding") and source.has_any("encoder.layers.encoder_layer_0.")
@@ -104,7 +97,7 @@ class Torchvision(PthFamily):
         D, channels, ph, pw = source.shape("conv_proj.weight", 4)
         hidden = source.shape(_LAYER.format(i=0) + "mlp.0.weight", 2)[0]
         options = {
-            "image_size": square_size(source, "encoder.pos_embedding", 1, (ph, pw)),
+            "image_size": pth.square_size(source, "encoder.pos_embedding", 1, (ph, pw)),
             "patch_size": (ph, pw),
             "in_channels": channels,
             "num_classes": source.shape("heads.head.weight", 2)[0],
@@ -127,7 +120,9 @@ class Torchvision(PthFamily):
         """The preprocessing of the published file of this name, or that of the plain weights."""
         file = f"{source.name} {source.file}"
         share, interpolation = next((how for stem, how in _PUBLISHED.items() if stem in file), _PLAIN)
-        return imagenet(config, resize_to=shorter_side(config.image_hw, share), interpolation=interpolation)
+        return pth.imagenet(
+            config, resize_to=pth.shorter_side(config.image_hw, share), interpolation=interpolation
+        )
 
 
 def is_published(source: Source) -> bool:
