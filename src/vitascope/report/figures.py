@@ -36,16 +36,8 @@ def draw_figures(
 ) -> dict[str, Path]:
     """Draw the figures of a finished classifier; returns the paths by name.
 
-    A ResNet has no figures of attention, positions and filters.
-
-    Args:
-        run: its metrics give the curves.
-        model: the finished model, on any device.
-        images: that the model was measured on, all readable, in the order of `probabilities`.
-        probabilities: of the classes, (N, K).
-
-    Raises:
-        ImageError: one of the images to show cannot be read.
+    A ResNet has no figures of attention, positions and filters. `images` are those that the model was
+    measured on, in the order of the `probabilities` (N, K). One that cannot be read is an `ImageError`.
     """
     names, labels, classes = images.class_names, images.labels, probabilities.argmax(axis=1)
     score = score_of(labels, classes)
@@ -110,12 +102,8 @@ def draw_masked_patches(
 ) -> dict[str, Path]:
     """Draw the figure of masked patch prediction, `masked`; returns its path by its name.
 
-    Args:
-        run: the run.
-        rows: images (n, C, H, W) of each row by its name; in "given", the patches below are marked.
-        hidden: patches replaced by [mask], (n, gh, gw).
-        replaced: patches replaced by another patch, (n, gh, gw).
-        kept: unchanged patches that are predicted as well, (n, gh, gw).
+    `rows` has n images (n, C, H, W) by the row's name. In the row "given", the patches (n, gh, gw) are marked
+    that are hidden by [mask], replaced by another patch, or kept but predicted as well.
     """
     n = len(hidden)
     title = "Masked patch prediction: what was there?"

@@ -29,11 +29,8 @@ class RunData:
     def test_images(self, class_names: tuple[str, ...] | None = None) -> ImageSet:
         """The unchanged images among those that the run's model is measured on.
 
-        Args:
-            class_names: the classes that labels are indices of; None for the run's own.
-
-        Raises:
-            UserError: no image is left unchanged, or one has a class of another name.
+        Labels are indices into `class_names`, by default the run's. It is a `UserError` if no image is left
+        unchanged, or one has a class of another name.
         """
         final = self.splits.final
         if self.restored is None:
