@@ -60,11 +60,7 @@ class Score:
         )
 
     def warning(self, *, from_scratch: bool = True) -> str:
-        """A line about a model that is no better than guessing, with advice; empty if it is better.
-
-        Args:
-            from_scratch: training began with random weights, as far as is known.
-        """
+        """A line about a model that is no better than guessing, with advice; empty if it is better."""
         if not self.no_better:
             return ""
         said = f"no better than always guessing the most frequent class, as far as {self.total:,} images show"

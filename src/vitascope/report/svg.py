@@ -42,14 +42,9 @@ _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 def embed(
     draw: Callable[[], Figure], name: str, alt: str, *, width: int | None = None, least: int | None = None
 ) -> Markup:
-    """A figure as `<svg>`; the same figure gives the same text.
+    """A figure as `<svg>`, described by `alt`, `least` to `width` pixels wide; the same figure, the same text.
 
-    Args:
-        draw: draws the figure, under the page's settings.
-        name: makes the identifiers in this figure differ from those of others.
-        alt: description of the figure.
-        width: largest width in pixels; None fills the place.
-        least: smallest width in pixels.
+    Identifiers in figures of other names differ, so that they can stand in one page.
     """
     written = io.StringIO()
     with matplotlib.rc_context(PAGE_STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
