@@ -42,9 +42,9 @@ _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 def embed(
     draw: Callable[[], Figure], name: str, alt: str, *, width: int | None = None, least: int | None = None
 ) -> Markup:
-    """A figure as `<svg>`, described by `alt`, `least` to `width` pixels wide; the same figure, the same text.
+    """A figure as `<svg>`, described by `alt`, from `least` to `width` pixels wide.
 
-    Identifiers in figures of other names differ, so that they can stand in one page.
+    The same figure gives the same text. Identifiers of figures with other names differ.
     """
     written = io.StringIO()
     with matplotlib.rc_context(PAGE_STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():

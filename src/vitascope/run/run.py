@@ -197,7 +197,7 @@ class Run:
         predictions.save(self.path / layout.PREDICTIONS)
 
     def record_split(self, splits: Splits) -> None:
-        """Write which image is in which split, for `open_data`."""
+        """Write which image is in which split."""
         data = Path(self.config["data"]).expanduser()
         from_run = os.path.relpath(data, self.path) if splits.root is not None and data.exists() else ""
         path = self.path / layout.SPLIT
