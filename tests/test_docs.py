@@ -410,3 +410,10 @@ def test_table_of_augmentation_is_that_of_the_options() -> None:
 def test_every_recipe_has_its_line() -> None:
     named = [cell.strip("`") for cell, *_ in table(ROOT / "docs" / "training.md", "`--recipe`")]
     assert sorted(named) == sorted(RECIPES)
+
+
+def test_every_module_is_on_the_page_of_the_architecture() -> None:
+    words = set(re.findall(r"\w+", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")))
+    package = ROOT / "src" / "vitascope"
+    modules = {path.stem for path in package.rglob("*.py") if path.parent.name != "cli"}
+    assert modules - {"__init__"} <= words
