@@ -102,7 +102,7 @@ def test_surest_mistakes_are_wrong_and_in_the_order_of_confidence() -> None:
 
 @law
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60))
-def test_a_score_has_the_mean_recall_and_the_share_of_the_commonest_class(
+def test_a_score_has_the_mean_recall_and_the_share_of_the_most_frequent_class(
     pairs: list[tuple[int, int]],
 ) -> None:
     labels, guesses = (np.array(values, dtype=np.int64) for values in zip(*pairs, strict=True))
@@ -116,14 +116,14 @@ def test_a_score_has_the_mean_recall_and_the_share_of_the_commonest_class(
 @pytest.mark.parametrize(
     ("right", "labels", "no_better"),
     [
-        (5, [0] * 6 + [1] * 5, True),  # below the commonest class
+        (5, [0] * 6 + [1] * 5, True),  # below the most frequent class
         (8, [0] * 6 + [1] * 5, True),  # above it, in an interval of 43% to 90%
         (11, [0] * 6 + [1] * 5, False),
         (300, [0, 1] * 250, False),  # 60%, and the interval begins at 56%
         (3, [0] * 3, False),  # one class: nothing to compare with
     ],
 )
-def test_a_score_that_may_be_the_commonest_class_s_is_no_better(right: int, labels, no_better: bool) -> None:
+def test_a_score_that_guessing_may_reach_is_no_better(right: int, labels, no_better: bool) -> None:
     truth = np.array(labels)
     guesses = np.where(np.arange(len(truth)) < right, truth, 1 - truth)
     score = score_of(truth, guesses)

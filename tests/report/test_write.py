@@ -85,7 +85,7 @@ def test_training_writes_a_report_of_everything(made) -> None:
 
 
 @pytest.mark.parametrize("weights", [None, "somewhere/model"])
-def test_a_model_no_better_than_the_commonest_class_comes_with_a_hint(run, quick, weights) -> None:
+def test_a_model_no_better_than_the_most_frequent_class_comes_with_a_hint(run, quick, weights) -> None:
     kept = Run(run).predictions
     assert kept is not None
     config = (run / "config.yaml").read_text()

@@ -195,7 +195,7 @@ def test_the_result_is_printed_before_anything_is_drawn(data, tmp_path, printed_
 
 
 @pytest.mark.parametrize("weights", [False, True])
-def test_a_model_that_is_no_better_than_the_commonest_class_comes_with_a_hint(
+def test_a_model_that_is_no_better_than_the_most_frequent_class_comes_with_a_hint(
     tmp_path, no_pictures, capsys, weights: bool
 ) -> None:
     """All images are alike, so that there is nothing to learn."""

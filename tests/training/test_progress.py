@@ -29,7 +29,7 @@ def test_every_epoch_of_a_short_run_leaves_a_line_with_its_losses_accuracy_and_t
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in out] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
     assert re.fullmatch(
-        r"epoch 5/5  loss 1\.250  val loss 1\.000, accuracy 50\.0% \(commonest class 62\.5%\)"
+        r"epoch 5/5  loss 1\.250  val loss 1\.000, accuracy 50\.0% \(most frequent class 62\.5%\)"
         r"  [\d,]+ images/s  0:00:00, 0:00:00 left",
         out[-1],
     )

@@ -127,7 +127,7 @@ def _results(run: Run, result: dict[str, Any]) -> str:
         lines.append(
             f"Accuracy on {result['images']:,} {result['split']} images: {result['accuracy']:.2%} "
             f"(95% interval {result['accuracy_low']:.1%} to {result['accuracy_high']:.1%}; "
-            f"always guessing the commonest class: {result['majority']:.2%})."
+            f"always guessing the most frequent class: {result['majority']:.2%})."
         )
     return " ".join(lines)
 

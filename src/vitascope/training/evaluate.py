@@ -60,7 +60,7 @@ class Evaluation(Predictions):
 
     @property
     def score(self) -> Score:
-        """The accuracy with its interval, the balanced accuracy and the share of the commonest class."""
+        """The accuracy with its interval, the balanced accuracy and the share of the most frequent class."""
         return score_of(self.labels, self.classes)
 
     @property

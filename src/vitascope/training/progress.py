@@ -69,7 +69,7 @@ class Progress:
         if "accuracy" in val:
             measured += f", accuracy {val['accuracy']:.1%}"
         if "majority" in val:
-            measured += f" (commonest class {val['majority']:.1%})"
+            measured += f" (most frequent class {val['majority']:.1%})"
         if self._bar is not None:
             self._bar.set_description(f"epoch {epoch}/{self.epochs}")
         if epoch in (1, self.epochs) or epoch % math.ceil(self.epochs / LINES) == 0:

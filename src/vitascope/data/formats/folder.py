@@ -153,7 +153,7 @@ def _kind(name: str) -> str:
 
 
 def _listed(kinds: Counter[str]) -> list[str]:
-    """Counts of files by their kinds, the commonest first."""
+    """Counts of files by their kinds, the most frequent first."""
     ordered = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
     return [f"{count:,} {kind or 'files without a suffix'}" for kind, count in ordered]
 

@@ -36,7 +36,7 @@ class Classify:
         return loss, classified(loss, logits, examples.labels)
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
-        """Cross-entropy without smoothing, accuracy, and the share of the commonest class."""
+        """Cross-entropy without smoothing, accuracy, and the share of the most frequent class."""
         found = predict_split(module, loader, precision=precision)
         return {"loss": found.loss, "accuracy": found.accuracy, "majority": found.score.majority}
 

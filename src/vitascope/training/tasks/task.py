@@ -93,7 +93,7 @@ class Task(Protocol):
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
         """Means over a split, over all processes: `loss`, which selects the best weights, and others.
 
-        Classification adds `accuracy`, and `majority`: the accuracy of always predicting the commonest class.
+        Classification adds `accuracy`, and `majority`: that of always predicting the most frequent class.
         """
 
     def test(self, finished: Finished) -> Any:
