@@ -107,7 +107,8 @@ def test_explain_is_a_module_with_its_methods() -> None:
     assert set(vs.explain.__all__) <= set(dir(vs.explain))
     functions = {name for name in vs.explain.__all__ if inspect.isfunction(getattr(vs.explain, name))}
     kinds = {name for name in vs.explain.__all__ if inspect.isclass(getattr(vs.explain, name))}
-    assert set(vs.explain.__all__) - functions - kinds == {"METHODS"}
+    assert set(vs.explain.__all__) - functions - kinds == {"METHODS", "DEFAULT_METHOD"}
+    assert vs.explain.DEFAULT_METHOD in vs.explain.METHODS
     assert {"attention", "rollout", "grad_cam"} <= functions
 
 
