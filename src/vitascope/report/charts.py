@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vitascope.explain.plots import GREY, INK, SERIES, WRONG, new_figure, plain, short
-from vitascope.report.measures import Calibration
+from vitascope.run.measures import Calibration
 
 MAX_POINTS = 300
 """Points of a curve; neighbours of longer ones are averaged."""

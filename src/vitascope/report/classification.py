@@ -13,17 +13,16 @@ from vitascope.data.splits import ImageSet
 from vitascope.explain.plots import short
 from vitascope.model.classifier import Classifier
 from vitascope.report.charts import MAX_CLASSES, WITH_COUNTS, draw_calibration, draw_confusion
-from vitascope.report.measures import (
+from vitascope.report.page import sure
+from vitascope.report.svg import blank_figure, embed
+from vitascope.report.thumbnails import Pixels, attention_over, name_of_image, read_pixels
+from vitascope.run.measures import (
     ConfusedPair,
     calibration,
-    confusion_matrix,
     surest_mistakes,
     wilson_interval,
     worst_pairs,
 )
-from vitascope.report.page import sure
-from vitascope.report.svg import blank_figure, embed
-from vitascope.report.thumbnails import Pixels, attention_over, name_of_image, read_pixels
 from vitascope.run.predictions import Predictions
 
 MISTAKES = 24
@@ -39,7 +38,7 @@ def classification(
     predictions: Predictions, model: Classifier, images: ImageSet | None
 ) -> dict[str, dict[str, Any] | None]:
     """Values of the four sections by anchor; `images` is the split of the predictions, if it is found."""
-    confusion = confusion_matrix(predictions.labels, predictions.classes, len(predictions.class_names))
+    confusion = predictions.confusion
     pairs = worst_pairs(confusion, MORE_PAIRS)
     mistakes = surest_mistakes(predictions.confidences, predictions.correct, MISTAKES).tolist()
     paired = [_images_of(pair, predictions) for pair in pairs[:PAIRS]]

@@ -21,8 +21,8 @@ from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.charts import draw_confusion
 from vitascope.report.curves import draw_run_curves
-from vitascope.report.measures import confusion_matrix, score_of
 from vitascope.report.thumbnails import Pixels, attention_over
+from vitascope.run.measures import confusion_matrix, score_of
 from vitascope.run.run import Run
 from vitascope.storage import replacing
 from vitascope.weights.preprocess import preprocess_of

@@ -10,8 +10,8 @@ from vitascope.data.datasets import class_counts
 from vitascope.data.splits import Splits
 from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier
-from vitascope.report.measures import Score, calibration, score_of, wilson_interval
 from vitascope.run.environment import without_home
+from vitascope.run.measures import Score, calibration, wilson_interval
 from vitascope.run.run import Run
 
 MOST_CLASSES = 100
@@ -70,7 +70,7 @@ def _planned_epochs(run: Run) -> str:
 
 def _score(run: Run) -> Score | None:
     found = run.predictions if run.finished else None
-    return score_of(found.labels, found.classes) if found is not None and len(found.labels) else None
+    return found.score if found is not None and len(found.labels) else None
 
 
 def _tiles(run: Run, model: Classifier | None, score: Score | None) -> list[tuple[str, str]]:

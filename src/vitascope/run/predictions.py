@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.errors import UserError
+from vitascope.run.measures import Score, confusion_matrix, score_of
 from vitascope.storage import replacing
 
 
@@ -48,6 +49,16 @@ class Predictions:
     def correct(self) -> npt.NDArray[np.bool_]:
         """Whether the predicted class is the true one, (N,)."""
         return self.classes == self.labels
+
+    @property
+    def score(self) -> Score:
+        """The accuracy with its interval, the balanced accuracy and the share of the most frequent class."""
+        return score_of(self.labels, self.classes)
+
+    @property
+    def confusion(self) -> npt.NDArray[np.int64]:
+        """Counts (K, K): rows are true classes, columns are predicted classes."""
+        return confusion_matrix(self.labels, self.classes, len(self.class_names))
 
     def save(self, path: Path) -> None:
         """Write an .npz file, whole or not at all; texts are NumPy's, so that nothing is pickled."""

@@ -23,7 +23,6 @@ from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.hardware import resolve_device, resolve_precision, reuse_freed_memory
-from vitascope.report.measures import Score, score_of
 from vitascope.run.layout import MODEL
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
@@ -57,17 +56,6 @@ class Evaluation(Predictions):
     def accuracy(self) -> float:
         """Share of correct predictions."""
         return float(self.correct.mean())
-
-    @property
-    def score(self) -> Score:
-        """The accuracy with its interval, the balanced accuracy and the share of the most frequent class."""
-        return score_of(self.labels, self.classes)
-
-    @property
-    def confusion(self) -> npt.NDArray[np.int64]:
-        """Counts (K, K): rows are true classes, columns are predicted classes."""
-        K = len(self.class_names)
-        return np.bincount(self.labels * K + self.classes, minlength=K * K).reshape(K, K)
 
     def summary(self) -> dict[str, Any]:
         """The scores as plain values, for `metrics.jsonl` and `--json`."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from tests.model import law
-from vitascope.report.measures import (
+from vitascope.run.measures import (
     calibration,
     confusion_matrix,
     score_of,
