@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+import torch
 import uvicorn
 from PIL import Image
 
@@ -24,8 +25,7 @@ from tests.model import small_model, small_resnet
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.server.app import create_app
-from vitascope.deploy.server.attention_pack import normalized
-from vitascope.deploy.server.samples import samples_for
+from vitascope.deploy.server.explorer import samples_for
 from vitascope.deploy.server.settings import Settings
 from vitascope.explain.attention import layer_attention
 from vitascope.model.classifier import Classifier
@@ -63,7 +63,8 @@ def weight_of_china(layer: int, query: int, key: int) -> float:
     """The mean of the heads' weight from one patch of the first sample to another, by the model itself."""
     engine = engine_of(small_model())
     pixels = engine.pixels(samples_for(engine.preprocess)[0].content)
-    weights = layer_attention(engine.model, normalized(engine, pixels), layer)  # (1, heads, T, T)
+    images = engine.preprocess.normalize(torch.from_numpy(pixels)[None])
+    weights = layer_attention(engine.model, images, layer)  # (1, heads, T, T)
     return float(weights[0, :, 1 + query, 1 + key].mean())
 
 

@@ -300,6 +300,28 @@ def test_stop_ends_processes_in_the_middle_of_their_work() -> None:
     play(story())
 
 
+def test_stop_awaits_a_process_that_is_being_replaced() -> None:
+    """Its end must not reach asyncio after the event loop is closed."""
+
+    async def story() -> None:
+        async with decoders() as found:
+            (process,) = found.processes
+            ended, killed = process.wait, asyncio.Event()
+
+            async def wait_slowly() -> int:
+                killed.set()
+                await asyncio.sleep(0.05)
+                return await ended()
+
+            process.wait = wait_slowly  # type: ignore[method-assign]
+            with pytest.raises(Expired):
+                await found.decode(ENDLESS, deadline=soon(0.05))
+            await killed.wait()
+        assert process.returncode is not None
+
+    play(story())
+
+
 # The server
 
 

@@ -19,8 +19,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
-from vitascope.deploy.server.explorer import MEDIA_TYPES, web_files
-from vitascope.deploy.server.samples import samples_for
+from vitascope.deploy.server.explorer import MEDIA_TYPES, samples_for, web_files
 from vitascope.deploy.server.settings import Settings
 
 NAMES = ("<img src=x onerror=alert(1)>", "b", "c", "d", "e")

@@ -23,9 +23,8 @@ from tests.model import small_model
 from vitascope.deploy.server import http_server
 from vitascope.deploy.server.http_server import connection_limit
 from vitascope.deploy.server.metrics import SHARED_FOLDER
-from vitascope.deploy.server.server import announce, listen, read_token
+from vitascope.deploy.server.server import announce, listen, read_token, supervise
 from vitascope.deploy.server.settings import Settings
-from vitascope.deploy.server.supervisor import supervise
 from vitascope.errors import UserError
 from vitascope.weights.saving import save_pretrained
 

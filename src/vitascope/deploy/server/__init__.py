@@ -8,10 +8,6 @@ REQUIRED = ("fastapi", "uvicorn", "httptools", "python_multipart", "prometheus_c
 
 
 def check_installed() -> None:
-    """Check that the libraries of the extra `server` are installed.
-
-    Raises:
-        UserError: one is missing.
-    """
+    """Check that the libraries of the extra `server` are installed (`UserError`)."""
     if missing := [name for name in REQUIRED if find_spec(name) is None]:
         raise UserError(f"the server needs {', '.join(missing)}: pip install 'vitascope[server]'")

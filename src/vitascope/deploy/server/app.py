@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,10 +26,17 @@ except ModuleNotFoundError:
 
 from vitascope._version import __version__
 from vitascope.deploy.server import explorer, schemas
-from vitascope.deploy.server.api_page import api_page
-from vitascope.deploy.server.batcher import Outcome
+from vitascope.deploy.server.batcher import Work
 from vitascope.deploy.server.middleware import REQUEST_ID_KEY, RequestMiddleware
-from vitascope.deploy.server.openapi import BINARY, METHOD, MODEL_ERRORS, PICTURES, describe_api, responses
+from vitascope.deploy.server.openapi import (
+    BINARY,
+    METHOD,
+    MODEL_ERRORS,
+    PICTURES,
+    api_page,
+    describe_api,
+    responses,
+)
 from vitascope.deploy.server.rejections import SECURITY, Rejection, response_to
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import Settings
@@ -37,6 +44,8 @@ from vitascope.deploy.server.uploads import Upload
 from vitascope.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    import torch
+
     from vitascope.deploy.predict.engine import Engine
 
 FILE_ERRORS = (413, 422)
@@ -54,12 +63,8 @@ def create_app(
 ) -> FastAPI:
     """The server as an ASGI application; its `state.service` is the `Service`.
 
-    Args:
-        engine: the engine, or a function that opens it in the background: the server is alive meanwhile, and
-            ready when it has returned.
-        settings: the limits.
-        token: the bearer token that clients must send, if any.
-        wait_for_model: start only when the model is loaded.
+    A function opens the engine in the background, so the server is alive meanwhile; with `wait_for_model`, it
+    starts only when the model is loaded. `token` is the bearer token that clients must send, if any.
     """
     service = Service(engine if callable(engine) else lambda: engine, settings)
 
@@ -176,14 +181,14 @@ def predictions(service: Service) -> APIRouter:
     async def predict(request: Request, top_k: TopK = 5) -> Response:
         """The most probable classes of a picture, or of each file of a form."""
 
-        def summary(outcome: Outcome) -> dict[str, Any]:
-            scores, indices = outcome.value.topk(min(top_k, len(outcome.value)))
+        def summary(probabilities: torch.Tensor) -> dict[str, Any]:
+            scores, indices = probabilities.topk(min(top_k, len(probabilities)))
             ranked = zip(indices.tolist(), scores.tolist(), strict=True)
             label = service.engine.label
             return {"predictions": [{"label": label(i), "index": i, "score": score} for i, score in ranked]}
 
         service.check_classes()
-        return await _results(service, request, service.predict, summary)
+        return await _results(service, request, service.predictions, summary)
 
     embedded = {"model": schemas.Embedding | schemas.Form[schemas.NamedEmbedding]}
 
@@ -191,11 +196,8 @@ def predictions(service: Service) -> APIRouter:
     async def embed(request: Request) -> Response:
         """The pooled representation of a picture, or of each file of a form."""
 
-        def summary(outcome: Outcome) -> dict[str, Any]:
-            return {"embedding": outcome.value.tolist()}
-
         service.torch_engine()
-        return await _results(service, request, service.embed, summary)
+        return await _results(service, request, service.embeddings, lambda row: {"embedding": row.tolist()})
 
     explained = {"model": schemas.Heatmap, "content": {"image/png": BINARY}}
 
@@ -207,15 +209,16 @@ def predictions(service: Service) -> APIRouter:
         form: Annotated[Literal["json", "png"], Query(alias="format")] = "json",
     ) -> Response:
         """A heatmap of where the model looks, as numbers or as a picture."""
-        from vitascope.deploy.server import explanations
+        from vitascope.deploy.predict.explanation import explain_pixels
+        from vitascope.deploy.server.attention_pack import batch_size
+        from vitascope.explain.methods import DEFAULT_METHOD
 
-        engine, method = service.torch_engine(), method or explanations.DEFAULT_METHOD
+        engine, method = service.torch_engine(), method or DEFAULT_METHOD
         pixels = await service.read_picture(request)
-        work = service.run(
-            *(explanations.explain, engine, pixels, method, target),
-            deadline=service.deadline(request, service.settings.explain_deadline_ms),
-            kind=f"explain-{method}",
-        )
+        deadline = service.deadline(request, service.settings.explain_deadline_ms)
+        compute = functools.partial(explain_pixels, batch_size=batch_size(engine.device))
+        kind = f"explain-{method}"
+        work = service.run(compute, engine, pixels, method, target, deadline=deadline, kind=kind)
         explanation = await service.unless_gone(request, work)
         if form == "png":
             return Response(await asyncio.to_thread(explanation.png), media_type="image/png")
@@ -227,12 +230,9 @@ def predictions(service: Service) -> APIRouter:
 
 
 async def _results(
-    service: Service,
-    request: Request,
-    compute: Callable[..., Awaitable[Outcome]],
-    summary: Callable[[Outcome], dict[str, Any]],
+    service: Service, request: Request, work: Work, summary: Callable[[torch.Tensor], dict[str, Any]]
 ) -> Response:
-    """Read a request's pictures, compute something of each, and summarize it."""
+    """Read a request's pictures, do the work for each, and summarize the result, a row of numbers."""
     uploads = await service.read_uploads(request)
     deadline = service.deadline(request)
 
@@ -243,15 +243,23 @@ async def _results(
             if rejection.status_code not in FILE_ERRORS:
                 raise
             return rejection
-        outcome = await compute(pixels, deadline=deadline)
+        outcome = await service.batcher.submit(work, pixels, deadline=deadline)
         timing = {
             "queue_ms": round(1000 * outcome.queue_seconds, 3),
             "model_ms": round(1000 * outcome.model_seconds, 3),
             "batch_size": outcome.batch_size,
         }
-        return {**summary(outcome), "timing": timing}
+        return {**summary(outcome.value), "timing": timing}
 
-    results = await service.unless_gone(request, _all_of([result(upload) for upload in uploads]))
+    async def all_results() -> list[dict[str, Any] | Rejection]:
+        tasks = [asyncio.ensure_future(result(upload)) for upload in uploads]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:  # if one raises, or this is cancelled, the others are cancelled
+            for task in tasks:
+                task.cancel()
+
+    results = await service.unless_gone(request, all_results())
     rejections = [one for one in results if isinstance(one, Rejection)]
     if len(rejections) == len(results):
         raise Rejection(rejections[0].status_code, "; ".join(map(str, rejections)))
@@ -260,16 +268,6 @@ async def _results(
         return _json(plain[0])
     named = [{"name": upload.name, **one} for upload, one in zip(uploads, plain, strict=True)]
     return _json({"results": named})
-
-
-async def _all_of(works: Sequence[Any]) -> list[Any]:
-    """The results of all; if one raises, or this is cancelled, the others are cancelled."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def _handle_errors(app: FastAPI, service: Service) -> None:
@@ -291,11 +289,8 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
 
     @app.exception_handler(Exception)
     async def fault(request: Request, error: Exception) -> Response:
-        request_id = request.scope[REQUEST_ID_KEY].decode("ascii")
-        headers = {
-            **SECURITY,
-            "X-Request-ID": request_id,
-        }  # this runs outside the middleware, which adds them
+        # This runs outside the middleware, which adds these headers elsewhere.
+        headers = {**SECURITY, "X-Request-ID": request.scope[REQUEST_ID_KEY].decode("ascii")}
         return response_to(HTTPException(500, "an error of the server; its log has the traceback", headers))
 
 

@@ -23,6 +23,7 @@ probabilities nor heatmaps; `missing` gives the reason.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, Literal
 
 import torch
@@ -31,7 +32,6 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Pixels
 from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.server.explanations import batch_size
 from vitascope.errors import UserError
 from vitascope.explain.attention import check_head, check_layer, layer_attention, read_rows, stream_attention
 from vitascope.explain.heatmaps import grid_of
@@ -56,14 +56,16 @@ EXPORTED = (
 )
 
 Carried = Literal["all", "layer", "head", "none"]
+Head = int | Literal["mean"] | None
+
+
+def batch_size(device: torch.device) -> int:
+    """Images per forward pass, after which predictions go: on a CPU, two take twice as long as one."""
+    return 1 if device.type == "cpu" else 16
 
 
 def pack_picture(engine: Engine, pixels: Pixels, budget: int = BUDGET) -> bytes:
-    """Pack everything about a picture, uint8 (C, H, W), with as much attention as the budget (bytes) allows.
-
-    Raises:
-        UserError: attention that is not finite.
-    """
+    """Pack everything about a picture, uint8 (C, H, W), with as much attention as `budget` bytes allow."""
     tensors = {"pixels": torch.from_numpy(pixels)}
     about: dict[str, Any] = {
         "model": engine.description,
@@ -87,33 +89,26 @@ def pack_picture(engine: Engine, pixels: Pixels, budget: int = BUDGET) -> bytes:
         about["explained"] = {"method": method, "classes": top.tolist()}
     if isinstance(model, VisionTransformer):
         carried = what_fits(model.config, model.grid_of(images), budget)
-        tensors |= _all_layers(model, images, carried)
-        about["inside"] = describe(model.config, carried)
+        tensors |= _attention(model, images, carried)
+        about["inside"] = {**_token_names(model.config), "carried": carried}
     else:
         about["missing"] = NO_ATTENTION
     return _file(tensors, about)
 
 
 def pack_attention(
-    engine: Engine,
-    pixels: Pixels,
-    layer: int,
-    head: int | Literal["mean"] | None = None,
-    budget: int = BUDGET,
+    engine: Engine, pixels: Pixels, layer: int, head: Head = None, budget: int = BUDGET
 ) -> bytes:
-    """Pack one layer's attention: `attention` (1, n, T, T) with `attention_scale` (1, n, T).
+    """Pack one layer's attention, of all heads, one, or their mean: `attention` (1, n, T, T) with its scale.
 
-    It has all heads, one, or their mean. Layers and heads count from 0, negative layers from the last.
-
-    Raises:
-        UserError: an unknown layer or head, more bytes than the budget, or an engine without attention.
+    Layers and heads count from 0, negative layers from the last.
     """
     model, images = _model_input(engine, pixels)
     if not isinstance(model, VisionTransformer):
         raise UserError("a ResNet has no attention to show")
     index = check_layer(model.config, layer)
     check_head(model.config, None if head == "mean" else head)
-    T = _num_tokens(model.config, model.grid_of(images))
+    T = model.config.num_prefix_tokens + math.prod(model.grid_of(images))
     size = T * T * (model.config.num_heads if head is None else 1)
     if size > budget:
         way = "; ask for one head, or the mean" if head is None and budget >= T * T else ""
@@ -128,11 +123,7 @@ def pack_attention(
 
 
 def pack_heatmap(engine: Engine, pixels: Pixels, method: str, target: int) -> bytes:
-    """Pack the heatmap of one class, from 0, by one method: `heatmaps` (1, gh, gw).
-
-    Raises:
-        UserError: an unknown class, an unknown or unsuitable method, or an exported file.
-    """
+    """Pack the heatmap of one class, from 0, by one method: `heatmaps` (1, gh, gw)."""
     model, images = _model_input(engine, pixels)
     engine.check_classes()
     known = class_methods(model)
@@ -144,20 +135,14 @@ def pack_heatmap(engine: Engine, pixels: Pixels, method: str, target: int) -> by
 
 def what_fits(config: ViTConfig, grid: tuple[int, int], budget: int) -> Carried:
     """How much attention fits into one response: all of it, a layer, a head, or none."""
-    one = _num_tokens(config, grid) ** 2
-    if config.depth * config.num_heads * one <= budget:
-        return "all"
-    if config.num_heads * one <= budget:
-        return "layer"
-    return "head" if one <= budget else "none"
+    heads = budget // (config.num_prefix_tokens + math.prod(grid)) ** 2
+    if heads >= config.num_heads:
+        return "all" if heads >= config.depth * config.num_heads else "layer"
+    return "head" if heads else "none"
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (..., T) of nonnegative numbers as uint8 (..., T) and float32 scales (...), on the CPU.
-
-    Raises:
-        UserError: a value is not finite.
-    """
+    """Rows (..., T) of finite nonnegative numbers as uint8 (..., T) and float32 scales (...), on the CPU."""
     if not rows.isfinite().all():
         raise UserError("attention is not finite: look for NaN and infinity in the weights")
     scale = rows.float().amax(dim=-1) / 255
@@ -165,8 +150,8 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     return levels.cpu(), scale.cpu()
 
 
-def describe(config: ViTConfig, carried: Carried) -> dict[str, Any]:
-    """Names for the numbers: tokens before the patches, tokens that the head reads, what is carried."""
+def _token_names(config: ViTConfig) -> dict[str, Any]:
+    """Names for the numbers: tokens before the patches, and tokens that the head reads."""
     readout = config.readout
     tokens = ["class token"] * readout.has_class_token + ["distillation token"] * readout.distillation_token
     tokens += [f"register {number}" for number in range(1, readout.num_registers + 1)]
@@ -179,7 +164,6 @@ def describe(config: ViTConfig, carried: Carried) -> dict[str, Any]:
         "tokens": tokens,
         "reads": reads,
         "patches_read_last": readout.pool != "cls",  # else the last layer's rows of patches mean nothing
-        "carried": carried,
     }
 
 
@@ -191,22 +175,14 @@ def class_methods(model: Classifier) -> dict[str, str]:
     return found
 
 
-def normalized(engine: TorchEngine, pixels: Pixels) -> Tensor:
-    """Pixels uint8 (C, H, W) as model input, float32 (1, C, H, W), on the model's device."""
-    return engine.preprocess.normalize(torch.from_numpy(pixels)[None].to(engine.device))
-
-
 def _model_input(engine: Engine, pixels: Pixels) -> tuple[Classifier, Tensor]:
+    """The model, and pixels uint8 (C, H, W) as its input, float32 (1, C, H, W), on its device."""
     if not isinstance(engine, TorchEngine):
         raise UserError("an exported file gives probabilities alone: serve the model that it was made from")
-    return engine.model, normalized(engine, pixels)
+    return engine.model, engine.preprocess.normalize(torch.from_numpy(pixels)[None].to(engine.device))
 
 
-def _num_tokens(config: ViTConfig, grid: tuple[int, int]) -> int:
-    return config.num_prefix_tokens + grid[0] * grid[1]
-
-
-def _all_layers(model: VisionTransformer, images: Tensor, carried: Carried) -> dict[str, Tensor]:
+def _attention(model: VisionTransformer, images: Tensor, carried: Carried) -> dict[str, Tensor]:
     """Attention as far as it is carried, and the rows that the head reads, layer by layer."""
     levels, scales, read = [], [], []
     flow: Tensor | None = None  # (1, T, T)

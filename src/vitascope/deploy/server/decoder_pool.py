@@ -45,7 +45,7 @@ class _Job:
     content: bytes
     num_pixels: int
     pixels: asyncio.Future[Pixels]
-    may_stay: bool = True  # until PATIENCE is over
+    begun: float = 0.0
 
     def fail(self, error: Exception) -> None:
         if not self.pixels.done():
@@ -68,7 +68,7 @@ class DecoderPool:
     def start(self) -> None:
         """Start the processes; called in the event loop."""
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._keep_process()) for _ in range(self._count)]
+        self._tasks = [loop.create_task(self._keep_processes()) for _ in range(self._count)]
 
     async def configure(self, options: DecodeOptions) -> None:
         """Set the options, without which nothing is decoded; returns once a process is ready."""
@@ -82,15 +82,16 @@ class DecoderPool:
             task.cancel()
         for job in self.waiting:
             job.pixels.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=5)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                for process in list(self.processes):  # killed, but its task was cancelled before it ended
+                    await process.wait()
 
     async def decode(self, content: bytes, *, deadline: float) -> Pixels:
-        """Return a picture's pixels, uint8 (C, H, W); a late or cancelled picture is not decoded any further.
+        """Return a picture's pixels, uint8 (C, H, W), or raise `DecodeError` or `Rejection` (429, 504).
 
-        Raises:
-            DecodeError: as `decoder_process.decode`.
-            Rejection: 429, it took long while smaller pictures waited; 504, the deadline passed.
+        A late or cancelled picture is not decoded any further.
         """
         loop = asyncio.get_running_loop()
         job = _Job(content, announced_pixels(content), loop.create_future())
@@ -106,22 +107,21 @@ class DecoderPool:
             if job in self.waiting:
                 self.waiting.remove(job)
 
-    async def _keep_process(self) -> None:
-        """Run a process, then another, for ever."""
+    async def _keep_processes(self) -> None:
         while True:
             if not await self._run_process():
                 await asyncio.sleep(PAUSE)
 
     async def _run_process(self) -> bool:
         """Decode in a process until it ends; returns whether it ever was ready."""
-        search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads would take memory
+        environment = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads would take memory
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "vitascope.deploy.server.decoder_process"),
                 stdin=PIPE,
                 stdout=PIPE,
-                env={**os.environ, "PYTHONPATH": search_path, **one_thread},
+                env=os.environ | environment,
                 limit=2**20,
                 start_new_session=True,  # Ctrl-C in a terminal is for the server
             )
@@ -139,17 +139,17 @@ class DecoderPool:
         except (asyncio.IncompleteReadError, ConnectionError):  # it ended before it was ready
             return False
         finally:
-            self.processes.discard(process)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+            self.processes.discard(process)
 
     async def _decode_next(self, process: Process) -> bool:
         """Decode the smallest waiting picture; returns whether the process can decode another."""
         job = await self._take()
         exchange = asyncio.ensure_future(_exchange(process, job.content))
         ends: set[asyncio.Future[Any]] = {exchange, job.pixels}
-        patience = asyncio.get_running_loop().call_later(PATIENCE, self._end_patience, job)
+        patience = asyncio.get_running_loop().call_later(PATIENCE, self._make_room)
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if job.pixels.cancelled():
@@ -183,19 +183,18 @@ class DecoderPool:
             finally:
                 self._idle -= 1
         job = min(self.waiting, key=lambda job: job.num_pixels)
+        job.begun = asyncio.get_running_loop().time()
         self.waiting.remove(job)
         self.running.append(job)
         self._make_room()
         return job
 
-    def _end_patience(self, job: _Job) -> None:
-        job.may_stay = False
-        self._make_room()
-
     def _make_room(self) -> None:
         """Reject the largest running picture if a much smaller one waits and its time is over."""
         largest = max(self.running, key=lambda job: job.num_pixels, default=None)
-        if largest is None or largest.may_stay or self._idle or not self.waiting:
+        if largest is None or self._idle or not self.waiting:
+            return
+        if asyncio.get_running_loop().time() < largest.begun + PATIENCE:
             return
         if largest.num_pixels >= LARGER * min(job.num_pixels for job in self.waiting):
             largest.fail(Rejection(429, "decoding takes long, and smaller pictures wait"))

@@ -71,14 +71,11 @@ class DecodeError(Exception):
 def decode(content: bytes, options: DecodeOptions) -> Pixels:
     """Return a picture's pixels, uint8 (C, H, W).
 
-    Raises:
-        DecodeError: 413, too many pixels or too much memory; 422, not a picture of `FORMATS`, broken, or
-            in more parts than encoders write.
+    `DecodeError`: 413, over a limit; 422, broken, of another format, or in more parts than encoders write.
     """
     limit = options.max_megapixels
     try:
-        _check_jpeg(content)
-        _check_png(content)
+        _check_parts(content)
         with naming_faults(content), Image.open(io.BytesIO(content), formats=_formats()) as image:
             pixels = image.width * image.height
             if any(tile[0] == "bmp_rle" for tile in image.tile):
@@ -95,18 +92,23 @@ def decode(content: bytes, options: DecodeOptions) -> Pixels:
             raise DecodeError(413, f"{reason}; the limit is {limit:g} million pixels") from error
         raise DecodeError(422, reason) from error
     except MemoryError as error:
-        most = f"{options.max_memory_mb:g} MB"
-        raise DecodeError(
-            413, f"decoding takes more than {most} of memory; send a smaller picture"
-        ) from error
+        reason = f"decoding takes more than {options.max_memory_mb:g} MB of memory; send a smaller picture"
+        raise DecodeError(413, reason) from error
 
 
-def _check_jpeg(content: bytes) -> None:
-    """Reject a JPEG with very many scans or segments."""
+def _check_parts(content: bytes) -> None:
+    """Reject a JPEG with very many scans or segments, and a PNG with very many chunks."""
+    if content.startswith(b"\x89PNG\r\n\x1a\n"):
+        most = MAX_SEGMENTS + len(content) // 1024
+        chunks, at = 0, 8
+        while at < len(content):
+            at += 12 + int.from_bytes(content[at : at + 4], "big")
+            chunks += 1
+            if chunks > most:
+                raise DecodeError(422, f"a PNG of {len(content)} bytes may have {most} chunks at most")
     if not content.startswith(b"\xff\xd8"):
         return
-    scans = segments = 0
-    at = 2
+    scans, segments, at = 0, 0, 2
     while (found := _MARKER.search(content, at)) and content[found.end() - 1] != 0xD9:  # the picture's end
         marker, at = content[found.end() - 1], found.end()
         segments += 1
@@ -115,19 +117,6 @@ def _check_jpeg(content: bytes) -> None:
             raise DecodeError(422, f"a JPEG may have {MAX_SCANS} scans and {MAX_SEGMENTS} segments at most")
         if marker not in (0x01, 0xD8):  # which have no length
             at += int.from_bytes(content[at : at + 2], "big")
-
-
-def _check_png(content: bytes) -> None:
-    """Reject a PNG with very many chunks."""
-    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
-        return
-    most = MAX_SEGMENTS + len(content) // 1024
-    chunks, at = 0, 8
-    while at < len(content):
-        at += 12 + int.from_bytes(content[at : at + 4], "big")
-        chunks += 1
-        if chunks > most:
-            raise DecodeError(422, f"a PNG of {len(content)} bytes may have {most} chunks at most")
 
 
 @functools.cache
@@ -156,8 +145,7 @@ def main() -> None:
     for name in ("SIGINT", "SIGTERM"):  # a service manager sends them to all processes; the server decides
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     warnings.simplefilter("ignore")  # Pillow's, about the pictures of strangers
-    requests = sys.stdin.buffer
-    results = os.fdopen(os.dup(1), "wb")
+    requests, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries must not mix with the results
     first = _message(requests)
     if first is None:

@@ -8,12 +8,18 @@ they are used, because the server answers before torch is imported.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable
+from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from fastapi import APIRouter, HTTPException, Query, Request, Response
+from PIL import Image
 
+from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.server import schemas
 from vitascope.deploy.server.openapi import BINARY, METHOD, MODEL_ERRORS, PICTURES, responses
 from vitascope.deploy.server.service import Service
@@ -28,6 +34,10 @@ MEDIA_TYPES = {
 """The files that `web/` may have."""
 PACK = "application/octet-stream"
 PACKED = responses({"description": "A safetensors file.", "content": {PACK: BINARY}}, *MODEL_ERRORS)
+PHOTOGRAPHS = {
+    "china": "A temple in China (danielbuechele, CC BY 2.0)",
+    "flower": "A flower (vultilion, CC BY 2.0)",
+}
 PICTURE = {"description": "The picture.", "content": {"image/jpeg": BINARY, "image/png": BINARY}}
 
 
@@ -37,6 +47,15 @@ class WebFile(NamedTuple):
     content: bytes
     media_type: str
     etag: str
+
+
+class SamplePicture(NamedTuple):
+    """An encoded picture, its name in the URL, and a title with its author."""
+
+    name: str
+    title: str
+    media_type: str
+    content: bytes
 
 
 def router(service: Service) -> APIRouter:
@@ -91,15 +110,11 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/samples", responses=responses({"model": list[schemas.Sample]}, 503))
     def samples() -> list[dict[str, str]]:
         """The names and titles of pictures to try."""
-        from vitascope.deploy.server.samples import samples_for
-
         return [{"name": one.name, "title": one.title} for one in samples_for(service.engine.preprocess)]
 
     @routes.get("/v1/samples/{name}", response_class=Response, responses=responses(PICTURE, 404, 503))
     def sample(name: str) -> Response:
         """A picture to try."""
-        from vitascope.deploy.server.samples import samples_for
-
         for one in samples_for(service.engine.preprocess):
             if one.name == name:
                 return Response(one.content, media_type=one.media_type)
@@ -117,6 +132,34 @@ def web_files() -> dict[str, WebFile]:
             content = path.read_bytes()
             found[path.name] = WebFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
     return found
+
+
+def samples_for(preprocess: Preprocess) -> tuple[SamplePicture, ...]:
+    """Pictures of scikit-learn: photographs for a model with 3 channels, digits for one with 1."""
+    return {1: _digits, 3: _photographs}.get(preprocess.channels, tuple)()
+
+
+@cache
+def _photographs() -> tuple[SamplePicture, ...]:
+    from sklearn.datasets import images
+
+    contents = {name: Path(images.__file__).with_name(f"{name}.jpg").read_bytes() for name in PHOTOGRAPHS}
+    return tuple(SamplePicture(name, PHOTOGRAPHS[name], "image/jpeg", contents[name]) for name in contents)
+
+
+@cache
+def _digits() -> tuple[SamplePicture, ...]:
+    """The first test image of each digit."""
+    from vitascope.data.datasets import open_data
+
+    test, found = open_data("digits").final, []
+    for label, name in enumerate(test.class_names):
+        file = io.BytesIO()
+        first = int(np.flatnonzero(test.labels == label)[0])
+        Image.fromarray(np.asarray(test.sources[first])).save(file, "PNG")
+        title = f"A handwritten {name} (scikit-learn's digits)"
+        found.append(SamplePicture(f"digit-{name}", title, "image/png", file.getvalue()))
+    return tuple(found)
 
 
 def _response(file: WebFile, request: Request) -> Response:

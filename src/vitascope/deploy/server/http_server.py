@@ -1,4 +1,9 @@
-"""A server process: it accepts connections, bounds their number, and stops without losing a request."""
+"""A server process: it accepts connections, bounds their number, and stops without losing a request.
+
+Connections are uvicorn's, with bounds on headers, idleness and unread responses, and with load shedding: at
+three times its capacity a server rejects two of three predictions, on the cores that the model needs. In the
+routes, a rejection takes as long as a prediction of a small model; below ASGI, it is one write of bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +20,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from types import FrameType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from vitascope.deploy.server.connections import MAX_HEAD, Connection
 from vitascope.deploy.server.rejections import Rejection, raw_response
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import Settings
@@ -44,11 +49,115 @@ WARNING_INTERVAL = 10.0
 SWITCH_INTERVAL = 0.0005
 """Seconds after which a Python thread yields to the model's, which asks between any two operations; with
 Python's own 5 ms a small model mostly waits."""
+MAX_HEAD = 65536
+"""Bytes of a request's first line and headers, and as many as one read may bring."""
 FULL = Rejection(503, "too many connections are open", close=True)
 
 OpenEngine = Callable[[], "Engine"]
 
 log = logging.getLogger("vitascope.server")
+
+
+class Connection(HttpToolsProtocol):
+    """An HTTP connection; it is among the open ones, `held`, until it is lost."""
+
+    def __init__(self, service: Service, held: set[Connection], **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
+        self._service, self._held = service, held
+        self._header_timeout = service.settings.header_timeout_s
+        self._keep_alive = service.settings.keep_alive_s
+        self._in_head, self._head_size = False, 0
+        self._unsent: float = math.inf
+        self.due = math.inf
+        """When an idle connection is ended, on the event loop's clock."""
+        held.add(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Await the first headers."""
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self.due = self.loop.time() + self._header_timeout
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._held.discard(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse some bytes, within the limit of the headers."""
+        if self._in_head:
+            self._head_size += len(data)
+            if self._head_size > MAX_HEAD:
+                self.send_400_response(f"the headers are over the limit of {MAX_HEAD} bytes")
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._in_head, self._head_size = True, 0
+        self.due = self.loop.time() + self._header_timeout
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Begin to handle a request, unless it is shed."""
+        self._in_head = False
+        response = self._shed()
+        if response is None:
+            super().on_headers_complete()
+            return
+        if self.cycle is None:  # stands for a request that is answered, so that its body is dropped
+            event = asyncio.Event()
+            answered = SimpleNamespace(response_complete=True, disconnected=False, message_event=event)
+            self.cycle = cast("Any", answered)
+        self.transport.write(response)
+        self.server_state.total_requests += 1
+        self._await_request()
+
+    def on_response_complete(self) -> None:
+        """Await the next request."""
+        self._await_request()
+        super().on_response_complete()
+
+    def _await_request(self) -> None:
+        self.due, self._unsent = self.loop.time() + self._keep_alive, math.inf
+
+    def _shed(self) -> bytes | None:
+        """The raw 429 of a prediction without room; only for one alone on a connection that stays open."""
+        if self.url.partition(b"?")[0] != b"/v1/predict" or self.parser.get_method() != b"POST":
+            return None
+        others_answered = self.cycle is None or self.cycle.response_complete
+        if not others_answered or self.pipeline or self.expect_100_continue:
+            return None
+        if not self.parser.should_keep_alive():
+            return None
+        given_id = next((value for name, value in self.headers if name == b"x-request-id"), None)
+        return self._service.shed(self.client[0] if self.client else "-", given_id)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the server waits for the client to send a request or to read a response."""
+        if self.transport is None:
+            return False
+        return self.cycle is None or self.cycle.response_complete or self.flow.write_paused
+
+    def end_if_overdue(self, now: float) -> None:
+        """End the connection if its client let the server wait too long."""
+        if now < self.due or not self.is_idle:
+            return
+        unsent = self.transport.get_write_buffer_size()
+        if 0 < unsent < self._unsent:  # a large response is read slowly, but it is read
+            self._unsent, self.due = unsent, now + self._keep_alive
+        else:
+            reason = f"the headers were incomplete after {self._header_timeout:g} s"
+            self.end(Rejection(408, reason, close=True))
+
+    def end(self, rejection: Rejection) -> None:
+        """End an idle connection; a client in the middle of its headers gets the reason."""
+        if self.transport.is_closing() or self.transport.get_write_buffer_size():
+            self.transport.abort()
+            return
+        if self._in_head:
+            self.transport.write(b"%s\r\n%s" % raw_response(rejection))
+        self.transport.close()
 
 
 class HTTPServer(uvicorn.Server):
@@ -61,10 +170,8 @@ class HTTPServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, parent: int | None = None) -> None:
         super().__init__(config)
         self.held: set[Connection] = set()
-        self._service = service
-        self._parent = parent
-        self._give_up_at = math.inf
-        self._closed_at = 0.0
+        self._service, self._parent = service, parent
+        self._give_up_at, self._closed_at = math.inf, 0.0
         self._limit = connection_limit(service.settings)
         self._next_warning: dict[str, float] = {}
         self._ports: list[socket.socket] = []
@@ -109,18 +216,14 @@ class HTTPServer(uvicorn.Server):
         if self._closed_at:
             done = done or not self.server_state.connections or now > self._closed_at + FAREWELL
         elif self._service.draining and not self._service.in_flight:
-            await self._close_port()
+            await self._stop_accepting()
+            for port in self._ports:  # take the clients that have connected: closing would break these
+                with contextlib.suppress(OSError):  # BlockingIOError: that was the last
+                    while True:
+                        self._take(port.accept()[0])
+                port.close()
             self._closed_at = now
         return await super().on_tick(counter) or done
-
-    async def _close_port(self) -> None:
-        """Take the clients that have connected, whose connections closing would break; then close."""
-        await self._stop_accepting()
-        for port in self._ports:
-            with contextlib.suppress(OSError):  # BlockingIOError: that was the last
-                while True:
-                    self._take(port.accept()[0])
-            port.close()
 
     async def _stop_accepting(self) -> None:
         for accepting in self._accepting:
@@ -146,17 +249,16 @@ class HTTPServer(uvicorn.Server):
         """Serve a new connection; at the limit, idle ones make room, and if none is idle it gets 503."""
         if len(self.held) >= self._limit:
             self._warn(f"{self._limit} connections are open, which is the limit (--max-connections)")
-            if not self._end_idle():
-                _turn_away(connection)
+            if not self._end_idle():  # answer as far as that is possible without waiting
+                with contextlib.closing(connection), contextlib.suppress(OSError):
+                    connection.setblocking(False)
+                    connection.send(b"%s\r\n%s" % raw_response(FULL))
+                    connection.shutdown(socket.SHUT_WR)
+                    connection.recv(MAX_HEAD)  # closing with unread bytes would discard the response
                 return
         loop = asyncio.get_running_loop()
-        protocol = Connection(
-            self._service,
-            self.held,
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-        )
+        of_uvicorn = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        protocol = Connection(self._service, self.held, config=self.config, **of_uvicorn)
         connecting = loop.create_task(loop.connect_accepted_socket(lambda: protocol, connection))
         self._connecting.add(connecting)
         connecting.add_done_callback(functools.partial(self._connected, protocol))
@@ -183,21 +285,8 @@ class HTTPServer(uvicorn.Server):
             log.warning(text)
 
 
-def _turn_away(connection: socket.socket) -> None:
-    """Answer 503 as far as that is possible without waiting, and close the connection."""
-    with contextlib.closing(connection), contextlib.suppress(OSError):
-        connection.setblocking(False)
-        connection.send(b"%s\r\n%s" % raw_response(FULL))
-        connection.shutdown(socket.SHUT_WR)
-        connection.recv(MAX_HEAD)  # closing with unread bytes would discard the response
-
-
 def connection_limit(settings: Settings) -> int:
-    """The number of connections that a process may have open.
-
-    Raises:
-        UserError: `max_connections` is over what the limit of open files allows.
-    """
+    """The number of connections that a process may have open; rejects one over the limit of open files."""
     files = open_files_limit()
     allowed = max(files // 2, files - OTHER_FILES)
     if settings.max_connections > allowed:
@@ -244,11 +333,7 @@ def run(
     parent: int | None = None,
     wait_for_model: bool = False,
 ) -> None:
-    """Serve on a listening socket until a signal; `wait_for_model` before connections are accepted.
-
-    Raises:
-        UserError: the model cannot be loaded.
-    """
+    """Serve on a listening socket until a signal; raises the error of a model that cannot be loaded."""
     from vitascope.deploy.server.app import create_app  # heavy: not for the process that supervises workers
 
     sys.setswitchinterval(SWITCH_INTERVAL)

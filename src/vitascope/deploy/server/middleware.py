@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitascope.deploy.server.access_log import log_request
 from vitascope.deploy.server.rejections import SECURITY_FIELDS, Rejection, response_to
 from vitascope.deploy.server.service import Service
 
@@ -51,7 +50,7 @@ class RequestMiddleware:
         service, clock = self._service, asyncio.get_running_loop().time
         begun, status = clock(), 500
         headers = {name: value for name, value in reversed(scope["headers"]) if name in CHECKED_HEADERS}
-        request_id = service.request_ids.of(headers.get(b"x-request-id"))
+        request_id = service.request_id(headers.get(b"x-request-id"))
         scope[REQUEST_ID_KEY] = request_id
         given, is_head = scope, scope["method"] == "HEAD"
         method = "GET" if is_head else scope["method"]
@@ -87,10 +86,9 @@ class RequestMiddleware:
         finally:
             seconds = clock() - begun
             service.metrics.observe_request(path if path in self._routes else "other", status, seconds)
-            if service.settings.access_log:
-                client = (scope.get("client") or ("-",))[0]
-                raw = scope.get("raw_path", b"").decode("ascii", "backslashreplace").partition("?")[0][:200]
-                log_request(client, given["method"], raw, status, seconds, request_id)
+            client = (scope.get("client") or ("-",))[0]
+            raw = scope.get("raw_path", b"").decode("ascii", "backslashreplace").partition("?")[0][:200]
+            service.log_request(client, given["method"], raw, status, seconds, request_id)
 
     def _check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Reject requests for another host, of another site's page, or without the token: 421, 403, 401."""

@@ -1,12 +1,24 @@
-"""`serve`: the port, the token, one server process or several."""
+"""`serve`: the port, the token, one server process, or several (workers) that are watched and replaced.
+
+Of several, the first answers while its model loads; the others accept connections when theirs is loaded.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
+import multiprocessing
 import os
+import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+import tempfile
+import time
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Lock
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from vitascope.deploy.server import check_installed
@@ -15,27 +27,24 @@ from vitascope.errors import UserError
 
 if TYPE_CHECKING:
     from vitascope.deploy.predict.engine import Engine
+    from vitascope.deploy.server.http_server import OpenEngine
 
 YIELDING_THREADS = ("OMP_WAIT_POLICY", "PASSIVE")
 """For OpenMP, which reads it when torch is first imported: waiting threads sleep. By default they spin, on
 the core that the event loop, another worker or another program needs."""
+PAUSE = 1.0
+"""Seconds before a worker that died is replaced."""
+LOAD_FAILED = 2
+"""The exit status of a worker whose model cannot be loaded."""
 
 
 def serve(ref: str, settings: Settings, *, precision: str = "auto", device: str = "auto") -> None:
     """Serve a model until a signal, then answer the accepted requests, and return.
 
-    Args:
-        ref: a run folder, a model folder or file, a hub id, or an exported file.
-        settings: the address and the limits.
-        precision: `auto`, `fp32` or `bf16`.
-        device: `auto`, or a torch device.
-
-    Raises:
-        UserError: the extra `server` is not installed, the address cannot be used, or the model or the token
-            cannot be read.
+    `ref` is a run folder, a model folder or file, a hub id, or an exported file.
     """
     check_installed()
-    from vitascope.deploy.server import http_server, supervisor
+    from vitascope.deploy.server import http_server
 
     os.environ.setdefault(*YIELDING_THREADS)
     http_server.connection_limit(settings)
@@ -47,7 +56,7 @@ def serve(ref: str, settings: Settings, *, precision: str = "auto", device: str 
         if settings.workers == 1:
             http_server.run(opening, settings, token, port)
         else:
-            supervisor.supervise(opening, settings, token, port)
+            supervise(opening, settings, token, port)
 
 
 def open_for_serving(ref: str, precision: str, device: str, threads: int) -> Engine:
@@ -78,8 +87,8 @@ def listen(settings: Settings) -> socket.socket:
 def announce(ref: str, settings: Settings, port: socket.socket, token: str | None) -> None:
     """Print the server's address and who may use it.
 
-    On a terminal the link contains the token, in the fragment, which browsers send to no server. Redirected
-    output may end up in a log, so there the link does not contain it.
+    Only on a terminal does the link contain the token (in the fragment, which browsers send to no server):
+    redirected output may end up in a log.
     """
     name = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{name}:{port.getsockname()[1]}"
@@ -112,3 +121,86 @@ def read_token(settings: Settings) -> str | None:
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, port: socket.socket) -> None:
+    """Run `settings.workers` processes until a signal, which is forwarded to them.
+
+    If the model cannot be loaded, a worker prints why, and this raises `UserError`.
+    """
+    from vitascope.deploy.server.metrics import SHARED_FOLDER
+
+    with tempfile.TemporaryDirectory(prefix="vitascope-metrics-") as shared:
+        os.environ[SHARED_FOLDER] = shared  # before a worker imports prometheus_client
+        supervisor = Supervisor(open_engine, settings, token, port)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, supervisor.stop)
+        supervisor.watch()
+
+
+class Supervisor:
+    """Keeps the workers running; the arguments are those of `supervise`."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._arguments = arguments
+        self._kill_at = math.inf
+        self._spawn = multiprocessing.get_context("spawn")  # a fork would inherit threads' locks
+        self._may_report = self._spawn.Lock()
+        self._processes: dict[int, BaseProcess] = {}
+
+    def stop(self, signum: int, frame: FrameType | None) -> None:
+        """Tell all workers to finish; the second time, to end at once."""
+        _, settings, _, port = self._arguments
+        self._kill_at = min(self._kill_at, time.monotonic() + settings.grace_s + 5)
+        port.close()  # new clients find nobody, once the workers close it too
+        for process in self._processes.values():
+            process.terminate()
+
+    def watch(self) -> None:
+        """Run the workers, and replace those that die, until told to stop; then wait for all to end."""
+        from prometheus_client import multiprocess
+
+        load_failed = False
+        for number in range(self._arguments[1].workers):
+            self._start(number, wait_for_model=number > 0)
+        while self._processes:
+            wait([process.sentinel for process in self._processes.values()], timeout=1)
+            if time.monotonic() > self._kill_at:
+                for process in self._processes.values():
+                    process.kill()
+            for number, process in list(self._processes.items()):
+                if process.is_alive():
+                    continue
+                process.join()
+                del self._processes[number]
+                multiprocess.mark_process_dead(process.pid)  # type: ignore[no-untyped-call]
+                status = process.exitcode
+                if status == LOAD_FAILED:
+                    load_failed = True
+                    self.stop(signal.SIGTERM, None)
+                elif self._kill_at == math.inf:
+                    print(f"vitascope: worker {number} ended ({status}); starting another", file=sys.stderr)
+                    time.sleep(PAUSE)
+                    self._start(number, wait_for_model=True)
+        if load_failed:
+            error = UserError("the model cannot be loaded")
+            error.said_elsewhere = True
+            raise error
+
+    def _start(self, number: int, *, wait_for_model: bool) -> None:
+        arguments = (self._may_report, os.getpid(), wait_for_model, *self._arguments)
+        process = self._spawn.Process(target=work, args=arguments)
+        process.start()
+        self._processes[number] = process
+
+
+def work(may_report: Lock, parent: int, wait_for_model: bool, *arguments: Any) -> None:
+    """Serve in a worker process; `arguments` are those of `supervise`."""
+    from vitascope.deploy.server.http_server import run
+
+    try:
+        run(*arguments, parent=parent, wait_for_model=wait_for_model)
+    except UserError as error:
+        if may_report.acquire(block=False):  # never released: the first to fail reports for all
+            print(f"vitascope: error: {error}", file=sys.stderr)
+        sys.exit(LOAD_FAILED)

@@ -1,19 +1,22 @@
 """The model behind a queue: admission, the way of a picture to the model, loading and readiness.
 
-Routes read pictures with `read_picture` or `decode`, and compute with `predict`, `embed` or `run`, which go
-through one bounded queue to the one thread that has the model.
+Routes read pictures with `read_picture` or `decode`, and compute by `batcher.submit` or `run`: through one
+bounded queue, to the one thread that has the model.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
+import re
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitascope.deploy.server.access_log import RequestIds, log_request
-from vitascope.deploy.server.batcher import Batcher, LongWork, Outcome, Pause, Work
+from vitascope.deploy.server.batcher import Batcher, LongWork, Pause, Work
 from vitascope.deploy.server.decoder_pool import DecoderPool
 from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions
 from vitascope.deploy.server.metrics import Metrics
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from vitascope.deploy.predict.engine import Engine, TorchEngine
 
 R = TypeVar("R")
+REQUEST_ID = re.compile(rb"[0-9A-Za-z._~:/+=@-]{1,128}")
+"""The accepted form of X-Request-ID: nothing that could break a line of the log."""
 SPARE = 5.0
 """Seconds beyond the deadline after which a decoder process ends itself."""
 LAG_INTERVAL = 0.05
@@ -39,6 +44,8 @@ pending work's time, so that the model does not run out of work."""
 RECENT = 1.0
 """Seconds for which the server reports itself as saturated after a rejection."""
 
+access_log = logging.getLogger("vitascope.access")
+
 
 class Service:
     """A model behind a queue; `open_engine` is called once, in the model's thread."""
@@ -46,7 +53,6 @@ class Service:
     def __init__(self, open_engine: Callable[[], Engine], settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.request_ids = RequestIds()
         self.arriving = ArrivingBodies()
         self.draining = False
         """Whether the server is stopping: new requests get 503."""
@@ -59,12 +65,15 @@ class Service:
         max_wait, observe = settings.max_wait_ms / 1000, self.metrics.observe_batch
         self.batcher = Batcher(capacity=settings.queue, max_wait=max_wait, observe=observe)
         self.decoders = DecoderPool()
+        self._id_prefix, self._id_numbers = secrets.token_hex(4).encode(), itertools.count(1)
         self._open_engine = open_engine
         self._engine: Engine | None = None
         self._last_overload = self._shed_until = float("-inf")
         self._shed_response = (b"", b"")
-        self._predict = Work("predict", self._probabilities, settings.max_batch)
-        self._embed = Work("embed", self._embeddings, settings.max_batch)
+        self.predictions = Work("predict", self._probabilities, settings.max_batch)
+        """From pictures to probabilities (K,), float32 on the CPU."""
+        self.embeddings = Work("embed", self._embeddings, settings.max_batch)
+        """From pictures to pooled representations (D,), float32 on the CPU."""
         self._long_works: dict[str, LongWork] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._given_up: asyncio.Future[None] | None = None
@@ -137,7 +146,7 @@ class Service:
         if deadline <= _now():
             raise Overloaded(f"requests wait for {self.lag:.1f} s before they are seen", self.lag)
         coming = max(0, self.in_flight - self.arriving.requests - self.batcher.pending)
-        self.batcher.check_room(self._predict, deadline, coming=coming)
+        self.batcher.check_room(self.predictions, deadline, coming=coming)
 
     def _check_places(self, more: int) -> None:
         """Reject `more` requests beyond the limit; those whose bodies are being read do not count."""
@@ -162,10 +171,9 @@ class Service:
                 self._shed_until = now + min(max(seconds, SHED_LEAST), SHED_MOST)
         self._last_overload = now
         self.metrics.refused.inc()
+        request_id = self.request_id(given_id)
         self.metrics.observe_request("/v1/predict", 429, 0.0)
-        request_id = self.request_ids.of(given_id)
-        if self.settings.access_log:
-            log_request(client, "POST", "/v1/predict", 429, 0.0, request_id)
+        self.log_request(client, "POST", "/v1/predict", 429, 0.0, request_id)
         head, body = self._shed_response
         return b"%sx-request-id: %s\r\n\r\n%s" % (head, request_id, body)
 
@@ -177,6 +185,20 @@ class Service:
             self.metrics.expired.labels(rejection.stage).inc()
         elif isinstance(rejection, Rejection) and rejection.status_code == 429:
             self.metrics.refused.inc()
+
+    def request_id(self, given: bytes | None) -> bytes:
+        """The client's X-Request-ID if it has the accepted form, else a new one."""
+        if given is not None and REQUEST_ID.fullmatch(given):
+            return given
+        return b"%s-%x" % (self._id_prefix, next(self._id_numbers))
+
+    def log_request(
+        self, client: str, method: str, path: str, status: int, seconds: float, request_id: bytes
+    ) -> None:
+        """Log a request in one line, without its query, which may be private."""
+        if self.settings.access_log:
+            about = client, method, path, status, 1000 * seconds, request_id.decode("ascii")
+            access_log.info("%s %s %s %d %.1f ms %s", *about)
 
     def count_in_flight(self, change: int) -> None:
         """Count a request that is admitted (1) or answered (-1)."""
@@ -213,16 +235,6 @@ class Service:
             raise Rejection(error.status, f"{upload.name or 'the body'}: {error}") from error
 
     # Computing
-
-    async def predict(self, pixels: Pixels, *, deadline: float) -> Outcome:
-        """Probabilities (K,) of a picture, float32 on the CPU, computed together with others."""
-        self.check_classes()
-        return await self.batcher.submit(self._predict, pixels, deadline=deadline)
-
-    async def embed(self, pixels: Pixels, *, deadline: float) -> Outcome:
-        """The pooled representation (D,) of a picture, float32 on the CPU, computed together with others."""
-        self.torch_engine()
-        return await self.batcher.submit(self._embed, pixels, deadline=deadline)
 
     async def run(self, function: Callable[..., R], *args: Any, deadline: float, kind: str) -> R:
         """A function's result, computed alone; predictions are computed between its forward passes.
@@ -295,7 +307,8 @@ class Service:
         import torch
 
         # Routes import these; on the first request, that would stop the event loop for seconds.
-        from vitascope.deploy.server import attention_pack, explanations  # noqa: F401
+        from vitascope.deploy.predict import explanation  # noqa: F401
+        from vitascope.deploy.server import attention_pack  # noqa: F401
         from vitascope.explain import plots  # noqa: F401
 
         shape = (engine.preprocess.channels, *engine.preprocess.image_size)
@@ -303,7 +316,7 @@ class Service:
             begun = time.perf_counter()
             with _few_threads(engine, count):
                 engine.outputs(torch.zeros(count, *shape, dtype=torch.uint8))
-        self._predict.learn(time.perf_counter() - begun, count)
+        self.predictions.learn(time.perf_counter() - begun, count)
         self.metrics.set_model(engine)
         return engine
 

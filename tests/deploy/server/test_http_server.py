@@ -12,7 +12,7 @@ from uvicorn.server import ServerState
 
 from tests.deploy.server.served import Client, HeldEngine, grey, play, refusal, serving, until
 from vitascope.deploy.server import service
-from vitascope.deploy.server.connections import Connection
+from vitascope.deploy.server.http_server import Connection
 from vitascope.deploy.server.rejections import SECURITY
 
 
