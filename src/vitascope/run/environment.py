@@ -20,19 +20,18 @@ from vitascope.model.hardware import bf16_units, resolve_device
 def describe_environment(device: str, processes: int = 1) -> dict[str, Any]:
     """Date, command, versions and machine, for `environment.json`; unknown values are left out.
 
-    It contains no environment variables, no host or user name, and the home folder is `~`. A `device` that
-    does not exist is a `UserError`.
+    It contains no environment variables, no host or user name, and the home folder is `~`.
     """
     where = resolve_device(device)
     found = {
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": command_line(),
+        "command": without_home(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "vitascope": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_name(),
-        "cores": usable_cores(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": memory_gib(),
         "bf16_units": bf16_units(),
         "threads": torch.get_num_threads(),
@@ -44,25 +43,11 @@ def describe_environment(device: str, processes: int = 1) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def command_line() -> str:
-    """The command that started this process, as a shell takes it; the program without its folder."""
-    return without_home(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
-
-
-def usable_cores() -> int | None:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
 def cpu_name() -> str | None:
     """The model name of the CPU, or its architecture if the system does not report the name."""
     if sys.platform == "darwin":
-        done = subprocess.run(
-            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.strip() or platform.machine() or None
     listed = Path("/proc/cpuinfo")
     if listed.is_file():

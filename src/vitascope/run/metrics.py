@@ -37,13 +37,8 @@ class MetricsWriter:
     - `test`: `split`, `images`, `loss`, `accuracy`, `seconds`, and for a classifier `correct`, `unreadable`,
       `accuracy_low` and `accuracy_high` (the 95% interval), `balanced_accuracy` and `majority`.
 
-    Args:
-        path: the `metrics.jsonl`.
-        step: the step that the run resumes from. Later records are removed, because those steps are done
-            again. So is a test, because only unfinished runs are resumed.
-
-    Raises:
-        UserError: the files cannot be written.
+    Records after `step`, from which the run resumes, are removed, because those steps are done again. So is a
+    test, because only unfinished runs are resumed. It is a `UserError` if the files cannot be written.
     """
 
     def __init__(self, path: Path, step: int = 0) -> None:
@@ -54,7 +49,11 @@ class MetricsWriter:
             aside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         with self._explaining_failure():
             self._file = path.open("a", encoding="utf-8")
-            self._events = _event_writer(path.parent, step)
+            self._events: Any = None
+            if importlib.util.find_spec("tensorboard") is not None:
+                from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+
+                self._events = SummaryWriter(str(path.parent), purge_step=step + 1 if step else None)
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Write one record; its numbers also go to TensorBoard as kind/name."""
@@ -76,12 +75,3 @@ class MetricsWriter:
         run = shlex.quote(str(self._path.parent))
         advice = f"make room, then run `vitascope train --resume {run}`"
         return explaining_failure(self._path, "the metrics", advice)
-
-
-def _event_writer(folder: Path, step: int) -> Any:
-    """TensorBoard's writer, or None without the extra `tensorboard`."""
-    if importlib.util.find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter  # takes a second to import
-
-    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)

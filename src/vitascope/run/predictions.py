@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,20 +65,16 @@ class Predictions:
             np.savez_compressed(
                 file,
                 split=np.array(self.split),
-                class_names=_texts(self.class_names),
+                class_names=np.array(self.class_names, dtype=np.str_),
                 indices=self.indices,
                 labels=self.labels,
                 probabilities=self.probabilities,
-                unreadable=_texts(self.unreadable),
+                unreadable=np.array(self.unreadable, dtype=np.str_),
             )
 
     @classmethod
     def load(cls, path: Path) -> Predictions:
-        """Read an .npz file.
-
-        Raises:
-            UserError: the file is broken.
-        """
+        """Read an .npz file; a broken one is a `UserError`."""
         try:
             with np.load(path, allow_pickle=False) as stored:
                 return cls(
@@ -96,7 +91,3 @@ class Predictions:
             raise UserError(
                 f"{path} is broken ({reason}); remove it to get a report without predictions"
             ) from error
-
-
-def _texts(texts: Sequence[str]) -> npt.NDArray[np.str_]:
-    return np.array(texts, dtype=np.str_)

@@ -16,12 +16,11 @@ from typing import Any
 import yaml
 
 from vitascope.data.datasets import list_images, open_data
-from vitascope.data.split_record import SplitRecord, record_of, restore
+from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.run import layout
-from vitascope.run.data import RunData
 from vitascope.run.environment import describe_environment
 from vitascope.run.metrics import MetricsWriter, read_metrics
 from vitascope.run.predictions import Predictions
@@ -33,11 +32,46 @@ log = logging.getLogger(__name__)
 _REFERENCES = ("data", "weights", "teacher")  # options that may name files
 
 
+@dataclasses.dataclass(frozen=True)
+class RunData:
+    """The data of a run, opened again.
+
+    Attributes:
+        splits: as in training; an image that no longer exists is replaced by a `Gone`.
+        restored: how the images were found. None for a run without a record of its split, whose `splits` are
+            those that its data and seed give now.
+        note: one line about what differs, or why this is unknown; empty if nothing differs.
+    """
+
+    splits: Splits
+    restored: Restored | None
+    note: str
+
+    def test_images(self, class_names: tuple[str, ...] | None = None) -> ImageSet:
+        """The unchanged images among those that the run's model is measured on.
+
+        Labels are indices into `class_names`, by default the run's. It is a `UserError` if no image is left
+        unchanged, or one has a class of another name.
+        """
+        final = self.splits.final
+        if self.restored is None:
+            return final
+        names = final.class_names if class_names is None else class_names
+        images = self.restored.present(self.restored.record.final, names)
+        if len(images) < len(final):
+            log.warning(
+                "measured on %s of the run's %s %s images: those that are there unchanged",
+                *(f"{len(images):,}", f"{len(final):,}", images.name),
+            )
+        return images
+
+
 @dataclasses.dataclass
 class Run:
     """A run folder. `Run.open` and `Run.create` make sure that it is one.
 
-    `config`, `environment` and `predictions` are read on first use and kept; everything else is read anew.
+    `config`, `environment` and `predictions` are read on first use and kept; everything else is read anew. A
+    broken file is a `UserError`.
 
     Attributes:
         path: the folder.
@@ -64,11 +98,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Run:
-        """An existing run.
-
-        Raises:
-            UserError: not a run folder.
-        """
+        """An existing run; another folder is a `UserError`."""
         run = cls(Path(folder))
         if not run.exists:
             raise UserError(f"{folder}: not a run folder (it has no {layout.CONFIG})")
@@ -119,7 +149,12 @@ class Run:
             unfinished = [run for run in found if not run.finished]
             if not unfinished:
                 raise UserError("runs: no unfinished run to resume")
-            return max(unfinished, key=lambda run: run._last_written()), None
+
+            def last_written(run: Run) -> float:
+                files = (run.config_file, run.metrics_file)
+                return max(file.stat().st_mtime for file in files if file.exists())
+
+            return max(unfinished, key=last_written), None
         if path.parent.name == layout.CHECKPOINTS and layout.is_run(path.parent.parent):
             return cls(path.parent.parent), path
         return cls.open(path), None
@@ -144,11 +179,7 @@ class Run:
 
     @functools.cached_property
     def config(self) -> Mapping[str, Any]:
-        """Every option by name.
-
-        Raises:
-            UserError: the file is broken, or not the configuration of a run.
-        """
+        """Every option by name."""
         config = self._read(self.config_file, yaml.safe_load)
         if not isinstance(config, dict) or not {"task", "data", "seed"} <= config.keys():
             raise UserError(f"{self.config_file}: not the configuration of a run (no task, data and seed)")
@@ -161,11 +192,7 @@ class Run:
 
     @functools.cached_property
     def environment(self) -> Mapping[str, Any]:
-        """Start time, command, versions and machine; empty if there is no `environment.json`.
-
-        Raises:
-            UserError: the file is broken.
-        """
+        """Start time, command, versions and machine; empty if there is no `environment.json`."""
         path = self.path / layout.ENVIRONMENT
         return dict(self._read(path, json.loads)) if path.is_file() else {}
 
@@ -184,11 +211,7 @@ class Run:
 
     @functools.cached_property
     def predictions(self) -> Predictions | None:
-        """Predictions of the finished classifier on its test images; None if the run has none.
-
-        Raises:
-            UserError: the file is broken.
-        """
+        """Predictions of the finished classifier on its test images; None if the run has none."""
         path = self.path / layout.PREDICTIONS
         return Predictions.load(path) if path.is_file() else None
 
@@ -206,11 +229,7 @@ class Run:
         settle(aside, path)
 
     def split_record(self) -> SplitRecord | None:
-        """Which image was in which split; None for an older run, which did not record it.
-
-        Raises:
-            UserError: the file is broken.
-        """
+        """Which image was in which split; None for an older run, which did not record it."""
         path = self.path / layout.SPLIT
         return SplitRecord.read(path) if path.is_file() else None
 
@@ -226,15 +245,17 @@ class Run:
             UserError: the data are gone, or are others; the record is damaged.
         """
         seed, labelled = int(self.config["seed"]), self.classifies
+        where = str(self.config["data"]) if data is None else data
         record = self.split_record()
         if record is None:
-            where = str(self.config["data"]) if data is None else data
             note = (
                 f"{self.path}: an older run, without a record of its split: whether the images of {where} "
                 "are still those that it was trained and tested on cannot be verified"
             )
             return RunData(open_data(where, seed=seed, labelled=labelled), None, note)
-        where = self._find_data(record) if data is None else data
+        if data is None and record.place and not Path(where).expanduser().exists():
+            moved = Path(os.path.normpath(self.path.absolute() / record.place))  # with the run
+            where = str(moved) if moved.exists() else where
         restored = restore(record, list_images(where, seed=seed), [record.final] if check is None else check)
         if not any((found >= 0).any() for found in restored.found.values()):
             raise UserError(
@@ -244,15 +265,6 @@ class Run:
         changes = restored.note()
         note = f"{where} has changed since {self.path} began: {changes}" if changes else ""
         return RunData(restored.as_recorded(), restored, note)
-
-    def _find_data(self, record: SplitRecord) -> str:
-        """The DATA argument of the run; if it is gone, the same relative to where the run is now."""
-        data = str(self.config["data"])
-        if record.place and not Path(data).expanduser().exists():
-            moved = Path(os.path.normpath(self.path.absolute() / record.place))
-            if moved.exists():
-                return str(moved)
-        return data
 
     def test_images(self, class_names: tuple[str, ...] | None = None) -> ImageSet:
         """The images of `RunData.test_images`; logs how the data differ."""
@@ -269,28 +281,22 @@ class Run:
             reason = " ".join(str(error).split())  # YAML's own takes several lines
             raise UserError(f"{path} is broken: {reason}") from error
 
-    def _last_written(self) -> float:
-        written = (path for path in (self.config_file, self.metrics_file) if path.exists())
-        return max(path.stat().st_mtime for path in written)
-
 
 def _new_folder(path: Path, *, numbered: bool) -> Path:
     """Create the folder; if it exists and may be numbered, with the first free number."""
-    if not numbered and path.exists():
-        raise UserError(
-            f"{path} exists, and a run is never overwritten; choose another folder, or continue the run with "
-            f"`vitascope train --resume {path}`"
-        )
     folder, number = path, 1
     while True:
         try:
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
+        except FileExistsError as error:
             if not numbered:
-                raise
-            number += 1
-            folder = path.with_name(f"{path.name}-{number}")
+                raise UserError(
+                    f"{path} exists, and a run is never overwritten; choose another folder, or continue the "
+                    f"run with `vitascope train --resume {path}`"
+                ) from error
+        number += 1
+        folder = path.with_name(f"{path.name}-{number}")
 
 
 def lasting_paths(config: Mapping[str, Any]) -> dict[str, str]:
