@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from tests.deploy.server.served import HeldEngine, grey, picture, play, refusal, serving
 from vitascope.deploy.predict.engine import TorchEngine
-from vitascope.deploy.server import schemas
+from vitascope.deploy.server import openapi
 
 
 @pytest.fixture(scope="module")
@@ -83,18 +83,18 @@ def test_real_answers_are_as_the_document_says(engine: TorchEngine) -> None:
     async def story() -> None:
         async with serving(engine) as client:
             for shape, method, path, options in (
-                (schemas.Health, "GET", "/livez", {}),
-                (schemas.Health, "GET", "/readyz", {}),
-                (schemas.ModelDescription, "GET", "/v1/model", {}),
-                (list[schemas.Sample], "GET", "/v1/samples", {}),
-                (schemas.Predictions, "POST", "/v1/predict", {"content": picture()}),
-                (schemas.Form[schemas.NamedPredictions], "POST", "/v1/predict", {"files": files}),
-                (schemas.Embedding, "POST", "/v1/embed", {"content": picture()}),
-                (schemas.Form[schemas.NamedEmbedding], "POST", "/v1/embed", {"files": files}),
-                (schemas.Heatmap, "POST", "/v1/explain", {"content": picture()}),
-                (schemas.Heatmap, "POST", "/v1/explain?method=rollout", {"content": picture()}),
-                (schemas.Problem, "POST", "/v1/predict", {"content": b"x"}),
-                (schemas.Problem, "GET", "/v1/samples/none", {}),
+                (openapi.Health, "GET", "/livez", {}),
+                (openapi.Health, "GET", "/readyz", {}),
+                (openapi.ModelDescription, "GET", "/v1/model", {}),
+                (list[openapi.Sample], "GET", "/v1/samples", {}),
+                (openapi.Predictions, "POST", "/v1/predict", {"content": picture()}),
+                (openapi.Form[openapi.NamedPredictions], "POST", "/v1/predict", {"files": files}),
+                (openapi.Embedding, "POST", "/v1/embed", {"content": picture()}),
+                (openapi.Form[openapi.NamedEmbedding], "POST", "/v1/embed", {"files": files}),
+                (openapi.Heatmap, "POST", "/v1/explain", {"content": picture()}),
+                (openapi.Heatmap, "POST", "/v1/explain?method=rollout", {"content": picture()}),
+                (openapi.Problem, "POST", "/v1/predict", {"content": b"x"}),
+                (openapi.Problem, "GET", "/v1/samples/none", {}),
             ):
                 answer = await client.request(method, path, **options)
                 TypeAdapter(shape).validate_json(answer.content, strict=True)

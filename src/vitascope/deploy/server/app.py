@@ -25,18 +25,9 @@ except ModuleNotFoundError:
     raise
 
 from vitascope._version import __version__
-from vitascope.deploy.server import explorer, schemas
+from vitascope.deploy.server import explorer, openapi
 from vitascope.deploy.server.batcher import Work
 from vitascope.deploy.server.middleware import REQUEST_ID_KEY, RequestMiddleware
-from vitascope.deploy.server.openapi import (
-    BINARY,
-    METHOD,
-    MODEL_ERRORS,
-    PICTURES,
-    api_page,
-    describe_api,
-    responses,
-)
 from vitascope.deploy.server.rejections import SECURITY, Rejection, response_to
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import Settings
@@ -48,8 +39,7 @@ if TYPE_CHECKING:
 
     from vitascope.deploy.predict.engine import Engine
 
-FILE_ERRORS = (413, 422)
-"""Rejections of one picture; the other files of its form still get results."""
+FILE_ERRORS = (413, 422)  # rejections of one picture; the other files of its form still get results
 MAX_PARAMETERS = 100
 TopK = Annotated[int, Query(ge=1, description="classes per picture, most probable first")]
 
@@ -70,9 +60,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.start()
-        while wait_for_model and not (service.is_loaded or service.fault or service.draining):
-            await asyncio.sleep(0.05)
+        await service.start(wait_for_model=wait_for_model)
         yield
         await service.stop()
 
@@ -118,12 +106,12 @@ def public(app: FastAPI, service: Service, *, secured: bool) -> APIRouter:
     """The routes of probes, of Prometheus, and of the API's documentation, which needs no model."""
     routes = APIRouter(tags=["health"])
 
-    @routes.get("/livez", responses=responses({"model": schemas.Health}))
+    @routes.get("/livez", responses=openapi.responses({"model": openapi.Health}))
     async def live() -> Response:
         """200 as long as the process answers, whatever the model does."""
         return _json({"status": "live"})
 
-    @routes.get("/readyz", responses=responses({"model": schemas.Health}, 503))
+    @routes.get("/readyz", responses=openapi.responses({"model": openapi.Health}, 503))
     async def ready() -> Response:
         """200 if requests should be sent here now."""
         if reason := service.why_not_ready():
@@ -137,7 +125,7 @@ def public(app: FastAPI, service: Service, *, secured: bool) -> APIRouter:
 
     @functools.cache
     def document() -> dict[str, Any]:
-        return describe_api(app, service.settings, secured=secured)
+        return openapi.describe_api(app, service.settings, secured=secured)
 
     @routes.get("/openapi.json", include_in_schema=False)
     async def description() -> Response:
@@ -147,7 +135,7 @@ def public(app: FastAPI, service: Service, *, secured: bool) -> APIRouter:
     async def page(request: Request) -> Response:
         host = request.headers.get("host", "localhost")
         address = f"{request.scope['scheme']}://{host}{service.settings.root_path}"
-        return Response(api_page(document(), address), media_type="text/html")
+        return Response(openapi.api_page(document(), address), media_type="text/html")
 
     return routes
 
@@ -156,11 +144,11 @@ def predictions(service: Service) -> APIRouter:
     """The routes of the model."""
     routes = APIRouter(tags=["model"])
 
-    @routes.get("/v1/model", responses=responses({"model": schemas.ModelDescription}, 503))
+    @routes.get("/v1/model", responses=openapi.responses({"model": openapi.ModelDescription}, 503))
     async def model() -> Response:
         """The model: its classes, its preprocessing, its precision and device; and the server's limits."""
         engine = service.engine
-        limits = {name: getattr(service.settings, name) for name in schemas.Limits.model_fields}
+        limits = {name: getattr(service.settings, name) for name in openapi.Limits.model_fields}
         return _json(
             {
                 "name": engine.name,
@@ -175,9 +163,13 @@ def predictions(service: Service) -> APIRouter:
             }
         )
 
-    predicted = {"model": schemas.Predictions | schemas.Form[schemas.NamedPredictions]}
+    predicted = {"model": openapi.Predictions | openapi.Form[openapi.NamedPredictions]}
 
-    @routes.post("/v1/predict", openapi_extra=PICTURES, responses=responses(predicted, *MODEL_ERRORS))
+    @routes.post(
+        "/v1/predict",
+        openapi_extra=openapi.PICTURES,
+        responses=openapi.responses(predicted, *openapi.MODEL_ERRORS),
+    )
     async def predict(request: Request, top_k: TopK = 5) -> Response:
         """The most probable classes of a picture, or of each file of a form."""
 
@@ -190,21 +182,29 @@ def predictions(service: Service) -> APIRouter:
         service.check_classes()
         return await _results(service, request, service.predictions, summary)
 
-    embedded = {"model": schemas.Embedding | schemas.Form[schemas.NamedEmbedding]}
+    embedded = {"model": openapi.Embedding | openapi.Form[openapi.NamedEmbedding]}
 
-    @routes.post("/v1/embed", openapi_extra=PICTURES, responses=responses(embedded, *MODEL_ERRORS))
+    @routes.post(
+        "/v1/embed",
+        openapi_extra=openapi.PICTURES,
+        responses=openapi.responses(embedded, *openapi.MODEL_ERRORS),
+    )
     async def embed(request: Request) -> Response:
         """The pooled representation of a picture, or of each file of a form."""
 
         service.torch_engine()
         return await _results(service, request, service.embeddings, lambda row: {"embedding": row.tolist()})
 
-    explained = {"model": schemas.Heatmap, "content": {"image/png": BINARY}}
+    explained = {"model": openapi.Heatmap, "content": {"image/png": openapi.BINARY}}
 
-    @routes.post("/v1/explain", openapi_extra=PICTURES, responses=responses(explained, *MODEL_ERRORS))
+    @routes.post(
+        "/v1/explain",
+        openapi_extra=openapi.PICTURES,
+        responses=openapi.responses(explained, *openapi.MODEL_ERRORS),
+    )
     async def explain(
         request: Request,
-        method: Annotated[str | None, Query(description=METHOD)] = None,
+        method: Annotated[str | None, Query(description=openapi.METHOD)] = None,
         target: Annotated[str | None, Query(description="a class; default: the predicted one")] = None,
         form: Annotated[Literal["json", "png"], Query(alias="format")] = "json",
     ) -> Response:

@@ -43,8 +43,7 @@ from vitascope.model.vit import VisionTransformer
 
 BUDGET = 24 * 2**20
 """Bytes of attention per response. ViT-B/16 at 224 pixels has 5.6 million, ViT-L/16 at 512 400 million."""
-EXPLAINED = 3
-"""Classes with a heatmap in the first response; others are requested one by one."""
+EXPLAINED = 3  # classes with a heatmap in the first response; others are requested one by one
 FIRST_METHODS = ("grad-cam", "hires-cam")
 """Methods of the first response, which has to be fast: the first that suits the model."""
 BLOCK_BY_BLOCK = ("gradient-rollout", "grad-cam", "grad-cam++")

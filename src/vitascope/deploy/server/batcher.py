@@ -28,11 +28,8 @@ class Work:
     """A kind of work: its name in the metrics, a function from items to as many results, and its time."""
 
     def __init__(self, name: str, compute: Callable[[list[Any]], Sequence[Any]], max_batch: int) -> None:
-        self.name = name
-        self.compute = compute
-        self.max_batch = max_batch
-        self.seconds_each = 0.0
-        """Seconds per item, from recent batches; 0 before the first."""
+        self.name, self.compute, self.max_batch = name, compute, max_batch
+        self.seconds_each = 0.0  # seconds per item, from recent batches; 0 before the first
 
     def learn(self, seconds: float, items: int) -> None:
         """Update the time per item; slower batches count more than faster ones."""
@@ -58,10 +55,8 @@ class PausableCall:
 
     def __init__(self, function: Callable[[Pause], Any]) -> None:
         self._function = function
-        self._resumed = threading.Semaphore(0)
-        self._paused = threading.Semaphore(0)
-        self._abandoned = False
-        self.is_done = False
+        self._resumed, self._paused = threading.Semaphore(0), threading.Semaphore(0)
+        self._abandoned = self.is_done = False
         self.value: Any = None
         self.error: BaseException | None = None
         threading.Thread(target=self._run, name="long work", daemon=True).start()
@@ -80,20 +75,20 @@ class PausableCall:
         self._resumed.release()
 
     def _run(self) -> None:
+        def pause() -> None:
+            self._paused.release()
+            self._resumed.acquire()
+            if self._abandoned:
+                raise Abandoned
+
         self._resumed.acquire()
         try:
             if not self._abandoned:
-                self.value = self._function(self._pause)
+                self.value = self._function(pause)
         except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
             self.error = error
         self.is_done = True
         self._paused.release()
-
-    def _pause(self) -> None:
-        self._paused.release()
-        self._resumed.acquire()
-        if self._abandoned:
-            raise Abandoned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,10 +119,8 @@ class _Job:
 class Batcher:
     """The queue of at most `capacity` items, and the thread that computes.
 
-    Args:
-        capacity: items that may wait.
-        max_wait: seconds that an incomplete batch waits for more items.
-        observe: called with each batch's name, the queue seconds of its items, and its model seconds.
+    An incomplete batch waits `max_wait` seconds for more items. `observe` gets each batch's name, the queue
+    seconds of its items, and its model seconds.
     """
 
     def __init__(self, *, capacity: int, max_wait: float = 0.0, observe: Observe | None = None) -> None:
@@ -191,7 +184,7 @@ class Batcher:
     def check_room(self, work: Work, deadline: float, *, coming: int = 0, margin: float = MARGIN) -> None:
         """Reject an item that has no place, or would not be done by its deadline (on the event loop's clock).
 
-        `coming` are admitted items of its kind that are not queued yet; they come before it.
+        `coming` admitted items of its kind are not queued yet and come before it.
         """
         ahead = self.seconds_ahead(work)
         if len(self._jobs) >= self._capacity:
@@ -204,9 +197,7 @@ class Batcher:
     async def submit(self, work: Work, item: Any, *, deadline: float) -> Outcome:
         """Queue an item and await its result; an item that is cancelled in the queue is never computed.
 
-        Raises:
-            Rejection: `Overloaded` or `Expired`.
-            Exception: raised by `work.compute` for this item.
+        Raises `Overloaded`, `Expired`, or the error of `work.compute` for this item.
         """
         self.check_room(work, deadline, margin=LAST_MARGIN)
         job = _Job(work, item, deadline, asyncio.get_running_loop().create_future(), _now())

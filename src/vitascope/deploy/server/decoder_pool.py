@@ -24,18 +24,14 @@ from vitascope.deploy.server import decoder_process
 from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions
 from vitascope.deploy.server.rejections import Expired, Rejection
 
-DECODERS = 2
-"""Decoder processes."""
+DECODERS = 2  # decoder processes
 PATIENCE, LARGER = 0.25, 4
 """Seconds that a picture may keep its process while one with a fourth of its pixels waits."""
-GRACE = 0.1
-"""Seconds until a picture whose client has left is killed: starting a new process takes as long."""
-PAUSE = 1.0
-"""Seconds before a process is replaced that ended before it could decode."""
+GRACE = 0.1  # seconds until a picture whose client has left is killed: starting a new process takes as long
+PAUSE = 1.0  # seconds before a process is replaced that ended before it could decode
 SIZES = ((b"\x89PNG\r\n\x1a\n", ">II", 16), (b"GIF8", "<HH", 6), (b"BM", "<ii", 18))
 """Formats with their size at a fixed place."""
-UNKNOWN = 2**40
-"""The pixels of a picture whose header does not give them: more than any other has."""
+UNKNOWN = 2**40  # the pixels of a picture whose header does not give them: more than any other has
 
 log = logging.getLogger("vitascope.decoding")
 

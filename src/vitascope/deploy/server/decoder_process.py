@@ -34,13 +34,10 @@ MAX_SCANS = 100
 """Scans of a JPEG. Encoders write about ten; each scan passes over the whole picture, even if it is empty."""
 MAX_SEGMENTS = 1000
 """Segments of a JPEG, and chunks of a PNG beyond one per KiB: Pillow handles each of them in Python."""
-OWN_MEMORY = 64 * 2**20
-"""Bytes that the process takes before it decodes, with some to spare."""
+OWN_MEMORY = 64 * 2**20  # bytes that the process takes before it decodes, with some to spare
 
-LENGTH = struct.Struct("<Q")
-"""Before every message to the process: its bytes."""
-HEADER = struct.Struct("<BIIIQ")
-"""Before every message from the process: kind, three numbers, bytes."""
+LENGTH = struct.Struct("<Q")  # before every message to the process: its bytes
+HEADER = struct.Struct("<BIIIQ")  # before every message from the process: kind, three numbers, bytes
 READY, PIXELS, REJECTED, FAULT = range(4)
 """Kinds: ready to decode; pixels, with their shape; a rejection, with its status and reason; a traceback."""
 
@@ -51,13 +48,10 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # of a JPEG, also after or i
 class DecodeOptions:
     """The first message to a decoder process, pickled."""
 
-    reader: Callable[[bytes], Pixels]
-    """From an encoded picture to pixels; raises `ImageError`."""
+    reader: Callable[[bytes], Pixels]  # from an encoded picture to pixels; raises `ImageError`
     max_megapixels: float
-    max_memory_mb: float
-    """Memory for decoding one picture, in MB, where the platform can limit it."""
-    max_seconds: float
-    """The process ends itself after so long with one picture, in case the server has died."""
+    max_memory_mb: float  # memory for decoding one picture, in MB, where the platform can limit it
+    max_seconds: float  # the process ends itself after so long with one picture, in case the server has died
 
 
 class DecodeError(Exception):

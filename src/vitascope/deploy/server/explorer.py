@@ -20,8 +20,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from PIL import Image
 
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.server import schemas
-from vitascope.deploy.server.openapi import BINARY, METHOD, MODEL_ERRORS, PICTURES, responses
+from vitascope.deploy.server import openapi
 from vitascope.deploy.server.service import Service
 from vitascope.errors import UserError
 
@@ -33,12 +32,17 @@ MEDIA_TYPES = {
 }
 """The files that `web/` may have."""
 PACK = "application/octet-stream"
-PACKED = responses({"description": "A safetensors file.", "content": {PACK: BINARY}}, *MODEL_ERRORS)
+PACKED = openapi.responses(
+    {"description": "A safetensors file.", "content": {PACK: openapi.BINARY}}, *openapi.MODEL_ERRORS
+)
 PHOTOGRAPHS = {
     "china": "A temple in China (danielbuechele, CC BY 2.0)",
     "flower": "A flower (vultilion, CC BY 2.0)",
 }
-PICTURE = {"description": "The picture.", "content": {"image/jpeg": BINARY, "image/png": BINARY}}
+PICTURE = {
+    "description": "The picture.",
+    "content": {"image/jpeg": openapi.BINARY, "image/png": openapi.BINARY},
+}
 
 
 class WebFile(NamedTuple):
@@ -79,7 +83,7 @@ def router(service: Service) -> APIRouter:
     async def web_file(name: str, request: Request) -> Response:
         return _response(pages[name], request) if name in pages else Response(status_code=404)
 
-    @routes.post("/v1/attention", response_class=Response, openapi_extra=PICTURES, responses=PACKED)
+    @routes.post("/v1/attention", response_class=Response, openapi_extra=openapi.PICTURES, responses=PACKED)
     async def attention(
         request: Request,
         layer: int | None = Query(None, description="only this layer, from 0"),
@@ -94,11 +98,11 @@ def router(service: Service) -> APIRouter:
             return await packed(request, "explore", pack_picture)
         return await packed(request, "attention", pack_attention, layer, head)
 
-    @routes.post("/v1/heatmap", response_class=Response, openapi_extra=PICTURES, responses=PACKED)
+    @routes.post("/v1/heatmap", response_class=Response, openapi_extra=openapi.PICTURES, responses=PACKED)
     async def heatmap(
         request: Request,
         target: int = Query(description="the class, from 0"),
-        method: str | None = Query(None, description=METHOD),
+        method: str | None = Query(None, description=openapi.METHOD),
     ) -> Response:
         """The heatmap of a class, as a safetensors file."""
         from vitascope.deploy.server.attention_pack import pack_heatmap
@@ -107,12 +111,12 @@ def router(service: Service) -> APIRouter:
         method = method or DEFAULT_METHOD
         return await packed(request, f"heatmap-{method}", pack_heatmap, method, target)
 
-    @routes.get("/v1/samples", responses=responses({"model": list[schemas.Sample]}, 503))
+    @routes.get("/v1/samples", responses=openapi.responses({"model": list[openapi.Sample]}, 503))
     def samples() -> list[dict[str, str]]:
         """The names and titles of pictures to try."""
         return [{"name": one.name, "title": one.title} for one in samples_for(service.engine.preprocess)]
 
-    @routes.get("/v1/samples/{name}", response_class=Response, responses=responses(PICTURE, 404, 503))
+    @routes.get("/v1/samples/{name}", response_class=Response, responses=openapi.responses(PICTURE, 404, 503))
     def sample(name: str) -> Response:
         """A picture to try."""
         for one in samples_for(service.engine.preprocess):

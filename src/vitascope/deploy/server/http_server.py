@@ -40,17 +40,13 @@ FAREWELL = 1.0
 """Seconds that open connections have, once the port is closed, to send a last request and get its 503."""
 MOST_CONNECTIONS, OTHER_FILES = 8192, 128
 """Open connections of a process, where the limit of open files allows more, and its other open files."""
-ACCEPTED_AT_ONCE = 32
-"""Connections that are accepted before the event loop does anything else."""
-ACCEPT_PAUSE = 0.1
-"""Seconds until the next attempt after a connection could not be accepted."""
-WARNING_INTERVAL = 10.0
-"""Seconds between two warnings of the same text: an attack must not fill the disk."""
+ACCEPTED_AT_ONCE = 32  # connections that are accepted before the event loop does anything else
+ACCEPT_PAUSE = 0.1  # seconds until the next attempt after a connection could not be accepted
+WARNING_INTERVAL = 10.0  # seconds between two warnings of the same text: an attack must not fill the disk
 SWITCH_INTERVAL = 0.0005
 """Seconds after which a Python thread yields to the model's, which asks between any two operations; with
 Python's own 5 ms a small model mostly waits."""
-MAX_HEAD = 65536
-"""Bytes of a request's first line and headers, and as many as one read may bring."""
+MAX_HEAD = 65536  # bytes of a request's first line and headers, and as many as one read may bring
 FULL = Rejection(503, "too many connections are open", close=True)
 
 OpenEngine = Callable[[], "Engine"]
@@ -68,8 +64,7 @@ class Connection(HttpToolsProtocol):
         self._keep_alive = service.settings.keep_alive_s
         self._in_head, self._head_size = False, 0
         self._unsent: float = math.inf
-        self.due = math.inf
-        """When an idle connection is ended, on the event loop's clock."""
+        self.due = math.inf  # when an idle connection is ended, on the event loop's clock
         held.add(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

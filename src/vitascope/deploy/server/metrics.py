@@ -25,33 +25,24 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        count = partial(Counter, registry=registry)
-        times = partial(Histogram, registry=registry, buckets=SECONDS)
-        gauge = partial(Gauge, registry=registry)
-        self.requests = count(
-            "vitascope_requests", "Requests answered, by route and status.", ["route", "status"]
-        )
-        self.request_seconds = times(
-            "vitascope_request_seconds", "From a request's headers to its response.", ["route"]
-        )
-        self.in_flight = gauge(
-            "vitascope_requests_in_flight", "Requests admitted and not answered.", multiprocess_mode="livesum"
-        )
-        self.refused = count("vitascope_refused", "Requests answered with 429.")
-        self.expired = count("vitascope_expired", "Requests whose deadline passed, by stage.", ["stage"])
-        self.abandoned = count("vitascope_abandoned", "Requests whose client left before the response.")
-        self.computed = count("vitascope_computed", "Items that the model computed.", ["work"])
-        self.batch_items = Histogram(
-            "vitascope_batch_items", "Items per batch.", ["work"], registry=registry, buckets=BATCHES
-        )
-        self.queue_seconds = times("vitascope_queue_seconds", "Time of an item in the queue.", ["work"])
-        self.model_seconds = times("vitascope_model_seconds", "Time of a batch in the model.", ["work"])
-        self.model = gauge(
-            "vitascope_model_info",
-            "1, labelled by the served model.",
-            ["name", "architecture", "digest"],
-            multiprocess_mode="livemax",
-        )
+        count = partial(Counter, namespace="vitascope", registry=registry)
+        gauge = partial(Gauge, namespace="vitascope", registry=registry)
+        histogram = partial(Histogram, namespace="vitascope", registry=registry)
+        times = partial(histogram, buckets=SECONDS)
+        self.requests = count("requests", "Requests answered, by route and status.", ["route", "status"])
+        about = "From a request's headers to its response."
+        self.request_seconds = times("request_seconds", about, ["route"])
+        about = "Requests admitted and not answered."
+        self.in_flight = gauge("requests_in_flight", about, multiprocess_mode="livesum")
+        self.refused = count("refused", "Requests answered with 429.")
+        self.expired = count("expired", "Requests whose deadline passed, by stage.", ["stage"])
+        self.abandoned = count("abandoned", "Requests whose client left before the response.")
+        self.computed = count("computed", "Items that the model computed.", ["work"])
+        self.batch_items = histogram("batch_items", "Items per batch.", ["work"], buckets=BATCHES)
+        self.queue_seconds = times("queue_seconds", "Time of an item in the queue.", ["work"])
+        self.model_seconds = times("model_seconds", "Time of a batch in the model.", ["work"])
+        about, labels = "1, labelled by the served model.", ["name", "architecture", "digest"]
+        self.model = gauge("model_info", about, labels, multiprocess_mode="livemax")
         if SHARED_FOLDER not in os.environ:
             ProcessCollector(registry=registry)
 

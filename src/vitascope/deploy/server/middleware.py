@@ -17,13 +17,10 @@ from vitascope.deploy.server.rejections import SECURITY_FIELDS, Rejection, respo
 from vitascope.deploy.server.service import Service
 
 PUBLIC_PATHS = ("/", "/livez", "/readyz", "/docs", "/openapi.json")
-"""Paths that need no token: health, and pages that are the same for every model ..."""
-PUBLIC_FOLDER = "/web/"
-"""... with their files."""
+"""Paths that need no token, beside those in `/web/`: health, and pages that are the same for every model."""
 SAFE_METHODS = ("GET", "HEAD")
 CHECKED_HEADERS = frozenset((b"host", b"origin", b"sec-fetch-site", b"authorization", b"x-request-id"))
-REQUEST_ID_KEY = "vitascope.request_id"
-"""The key of a request's id in its scope."""
+REQUEST_ID_KEY = "vitascope.request_id"  # the key of a request's id in its scope
 FOREIGN = "pages of other sites may not send pictures here"
 DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 
@@ -37,7 +34,11 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, service: Service, token: str | None, routes: Collection[str]) -> None:
         self.app = app
         self._service = service
-        self._tokens = () if token is None else encodings(token)
+        self._tokens: set[bytes] = set()
+        if token is not None:  # as clients may send it: in UTF-8, or in Latin-1 where that can write it
+            self._tokens.add(token.encode("utf-8", "surrogateescape"))
+            if all(ord(character) < 256 for character in token):
+                self._tokens.add(token.encode("latin-1"))
         self._hosts = service.settings.hosts
         self._root = service.settings.root_path
         self._routes = routes
@@ -54,7 +55,11 @@ class RequestMiddleware:
         scope[REQUEST_ID_KEY] = request_id
         given, is_head = scope, scope["method"] == "HEAD"
         method = "GET" if is_head else scope["method"]
-        scope = {**scope, "method": method, "path": self._without_root(scope["path"])}
+        path = scope["path"]
+        inside = path.removeprefix(self._root)  # a proxy may keep or remove its prefix
+        if path.startswith(self._root) and inside[:1] in ("", "/"):
+            path = inside or "/"
+        scope = {**scope, "method": method, "path": path}
 
         async def respond(message: Message) -> None:
             nonlocal status
@@ -67,7 +72,6 @@ class RequestMiddleware:
                 message = {**message, "body": b""}
             await send(message)
 
-        path = scope["path"]
         computes = method == "POST" and path.startswith("/v1/")
         try:
             self._check(method, path, headers)
@@ -98,7 +102,7 @@ class RequestMiddleware:
             raise Rejection(421, f"this server's name is not {name!r}; see --allowed-hosts")
         if method not in SAFE_METHODS:
             self._check_origin(headers, host)
-        if self._tokens and path not in PUBLIC_PATHS and not path.startswith(PUBLIC_FOLDER):
+        if self._tokens and path not in PUBLIC_PATHS and not path.startswith("/web/"):
             kind, _, given = headers.get(b"authorization", b"").partition(b" ")
             matches = [hmac.compare_digest(given.strip(), token) for token in self._tokens]
             if kind.lower() != b"bearer" or not any(matches):
@@ -109,34 +113,18 @@ class RequestMiddleware:
         if headers.get(b"sec-fetch-site") == b"cross-site":
             raise Rejection(403, FOREIGN)
         origin = headers.get(b"origin")
-        if origin is None or is_same_origin(origin, host):
+        if origin is None:
             return
-        if host_name(origin.partition(b"://")[2]) not in self._service.settings.allowed_hosts:
+        scheme, _, place = origin.lower().partition(b"://")
+        default = DEFAULT_PORTS.get(scheme, b"")  # by the origin's scheme: a proxy may change it
+        if place and place.removesuffix(default) == host.lower().removesuffix(default):
+            return
+        if host_name(place) not in self._service.settings.allowed_hosts:
             foreign = f"{FOREIGN}: Origin {origin.decode('latin-1')[:80]!r} is not this Host"
             raise Rejection(403, f"{foreign}; if a proxy changes the Host, name the site in --allowed-hosts")
-
-    def _without_root(self, path: str) -> str:
-        """The path as routes know it: a proxy may keep or remove its prefix."""
-        inside = path.removeprefix(self._root)
-        return (inside or "/") if path.startswith(self._root) and inside[:1] in ("", "/") else path
-
-
-def encodings(token: str) -> tuple[bytes, ...]:
-    """A token as clients may send it: in UTF-8, or in Latin-1 where that can write it."""
-    encoded = {token.encode("utf-8", "surrogateescape")}
-    if all(ord(character) < 256 for character in token):
-        encoded.add(token.encode("latin-1"))
-    return tuple(encoded)
 
 
 def host_name(header: bytes) -> str:
     """The lowercase name in a Host header, without the port."""
     name = header.decode("latin-1").lower()
     return name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
-
-
-def is_same_origin(origin: bytes, host: bytes) -> bool:
-    """Whether an Origin header names the Host header's host and port; a proxy may change the scheme."""
-    scheme, _, place = origin.lower().partition(b"://")
-    default = DEFAULT_PORTS.get(scheme, b"")
-    return place != b"" and place.removesuffix(default) == host.lower().removesuffix(default)

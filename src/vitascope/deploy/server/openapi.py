@@ -1,19 +1,23 @@
-"""The OpenAPI document, with all that the middleware adds to FastAPI's; and the page at `/docs`."""
+"""The OpenAPI document: JSON schemas, all that the middleware adds to FastAPI's; and the page at `/docs`.
+
+Routes write JSON themselves, which is faster; tests validate their responses by the schemas.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
 from html import escape
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field
 
 from vitascope.deploy.server.middleware import PUBLIC_PATHS
-from vitascope.deploy.server.schemas import Problem
 from vitascope.deploy.server.service import REQUEST_ID
 from vitascope.deploy.server.settings import TOKEN, Settings
 
+R = TypeVar("R")
 Responses = dict[int | str, dict[str, Any]]
 
 TEXT = {"type": "string"}
@@ -51,8 +55,7 @@ ERRORS = {
 }
 """Every error status, for all routes."""
 METHOD = "a method of `vitascope explain`, with the same default"
-MODEL_ERRORS = (408, 413, 415, 422, 429, 501, 503, 504)
-"""Statuses of routes that take pictures."""
+MODEL_ERRORS = (408, 413, 415, 422, 429, 501, 503, 504)  # statuses of routes that take pictures
 ERROR_HEADERS: dict[str, dict[str, Any]] = {
     "401": {"WWW-Authenticate": {"description": "`Bearer`", "schema": TEXT}},
     "429": {"Retry-After": {"description": "Seconds after which there may be room.", "schema": SECONDS}},
@@ -64,6 +67,122 @@ REQUEST_ID_HEADER = {
 }
 
 
+class Schema(BaseModel):
+    """A JSON object without further fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Problem(Schema):
+    """An error."""
+
+    error: str = Field(description="what is wrong, and what to do")
+
+
+class Health(Schema):
+    """The server's state."""
+
+    status: Literal["live", "ready"]
+
+
+class Timing(Schema):
+    """The time that a result took."""
+
+    queue_ms: float = Field(ge=0, description="milliseconds in the queue")
+    model_ms: float = Field(ge=0, description="milliseconds of its batch in the model")
+    batch_size: int = Field(ge=1, description="pictures in its batch")
+
+
+class ClassName(Schema):
+    """A class."""
+
+    label: str
+    index: int = Field(ge=0)
+
+
+class Prediction(ClassName):
+    """A class and its probability."""
+
+    score: float = Field(ge=0)
+
+
+class Predictions(Schema):
+    """The most probable classes of a picture, most probable first."""
+
+    predictions: list[Prediction]
+    timing: Timing
+
+
+class Embedding(Schema):
+    """The pooled representation of a picture."""
+
+    embedding: list[float]
+    timing: Timing
+
+
+class NamedPredictions(Predictions):
+    """The predictions for a file of a form."""
+
+    name: str
+
+
+class NamedEmbedding(Embedding):
+    """The embedding of a file of a form."""
+
+    name: str
+
+
+class NamedProblem(Problem):
+    """The error of a file of a form."""
+
+    name: str
+
+
+class Form(Schema, Generic[R]):
+    """A result or error per file, in the order of the form; status 200 if at least one has a result."""
+
+    results: list[R | NamedProblem]
+
+
+class Heatmap(Schema):
+    """An explanation of a picture."""
+
+    method: str
+    target: ClassName | None = Field(description="the explained class; null if the method has none")
+    heatmap: list[list[float]] = Field(description="rows of the patch grid; the largest value is 1")
+
+
+class Sample(Schema):
+    """A picture to try."""
+
+    name: str
+    title: str
+
+
+class Limits(Schema):
+    """The limits of a request."""
+
+    max_body_mb: float
+    max_megapixels: float
+    max_files: int
+    deadline_ms: float
+    explain_deadline_ms: float
+
+
+class ModelDescription(Schema):
+    """The served model."""
+
+    name: str
+    architecture: str
+    digest: str
+    engine: str
+    num_classes: int
+    class_names: list[str]
+    preprocess: dict[str, Any]
+    limits: Limits
+    version: str
+
+
 def responses(success: dict[str, Any], *errors: int) -> Responses:
     """A route's responses: one for status 200, and errors by status."""
     return {200: success, **{status: {"description": ERRORS[status]} for status in errors}}
@@ -72,12 +191,12 @@ def responses(success: dict[str, Any], *errors: int) -> Responses:
 def describe_api(app: FastAPI, settings: Settings, *, secured: bool) -> dict[str, Any]:
     """The OpenAPI document of an application; `secured` if clients must send a token."""
     document = FastAPI.openapi(app)
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas["Problem"] = Problem.model_json_schema()
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {})["Problem"] = Problem.model_json_schema()
     if settings.root_path:
         document["servers"] = [{"url": settings.root_path}]
     if secured:
-        document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             needs_token = secured and path not in PUBLIC_PATHS

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 YIELDING_THREADS = ("OMP_WAIT_POLICY", "PASSIVE")
 """For OpenMP, which reads it when torch is first imported: waiting threads sleep. By default they spin, on
 the core that the event loop, another worker or another program needs."""
-PAUSE = 1.0
-"""Seconds before a worker that died is replaced."""
-LOAD_FAILED = 2
-"""The exit status of a worker whose model cannot be loaded."""
+PAUSE = 1.0  # seconds before a worker that died is replaced
+LOAD_FAILED = 2  # the exit status of a worker whose model cannot be loaded
 
 
 def serve(ref: str, settings: Settings, *, precision: str = "auto", device: str = "auto") -> None:

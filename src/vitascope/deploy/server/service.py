@@ -12,8 +12,8 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitascope.deploy.server.batcher import Batcher, LongWork, Pause, Work
@@ -34,15 +34,12 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 REQUEST_ID = re.compile(rb"[0-9A-Za-z._~:/+=@-]{1,128}")
 """The accepted form of X-Request-ID: nothing that could break a line of the log."""
-SPARE = 5.0
-"""Seconds beyond the deadline after which a decoder process ends itself."""
-LAG_INTERVAL = 0.05
-"""Seconds between two measurements of the event loop's lag."""
+SPARE = 5.0  # seconds beyond the deadline after which a decoder process ends itself
+LAG_INTERVAL = 0.05  # seconds between two measurements of the event loop's lag
 SHED_LEAST, SHED_MOST, SHED_SHARE = 0.005, 0.02, 0.25
 """For how long predictions are rejected without another check: bounds in seconds, and the share of the
 pending work's time, so that the model does not run out of work."""
-RECENT = 1.0
-"""Seconds for which the server reports itself as saturated after a rejection."""
+RECENT = 1.0  # seconds for which the server reports itself as saturated after a rejection
 
 access_log = logging.getLogger("vitascope.access")
 
@@ -54,14 +51,10 @@ class Service:
         self.settings = settings
         self.metrics = Metrics()
         self.arriving = ArrivingBodies()
-        self.draining = False
-        """Whether the server is stopping: new requests get 503."""
-        self.in_flight = 0
-        """Requests that need the model, admitted and not answered."""
-        self.unanswered = 0
-        """Requests in flight when the time to finish them was over."""
-        self.lag = 0.0
-        """Seconds by which the event loop is late, which a request waits before it is seen."""
+        self.draining = False  # whether the server is stopping: new requests get 503
+        self.in_flight = 0  # requests that need the model, admitted and not answered
+        self.unanswered = 0  # requests in flight when the time to finish them was over
+        self.lag = 0.0  # seconds by which the event loop is late, which a request waits before it is seen
         max_wait, observe = settings.max_wait_ms / 1000, self.metrics.observe_batch
         self.batcher = Batcher(capacity=settings.queue, max_wait=max_wait, observe=observe)
         self.decoders = DecoderPool()
@@ -80,13 +73,15 @@ class Service:
 
     # Loading, readiness, end
 
-    async def start(self) -> None:
-        """Begin to load the model, in the background."""
+    async def start(self, *, wait_for_model: bool = False) -> None:
+        """Begin to load the model, in the background, or load it."""
         loop = asyncio.get_running_loop()
         self._given_up = loop.create_future()
         self.batcher.start()
         self.decoders.start()
         self._tasks = [loop.create_task(self._load()), loop.create_task(self._measure_lag())]
+        while wait_for_model and not (self._engine or self.fault or self.draining):
+            await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
         """Drop everything that is not done."""
@@ -106,11 +101,6 @@ class Service:
         """The exception that loading the model raised."""
         loading = self._tasks[0] if self._tasks else None
         return loading.exception() if loading and loading.done() and not loading.cancelled() else None
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the model is loaded."""
-        return self._engine is not None
 
     @property
     def engine(self) -> Engine:
@@ -270,8 +260,13 @@ class Service:
     async def unless_gone(self, request: Request, work: Coroutine[Any, Any, R]) -> R:
         """Await work, and cancel it if the client leaves (499) or the server ends (503)."""
         assert self._given_up is not None
+
+        async def until_gone() -> None:
+            while (await request.receive())["type"] != "http.disconnect":  # the body has been read
+                pass
+
         working: asyncio.Future[R] = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(_until_gone(request))
+        leaving = asyncio.ensure_future(until_gone())
         ends: set[asyncio.Future[Any]] = {working, leaving, self._given_up}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -332,23 +327,14 @@ class Service:
             return list(engine.embed(torch.stack([torch.from_numpy(one) for one in pictures])))
 
 
-@contextmanager
-def _few_threads(engine: Engine, pictures: int) -> Iterator[None]:
+def _few_threads(engine: Engine, pictures: int) -> AbstractContextManager[None]:
     """Use one thread for a batch so small that threads would wait for each other and for the server's."""
     from vitascope.deploy.predict.engine import TorchEngine
     from vitascope.model.hardware import suitable_threads
 
     if not isinstance(engine, TorchEngine):
-        yield
-        return
-    with suitable_threads(engine.config, engine.device, pictures):
-        yield
-
-
-async def _until_gone(request: Request) -> None:
-    """Wait until the client closes its connection; the body has been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        return nullcontext()
+    return suitable_threads(engine.config, engine.device, pictures)
 
 
 def _now() -> float:

@@ -24,11 +24,7 @@ Hosts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The server's address and limits.
-
-    Raises:
-        UserError: a number out of range.
-    """
+    """The server's address and limits; a number out of range is a `UserError`."""
 
     host: str = "127.0.0.1"
     """The address to listen on. 0.0.0.0 means all IPv4 addresses, :: all addresses; then set a token."""
@@ -85,13 +81,12 @@ class Settings:
             form = "like /vitascope, without a / at its end"
             raise UserError(f"--root-path must be {form}, not {self.root_path!r}")
         for name, value in vars(self).items():
-            least, option = LEAST.get(name), f"--{name.replace('_', '-')}"
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if least is None and not value > 0:
-                raise UserError(f"{option} must be above 0, not {value}")
-            if least is not None and not value >= least:
-                raise UserError(f"{option} must be at least {least}, not {value}")
+            least = LEAST.get(name)
+            if not (value > 0 if least is None else value >= least):
+                accepted = "above 0" if least is None else f"at least {least}"
+                raise UserError(f"--{name.replace('_', '-')} must be {accepted}, not {value}")
         if self.port > 65535:
             raise UserError(f"--port must be at most 65535, not {self.port}")
 

@@ -29,10 +29,8 @@ SIGNATURE = re.compile(
     re.DOTALL,
 )
 """The first bytes of a JPEG, PNG, GIF, WebP, BMP, TIFF or AVIF picture."""
-BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,\-./:=? ]{1,70}")
-"""A form's boundary (RFC 2046, section 5.1.1)."""
-MAX_DIGITS = 18
-"""Digits of a number in a header: int() fails on very long ones."""
+BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,\-./:=? ]{1,70}")  # A form's boundary (RFC 2046, section 5.1.1)
+MAX_DIGITS = 18  # digits of a number in a header: int() fails on very long ones
 
 
 @dataclasses.dataclass
@@ -52,10 +50,7 @@ class Upload:
 
 
 async def read_uploads(request: Request, settings: Settings, arriving: ArrivingBodies) -> list[Upload]:
-    """The encoded pictures of a request: one of a raw body, or all files of a form.
-
-    A body without a declared type is recognized by its first bytes.
-    """
+    """The encoded pictures of a request: one of a raw body, which may have no declared type, or a form's."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     undeclared = kind in UNDECLARED
     if kind == "multipart/form-data":
