@@ -28,11 +28,8 @@ class UserError(ValueError):
 
 
 def printable(text: str, limit: int = 1500) -> str:
-    """Text from a file in one line that a terminal only displays, at most `limit` characters long.
-
-    Line breaks and tabs become spaces. Other control characters, among them ESC and those that turn the
-    direction of writing (U+202E), become escapes such as `\\x1b`. Of a longer text the middle is left out.
-    """
+    """Text from a file in one line that a terminal only displays, without the middle of more than `limit`
+    characters. Line breaks and tabs become spaces; ESC, U+202E (right to left) and so on become escapes."""
     if len(text) > limit:
         kept = limit // 3
         text = f"{text[: limit - kept - 5]} ... {text[-kept:]}"
@@ -78,14 +75,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_path(ref: str) -> str:
-    """`; nearest: runs/photos` for `run/photo`, where that exists and this does not; else the empty string.
-
-    Each part of the path that does not exist is replaced by the name there that is closest to it.
-    """
+    """`; nearest: runs/photos` for `run/photo`, where that exists and this does not; else an empty string."""
     found = Path()
     for part in Path(ref).parts:
         name = part
-        if not (found / part).exists():
+        if not (found / part).exists():  # take the closest name there
             try:
                 names = os.listdir(found)
             except OSError:  # no folder, or not ours to read
@@ -99,7 +93,7 @@ def nearest_path(ref: str) -> str:
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Refuse a value that is not one of the choices, naming them."""
+    """Reject a value that is not one of the choices, naming them."""
     choices = list(choices)
     if value not in choices:
         raise UserError(

@@ -11,7 +11,7 @@ import io
 import math
 import pickle
 import pickletools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 MAX_INSTRUCTIONS = 2_000_000
@@ -24,13 +24,8 @@ _FAULTS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, Ar
 def scan_pickle(stream: IO[bytes], admits: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
     """Yield the name and the argument of each instruction of one pickle; nothing is run.
 
-    Args:
-        stream: is read up to the end of the pickle.
-        admits: whether the pickle may refer to a dotted name, such as "collections.OrderedDict".
-
-    Raises:
-        pickle.UnpicklingError: a name that is not admitted, an instruction that saved values do not need,
-            more than `MAX_INSTRUCTIONS`, or no whole pickle.
+    An UnpicklingError rejects dotted names that `admits` does not accept, instructions that saved values do
+    not need, more than `MAX_INSTRUCTIONS`, and a stream without a whole pickle.
     """
     texts = ["", ""]  # the last two that were pushed, which STACK_GLOBAL takes
     memo: dict[int, str] = {}
@@ -60,29 +55,11 @@ def scan_pickle(stream: IO[bytes], admits: Callable[[str], bool]) -> Iterator[tu
 
 
 def load_pickle(content: bytes, find: Callable[[str], Any], *, max_tuples: int | None = None) -> Any:
-    """The value of a pickle that can refer to nothing but what `find` returns.
-
-    Texts of Python 2 are decoded as Latin-1.
-
-    Args:
-        content: the pickle.
-        find: from a dotted name to its object; None rejects the name.
-        max_tuples: limit of tuples, each of which may be used once. Nested or shared tuples as keys of a
-            dictionary take endless time to hash.
-
-    Raises:
-        pickle.UnpicklingError: as `scan_pickle`, too many tuples, or the pickle's program fails.
-    """
+    """The value of a scanned pickle, which refers to nothing but what `find` returns for dotted names (None
+    rejects a name). Texts of Python 2 are decoded as Latin-1."""
+    # Nested or shared tuples as keys of a dictionary take endless time to hash.
     instructions = scan_pickle(io.BytesIO(content), lambda name: find(name) is not None)
-    _check_tuples(instructions, math.inf if max_tuples is None else max_tuples)
-    try:
-        return _Unpickler(io.BytesIO(content), find).load()
-    except (*_FAULTS, RecursionError) as error:
-        raise pickle.UnpicklingError(f"not a whole pickle: {error}") from error
-
-
-def _check_tuples(instructions: Iterable[tuple[str, Any]], limit: float) -> None:
-    made, kept, previous = 0, set(), ""
+    limit, made, kept, previous = math.inf if max_tuples is None else max_tuples, 0, set(), ""
     for instruction, argument in instructions:
         made += instruction.startswith("TUPLE")
         if made > limit:
@@ -93,6 +70,10 @@ def _check_tuples(instructions: Iterable[tuple[str, Any]], limit: float) -> None
         if limit < math.inf and (again or instruction.startswith("POP")):  # POP bares a tuple for the memo
             raise pickle.UnpicklingError(f"a tuple is used twice (instruction {instruction})")
         previous = instruction
+    try:
+        return _Unpickler(io.BytesIO(content), find).load()
+    except (*_FAULTS, RecursionError) as error:
+        raise pickle.UnpicklingError(f"not a whole pickle: {error}") from error
 
 
 class _Unpickler(pickle.Unpickler):

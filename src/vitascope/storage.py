@@ -26,11 +26,7 @@ class WriteError(UserError):
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents, unless it exists.
-
-    Raises:
-        WriteError: a file has that name, or the path is too long, for example.
-    """
+    """Create a folder and its parents, unless it exists; a WriteError explains a failure."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -45,13 +41,8 @@ def free_mb(path: Path) -> float:
 
 
 def check_room(path: Path, size: int) -> None:
-    """Reject a file of `size` bytes that the disk has no room for.
-
-    Libraries report a full disk in many ways, some of them by ending the process, so room is checked first.
-
-    Raises:
-        WriteError: too little room.
-    """
+    """Reject a file of `size` bytes that the disk has no room for, because libraries report a full disk in
+    many ways, some of them by ending the process."""
     if free_mb(path) < size / 1e6:
         raise WriteError(
             f"{path} takes about {size / 1e6:,.1f} MB, and the disk has {free_mb(path):,.1f} MB free; "
@@ -62,10 +53,8 @@ def check_room(path: Path, size: int) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a path to write a file or a folder to; it is renamed to `path` when whole, and removed otherwise.
-
-    An existing file is replaced; an existing folder must be empty or absent. Each process gets a path of its
-    own, because two may write the same file: the last one to end stays.
-    """
+    A file is replaced; a folder must be empty or absent."""
+    # Each process has a path of its own, because two may write the same file: the last one to end stays.
     aside = path.with_name(f".{os.getpid()}.{path.name}")
     _remove(aside)  # of a process of the same number that was killed
     try:
@@ -76,10 +65,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def settle(aside: Path, path: Path) -> Path:
-    """Flush a file or a folder of files to the disk, then rename it; returns `path`.
-
-    After a power cut, the name stands for the whole content.
-    """
+    """Flush a file or a folder of files to the disk, then rename it, so that even after a power cut the name
+    stands for the whole content; returns `path`."""
     files = [aside, *aside.rglob("*")] if aside.is_dir() else [aside]
     if len(files) > _MANY:
         os.sync()
@@ -116,15 +103,8 @@ def write_json(path: Path, values: Mapping[str, Any]) -> Path:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock file `path` as the only process; the kernel releases it when the process ends.
-
-    Args:
-        path: the lock file, made if absent. It names its holder, for the message that others get.
-        wait: wait for the holder instead of rejecting.
-
-    Raises:
-        UserError: another process holds it (named), or the folder cannot be written.
-    """
+    """Hold the lock file `path`, made if absent, as the only process; the kernel releases it at the end.
+    Where another process holds it, `wait`, or raise a UserError that names the holder."""
     try:
         file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - closed below, and in workers
     except OSError as error:
@@ -138,19 +118,8 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def hold(file: IO[Any], path: Path, *, wait: bool = False, named: bool = False) -> None:
-    """Lock an open file until it is closed, or the process ends.
-
-    A file system without locks gets a warning on stderr, and no lock.
-
-    Args:
-        file: open for reading and writing.
-        path: the name of what is locked, for messages.
-        wait: wait for the holder instead of rejecting.
-        named: the file contains the name of its holder.
-
-    Raises:
-        UserError: another process holds it.
-    """
+    """Lock a file, open for reading and writing, until it is closed or the process ends; without locks in the
+    file system, warn. `path` stands in messages; a `named` file contains the name of its holder."""
     register_after_fork(file, type(file).close)  # a worker that outlives a killed process must not hold it
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -169,11 +138,7 @@ def hold(file: IO[Any], path: Path, *, wait: bool = False, named: bool = False) 
 
 @contextmanager
 def explaining_failure(path: Path, what: str, advice: str) -> Iterator[None]:
-    """Turn a failure to write into one line: what and where, why, the room that is left, and what to do.
-
-    Raises:
-        UserError: in place of an `OSError` or a `WriteError`.
-    """
+    """Turn a failure to write into one line: what and where, why, the room that is left, and what to do."""
     try:
         yield
     except BrokenPipeError:  # of what is printed

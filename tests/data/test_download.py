@@ -252,8 +252,9 @@ def test_two_processes_bring_a_file_once(server: Server, tmp_path: Path) -> None
 
 def test_killed_download_is_resumed(server: Server, tmp_path: Path) -> None:
     file = published(server.url)
-    slow = "import sys; from vitascope.data import download as d; d._CHUNK = 1000; import time\n"
-    slow += "read = d._read; d._read = lambda *a: (time.sleep(0.001), read(*a))[1]\n"
+    slow = "import http.client, sys, time; from vitascope.data import download as d; d._CHUNK = 1000\n"
+    slow += "R = http.client.HTTPResponse; read = R.read\n"
+    slow += "R.read = lambda *a: (time.sleep(0.001), read(*a))[1]\n"
     slow += f"from pathlib import Path; d.fetch(d.Published(**{dataclasses.asdict(file)}), Path(sys.argv[1]))"
     process = subprocess.Popen([sys.executable, "-c", slow, str(tmp_path)], stderr=subprocess.DEVNULL)
     while not (part_of(tmp_path).exists() and part_of(tmp_path).stat().st_size > 5000):

@@ -84,10 +84,8 @@ class Augmentation:
         return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
 
     def _jitter(self, images: Tensor, draws: npt.NDArray[np.float64]) -> Tensor:
-        """Change brightness, contrast and saturation, each by a factor around 1, by one 3x3 matrix per image.
-
-        Brightness scales, contrast moves away from the image's mean luma, saturation from each pixel's.
-        """
+        """Change brightness, contrast (about the image's mean luma) and saturation (about each pixel's), each
+        by a factor around 1, by one 3x3 matrix per image."""
         C = images.shape[1]
         device = images.device
         luma = to_device(np.array(_LUMA if C == 3 else [1 / C] * C, np.float32), device)  # (C,)
@@ -107,16 +105,9 @@ def crop_draws(seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> npt.NDA
 
 
 def _erase(images: Tensor, draws: npt.NDArray[np.float64], probability: float) -> Tensor:
-    """Random erasing (Zhong et al. 2020) with DeiT's numbers: 2 to 33% of the area, aspect 0.3 to 3.3.
-
-    The rectangle is filled with noise, each value uniform in [0, 1]: about as wide, once normalized, as the
-    standard normal noise of DeiT, and a picture's values still.
-
-    Args:
-        images: floats (B, C, H, W).
-        draws: chance, area, aspect, y, x and the key of the noise, uniform in [0, 1): (B, 6).
-        probability: share of erased images.
-    """
+    """Random erasing (Zhong et al. 2020) with DeiT's numbers: 2 to 33% of the area, aspect 0.3 to 3.3."""
+    # `draws` (B, 6) are chance, area, aspect, y, x and the noise's key. The noise is uniform in [0, 1]: about
+    # as wide, once normalized, as DeiT's standard normal noise, and a picture's values still.
     chosen = np.flatnonzero(draws[:, 0] < probability)  # (b,)
     if not len(chosen):
         return images
@@ -132,10 +123,8 @@ def _erase(images: Tensor, draws: npt.NDArray[np.float64], probability: float) -
 
 
 def _rectangles(draws: npt.NDArray[np.float64], height: int, width: int) -> npt.NDArray[np.int64]:
-    """Top, left, bottom and right of rectangles that fit into the picture: (4, B, 1, 1, 1).
-
-    Zhong et al. draw again what does not fit; here the aspect is drawn from those that do.
-    """
+    """Top, left, bottom and right of rectangles: (4, B, 1, 1, 1). Zhong et al. draw again if a rectangle does
+    not fit into the picture; here the aspect is drawn from those that fit."""
     area, aspect, y, x = draws.T  # (B,) each
     area = 0.02 + area * (1 / 3 - 0.02)  # as a share
     narrowest, widest = np.log(area * height / width), np.log(height / width / area)  # of height / width
@@ -149,20 +138,16 @@ def _rectangles(draws: npt.NDArray[np.float64], height: int, width: int) -> npt.
 
 
 def _noise(keys: Tensor, shape: torch.Size) -> Tensor:
-    """Uniform numbers in [0, 1] as a function of each key in [0, 2^32) and the position: (B, *shape).
-
-    A hash instead of a generator, so that an image's noise does not depend on the rest of the batch.
-    """
+    """Uniform numbers in [0, 1], (B, *shape), as a hash of each key in [0, 2^32) and the position, so that an
+    image's noise does not depend on the rest of the batch."""
     positions = _mix(torch.arange(shape.numel(), device=keys.device))
     bits = _mix(positions ^ keys.unsqueeze(1))  # (B, C * H * W)
     return (bits >> 8).float().div(2**24 - 1).view(-1, *shape)
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """32 bits to 32 well-mixed ones, in int64: xorshift and multiply (the constants are T. Ettinger's).
-
-    Both factors are below 2^31, so no product overflows.
-    """
+    """32 bits to 32 well-mixed ones: xorshift and multiply (constants: T. Ettinger). Both factors are below
+    2^31, so no int64 product overflows."""
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
         bits = ((bits ^ (bits >> shift)) * factor) & 0xFFFFFFFF
     return bits ^ (bits >> 15)

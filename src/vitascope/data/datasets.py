@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +56,7 @@ def open_data(data: str, *, seed: int = 0, labelled: bool = True) -> Splits:
             that its test images stay unseen.
 
     Raises:
-        UserError: none of these, or a damaged data set.
+        UserError: none of these, or a damaged data set. The other functions of this module raise it too.
     """
     format, place = _find(data)
     return format.open(place, seed=seed) if labelled else format.open_unlabelled(place, seed=seed)
@@ -65,21 +65,14 @@ def open_data(data: str, *, seed: int = 0, labelled: bool = True) -> Splits:
 def open_for_evaluation(data: str, class_names: tuple[str, ...]) -> ImageSet:
     """The images to measure a model on: the test split, else `val`, else all images of a folder.
 
-    Labels are indices into the model's `class_names`.
-
-    Raises:
-        UserError: as `open_data`, or a class that the model does not have.
+    Labels are indices into the model's `class_names`; a class that is not among them raises UserError.
     """
     format, place = _find(data)
     return format.evaluation_set(place, class_names)
 
 
 def open_pictures(data: str) -> Sequence[ImageSource]:
-    """The images to show: an image file, or the test split, else `val`, else all images of a folder.
-
-    Raises:
-        UserError: as `open_data`, or no image there.
-    """
+    """The images to show: an image file, or the test split, else `val`, else all images of a folder."""
     path = Path(data).expanduser()
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
         return [path]
@@ -88,11 +81,7 @@ def open_pictures(data: str) -> Sequence[ImageSource]:
 
 
 def list_images(data: str, *, seed: int = 0) -> Inventory:
-    """All images of a data set, in any split, to find those of an earlier split.
-
-    Raises:
-        UserError: as `open_data`.
-    """
+    """All images of a data set, in any split, to find those of an earlier split."""
     format, place = _find(data)
     return format.inventory(place, seed=seed)
 
@@ -113,11 +102,7 @@ def _find(data: str) -> tuple[DataFormat, str]:
 
 
 def median_size(images: ImageSet, sample: int = 100) -> tuple[int, int]:
-    """Median height and width of up to `sample` images spread over the set, from their headers.
-
-    Raises:
-        UserError: none of them can be read.
-    """
+    """Median height and width of up to `sample` images spread over the set, from their headers."""
     sizes = []
     indices = np.unique(np.linspace(0, len(images) - 1, min(sample, len(images))).astype(int))
     for index in indices:
@@ -147,14 +132,11 @@ def described(splits: Splits) -> list[str]:
         counts: Counter[str] = Counter()
         for images in sets:
             counts.update(class_counts(images))
-        lines.append(_per_class(counts))
+        if len(names) <= LISTED_CLASSES:
+            lines.append(", ".join(f"{name}: {count:,}" for name, count in counts.items()))
+        else:
+            fewest, most = (choose(names, key=counts.__getitem__) for choose in (min, max))
+            lines.append(f"per class from {counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most})")
     if splits.passed_over:
         lines.append(f"passed over: {', '.join(splits.passed_over)}")
     return [printable(line) for line in lines]  # names of folders and files may be anything
-
-
-def _per_class(counts: Mapping[str, int]) -> str:
-    if len(counts) <= LISTED_CLASSES:
-        return ", ".join(f"{name}: {count:,}" for name, count in counts.items())
-    fewest, most = (choose(counts, key=lambda name: counts[name]) for choose in (min, max))
-    return f"per class from {counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most})"

@@ -46,17 +46,16 @@ class ImageError(UserError):
 def read_image(source: ImageSource, *, exif_orientation: bool = True) -> Image.Image:
     """A picture as 8-bit "RGB" or "L", upright, by the rules at the top of this file.
 
-    Raises:
-        ImageError: no such file, no picture, a truncated one, or more than Pillow's limit of 178 million
-            pixels; it names the source.
+    An ImageError names a source that is missing, no picture, truncated, or larger than Pillow's limit of 178
+    million pixels.
     """
-    with naming_faults(source):
+    with image_errors(source):
         return decode(open_image(source), source, exif_orientation)
 
 
 def header_size(source: ImageSource) -> tuple[int, int]:
     """Height and width in the file's header, before any turning."""
-    with naming_faults(source):
+    with image_errors(source):
         if isinstance(source, np.ndarray):
             return source.shape[0], source.shape[1]
         if isinstance(source, Image.Image):
@@ -66,7 +65,7 @@ def header_size(source: ImageSource) -> tuple[int, int]:
 
 
 @contextmanager
-def naming_faults(source: ImageSource) -> Iterator[None]:
+def image_errors(source: ImageSource) -> Iterator[None]:
     """Turn Pillow's errors for a bad picture into an `ImageError` that names it."""
     name = source_name(source)
     try:
@@ -93,10 +92,8 @@ def source_name(source: ImageSource) -> str:
 
 
 def is_one_picture(images: ImageSource | Iterable[ImageSource]) -> bool:
-    """Whether an argument is one picture: a path, bytes, an open file, a Pillow image, or an array.
-
-    An array of any shape is one picture; `read_image` rejects one of four dimensions.
-    """
+    """Whether an argument is one picture: a path, bytes, an open file, a Pillow image, or an array of any
+    shape (`read_image` rejects one of four dimensions)."""
     import torch
 
     one = (str, os.PathLike, bytes, bytearray, Encoded, Image.Image, np.ndarray, torch.Tensor)
@@ -104,11 +101,7 @@ def is_one_picture(images: ImageSource | Iterable[ImageSource]) -> bool:
 
 
 def as_pictures(images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSource]:
-    """A list of one picture, or the pictures themselves as a sequence.
-
-    Raises:
-        ImageError: neither a picture nor an iterable.
-    """
+    """A list of one picture, or the pictures themselves as a sequence."""
     if is_one_picture(images):
         return [cast("ImageSource", images)]
     if isinstance(images, Sequence):
@@ -120,10 +113,8 @@ def as_pictures(images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSo
 
 def not_a_picture(source: object) -> ImageError:
     """The error for an argument of a type that is no picture."""
-    kind = type(source).__name__
-    return ImageError(
-        f"an image is a path, bytes, a Pillow image or a uint8 array, not a value of type {kind}"
-    )
+    expected = "an image is a path, bytes, a Pillow image or a uint8 array"
+    return ImageError(f"{expected}, not a value of type {type(source).__name__}")
 
 
 def open_image(source: ImageSource) -> Image.Image:
@@ -148,24 +139,19 @@ def open_image(source: ImageSource) -> Image.Image:
     try:
         return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
     except UnidentifiedImageError:
-        if not _is_heif(source):
+        start = source if isinstance(source, bytes) else _first_bytes(source)
+        if start[4:8] != b"ftyp" or start[8:12] not in _HEIF_BRANDS:  # ISO/IEC 23008-12
             raise
     return _open_heif(source)
 
 
-def _is_heif(source: str | os.PathLike[str] | bytes) -> bool:
-    """Whether a file begins like HEIF (ISO/IEC 23008-12), in which phones write photographs."""
-    if not isinstance(source, bytes):
-        with open(source, "rb") as file:
-            source = file.read(12)
-    return source[4:8] == b"ftyp" and source[8:12] in _HEIF_BRANDS
+def _first_bytes(path: str | os.PathLike[str]) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(12)
 
 
 def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
-    """A HEIF picture, which libheif turns upright.
-
-    Nothing is registered with Pillow, which would affect the whole process.
-    """
+    """A HEIF picture, which libheif turns upright; registering it with Pillow would affect the process."""
     try:
         from pillow_heif import HeifImageFile
     except ModuleNotFoundError as error:

@@ -13,7 +13,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -51,10 +50,7 @@ class _MirrorError(Exception):
 
 
 def cache_folder() -> Path:
-    """The folder of downloads and unpacked archives.
-
-    `$VITASCOPE_CACHE`, else `$XDG_CACHE_HOME/vitascope`, else `~/.cache/vitascope`.
-    """
+    """`$VITASCOPE_CACHE`, else `$XDG_CACHE_HOME/vitascope`, else `~/.cache/vitascope`."""
     if own := os.environ.get("VITASCOPE_CACHE"):
         return Path(own).expanduser().absolute()
     general = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -72,11 +68,8 @@ def writing_to_cache(folder: Path) -> Iterator[None]:
 
 
 def fetch(file: Published, folder: Path) -> Path:
-    """The path of a published file in a folder of the cache, downloaded if it is not there.
-
-    The download is written to `.<name>.part`, which a later call resumes, and renamed when its size and
-    checksum are right. A file that is there is checked too.
-    """
+    """The path of a published file in the cache, checked; if it is not there, it is downloaded to
+    `.<name>.part` (which a later call resumes), checked and renamed."""
     path = folder / file.name
     if not path.exists():
         with writing_to_cache(folder):
@@ -125,15 +118,25 @@ def _resume(url: str, file: Published, part: Path) -> None:
     """Append the rest of a part over one connection, or start again if the server knows no ranges."""
     have = _size(part)
     headers = {"User-Agent": "vitascope", **({"Range": f"bytes={have}-"} if have else {})}
-    with _connected(urllib.request.Request(url, headers=headers)) as response:
+    with _connection_errors():
+        opened = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
+    with opened as response:
         if have and not (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
             have = 0
         announced = response.headers.get("Content-Length")
         if announced is not None and announced != str(file.size - have):
             raise _MirrorError(f"it has {announced} bytes, not {file.size - have}")
-        with open(part, "ab" if have else "wb") as output, _progress(file, have, url) as bar:
+        shown = sys.stderr.isatty()
+        if not shown:
+            line = f"downloading {url} ({file.size / 1e6:,.1f} MB, {have / file.size:.0%} there)"
+            print(line, file=sys.stderr)
+        bar = tqdm(
+            total=file.size, initial=have, desc=file.name, unit="B", unit_scale=True, disable=not shown
+        )
+        with open(part, "ab" if have else "wb") as output, bar:
             while have < file.size:
-                chunk = _read(response, min(_CHUNK, file.size - have))
+                with _connection_errors():
+                    chunk = response.read(min(_CHUNK, file.size - have))
                 if not chunk:
                     raise _DroppedError(f"the connection ended after {have:,} of {file.size:,} bytes")
                 output.write(chunk)
@@ -142,9 +145,11 @@ def _resume(url: str, file: Published, part: Path) -> None:
                 bar.update(len(chunk))
 
 
-def _connected(request: urllib.request.Request) -> http.client.HTTPResponse:
+@contextlib.contextmanager
+def _connection_errors() -> Iterator[None]:
+    """Tell a connection that broke from an address that does not have the file."""
     try:
-        return urllib.request.urlopen(request, timeout=TIMEOUT)
+        yield
     except urllib.error.HTTPError as error:
         error.close()
         if error.code >= 500 or error.code in (408, 429):
@@ -154,23 +159,6 @@ def _connected(request: urllib.request.Request) -> http.client.HTTPResponse:
         raise _MirrorError(f"no connection: {error.reason}") from error
     except (http.client.HTTPException, OSError) as error:
         raise _DroppedError(str(error) or type(error).__name__) from error
-
-
-def _read(response: http.client.HTTPResponse, size: int) -> bytes:
-    try:
-        return response.read(size)
-    except (http.client.HTTPException, OSError) as error:
-        raise _DroppedError(str(error) or type(error).__name__) from error
-
-
-def _progress(file: Published, have: int, url: str) -> tqdm[NoReturn]:
-    """A bar on a terminal; elsewhere one line."""
-    terminal = sys.stderr.isatty()
-    if not terminal:
-        print(f"downloading {url} ({file.size / 1e6:,.1f} MB, {have / file.size:.0%} there)", file=sys.stderr)
-    return tqdm(
-        total=file.size, initial=have, desc=file.name, unit="B", unit_scale=True, disable=not terminal
-    )
 
 
 def _is_right(path: Path, file: Published) -> bool:

@@ -29,19 +29,12 @@ ALONE_SECONDS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Images of a batch that this process computes with.
+    """Images of a batch that this process computes with."""
 
-    Attributes:
-        pixels: uint8 (B, C, H, W) on the device.
-        labels: int64 (B,) on the device.
-        indices: (B,) into the split.
-        planned: images of the whole batch, over all processes, unreadable ones included.
-    """
-
-    pixels: Tensor
-    labels: Tensor
-    indices: npt.NDArray[np.int64]
-    planned: int
+    pixels: Tensor  # uint8 (B, C, H, W) on the device
+    labels: Tensor  # int64 (B,) on the device
+    indices: npt.NDArray[np.int64]  # (B,) into the split
+    planned: int  # images of the whole batch, over all processes, unreadable ones included
 
     def split(self, parts: int) -> list[Batch]:
         """At most `parts` batches of about the same size, none of them empty unless this one is."""
@@ -57,32 +50,23 @@ class Loader:
 
     Images that cannot be read are left out and collected in `unreadable`, path and reason; more than
     `MAX_UNREADABLE` of them raise UserError.
-
-    Args:
-        images: the split.
-        preprocess: makes the pixels.
-        batch_size: images a batch, over all processes; the last batch of an epoch may be smaller.
-        seed: of the order and of the crops; None keeps the split's own order.
-        device: of the batches; a split that fits in `memory_budget` bytes is kept there.
-        workers: processes that read images; 0 reads in this process, None takes one per core.
-        memory_budget: bytes of pixels to keep.
-        part: this process and the number of processes: each gets its own slice of every batch. Slices begin
-            at even places, so that neighbours 2k and 2k+1 stay together; one may be empty in the last batch.
-        crop_scale: the smallest share of the area that a random crop keeps, see `reading.random_crop`; only
-            images that are read again in every epoch, with a `seed`, are cropped here, see `crops`.
     """
 
     def __init__(
         self,
         images: ImageSet,
         preprocess: Preprocess,
-        batch_size: int,
+        batch_size: int,  # over all processes; the last batch of an epoch may be smaller
         *,
-        seed: int | None = None,
-        device: torch.device | str = "cpu",
-        workers: int | None = None,
+        seed: int | None = None,  # of the order and of the crops; None keeps the split's own order
+        device: torch.device | str = "cpu",  # a split that fits in `memory_budget` is kept there
+        workers: int | None = None,  # processes that read; 0 reads in this process, None: one per core
         memory_budget: int = MEMORY_BUDGET,
+        # This process and the number of processes, each of which gets its slice of every batch. Slices begin
+        # at even places, so that neighbours 2k and 2k+1 stay together; one may be empty in the last batch.
         part: tuple[int, int] = (0, 1),
+        # Smallest share of the area in a random crop (`reading.random_crop`); only images that are read again
+        # in every epoch, with a `seed`, are cropped here, see `crops`.
         crop_scale: float = 1.0,
     ) -> None:
         self.images = images
@@ -95,8 +79,8 @@ class Loader:
         self.unreadable: dict[str, str] = {}
         size = preprocess.channels * math.prod(preprocess.image_size)
         streamed = len(images) * size > memory_budget
-        self._crops = streamed and seed is not None and crop_scale < 1
-        self._reader = ImageReader(images.sources, preprocess, seed, crop_scale if self._crops else 1.0)
+        self.crops = streamed and seed is not None and crop_scale < 1  # batches are cropped already
+        self._reader = ImageReader(images.sources, preprocess, seed, crop_scale if self.crops else 1.0)
         self._pool: ReadingPool | None = None  # of an epoch that is over, for the next
         self._rows = np.arange(len(images))  # of each image in `_kept`; -1 for one that cannot be read
         self._kept = None if streamed else self._keep()  # (N, C, H, W), all readable images
@@ -110,11 +94,6 @@ class Loader:
         """Batches in an epoch, the same for all processes."""
         return math.ceil(len(self) / self.batch_size)
 
-    @property
-    def crops(self) -> bool:
-        """Whether batches are cropped at random already."""
-        return self._crops
-
     def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from batch `start` on."""
         order = self._order(epoch)
@@ -127,20 +106,18 @@ class Loader:
             spans.append((begin + cuts[rank], begin + cuts[rank + 1]))
         if self._kept is None:
             for (pixels, indices), count in zip(self._streamed(order, spans, epoch), planned, strict=True):
-                yield Batch(self._deliver(pixels), self._labels(indices), indices, count)
+                labels = self._deliver(self.images.labels[indices])
+                yield Batch(self._deliver(pixels), labels, indices, count)
             return
         for (first, last), count in zip(spans, planned, strict=True):
             indices = order[first:last]
             rows = self._deliver(self._rows[indices])
-            yield Batch(self._kept[rows], self._labels(indices), indices, count)
+            yield Batch(self._kept[rows], self._deliver(self.images.labels[indices]), indices, count)
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         """The indices of the readable images, as far as is known, in the epoch's order."""
         order = np.arange(len(self.images)) if self.seed is None else self.images.order(self.seed, epoch)
         return order[self._rows[order] >= 0]
-
-    def _labels(self, indices: npt.NDArray[np.int64]) -> Tensor:
-        return self._deliver(self.images.labels[indices])
 
     def _deliver(self, array: npt.NDArray[np.generic]) -> Tensor:
         """A copy of an array on the device; a GPU copies it from pinned memory while it computes."""
@@ -166,11 +143,8 @@ class Loader:
         return torch.from_numpy(kept[:readable]).to(self.device)
 
     def _once(self) -> Iterator[tuple[Pixels, npt.NDArray[np.int64]]]:
-        """The readable images: the first read by this process, the rest by workers.
-
-        Threads do not help: Pillow holds Python's lock around small pictures, and two threads are slower
-        there than one.
-        """
+        """The readable images: the first read by this process, the rest by workers (threads would be slower,
+        because Pillow holds Python's lock around small pictures)."""
         everything = np.arange(len(self.images))
         until = time.monotonic() + ALONE_SECONDS
         begin = 0
@@ -213,15 +187,11 @@ class Loader:
         for (first, last), (pixels, faults) in zip(spans, read, strict=True):
             indices = order[first:last]
             for row, reason in faults.items():
-                self._leave_out(int(indices[row]), reason)
+                self.unreadable[str(self.images.sources[int(indices[row])])] = reason
+                reasons = list(self.unreadable.values())
+                check_unreadable(len(reasons), len(self.images), self.images.name, reasons)
             good = [row for row in range(last - first) if row not in faults]
             yield (pixels[good], indices[good]) if faults else (pixels, indices)
-
-    def _leave_out(self, index: int, reason: str) -> None:
-        self.unreadable[str(self.images.sources[index])] = reason
-        check_unreadable(
-            len(self.unreadable), len(self.images), self.images.name, list(self.unreadable.values())
-        )
 
 
 def check_unreadable(count: int, images: int, name: str, reasons: Sequence[str]) -> None:

@@ -19,9 +19,6 @@ class Mixing:
     The choice and the share are f(seed, step) for all images of a step (timm's mode "batch"). Partners are
     neighbours, the images 2k and 2k + 1 of the global batch, so that a process or an accumulation step mixes
     its own slice with the same result as the whole batch.
-
-    Raises:
-        UserError: numbers that make no sense.
     """
 
     mixup: float = 0.8
@@ -44,28 +41,21 @@ class Mixing:
     def __call__(
         self, images: Tensor, targets: Tensor, *, seed: int, step: int, first: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """The step's images mixed with their neighbours, and the targets in the same proportion.
+        """Images (B, C, H, W) mixed with their neighbours, and targets (B, K) in the same proportion.
 
-        Args:
-            images: floats (B, C, H, W), normalized or not: the mixtures are the same.
-            targets: floats (B, K), a distribution over the classes for each image.
-            seed: the run's.
-            step: the optimizer step.
-            first: position of the slice's first image in the global batch.
-
-        Returns:
-            New tensors of the same shapes (the same tensors where nothing is mixed). The last image of an odd
-            batch has no partner and stays as it is.
-
-        Raises:
-            ValueError: `first` is odd, so that the first image's partner is in another slice.
+        `first` is the place of the slice's first image in the global batch. The last image of an odd batch
+        has no partner and stays as it is; the same tensors are returned where nothing is mixed.
         """
-        if first % 2:
+        if first % 2:  # the partner is in another slice
             raise ValueError(f"a slice must begin at an even position of the global batch, not at {first}")
         share, box = self._draw(seed, step, *images.shape[2:])
         if share == 1:
             return images, targets
-        return _mix(images, share) if box is None else _paste(images, box), _mix(targets, share)
+        if box is None:
+            return _mix(images, share), _mix(targets, share)
+        partners, pasted = _partners(images), images.clone()  # CutMix: the partner's pixels inside the box
+        pasted[: len(partners), :, *box] = partners[..., *box]
+        return pasted, _mix(targets, share)
 
     def _draw(
         self, seed: int, step: int, height: int, width: int
@@ -102,12 +92,3 @@ def _mix(values: Tensor, share: float) -> Tensor:
     partners = _partners(values)
     mixed = share * values[: len(partners)] + (1 - share) * partners
     return torch.cat([mixed, values[len(partners) :]])
-
-
-def _paste(images: Tensor, box: tuple[slice, slice]) -> Tensor:
-    """CutMix: the partner's pixels inside the box."""
-    rows, columns = box
-    partners = _partners(images)
-    pasted = images.clone()
-    pasted[: len(partners), :, rows, columns] = partners[..., rows, columns]
-    return pasted

@@ -7,11 +7,10 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import itertools
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from vitascope.data.datasets import open_data
-from vitascope.data.decoding import Encoded, ImageError, ImageSource, naming_faults, read_image, source_name
+from vitascope.data.decoding import Encoded, ImageError, ImageSource, image_errors, read_image, source_name
 from vitascope.data.formats.folder import IMAGE_SUFFIXES
 from vitascope.data.formats.shard_index import Index, Shard
 from vitascope.data.loading import check_unreadable
@@ -55,25 +54,18 @@ def pack(
     """Write the splits of a data set as tar shards: `train-00000.tar`, ..., and `index.json`.
 
     Each image is a sample of `<number>.cls` and `<number>.jpg` (or the file's suffix), in an order by seed.
-    Files keep their bytes; arrays become PNG. The same input gives the same bytes. The folder gets its name
-    when it is complete.
-
-    Args:
-        data: a data set that `open_data` accepts.
-        out: the new folder.
-        shard_mb: limit of a shard's megabytes, unless one image has more.
-        image_size: pictures whose shorter side is longer are reduced to it (Lanczos, JPEG), upright as
-            `read_image` makes them, which makes them faster to read. None reduces none.
-        seed: of the order, and of the parts that `open_data` takes from train.
-
-    Raises:
-        UserError: as `open_data`; `out` exists or is inside of `data`; more than `MAX_UNREADABLE` of a
-            split's images cannot be read; the disk is full.
+    Files keep their bytes; arrays become PNG. Pictures whose shorter side is longer than `image_size` are
+    reduced to it (upright, Lanczos, JPEG), which makes them faster to read. A shard has at most `shard_mb`
+    megabytes, unless one image has more. The same input gives the same bytes.
     """
     for name, value in (("shard_mb", shard_mb), ("image_size", image_size)):
         if value is not None and value < 1:
             raise UserError(f"{name} must be at least 1, not {value}")
-    _check_place(out, data)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out}: exists already; give a new folder")
+    place = Path(data).expanduser()
+    if place.is_dir() and out.resolve().is_relative_to(place.resolve()):
+        raise UserError(f"{out}: inside of {data}, where it would be taken for images; give another folder")
     splits = open_data(data, seed=seed)
     packer = _Packer(shard_mb * MB, image_size, seed)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -86,15 +78,6 @@ def pack(
         index = Index(class_names=splits.train.class_names, channels=splits.channels, splits=shards)
         index.write(folder)
     return Packed(folder=out, index=index, unreadable=packer.unreadable)
-
-
-def _check_place(out: Path, data: str) -> None:
-    """Reject a folder that has something in it, or that is among the images."""
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out}: exists already; give a new folder")
-    place = Path(data).expanduser()
-    if place.is_dir() and out.resolve().is_relative_to(place.resolve()):
-        raise UserError(f"{out}: inside of {data}, where it would be taken for images; give another folder")
 
 
 class _Packer:
@@ -145,23 +128,26 @@ class _Packer:
 def _in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Results in the order of the items, a few of them ahead; reading, decoding and resizing hold no lock."""
     threads = os.cpu_count() or 1
+    ahead: collections.deque[Future[R]] = collections.deque()
     with ThreadPoolExecutor(threads) as pool:
-        remaining = iter(items)
-        ahead = collections.deque(
-            pool.submit(function, item) for item in itertools.islice(remaining, 4 * threads)
-        )
+        for item in items:
+            ahead.append(pool.submit(function, item))
+            if len(ahead) == 4 * threads:
+                yield ahead.popleft().result()
         while ahead:
-            result = ahead.popleft().result()
-            ahead.extend(pool.submit(function, item) for item in itertools.islice(remaining, 1))
-            yield result
+            yield ahead.popleft().result()
 
 
 def _encoded(source: ImageSource, image_size: int | None) -> tuple[str, bytes]:
     """Suffix and bytes of an encoded picture, reduced to `image_size`; raises ImageError."""
     kept = None
     if not isinstance(source, np.ndarray | Image.Image):
-        with naming_faults(source):
-            kept = _Content(source_name(source), source if isinstance(source, bytes) else _read_bytes(source))
+        with image_errors(source):
+            if isinstance(source, str | os.PathLike):
+                content = Path(source).read_bytes()
+            else:
+                content = source.read_bytes() if isinstance(source, Encoded) else source
+            kept = _Content(source_name(source), content)
         source = kept
     if kept is None or image_size is not None:
         image = read_image(source)
@@ -170,7 +156,14 @@ def _encoded(source: ImageSource, image_size: int | None) -> tuple[str, bytes]:
             width, height = (max(image_size, round(side * scale)) for side in image.size)
             smaller = image.resize((width, height), Image.Resampling.LANCZOS)
             return "jpg", _saved(smaller, "JPEG", quality=JPEG_QUALITY)
-    return ("png", _saved(image, "PNG")) if kept is None else (_suffix(kept), kept.content)
+    if kept is None:
+        return "png", _saved(image, "PNG")
+    suffix = Path(kept.name).suffix.lower()
+    if suffix in IMAGE_SUFFIXES:
+        return suffix[1:], kept.content
+    with image_errors(kept), Image.open(io.BytesIO(kept.content)) as image:
+        format = image.format or ""
+    return _SUFFIXES.get(format, format.lower()), kept.content
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,19 +178,6 @@ class _Content(Encoded):
 
     def read_bytes(self) -> bytes:
         return self.content
-
-
-def _read_bytes(source: str | os.PathLike[str] | Encoded) -> bytes:
-    return source.read_bytes() if isinstance(source, Encoded) else Path(source).read_bytes()
-
-
-def _suffix(picture: _Content) -> str:
-    """The suffix of a sample's picture: that of its file, else by its first bytes."""
-    suffix = Path(picture.name).suffix.lower()
-    if suffix in IMAGE_SUFFIXES:
-        return suffix[1:]
-    with naming_faults(picture), Image.open(io.BytesIO(picture.content)) as image:
-        return _SUFFIXES.get(image.format or "", (image.format or "").lower())
 
 
 def _saved(image: Image.Image, format: str, **options: int) -> bytes:
@@ -228,18 +208,16 @@ class _Tar:
 
     def add(self, sample: bytes) -> None:
         """Append the members of a sample."""
-        self._write(sample)
+        self._file.write(sample)
+        self._sha256.update(sample)
         self.size += len(sample)
         self._count += 1
 
     def __exit__(self, *failure: object) -> None:
         with self._file:
-            self._write(_END)
+            self._file.write(_END)
+            self._sha256.update(_END)
 
     def line(self) -> Shard:
         """The finished shard in the index."""
         return Shard(file=self.path.name, count=self._count, bytes=self.size, sha256=self._sha256.hexdigest())
-
-    def _write(self, content: bytes) -> None:
-        self._file.write(content)
-        self._sha256.update(content)

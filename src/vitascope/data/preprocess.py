@@ -22,7 +22,7 @@ from vitascope.data.decoding import (
     ImageSource,
     as_pictures,
     decode,
-    naming_faults,
+    image_errors,
     open_image,
     read_image,
     source_name,
@@ -40,13 +40,6 @@ Box: TypeAlias = tuple[float, float, float, float]
 
 MAX_RESIZED = 1 << 26
 """Limit of pixels between resize and crop, 200 MB."""
-
-_RESAMPLING = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
 
 
 def _whole(start: float, end: float, size: int) -> tuple[int, int]:
@@ -76,9 +69,6 @@ class Preprocess:
 
     There are two rules. Models trained here get a centred box, in fractions of a pixel, of the size
     `crop_pct`. Other libraries resize to whole pixels, then crop whole pixels: `resize_to`.
-
-    Raises:
-        UserError: an impossible size, share or name.
     """
 
     image_size: tuple[int, int]
@@ -119,7 +109,7 @@ class Preprocess:
         check_choice("resize", self.resize, ("crop", "squash", "border"))
         check_choice("side_rounding", self.side_rounding, ("down", "nearest"))
         check_choice("crop_rounding", self.crop_rounding, ("down", "even"))
-        check_choice("interpolation", self.interpolation, _RESAMPLING)
+        check_choice("interpolation", self.interpolation, ("nearest", "bilinear", "bicubic", "lanczos"))
         if self.channels < 1:
             raise UserError(f"channels must be at least 1, not {self.channels}")
         if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:
@@ -156,12 +146,7 @@ class Preprocess:
         return tuple(round(255 * value) for value in self.mean) if is_mean else (0,) * self.channels
 
     def pixels(self, source: ImageSource) -> Pixels:
-        """A picture as uint8 (C, H, W), resized and cropped.
-
-        Raises:
-            ImageError: as `read_image`.
-            UserError: a model that accepts no pictures.
-        """
+        """A picture as uint8 (C, H, W), resized and cropped; an ImageError names one that cannot be read."""
         image = self._in_colours(read_image(source, exif_orientation=self.exif_orientation))
         if self.resize_to is not None:
             height, width = self.resized_hw(image.height, image.width)
@@ -173,30 +158,16 @@ class Preprocess:
         return _planes(self.fit(image))
 
     def whole_pixels(self, source: ImageSource) -> Pixels:
-        """All of a picture as uint8 (C, H, W), neither resized nor cropped.
-
-        Raises:
-            ImageError: as `read_image`.
-            UserError: a model that accepts no pictures.
-        """
+        """All of a picture as uint8 (C, H, W), neither resized nor cropped."""
         return _planes(self._in_colours(read_image(source, exif_orientation=self.exif_orientation)))
 
     def cropped(self, source: ImageSource, choose: Callable[[int, int], Box]) -> Pixels:
-        """A part of a picture as uint8 (C, H, W), squashed to the model's size, for training.
-
-        The part is rounded to whole pixels. A JPEG is decoded at a half, a quarter or an eighth of its size
-        as long as the part keeps twice the pixels of the model's size in each direction. On photographs of
-        12 million pixels that is two to four times as fast, and changes values by 0.2 of 255 on average.
-
-        Args:
-            source: the picture.
-            choose: from the upright picture's width and height to the part: left, top, right and bottom.
-
-        Raises:
-            ImageError: as `read_image`.
-            UserError: a model that accepts no pictures.
-        """
-        with naming_faults(source):
+        """A part of a picture as uint8 (C, H, W), squashed to the model's size, for training. `choose` gives
+        the part, which is rounded to whole pixels, from the upright picture's width and height."""
+        # A JPEG is decoded at a half, a quarter or an eighth of its size as long as the part keeps twice the
+        # pixels of the model's size in each direction. On photographs of 12 million pixels that is two to
+        # four times as fast, and changes values by 0.2 of 255 on average.
+        with image_errors(source):
             encoded = Path(source).read_bytes() if isinstance(source, str | os.PathLike) else source
             image = open_image(encoded)  # faster than reading in Pillow's steps
             lying = self.exif_orientation and image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
@@ -213,12 +184,10 @@ class Preprocess:
         return self._squashed(image.crop((left, top, right, bottom)))
 
     def _squashed(self, image: Image.Image) -> Pixels:
-        """All of a picture at the model's size, as uint8 (C, H, W).
-
-        torch's filters for bytes equal Pillow's, except for rounding, in a third of the time or less.
-        """
+        """All of a picture at the model's size, as uint8 (C, H, W)."""
         if self.interpolation not in ("bilinear", "bicubic"):
             return _planes(self._resized(image, (0, 0, image.width, image.height)))
+        # torch's filters for bytes equal Pillow's, except for rounding, in a third of the time or less.
         import torch
         import torch.nn.functional as F
 
@@ -238,7 +207,15 @@ class Preprocess:
     def fit(self, image: Image.Image) -> Image.Image:
         """The part of a picture for the model, at the model's size, by one of the two rules."""
         if self.resize_to is not None:
-            return self._cut(image)
+            height, width = self.resized_hw(image.height, image.width)
+            y, x = self.crop_offset(height, width)
+            resized = image.resize((width, height), Image.Resampling[self.interpolation.upper()])
+            if height >= self.image_size[0] and width >= self.image_size[1]:
+                return resized.crop((x, y, x + self.image_size[1], y + self.image_size[0]))
+            fill = self.border if self.channels > 1 else self.border[0]
+            canvas = Image.new(image.mode, self.image_size[::-1], fill)
+            canvas.paste(resized, (-x, -y))
+            return canvas
         height, width = self.image_size
         left, top = image.width * (1 - self.crop_pct) / 2, image.height * (1 - self.crop_pct) / 2
         box = (left, top, image.width - left, image.height - top)
@@ -249,18 +226,6 @@ class Preprocess:
             box = (max(0.0, left), max(0.0, top), left + seen_width, top + seen_height)
             box = (box[0], box[1], min(box[2], image.width), min(box[3], image.height))
         return self._resized(image, box)
-
-    def _cut(self, image: Image.Image) -> Image.Image:
-        """A crop in whole pixels of a picture resized to whole pixels."""
-        height, width = self.resized_hw(image.height, image.width)
-        top, left = self.crop_offset(height, width)
-        resized = image.resize((width, height), _RESAMPLING[self.interpolation])
-        if height >= self.image_size[0] and width >= self.image_size[1]:
-            return resized.crop((left, top, left + self.image_size[1], top + self.image_size[0]))
-        fill = self.border if self.channels > 1 else self.border[0]
-        canvas = Image.new(image.mode, self.image_size[::-1], fill)
-        canvas.paste(resized, (-left, -top))
-        return canvas
 
     def resized_hw(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of a picture after the resize to `resize_to` and before the crop."""
@@ -280,20 +245,15 @@ class Preprocess:
 
     def crop_offset(self, height: int, width: int) -> tuple[int, int]:
         """Top and left of the crop in a resized picture; negative if the picture is smaller than the crop."""
-        return self._offset(height - self.image_size[0]), self._offset(width - self.image_size[1])
-
-    def _offset(self, spare: int) -> int:
-        """The offset of a crop on a side with `spare` pixels to spare.
-
-        Torchvision rounds half a pixel to the even number and puts the odd pixel of a border last;
-        transformers rounds down, which puts the odd pixel of a border first.
-        """
-        if self.crop_rounding == "down":
-            return spare // 2
-        return round(spare / 2) if spare >= 0 else -(-spare // 2)
+        rows, columns = height - self.image_size[0], width - self.image_size[1]  # to spare
+        if self.crop_rounding == "down":  # as transformers; the odd pixel of a border comes first
+            return rows // 2, columns // 2
+        # As torchvision: half a pixel becomes the even number, and the odd pixel of a border comes last.
+        top, left = (round(spare / 2) if spare >= 0 else -(-spare // 2) for spare in (rows, columns))
+        return top, left
 
     def _resized(self, image: Image.Image, box: Box) -> Image.Image:
-        return image.resize(self.image_size[::-1], _RESAMPLING[self.interpolation], box=box)
+        return image.resize(self.image_size[::-1], Image.Resampling[self.interpolation.upper()], box=box)
 
     def as_pictures(self, images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSource]:
         """`as_pictures` for `explain`, which cannot import this module."""

@@ -33,9 +33,6 @@ class RandAugment:
 
     Strengths follow timm's "increasing" table (`rand-m9-mstd0.5-inc1` of DeiT), in which a larger magnitude
     is always a larger change; see `operation_arguments`.
-
-    Raises:
-        UserError: a number outside of its range.
     """
 
     num_ops: int = 2
@@ -65,15 +62,11 @@ class RandAugment:
         return self.num_ops * DRAWS_PER_OPERATION
 
     def __call__(self, images: Tensor, draws: _Floats) -> Tensor:
-        """Floats in [0, 1], (B, C, H, W), and uniform numbers (B, `self.draws`) -> floats in [0, 1].
-
-        Values are rounded to 256 levels before the first operation and after each one, as in 8-bit pictures,
-        which posterizing and histograms need.
-        """
+        """Floats in [0, 1], (B, C, H, W), and uniform numbers (B, `self.draws`) -> floats in [0, 1]."""
+        # Each operation takes and gives 256 levels, as in 8-bit pictures: Posterize and Equalize need them.
         levels = (images * 255).round()  # (B, C, H, W)
         for layer in np.split(draws, self.num_ops, axis=1):
-            operations, arguments = self._choose(layer)
-            levels = apply_operations(levels, operations, arguments)
+            levels = apply_operations(levels, *self._choose(layer))
         return levels / 255
 
     def _choose(self, draws: _Floats) -> tuple[npt.NDArray[np.int64], _Floats]:
@@ -88,29 +81,17 @@ class RandAugment:
 
 
 def operation_arguments(operations: npt.NDArray[np.int64], magnitude: _Floats, sign: _Floats) -> _Floats:
-    """The argument of each operation from a magnitude in [0, 10] and a sign of 1 or -1: (B,) all.
-
-    | operation | argument | at magnitude m |
-    |---|---|---|
-    | Solarize | levels from here on are inverted | 256 - floor(25.6 m) |
-    | Posterize | bits that are kept | 4 - floor(0.4 m), at least 1 |
-    | Color, Contrast, Brightness, Sharpness | factor, 1 changes nothing | 1 +- 0.09 m, at least 0.1 |
-    | Rotate | degrees, counterclockwise | +- 3 m |
-    | ShearX, ShearY | tangent of the angle | +- 0.03 m |
-    | TranslateX, TranslateY | share of the side | +- 0.045 m |
-
-    This is timm's table, except that Posterize keeps one bit at magnitude 10: without any the picture is
-    black. Identity, AutoContrast and Equalize take no argument.
-    """
+    """Each operation's argument from a magnitude in [0, 10] and a sign of 1 or -1, (B,) all: timm's table,
+    but Posterize keeps one bit at magnitude 10, because without any the picture is black."""
     share = magnitude / 10
-    factor = np.maximum(0.1, 1 + 0.9 * share * sign)
+    factor = np.maximum(0.1, 1 + 0.9 * share * sign)  # 1 changes nothing
     table = {
-        "Solarize": 256 - np.floor(share * 256),
-        "Posterize": np.maximum(1, 4 - np.floor(share * 4)),
+        "Solarize": 256 - np.floor(share * 256),  # levels from here on are inverted
+        "Posterize": np.maximum(1, 4 - np.floor(share * 4)),  # bits that are kept
         **dict.fromkeys(("Color", "Contrast", "Brightness", "Sharpness"), factor),
-        "Rotate": 30 * share * sign,
-        **dict.fromkeys(("ShearX", "ShearY"), 0.3 * share * sign),
-        **dict.fromkeys(("TranslateX", "TranslateY"), 0.45 * share * sign),
+        "Rotate": 30 * share * sign,  # degrees, counterclockwise
+        **dict.fromkeys(("ShearX", "ShearY"), 0.3 * share * sign),  # tangent of the angle
+        **dict.fromkeys(("TranslateX", "TranslateY"), 0.45 * share * sign),  # share of the side
     }
     arguments = np.zeros(len(operations))
     for name, values in table.items():
@@ -119,16 +100,8 @@ def operation_arguments(operations: npt.NDArray[np.int64], magnitude: _Floats, s
 
 
 def apply_operations(levels: Tensor, operations: npt.NDArray[np.int64], arguments: _Floats) -> Tensor:
-    """Apply one operation to each image.
-
-    Args:
-        levels: whole numbers from 0 to 255 as floats (B, C, H, W).
-        operations: indices into OPERATIONS, (B,).
-        arguments: of the operations, (B,), from `operation_arguments`.
-
-    Returns:
-        New levels, (B, C, H, W), in the images' order.
-    """
+    """Apply to each image's levels, whole numbers from 0 to 255 as floats (B, C, H, W), one of OPERATIONS,
+    given by its index, (B,), with an argument of `operation_arguments`, (B,)."""
     order = np.argsort(operations, kind="stable")
     operations, arguments = operations[order], arguments[order]
     there, back = to_device(np.stack([order, np.argsort(order)]), levels.device)  # (B,) each
@@ -155,10 +128,6 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 # The operations take levels (B, C, H, W) and an argument for each image (B,).
 
 
-def _identity(levels: Tensor, _: Tensor) -> Tensor:
-    return levels
-
-
 def _auto_contrast(levels: Tensor, _: Tensor) -> Tensor:
     """Stretch each channel to the range from 0 to 255."""
     low, high = levels.amin((2, 3), keepdim=True), levels.amax((2, 3), keepdim=True)  # (B, C, 1, 1)
@@ -167,11 +136,8 @@ def _auto_contrast(levels: Tensor, _: Tensor) -> Tensor:
 
 
 def _equalize(levels: Tensor, _: Tensor) -> Tensor:
-    """Make each channel's levels about equally frequent, by a table of 256 (PIL's ImageOps.equalize).
-
-    A level's new value is the number of pixels below it, in steps; a step is a 255th of those below the
-    brightest level. Whole numbers throughout.
-    """
+    """Make each channel's levels about equally frequent, as PIL's ImageOps.equalize: a level's new value is
+    the number of pixels below it, in steps; a step is a 255th of those below the brightest level."""
     pixels = levels.flatten(0, 1).flatten(1).long()  # (B * C, H * W)
     counts = pixels.new_zeros(len(pixels), 256).scatter_add_(1, pixels, torch.ones_like(pixels))
     brightest = pixels.amax(dim=1, keepdim=True)  # (B * C, 1)
@@ -182,18 +148,9 @@ def _equalize(levels: Tensor, _: Tensor) -> Tensor:
     return table.gather(1, pixels).view_as(levels).to(levels.dtype)
 
 
-def _solarize(levels: Tensor, threshold: Tensor) -> Tensor:
-    return torch.where(levels < threshold.view(-1, 1, 1, 1), levels, 255 - levels)
-
-
 def _posterize(levels: Tensor, bits: Tensor) -> Tensor:
     step = torch.bitwise_left_shift(1, 8 - bits.int()).view(-1, 1, 1, 1)
     return (levels / step).floor() * step
-
-
-def _color(levels: Tensor, factor: Tensor) -> Tensor:
-    """Away from grey, or towards it; a picture of one channel has no colour to change."""
-    return _blend(_luma(levels), levels, factor)
 
 
 def _contrast(levels: Tensor, factor: Tensor) -> Tensor:
@@ -203,10 +160,6 @@ def _contrast(levels: Tensor, factor: Tensor) -> Tensor:
     total = luma.long().sum(dim=(1, 2, 3))  # in whole numbers: alike in any order
     mean = (2 * total + pixels) // (2 * pixels)  # rounded
     return _blend(mean.to(levels.dtype).view(-1, 1, 1, 1), levels, factor)
-
-
-def _brightness(levels: Tensor, factor: Tensor) -> Tensor:
-    return _blend(torch.zeros_like(levels), levels, factor)
 
 
 def _sharpness(levels: Tensor, factor: Tensor) -> Tensor:
@@ -236,11 +189,8 @@ def _blend(start: Tensor, levels: Tensor, factor: Tensor) -> Tensor:
 def affine_matrices(
     operations: npt.NDArray[np.int64], arguments: _Floats, height: int, width: int
 ) -> _Floats:
-    """The points that the operations that move pixels read, as affine maps: (B, 2, 3).
-
-    In coordinates that run from -1 to 1 along each side. Rotation is about the centre, shear about the upper
-    left corner (as in PIL, timm and torchvision), so that it shifts the centre too.
-    """
+    """Affine maps, (B, 2, 3), from output to input, in coordinates from -1 to 1 along each side. Rotation is
+    about the centre, shear about the upper left corner (as in PIL, timm and torchvision)."""
 
     def amount(name: str) -> _Floats:
         return np.where(operations == OPERATIONS.index(name), arguments, 0.0)  # (B,)
@@ -264,14 +214,14 @@ def _warp(levels: Tensor, theta: Tensor) -> Tensor:
 
 
 _VALUE_OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "Identity": _identity,
+    "Identity": lambda levels, _: levels,
     "AutoContrast": _auto_contrast,
     "Equalize": _equalize,
-    "Solarize": _solarize,
+    "Solarize": lambda levels, at: torch.where(levels < at.view(-1, 1, 1, 1), levels, 255 - levels),
     "Posterize": _posterize,
-    "Color": _color,
+    "Color": lambda levels, factor: _blend(_luma(levels), levels, factor),  # nothing in grey pictures
     "Contrast": _contrast,
-    "Brightness": _brightness,
+    "Brightness": lambda levels, factor: _blend(torch.zeros_like(levels), levels, factor),
     "Sharpness": _sharpness,
 }
 

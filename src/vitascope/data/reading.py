@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import multiprocessing
 import os
 import signal
@@ -37,10 +38,8 @@ _RATIO = 4 / 3
 
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
-    """An image's pixels as a function of its index and, with `seed`, of the epoch.
-
-    With a seed and a `crop_scale` below 1 the picture is cropped at random before it is resized.
-    """
+    """An image's pixels as a function of its index and, where it is cropped at random before the resize (with
+    `seed` and a `crop_scale` below 1), of the epoch."""
 
     sources: Sequence[ImageSource]
     preprocess: Preprocess
@@ -74,19 +73,11 @@ def fill_rows(read: Callable[[Any], Pixels], wanted: Iterable[Any], pixels: Pixe
 
 
 def random_crop(width: int, height: int, draws: npt.NDArray[np.float64], smallest: float) -> Box:
-    """A random crop, as in the training of Inception (Szegedy et al. 2015, section 6).
-
-    Its area is uniform in [smallest, 1] of the picture's, the logarithm of its aspect ratio uniform in the
-    part of [3/4, 4/3] that fits into the picture, its place uniform. Where none fits (almost all of a long
-    picture) it is the largest crop of the nearest aspect ratio.
-
-    Args:
-        width: of the picture.
-        height: of the picture.
-        draws: area, ratio, x and y, uniform in [0, 1), as `augment.crop_draws` gives them, (4,).
-        smallest: share of the area.
-    """
-    area, ratio, x, y = map(float, draws)
+    """A random crop of a picture, as in the training of Inception (Szegedy et al. 2015, section 6)."""
+    # Its area is uniform in [smallest, 1] of the picture's, the logarithm of its aspect ratio uniform in the
+    # part of [3/4, 4/3] that fits into the picture, its place uniform. Where none fits (almost all of a long
+    # picture) it is the largest crop of the nearest aspect ratio.
+    area, ratio, x, y = map(float, draws)  # uniform in [0, 1), from `augment.crop_draws`
     share = 1 - area * (1 - smallest)
     lowest, highest = share * width / height, width / height / share  # of what fits
     low, high = (min(max(bound, 1 / _RATIO), _RATIO) for bound in (lowest, highest))
@@ -111,19 +102,12 @@ class ReaderProcesses:
 
     They ignore SIGINT and SIGTERM, which a terminal or a scheduler sends to all processes of a run: this
     process saves its state first, and then ends them. If it is killed, they end by themselves.
-
-    Args:
-        fill: reads a part of a batch into pixels (n, C, H, W), for an epoch, and returns errors by row.
-            Picklable.
-        batch_shape: of the largest batch, (B, C, H, W).
-        workers: number of processes.
-        niceness: of the processes; see `nice`.
     """
 
     def __init__(
         self,
-        fill: Callable[[Any, int, Pixels], dict[int, str]],
-        batch_shape: tuple[int, ...],
+        fill: Callable[[Any, int, Pixels], dict[int, str]],  # picklable: a part of a batch, epoch, its pixels
+        batch_shape: tuple[int, ...],  # of the largest batch, (B, C, H, W)
         workers: int,
         niceness: int = 0,
     ) -> None:
@@ -150,21 +134,19 @@ class ReaderProcesses:
         """Each batch with its pixels (n, C, H, W), valid until the next, and its errors by row."""
         asked: deque[tuple[int, Sequence[Any]]] = deque()
         for number, batch in enumerate(batches):
-            self._ask(number % READ_AHEAD, batch, epoch)
-            asked.append((number % READ_AHEAD, batch))
+            slot = number % READ_AHEAD
+            cuts = np.linspace(0, len(batch), len(self._connections) + 1).astype(int).tolist()
+            for worker, connection in enumerate(self._connections):
+                start, stop = cuts[worker], cuts[worker + 1]
+                try:
+                    connection.send((slot, start, stop, batch[start:stop], epoch))
+                except ConnectionError:
+                    self._answer(worker)  # raises the reason
+            asked.append((slot, batch))
             if len(asked) == READ_AHEAD:
                 yield self._collect(*asked.popleft())
         while asked:
             yield self._collect(*asked.popleft())
-
-    def _ask(self, slot: int, batch: Sequence[Any], epoch: int) -> None:
-        cuts = np.linspace(0, len(batch), len(self._connections) + 1).astype(int).tolist()
-        for worker, connection in enumerate(self._connections):
-            start, stop = cuts[worker], cuts[worker + 1]
-            try:
-                connection.send((slot, start, stop, batch[start:stop], epoch))
-            except ConnectionError:
-                self._answer(worker)  # raises the reason
 
     def _collect(self, slot: int, batch: Sequence[Any]) -> tuple[Sequence[Any], Pixels, dict[int, str]]:
         faults: dict[int, str] = {}
@@ -191,20 +173,13 @@ class ReaderProcesses:
 
 
 class ReadingPool(ReaderProcesses):
-    """Processes that read the images of an epoch by their indices.
-
-    Args:
-        reader: reads an image.
-        order_length: images in an epoch.
-        batch_size: limit of images per batch.
-        workers: number of processes.
-    """
+    """Processes that read the images of an epoch by their indices, in an order of `order_length`."""
 
     def __init__(self, reader: ImageReader, order_length: int, batch_size: int, workers: int) -> None:
         order = multiprocessing.RawArray("q", order_length)
         self._order = np.frombuffer(order, np.int64)
         shape = (batch_size, reader.preprocess.channels, *reader.preprocess.image_size)
-        super().__init__(_InOrder(reader, order), shape, workers)
+        super().__init__(functools.partial(_fill_in_order, reader, order), shape, workers)
 
     def read(
         self, order: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]], epoch: int
@@ -215,33 +190,20 @@ class ReadingPool(ReaderProcesses):
             yield pixels, faults
 
 
-@dataclasses.dataclass(frozen=True)
-class _InOrder:
-    """Reads the images at some places of an order, which lies in shared memory."""
-
-    reader: ImageReader
-    order: Any
-
-    def __call__(self, places: range, epoch: int, pixels: Pixels) -> dict[int, str]:
-        order = np.frombuffer(self.order, np.int64)
-        return self.reader.fill(order[places.start : places.stop], epoch, pixels)
+def _fill_in_order(
+    reader: ImageReader, order: Any, places: range, epoch: int, pixels: Pixels
+) -> dict[int, str]:
+    """Read the images at some places of an order, which lies in shared memory."""
+    return reader.fill(np.frombuffer(order, np.int64)[places.start : places.stop], epoch, pixels)
 
 
 class StreamingPool(ReaderProcesses):
-    """Processes that read any number of files, at a lower priority than the model.
-
-    At equal priority, the threads of one operation of the model would wait for the thread that shares its
-    core with a process.
-
-    Args:
-        preprocess: makes the pixels.
-        batch_size: limit of files per batch.
-        workers: number of processes.
-    """
+    """Processes that read any number of files, at a lower priority than the model: at equal priority, its
+    threads would wait for the one that shares its core with a process."""
 
     def __init__(self, preprocess: Preprocess, batch_size: int, workers: int) -> None:
         shape = (batch_size, preprocess.channels, *preprocess.image_size)
-        super().__init__(_Files(preprocess), shape, workers, niceness=10)
+        super().__init__(functools.partial(_fill_from_files, preprocess), shape, workers, niceness=10)
 
     def read(
         self, batches: Iterable[Sequence[str]]
@@ -250,15 +212,8 @@ class StreamingPool(ReaderProcesses):
         return self._read(batches)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Files:
-    """Reads files by their paths."""
-
-    preprocess: Preprocess
-
-    def __call__(self, paths: Sequence[str], epoch: int, pixels: Pixels) -> dict[int, str]:
-        del epoch
-        return fill_rows(self.preprocess.pixels, paths, pixels)
+def _fill_from_files(preprocess: Preprocess, paths: Sequence[str], _: int, pixels: Pixels) -> dict[int, str]:
+    return fill_rows(preprocess.pixels, paths, pixels)
 
 
 def _end(processes: list[BaseProcess], connections: list[Connection[Any, Any]]) -> None:

@@ -44,34 +44,28 @@ _NAMED = 3  # images that a message names
 
 
 def content_of(source: ImageSource) -> str:
-    """The identity of an image's content: its size in bytes and a BLAKE2b hash.
-
-    A file, or an encoded picture in a shard or a table, of up to `WHOLE` bytes is hashed whole; of a larger
-    one, eight pieces spread evenly from its first byte to its last, so that a million photographs cost
-    32 KB of reading each. Arrays are hashed by their pixels. A file and its copy in a shard have the same
-    content.
-    """
+    """The identity of an image's content: the size in bytes and a BLAKE2b hash of the encoded picture (a file
+    and its copy in a shard have the same), or of the pixels of an array."""
     if isinstance(source, np.ndarray | Image.Image):
         pixels = np.ascontiguousarray(source)
         return f"{pixels.nbytes}-{_digest(repr(pixels.shape).encode(), pixels.tobytes())}"
     try:
         with _opened(source) as (file, start, size):
-            step, count = (size - PIECE) / (WHOLE // PIECE - 1), WHOLE // PIECE
-            whole = size <= WHOLE
+            places, length = [start], size
+            if size > WHOLE:  # pieces from the first byte to the last: a photograph costs 32 KB of reading
+                step, length = (size - PIECE) / (WHOLE // PIECE - 1), PIECE
+                places = [start + round(step * number) for number in range(WHOLE // PIECE)]
             pieces = []
-            for place in [start] if whole else [start + round(step * number) for number in range(count)]:
+            for place in places:
                 file.seek(place)
-                pieces.append(file.read(size if whole else PIECE))
+                pieces.append(file.read(length))
     except (OSError, EOFError):
         return UNREADABLE
     return f"{size}-{_digest(*pieces)}"
 
 
 def _digest(*parts: bytes) -> str:
-    digest = hashlib.blake2b(digest_size=12)
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
+    return hashlib.blake2b(b"".join(parts), digest_size=12).hexdigest()
 
 
 @contextlib.contextmanager
@@ -122,33 +116,22 @@ class Gone(Encoded):
 
 @dataclasses.dataclass(frozen=True)
 class RecordedPart:
-    """The images of one part of a split, in their order.
+    """The images of one part of a split, in their order."""
 
-    Attributes:
-        names: relative to the data's folder; empty where images have none.
-        labels: int64 (N,), indices into the record's class names.
-        contents: as `content_of` gives them.
-    """
-
-    names: tuple[str, ...]
-    labels: npt.NDArray[np.int64]
-    contents: tuple[str, ...]
+    names: tuple[str, ...]  # relative to the data's folder; empty where images have none
+    labels: npt.NDArray[np.int64]  # (N,), indices into the record's class names
+    contents: tuple[str, ...]  # from `content_of`
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitRecord:
-    """The parts of a run's data when the run began.
-
-    Attributes:
-        class_names: of the data.
-        parts: `train`, `val` and, where there was one, `test`.
-        place: the data's path relative to the run folder, so that a project can be moved; empty for data
-            without a path.
-    """
+    """The parts of a run's data when the run began."""
 
     class_names: tuple[str, ...]
     parts: dict[str, RecordedPart]
+    """`train`, `val` and, where there was one, `test`."""
     place: str = ""
+    """The data's path relative to the run folder, so that a project can be moved; empty if it has none."""
 
     @property
     def final(self) -> str:
@@ -224,31 +207,24 @@ def record_of(splits: Splits, place: str = "") -> SplitRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A recorded split, found again in the data as they are now.
-
-    Attributes:
-        record: the split.
-        inventory: the data.
-        found: per part, the places of its images among those of `inventory.sets`, int64 (N,); -1 for one that
-            is missing or has changed.
-        changed: per part, whether a file of an image's name has another content now, bool (N,).
-        renamed: per part, whether an image was found by its content only, bool (N,).
-        new: number of images that the record lacks.
-    """
+    """A recorded split, found again in the data as they are now; each array is (N,) per part."""
 
     record: SplitRecord
     inventory: Inventory
     found: dict[str, npt.NDArray[np.int64]]
+    """Places among the images of `inventory.sets`; -1 for one that is missing or has changed."""
     changed: dict[str, npt.NDArray[np.bool_]]
+    """Whether a file of an image's name has another content now."""
     renamed: dict[str, npt.NDArray[np.bool_]]
+    """Whether an image was found by its content only."""
     new: int
+    """Number of images that the record lacks."""
 
     def as_recorded(self) -> Splits:
         """The split as it was: every image in its place, `Gone` where it is missing."""
         parts = {split: self._part(split) for split in self.record.parts}
-        return Splits(
-            parts["train"], parts["val"], parts.get("test"), self.inventory.channels, self.inventory.root
-        )
+        now = self.inventory
+        return Splits(parts["train"], parts["val"], parts.get("test"), now.channels, now.root)
 
     def _part(self, split: str) -> ImageSet:
         part, found = self.record.parts[split], self.found[split]
@@ -258,16 +234,13 @@ class Restored:
                 return ImageSet(split, images.sources, part.labels, self.record.class_names)
             begin += len(images)
         now = _all_sources(self.inventory)
-        sources = [
-            now[place] if place >= 0 else self._gone(split, index)
-            for index, place in enumerate(found.tolist())
-        ]
+        sources: list[ImageSource] = []
+        for index, place in enumerate(found.tolist()):
+            other = self.changed[split][index]
+            reason = "another content than in training" if other else "no longer there"
+            gone = Gone(part.names[index] or f"{split} image {index}", reason)
+            sources.append(now[place] if place >= 0 else gone)
         return ImageSet(split, sources, part.labels, self.record.class_names)
-
-    def _gone(self, split: str, index: int) -> Gone:
-        name = self.record.parts[split].names[index] or f"{split} image {index}"
-        reason = "another content than in training" if self.changed[split][index] else "no longer there"
-        return Gone(name, reason)
 
     def present(self, split: str, class_names: tuple[str, ...]) -> ImageSet:
         """The images of a part that still exist. A renamed one has the class of its new folder."""
@@ -346,16 +319,8 @@ def _all_sources(inventory: Inventory) -> list[ImageSource]:
 
 
 def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -> Restored:
-    """Find the images of a recorded split in the data as they are now.
-
-    An image is found by its name; one of the parts in `check` only if its content is the same as well. The
-    rest is searched by content among the images that the record does not name.
-
-    Args:
-        record: the split.
-        inventory: the data.
-        check: parts whose contents are read; those of images without names always are.
-    """
+    """Find the images of a recorded split in the data as they are now: by name (in the parts in `check`, only
+    if the content is the same as well), the rest by content among images that the record does not name."""
     sources = _all_sources(inventory)
     names = [image_name(source, inventory.root) for source in sources]
     recorded = {name: split for split, part in record.parts.items() for name in part.names if name}

@@ -44,10 +44,7 @@ class LazySources(Sequence[Encoded]):
 
 @dataclasses.dataclass(frozen=True)
 class ImageSet:
-    """Labelled images of one split.
-
-    `sources` are what `decoding.read_image` takes; `labels` are int64 indices into `class_names`.
-    """
+    """Labelled images of one split; `labels` are indices into `class_names`."""
 
     name: str
     sources: Sequence[ImageSource]
@@ -107,15 +104,10 @@ class Splits:
 
 @dataclasses.dataclass(frozen=True)
 class Inventory:
-    """All images of a data set now, in any split.
-
-    Attributes:
-        sets: the images; their classes need not be those of a run.
-        channels: as in `Splits`.
-        root: as in `Splits`.
-    """
+    """All images of a data set now, in any split; channels and root as in `Splits`."""
 
     sets: tuple[ImageSet, ...]
+    """Their classes need not be those of a run."""
     channels: int
     root: Path | None
 
@@ -123,27 +115,19 @@ class Inventory:
 def complete_splits(
     found: Mapping[str, ImageSet], place: str, *, seed: int, channels: int = 3, root: Path | None = None
 ) -> Splits:
-    """The splits of a data set that has `train` and perhaps `val` and `test`, or only `all`.
-
-    A missing `val` is a tenth of each class of `train`, by seed. `all` is divided by seed: a tenth of each
-    class is `val`, another tenth `test`.
-    """
+    """The splits of a data set that has `train` and perhaps `val` and `test`, or only `all`. Missing ones are
+    drawn by seed: a tenth of each class is `val`, and of `all` another tenth `test`."""
     if "all" in found:
-        return Splits(*split_tree(found["all"], seed), channels, root)
+        _check_sizes(found["all"], 3, "train, val and test")
+        rest, test = stratified_split(found["all"], TEST_SHARE, "test", seed)
+        parts = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed)
+        return Splits(*parts, test, channels, root)
     train, val = found.get("train"), found.get("val")
     if not train:
         raise UserError(f"{place}: no images to train on; it has {', '.join(found) or 'none at all'}")
     if not val:
         train, val = stratified_split(train, VAL_SHARE, "val", seed)
     return Splits(train, val, found.get("test"), channels, root)
-
-
-def split_tree(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """Divide images into train, val and test by seed: a tenth of each class is val, another tenth test."""
-    _check_sizes(images, 3, "train, val and test")
-    rest, test = stratified_split(images, TEST_SHARE, "test", seed)
-    train, val = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed)
-    return train, val, test
 
 
 def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tuple[ImageSet, ImageSet]:

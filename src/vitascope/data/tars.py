@@ -61,12 +61,7 @@ class _Metered:
 
 @contextmanager
 def open_tar(path: Path, *, compressed: bool = True) -> Iterator[tarfile.TarFile]:
-    """A tar, metered against bombs.
-
-    Args:
-        path: the file.
-        compressed: accept gzip, bzip2 and xz, known by their first bytes.
-    """
+    """A tar, metered against bombs; `compressed` accepts gzip, bzip2 and xz, known by their first bytes."""
     with open(path, "rb") as file:
         start = file.read(6)
         file.seek(0)
@@ -79,10 +74,8 @@ def open_tar(path: Path, *, compressed: bool = True) -> Iterator[tarfile.TarFile
             stream = bz2.BZ2File(file)
         elif start == b"\xfd7zXZ\x00":
             stream = lzma.LZMAFile(file)  # noqa: SIM115 - closed below
-        limit, excess = (
-            bomb_limit(path),
-            f"rejected: a bomb, it unpacks to more than {MAX_RATIO} times its size",
-        )
+        limit = bomb_limit(path)
+        excess = f"rejected: a bomb, it unpacks to more than {MAX_RATIO} times its size"
         if stream is file:
             limit, excess = path.stat().st_size + PIECE, "damaged or cut short: a member ends behind it"
         metered = cast(IO[bytes], _Metered(stream, path, limit, excess))

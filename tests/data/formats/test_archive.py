@@ -20,7 +20,7 @@ import pytest
 from tests.data import write_tree
 from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
 from vitascope.data.formats import archive
-from vitascope.data.formats.archive import is_archive, unpack
+from vitascope.data.formats.archive import Archive, unpack
 from vitascope.errors import UserError
 
 MODES = {".tar": "w", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.bz2": "w:bz2", ".tar.xz": "w:xz", ".zip": ""}
@@ -90,7 +90,7 @@ def test_archive_is_its_folder(tmp_path: Path, cache: Path, suffix: str, below: 
     write_tree(root / "train", {"cat": 5, "dog": 4})
     write_tree(root / "test", {"cat": 1, "dog": 2})
     archive = pack(tmp_path / f"pets{suffix}", root, below)
-    assert is_archive(archive)
+    assert Archive().matches(str(archive))
     splits, of_folder = open_data(str(archive), seed=2), open_data(str(root), seed=2)
     assert splits.test is not None
     assert class_counts(splits.test) == {"cat": 1, "dog": 2}

@@ -16,7 +16,6 @@ from tests.data import write_tree
 from tests.data.test_tars import write_tar
 from tests.model import law
 from vitascope.data.decoding import ImageError, read_image
-from vitascope.data.formats import shard_samples
 from vitascope.data.formats.shards import Shards, read_shards, shard_order
 from vitascope.data.pack import pack
 from vitascope.errors import UserError
@@ -239,7 +238,7 @@ def test_shard_that_makes_no_sense_is_refused(
 
 
 def test_picture_too_large_to_be_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_samples, "MAX_PICTURE", 10)
+    monkeypatch.setattr("vitascope.data.formats.shards.MAX_PICTURE", 10)
     with pytest.raises(UserError, match=r"'0000\.jpg' has 20 bytes, too many for a picture"):
         read_shards(write_shard(tmp_path / "a.tar", [0, 1]).parent)
 

@@ -45,43 +45,33 @@ class Archive(DataPackage):
     """A `.zip`, or a tar, compressed or not."""
 
     def matches(self, data: str) -> bool:
-        return is_archive(Path(data))
+        path = Path(data)
+        return is_tar(path) or (path.name.lower().endswith(".zip") and path.is_file())
 
     def contents(self, data: str) -> Path:
         """The folder with the archive's images or splits."""
         return inner_folder(unpack(Path(data)))
 
 
-def is_archive(path: Path) -> bool:
-    """Whether a file is named like an archive: `TAR_SUFFIXES`, or .zip."""
-    return is_tar(path) or (path.name.lower().endswith(".zip") and path.is_file())
-
-
 def unpack(path: Path) -> Path:
-    """The folder of an archive's files, unpacked if it was not.
-
-    It lies in the cache, under the archive's name and a hash of its path, size and time. A folder of that
-    name is always whole.
-    """
+    """The folder of an archive's files in the cache, unpacked if it is not there: named by the archive and a
+    hash of its path, size and time, and always whole."""
     status = path.stat()
     identity = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
     key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
     target = cache_folder() / "unpacked" / f"{path.name.partition('.')[0]}-{key}"
     if not target.is_dir():
         with writing_to_cache(target.parent):
-            if not target.is_dir():
-                _unpack(path, target)
+            if target.is_dir():  # by another process
+                return target
+            for left_over in target.parent.glob(f".*.{target.name}"):  # of a process that was killed
+                shutil.rmtree(left_over, ignore_errors=True)
+            unpack_all = _unpack_zip if path.name.lower().endswith(".zip") else _unpack_tar
+            with replacing(target) as aside, archive_errors(path):
+                aside.mkdir()
+                with tqdm(desc=f"unpacking {path.name}", unit=" files", disable=None) as bar:
+                    unpack_all(path, _Writer(path, aside, bar))
     return target
-
-
-def _unpack(path: Path, target: Path) -> None:
-    for left_over in target.parent.glob(f".*.{target.name}"):  # of a process that was killed
-        shutil.rmtree(left_over, ignore_errors=True)
-    with replacing(target) as aside, archive_errors(path):
-        aside.mkdir()
-        with tqdm(desc=f"unpacking {path.name}", unit=" files", disable=None) as bar:
-            writer = _Writer(path, aside, bar)
-            (_unpack_zip if path.name.lower().endswith(".zip") else _unpack_tar)(path, writer)
 
 
 def _unpack_tar(path: Path, writer: _Writer) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -55,14 +55,8 @@ _FORMS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Batch:
-    """One file of images."""
-
-    pixels: npt.NDArray[np.uint8]
-    """(N, 3072)."""
-    labels: npt.NDArray[np.int64]
-    """(N,)."""
+_Batch: TypeAlias = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+"""Pixels (N, 3072) and labels (N,) of one file."""
 
 
 class Cifar(DataFormat):
@@ -111,9 +105,9 @@ class Cifar(DataFormat):
 
 def _image_set(name: str, batches: list[_Batch], class_names: tuple[str, ...]) -> ImageSet:
     sources: list[ImageSource] = []
-    for batch in batches:
-        sources.extend(batch.pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))  # each (32, 32, 3)
-    return ImageSet(name, sources, np.concatenate([batch.labels for batch in batches]), class_names)
+    for pixels, _ in batches:
+        sources.extend(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))  # each (32, 32, 3)
+    return ImageSet(name, sources, np.concatenate([labels for _, labels in batches]), class_names)
 
 
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -162,14 +156,21 @@ def _check_size(size: int, where: str) -> None:
 
 
 def _read_batch(form: _Form, content: bytes, where: str) -> _Batch:
-    batch = _from_pickle(form, content, where) if form.labels_key else _from_records(form, content, where)
-    wrong = np.flatnonzero((batch.labels < 0) | (batch.labels >= form.classes))
+    if form.labels_key:
+        pixels, labels = _from_pickle(form, content, where)
+    else:
+        length = form.label_bytes + PIXELS
+        if not content or len(content) % length:
+            raise UserError(
+                f"{where}: {len(content):,} bytes, not a multiple of {length:,}: cut short, or not CIFAR's"
+            )
+        records = np.frombuffer(content, np.uint8).reshape(-1, length)  # (N, labels and pixels)
+        pixels, labels = records[:, form.label_bytes :], records[:, form.label_bytes - 1].astype(np.int64)
+    wrong = np.flatnonzero((labels < 0) | (labels >= form.classes))
     if len(wrong):
-        raise UserError(
-            f"{where}: image {wrong[0]} has the label {batch.labels[wrong[0]]}, "
-            f"but there are {form.classes} classes"
-        )
-    return batch
+        label = f"image {wrong[0]} has the label {labels[wrong[0]]}"
+        raise UserError(f"{where}: {label}, but there are {form.classes} classes")
+    return pixels, labels
 
 
 def _from_pickle(form: _Form, content: bytes, where: str) -> _Batch:
@@ -185,18 +186,7 @@ def _from_pickle(form: _Form, content: bytes, where: str) -> _Batch:
         raise UserError(
             f"{where}: {len(pixels)} images need as many integers in {form.labels_key!r}, there are {count}"
         )
-    return _Batch(pixels, labels.astype(np.int64))
-
-
-def _from_records(form: _Form, content: bytes, where: str) -> _Batch:
-    length = form.label_bytes + PIXELS
-    if not content or len(content) % length:
-        raise UserError(
-            f"{where}: {len(content):,} bytes, not a multiple of {length:,}: cut short, or not CIFAR's"
-        )
-    records = np.frombuffer(content, np.uint8).reshape(-1, length)  # (N, labels and pixels)
-    labels = records[:, form.label_bytes - 1].astype(np.int64)
-    return _Batch(records[:, form.label_bytes :], labels)
+    return pixels, labels.astype(np.int64)
 
 
 def _read_names(form: _Form, content: bytes, where: str) -> tuple[str, ...]:

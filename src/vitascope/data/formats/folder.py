@@ -69,10 +69,8 @@ class Folder(DataFormat):
         return dataclasses.replace(splits, passed_over=passed_over(root, splits.parts.values()))
 
     def open_unlabelled(self, data: str, *, seed: int) -> Splits:
-        """All images below the folder, or below its `train/`, unless there are class folders.
-
-        A tenth by seed is the validation set; there is no test set.
-        """
+        """All images below the folder, or below its `train/`, unless there are class folders: a tenth by seed
+        is the validation set, and there is no test set."""
         root = Path(data)
         folder = split_folder(root, "train") or root
         if sum(bool(image_files(path)) for path in _visible_folders(folder)) > 1:
@@ -103,25 +101,19 @@ class Folder(DataFormat):
         """All images below the folder; an image outside of class folders is of the class ""."""
         root = Path(data)
         files = image_files(root)
-        named = [_class_of(path.relative_to(root).parts[:-1]) for path in files]
+        named = []
+        for path in files:
+            folders = path.relative_to(root).parts[:-1]
+            below = folders[1:] if len(folders) > 1 and split_of(folders[0]) is not None else folders
+            named.append(below[0] if below else "")
         class_names = tuple(sorted(set(named)))
         numbers = {name: number for number, name in enumerate(class_names)}
         labels = np.array([numbers[name] for name in named], dtype=np.int64)
         return Inventory((ImageSet("all", files, labels, class_names),), channels=3, root=root)
 
 
-def _class_of(folders: tuple[str, ...]) -> str:
-    """The class of an image by the folders above it."""
-    if len(folders) > 1 and split_of(folders[0]) is not None:
-        return folders[1]
-    return folders[0] if folders else ""
-
-
 def passed_over(root: Path, used: Iterable[ImageSet]) -> tuple[str, ...]:
-    """The unused files below a folder, as "60 .mov", and class folders without images.
-
-    Hidden files and folders are not counted.
-    """
+    """The unused visible files below a folder, as "60 .mov", and class folders without images."""
     unused = _kinds(root) - Counter(_kind(str(source)) for images in used for source in images.sources)
     return tuple(_listed(unused)) + tuple(
         f"the folder {folder.relative_to(root)}, which contains no image ({', '.join(_listed(kinds))})"
@@ -178,13 +170,8 @@ def _optional_split(root: Path, split: str, class_names: tuple[str, ...]) -> Ima
 
 
 def read_tree(root: Path, *, name: str = "all", class_names: tuple[str, ...] | None = None) -> ImageSet:
-    """Images in `root/<class>/`, at any depth below it, in the order of their names.
-
-    Args:
-        root: the folder of the class folders.
-        name: what the split is called.
-        class_names: the model's classes; None takes the folders' names.
-    """
+    """Images in `root/<class>/`, at any depth below it, in the order of their names, labelled by the places
+    of the folders' names in `class_names` (the model's), or among themselves."""
     files = {folder.name: image_files(folder) for folder in _visible_folders(root)}
     found = tuple(folder for folder, paths in files.items() if paths)
     if not found:
@@ -204,10 +191,8 @@ def read_tree(root: Path, *, name: str = "all", class_names: tuple[str, ...] | N
 
 def labels_in_names(folder: Path) -> dict[Path, str]:
     """The labels in the names of the images directly in a folder: `dog` of `dog.1.jpg` and `dog_001.jpg`.
-
-    A label is the part before the number at the end of a name. It need not be a class (`IMG_0001.jpg`), so
-    nothing is trained on such labels. Empty if a name has none, or if there are fewer than two labels.
-    """
+    Empty if a name has none, or if there are fewer than two labels."""
+    # Labels need not be classes (`IMG_0001.jpg`), so nothing is trained on them.
     files = [path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
     labels = {path: re.sub(r"[ ._-]*\(?\d+\)?$", "", path.stem) for path in sorted(files)}
     clear = all(label and label != path.stem for path, label in labels.items())
@@ -215,14 +200,8 @@ def labels_in_names(folder: Path) -> dict[Path, str]:
 
 
 def sort_by_name(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """Move the images that lie directly in a folder into class folders, by the labels in their names.
-
-    Args:
-        folder: of images like `dog.1.jpg` and `cat.2.jpg`; see `labels_in_names`.
-
-    Returns:
-        Images moved, by class.
-    """
+    """Move images like `dog.1.jpg` that lie directly in a folder into class folders, by the labels in their
+    names; returns the number of images per class."""
     labels = labels_in_names(Path(folder))
     if not labels:
         raise UserError(f"{folder}: the names of its images are not like dog.1.jpg and cat.2.jpg")
@@ -288,8 +267,7 @@ def files_of_splits(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[P
 
 def has_class_folders(folder: Path) -> bool:
     """Whether the folders in a folder contain images, so that other files there do not matter."""
-    inside = (path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    files = itertools.chain.from_iterable(path.rglob("*") for path in inside)
+    files = itertools.chain.from_iterable(path.rglob("*") for path in _visible_folders(folder))
     return any(file.suffix.lower() in IMAGE_SUFFIXES for file in files)
 
 

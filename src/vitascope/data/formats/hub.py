@@ -103,11 +103,14 @@ def looks_like_hub_id(data: str) -> bool:
 
 
 def read_hub_dataset(data: str) -> dict[str, ImageSet]:
-    """The splits of a data set: those of train, val and test that exist, or `all`.
-
-    A test split without any labels, as competitions have, is left out.
-    """
-    library = _library(data)
+    """The splits of a data set: those of train, val and test that exist, or `all`."""
+    try:
+        import datasets as library
+    except ModuleNotFoundError as error:
+        local = "" if Path(data).expanduser().exists() else "no such folder; "
+        raise UserError(
+            f'{data}: {local}Hugging Face data sets need an extra: pip install "vitascope[datasets]"'
+        ) from error
     with _explaining(data):
         loaded = _load(library, data)
     tables = {split: table.with_format(None) for split, table in _named_splits(loaded, data).items()}
@@ -117,32 +120,20 @@ def read_hub_dataset(data: str) -> dict[str, ImageSet]:
         if table.features != first.features:
             raise UserError(f"{data}: {split} has other columns than {next(iter(tables))}; make them alike")
     values = {split: table[label][:] for split, table in tables.items()}  # [:]: not one by one
-    if "test" in values and _missing(values["test"]).all() and len(values) > 1:
+    if "test" in values and _missing(values["test"]).all() and len(values) > 1:  # of a competition
         del values["test"]
     for split, given in values.items():
         if missing := int(_missing(given).sum()):
             raise UserError(f"{data}: {missing} of {len(given)} rows of {split} have no {label!r}")
     names = _class_names(library, first.features[label], values, data)
-    return {
-        split: ImageSet(
-            split,
-            TableRows(_undecoded(library, tables[split], picture), np.arange(len(given)), f"{data}:{split}"),
-            _numbers(given, names, f"{data}: {split}"),
-            names,
-        )
-        for split, given in values.items()
-    }
-
-
-def _library(data: str) -> ModuleType:
-    try:
-        import datasets
-    except ModuleNotFoundError as error:
-        local = "" if Path(data).expanduser().exists() else "no such folder; "
-        raise UserError(
-            f'{data}: {local}Hugging Face data sets need an extra: pip install "vitascope[datasets]"'
-        ) from error
-    return datasets
+    found = {}
+    for split, given in values.items():
+        pictures = tables[split].select_columns([picture])
+        if isinstance(first.features[picture], library.Image):  # keep them encoded
+            pictures = pictures.cast_column(picture, library.Image(decode=False))
+        rows = TableRows(pictures, np.arange(len(given)), f"{data}:{split}")
+        found[split] = ImageSet(split, rows, _numbers(given, names, f"{data}: {split}"), names)
+    return found
 
 
 def _is_saved(path: Path) -> bool:
@@ -197,12 +188,12 @@ def _named_splits(loaded: Any, data: str) -> dict[str, Any]:
 
 def _picture_column(library: ModuleType, table: Any, data: str) -> str:
     """The column of pictures: of type `Image`, or a mapping with an `Image`'s keys."""
-
-    def is_image(feature: Any) -> bool:
-        mapping = isinstance(feature, Mapping) and set(feature) == {"bytes", "path"}
-        return mapping or isinstance(feature, library.Image)
-
-    found = [name for name, feature in table.features.items() if is_image(feature)]
+    found = [
+        name
+        for name, feature in table.features.items()
+        if isinstance(feature, library.Image)
+        or (isinstance(feature, Mapping) and set(feature) == {"bytes", "path"})
+    ]
     return _only(found, "columns of pictures", table, data)
 
 
@@ -224,14 +215,6 @@ def _only(found: list[str], what: str, table: Any, data: str) -> str:
         f"{data}: {len(found)} {what}{listed}; keep one with the library, `save_to_disk`, and give "
         "that folder"
     )
-
-
-def _undecoded(library: ModuleType, table: Any, picture: str) -> Any:
-    """The pictures alone, as encoded bytes."""
-    alone = table.select_columns([picture])
-    if isinstance(table.features[picture], library.Image):
-        return alone.cast_column(picture, library.Image(decode=False))
-    return alone
 
 
 def _missing(values: list[Any]) -> npt.NDArray[np.bool_]:

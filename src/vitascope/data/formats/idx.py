@@ -96,24 +96,16 @@ def _shape(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
 
 
 def _images_and_labels(folder: Path, split: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    images = read_idx(_required(folder, f"{split}-images", 3), 3)  # (N, H, W)
-    labels = read_idx(_required(folder, f"{split}-labels", 1), 1)  # (N,)
+    images_path, labels_path = _find(folder, f"{split}-images", 3), _find(folder, f"{split}-labels", 1)
+    if images_path is None or labels_path is None:
+        lacks = f"{split}-images-idx3-ubyte" if images_path is None else f"{split}-labels-idx1-ubyte"
+        raise UserError(f"{folder}: lacks {lacks}, plain or .gz")
+    images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)  # (N, H, W) and (N,)
     if len(images) != len(labels):
         raise UserError(f"{folder}: {split} has {len(images):,} images and {len(labels):,} labels")
     return images, labels.astype(np.int64)
 
 
-def _required(folder: Path, start: str, dimensions: int) -> Path:
-    path = _find(folder, start, dimensions)
-    if path is None:
-        raise UserError(f"{folder}: lacks {start}-idx{dimensions}-ubyte, plain or .gz")
-    return path
-
-
 def _find(folder: Path, start: str, dimensions: int) -> Path | None:
-    for middle in ("-", "."):
-        for end in ("", ".gz"):
-            path = folder / f"{start}{middle}idx{dimensions}-ubyte{end}"
-            if path.is_file():
-                return path
-    return None
+    ends = (f"{middle}idx{dimensions}-ubyte{packed}" for middle in "-." for packed in ("", ".gz"))
+    return next((path for end in ends if (path := folder / f"{start}{end}").is_file()), None)

@@ -21,28 +21,20 @@ MAX_TUPLES = 100
 
 
 def read_pickle(content: bytes, name: str) -> dict[str, Any]:
-    """A pickled dictionary of numbers, texts, bytes, lists, tuples and integer arrays.
-
-    Any protocol, of Python 2 and 3. Keys that are bytes become text. Arrays are read-only.
-
-    Args:
-        content: the pickle.
-        name: its name in messages.
-    """
+    """A pickled dictionary of numbers, texts, bytes, lists, tuples and integer arrays (read-only), written by
+    Python 2 or 3; keys that are bytes become text. `name` stands in messages."""
     try:
         values = load_pickle(content, _FOUND.get, max_tuples=MAX_TUPLES)
         if not isinstance(values, dict):
             raise pickle.UnpicklingError(f"it contains a {type(values).__name__}, not a dictionary")
         return {
-            key.decode("latin-1") if isinstance(key, bytes) else str(key): _plain(value)
+            _text(key) if isinstance(key, bytes) else str(key): (
+                value.values if isinstance(value, _Array) else value
+            )
             for key, value in values.items()
         }
     except (pickle.UnpicklingError, ValueError) as error:
         raise UserError(f"{name}: rejected: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    return value.values if isinstance(value, _Array) else value
 
 
 class _StandIn:

@@ -13,21 +13,28 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import json
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import Encoded
-from vitascope.data.formats.folder import files_of_splits, has_class_folders
+from vitascope.data.formats.folder import IMAGE_SUFFIXES, files_of_splits, has_class_folders
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shard_index import INDEX, read_index
-from vitascope.data.formats.shard_samples import samples
 from vitascope.data.splits import ImageSet, LazySources, Splits, complete_splits
+from vitascope.data.tars import archive_errors, open_tar, tar_fault, tar_members
 from vitascope.errors import UserError
 
+MAX_PICTURE = 2**30
+"""Limit of bytes of an encoded picture, which is read into memory."""
+MAX_LABEL = {"cls": 18, "json": 2**20}
+"""Limit of bytes of a label's file, by its extension; of two labels the first in this order counts."""
 GROUP = 4
 """Shards that an epoch's order mixes at a time."""
 MAX_CLASSES = 100_000
@@ -39,7 +46,8 @@ class Shards(DataFormat):
 
     def matches(self, data: str) -> bool:
         path = Path(data)
-        return path.is_dir() and any(_tars(path).values()) and not has_class_folders(path)
+        has_tars = any(files_of_splits(path, (".tar",)).values())
+        return has_tars and not has_class_folders(path)
 
     def open(self, data: str, *, seed: int) -> Splits:
         index = read_index(Path(data))
@@ -109,11 +117,8 @@ class ShardMembers(LazySources):
 def shard_order(
     seed: int, epoch: int, counts: npt.NDArray[np.int64], group: int = GROUP
 ) -> npt.NDArray[np.int64]:
-    """An epoch's order of images that lie in shards one after the other: a permutation of range(sum(counts)).
-
-    The shards are permuted, cut into groups, and the images permuted inside each group, so that only `group`
-    files are read at a time, and these from end to end.
-    """
+    """An epoch's order, a permutation of range(sum(counts)): the shards are permuted, cut into groups, and
+    the images permuted inside each group, so that only `group` files are read at a time, end to end."""
     generator = np.random.default_rng([seed, epoch])
     ends = np.cumsum(counts)
     shards = generator.permutation(len(counts))
@@ -125,12 +130,10 @@ def shard_order(
 
 
 def read_shards(path: Path) -> dict[str, ImageSet]:
-    """The splits in a folder of shards: those of train, val and test that exist, or `all`.
-
-    Class names are those of `index.json`, else the lines of `classes.txt`, else the numbers.
-    """
+    """The splits in a folder of shards: those of train, val and test that exist, or `all`. Class names are
+    those of `index.json`, else the lines of `classes.txt`, else the numbers."""
     index = read_index(path)
-    files = _tars(path) if index is None else index.checked_files(path)
+    files = files_of_splits(path, (".tar",)) if index is None else index.checked_files(path)
     found = {split: _read_split(split, paths) for split, paths in files.items() if paths}
     if not any(map(len, found.values())):
         raise UserError(f"{path}: no images in its shards; expected <key>.jpg and <key>.cls")
@@ -157,10 +160,6 @@ def numbered_classes(largest: int, place: str) -> tuple[str, ...]:
             f"{place}: the largest label is {largest}; a classifier has 2 to {MAX_CLASSES:,} classes, from 0"
         )
     return tuple(map(str, range(largest + 1)))
-
-
-def _tars(path: Path) -> dict[str, list[Path]]:
-    return files_of_splits(path, (".tar",))
 
 
 def _class_names(folder: Path, found: Mapping[str, ImageSet]) -> tuple[str, ...]:
@@ -191,3 +190,96 @@ def _read_split(split: str, paths: Sequence[Path]) -> ImageSet:
     )
     labels = np.array([sample.label for sample in found], dtype=np.int64)
     return ImageSet(split, members, labels, ())
+
+
+class ShardSample(NamedTuple):
+    """A labelled picture."""
+
+    name: str
+    offset: int
+    """The place of its first byte in the shard."""
+    size: int
+    label: int
+
+
+class _Part(NamedTuple):
+    """A member of a sample."""
+
+    key: str
+    extension: str
+    name: str
+    offset: int
+    size: int
+    content: bytes
+    """The content of a label; else empty."""
+
+
+def samples(path: Path) -> list[ShardSample]:
+    """The labelled pictures of a shard, by WebDataset's rule: neighbours with one key are a sample. Only
+    headers and labels are read; other members (captions, notes) are skipped."""
+    found = []
+    with archive_errors(path), open_tar(path, compressed=False) as tar:
+        for key, group in itertools.groupby(_parts(tar, path), key=lambda part: part.key):
+            sample = _sample(path, key, group)
+            if sample is not None:
+                found.append(sample)
+    return found
+
+
+def _parts(tar: tarfile.TarFile, path: Path) -> Iterator[_Part]:
+    assert tar.fileobj is not None
+    for member in tar_members(tar, path):
+        if fault := tar_fault(member):
+            raise UserError(f"{path}: {member.name!r} is {fault}; pack the files themselves")
+        if member.isdir():
+            continue
+        # A name that is no UTF-8 comes with surrogates, which cannot be printed.
+        full = member.name.removeprefix("./").encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        folder, slash, name = full.rpartition("/")
+        stem, _, extension = name.partition(".")  # at the first dot: `1.seg.png` is no picture of sample `1`
+        extension = extension.lower()
+        content = b""
+        if extension in MAX_LABEL:
+            if member.size > MAX_LABEL[extension]:
+                raise UserError(f"{path}: {full!r} has {member.size:,} bytes, too many for a label")
+            tar.fileobj.seek(member.offset_data)
+            content = tar.fileobj.read(member.size)
+        yield _Part(folder + slash + stem, extension, full, member.offset_data, member.size, content)
+
+
+def _sample(path: Path, key: str, parts: Iterable[_Part]) -> ShardSample | None:
+    pictures: list[_Part] = []
+    labels: dict[str, int] = {}
+    for part in parts:
+        if f".{part.extension}" in IMAGE_SUFFIXES:
+            pictures.append(part)
+        elif part.extension in MAX_LABEL:
+            label = _label(path, part)
+            labels |= {} if label is None else {part.extension: label}
+    if not pictures and "cls" not in labels:
+        return None
+    if len(pictures) != 1 or not labels:
+        has = f"{len(pictures)} pictures" if labels else 'no label (.cls, or "label" in .json)'
+        raise UserError(f"{path}: sample {key!r} has {has}; expected one of each, one after the other")
+    picture = pictures[0]
+    if picture.size > MAX_PICTURE:
+        raise UserError(f"{path}: {picture.name!r} has {picture.size:,} bytes, too many for a picture")
+    label = next(labels[kind] for kind in MAX_LABEL if kind in labels)
+    return ShardSample(picture.name, picture.offset, picture.size, label)
+
+
+def _label(path: Path, part: _Part) -> int | None:
+    """The label in a member; None for a .json without one."""
+    if part.extension == "cls":
+        text = part.content.strip()
+        if text.isdigit():
+            return int(text)
+        raise UserError(f"{path}: {part.name!r} contains {part.content!r}, not an integer")
+    try:
+        values = json.loads(part.content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: {part.name!r} is not JSON: {error}") from error
+    label = values.get("label") if isinstance(values, dict) else None
+    if label is None or (type(label) is int and 0 <= label < 10 ** MAX_LABEL["cls"]):
+        return label
+    raise UserError(f"{path}: {part.name!r} has the label {label!r:.40}, not an integer from 0")

@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
-from vitascope.data.decoding import ImageError, naming_faults
+from vitascope.data.decoding import ImageError, image_errors
 from vitascope.data.preprocess import Pixels
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
@@ -70,7 +70,7 @@ def decode(content: bytes, options: DecodeOptions) -> Pixels:
     limit = options.max_megapixels
     try:
         _check_parts(content)
-        with naming_faults(content), Image.open(io.BytesIO(content), formats=_formats()) as image:
+        with image_errors(content), Image.open(io.BytesIO(content), formats=_formats()) as image:
             pixels = image.width * image.height
             if any(tile[0] == "bmp_rle" for tile in image.tile):
                 raise DecodeError(422, "run-length encoded BMP is not supported; send it as PNG")
