@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from contest import DTYPES, MATMUL_SHAPES, Entrant, Step
-from vitascope.deploy.predict.exported_model import ExportedEngine
-from vitascope.deploy.predict.runtimes import OnnxEngine, OpenVinoEngine
+from vitascope.deploy.predict.runtimes import ExportedEngine, OnnxEngine, OpenVinoEngine
 from vitascope.model.sizes import ModelConfig
 
 RUNTIMES: dict[str, tuple[str, type[ExportedEngine]]] = {

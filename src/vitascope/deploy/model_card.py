@@ -13,8 +13,7 @@ import yaml
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
-from vitascope.run.run import Run
-from vitascope.weights.loading import from_pretrained
+from vitascope.run.run import Run, load_with_run
 from vitascope.weights.saving import save_pretrained
 
 MAX_CLASSES = 50
@@ -51,10 +50,7 @@ def push_to_hub(
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
 
-    run = None
-    if isinstance(model, str | os.PathLike):
-        run = Run(Path(model)) if Run(Path(model)).exists else None
-        model = from_pretrained(model)
+    model, run = load_with_run(model)
     with tempfile.TemporaryDirectory() as scratch:
         folder = save_pretrained(model, Path(scratch) / "model", format=format)
         (folder / "README.md").write_text(model_card(model, repo_id, run), encoding="utf-8")

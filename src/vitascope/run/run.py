@@ -282,6 +282,14 @@ class Run:
             raise UserError(f"{path} is broken: {reason}") from error
 
 
+def load_with_run(model: Classifier | str | os.PathLike[str]) -> tuple[Classifier, Run | None]:
+    """A model, loaded if it is a MODEL reference, and its run if that is a run folder."""
+    if not isinstance(model, str | os.PathLike):
+        return model, None
+    run = Run(Path(model))
+    return from_pretrained(model), run if run.exists else None
+
+
 def _new_folder(path: Path, *, numbered: bool) -> Path:
     """Create the folder; if it exists and may be numbered, with the first free number."""
     folder, number = path, 1

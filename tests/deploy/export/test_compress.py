@@ -6,8 +6,6 @@ import pytest
 
 import vitascope as vs
 from tests.model import small_model
-from vitascope.deploy.export.compress import speeds_of
-from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.errors import UserError
 
 
@@ -17,6 +15,7 @@ def test_model_is_compressed_saved_and_compared_without_data(tmp_path: Path) -> 
     assert vs.from_pretrained(tmp_path / "merged").config.option("token_merging") == 2
     assert found.before.parameters == found.after.parameters == model.config.num_parameters
     assert found.after.flops < found.before.flops
+    assert min(found.before.images_per_second, found.after.images_per_second) > 0
     assert (found.before.accuracy, found.test_images, found.pruned) == (None, 0, False)
     assert repr(found).startswith(f"CompressionResult({tmp_path / 'merged'}: ")
     assert len(repr(found)) < 300
@@ -29,10 +28,3 @@ def test_nothing_to_do_and_pruning_without_images_are_rejected(tmp_path: Path) -
     with pytest.raises(UserError, match="batch_size must be at least 1, not 0"):
         vs.compress(small_model(), tmp_path / "out", merge=2, batch_size=0)
     assert not list(tmp_path.iterdir())
-
-
-def test_speed_is_measured_of_every_engine() -> None:
-    engines = [TorchEngine(small_model(), device="cpu") for _ in range(2)]
-    speeds = speeds_of(engines, batch_size=2)
-    assert len(speeds) == 2
-    assert min(speeds) > 0

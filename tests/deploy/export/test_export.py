@@ -19,12 +19,17 @@ from tests.deploy.server.served import encoded, play, serving
 from tests.model import small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export import export as exporting
-from vitascope.deploy.export.export import default_path, export
+from vitascope.deploy.export.export import default_path, export, usage
 from vitascope.deploy.export.formats import FORMATS, Format
 from vitascope.deploy.predict.engine import TorchEngine
-from vitascope.deploy.predict.exported_model import ExportedEngine, ExportedModelError, metadata_of
 from vitascope.deploy.predict.predictor import Predictor
-from vitascope.deploy.predict.runtimes import ProgramEngine, open_engine
+from vitascope.deploy.predict.runtimes import (
+    ExportedEngine,
+    ExportedModelError,
+    ProgramEngine,
+    metadata_of,
+    open_engine,
+)
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 
@@ -393,3 +398,14 @@ def test_export_of_a_run_goes_into_its_folder(tmp_path: Path) -> None:
 def test_result_shows_itself_briefly(made: SimpleNamespace) -> None:
     assert repr(made.done).startswith(f"ExportResult({made.path}, ")
     assert len(repr(made.done)) < 300
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
+def test_program_for_tensors_and_classes_without_names_is_a_program(suffix: str) -> None:
+    fit = Preprocess(image_size=(32, 24), channels=1, mean=(0.5,), std=(0.5,), exif_orientation=False)
+    program = usage(Path(f"a{suffix}"), fit, (), "tensors")
+    compile(program, "usage", "exec")
+    assert "class_names[" not in program
+    assert "exif_transpose" not in program
+    assert 'convert("L")' in program
+    assert "(24, 32)" in program

@@ -14,7 +14,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export import quantize as module
 from vitascope.deploy.export.accuracy import compare_accuracy
-from vitascope.deploy.export.calibration import CalibrationPictures, RoundingError
+from vitascope.deploy.export.calibration import calibration_batches, rounding_error
 from vitascope.deploy.export.quantize import calibration_and_test, check_files, quantize_file, worst
 from vitascope.deploy.export.quantize_onnx import layers_of
 from vitascope.deploy.predict.runtimes import OnnxEngine, OpenVinoEngine
@@ -147,7 +147,7 @@ class Dropped:
 def test_layers_in_float_stay_as_they_are(plain, labelled, tmp_path: Path) -> None:
     source = plain[".onnx"]
     *_, head = layers_of(onnx.load(source).graph)
-    pictures = CalibrationPictures(OnnxEngine(source), PICTURES, 4, seed=0)
+    pictures = calibration_batches(OnnxEngine(source), PICTURES, 4, seed=0)
     losses = module.WRITERS[".onnx"](source, tmp_path / "a.onnx", pictures, (head,), {})
     assert head not in losses
     assert len(losses) == 4
@@ -162,7 +162,7 @@ def test_layer_with_an_outlier_among_its_inputs_loses_most(tmp_path: Path) -> No
         block.norm2.bias[0] *= 300
         block.mlp.fc1.weight[:, 0] /= 300
     source = export(model, tmp_path / "a.onnx", format="onnx", input="tensors", images=PICTURES[:1]).path
-    pictures = CalibrationPictures(OnnxEngine(source), PICTURES, 4, seed=0)
+    pictures = calibration_batches(OnnxEngine(source), PICTURES, 4, seed=0)
     losses = module.WRITERS[".onnx"](source, tmp_path / "b.onnx", pictures, (), {})
     _patches, _qkv, _proj, fc1, _fc2, _head = layers_of(onnx.load(source).graph)
     assert worst(losses, 1 / 8) == (fc1,)
@@ -170,10 +170,9 @@ def test_layer_with_an_outlier_among_its_inputs_loses_most(tmp_path: Path) -> No
 
 
 def test_rounding_is_the_share_of_a_channels_energy_that_is_lost() -> None:
-    rounding = RoundingError({"layer": ("x", "rounded"), "zero": ("z", "z")})
-    for _ in range(2):
-        rounding.add({"x": np.array([3.0, 4.0]), "rounded": np.array([3.0, 3.0]), "z": np.zeros(2)})
-    assert rounding.shares() == {"layer": (0 + 1 / 16) / 2, "zero": 0.0}
+    picture = {"x": np.array([3.0, 4.0]), "rounded": np.array([3.0, 3.0]), "z": np.zeros(2)}
+    found = rounding_error({"layer": ("x", "rounded"), "zero": ("z", "z")}, [picture, picture])
+    assert found == {"layer": (0 + 1 / 16) / 2, "zero": 0.0}
 
 
 def test_worst_layers_come_in_the_order_of_the_graph() -> None:
@@ -185,15 +184,15 @@ def test_calibration_is_drawn_by_seed_and_leaves_out_what_cannot_be_read(plain, 
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     engine = OnnxEngine(plain[".onnx"])
-    first, again, other = (CalibrationPictures(engine, [broken, *PICTURES], 5, seed) for seed in (1, 1, 2))
+    first, again, other = (calibration_batches(engine, [broken, *PICTURES], 5, seed) for seed in (1, 1, 2))
     assert [len(drawn) for drawn in (first, again, other)] == [5, 5, 5]
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
-    assert len(CalibrationPictures(engine, [broken, *PICTURES], 1000, 0)) == len(PICTURES)
+    assert len(calibration_batches(engine, [broken, *PICTURES], 1000, 0)) == len(PICTURES)
     with pytest.raises(UserError, match=r"broken\.png"):
-        CalibrationPictures(engine, [broken], 5, 0)
+        calibration_batches(engine, [broken], 5, 0)
     with pytest.raises(UserError, match="at least 1"):
-        CalibrationPictures(engine, PICTURES, 0, 0)
+        calibration_batches(engine, PICTURES, 0, 0)
 
 
 def test_calibration_may_be_a_single_picture(plain, labelled, tmp_path: Path) -> None:
@@ -207,7 +206,7 @@ def test_calibration_may_be_a_single_picture(plain, labelled, tmp_path: Path) ->
 def test_graph_sees_of_a_calibration_picture_what_it_sees_of_the_original(plain) -> None:
     engine = OpenVinoEngine(plain[".xml"], precision="fp32")
     wide = np.tile(np.linspace(0, 255, 360).astype(np.uint8)[None, :, None], (300, 1, 3))
-    (small,) = CalibrationPictures(engine, [wide], 1, 0)
+    (small,) = calibration_batches(engine, [wide], 1, 0)
     assert small.shape == (1, 36, 36, 3)  # 32 / 0.9
     own = engine.logits(torch.from_numpy(engine.pixels(wide)[None]))
     seen = torch.from_numpy(engine.run(small)[1])

@@ -14,8 +14,7 @@ from tests.model import small_model, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.predict import runtimes
 from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.exported_model import ExportedModelError
-from vitascope.deploy.predict.runtimes import name_of, open_engine
+from vitascope.deploy.predict.runtimes import ExportedModelError, name_of, open_engine
 from vitascope.errors import UserError
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import statistics
 
 import numpy as np
-import numpy.typing as npt
 
-from vitascope.data.decoding import ImageError, source_name
+from vitascope.data.decoding import source_name
 from vitascope.data.loading import MAX_UNREADABLE
 from vitascope.data.preprocess import Pixels
 from vitascope.data.splits import ImageSet
-from vitascope.deploy.predict.engine import Engine
-from vitascope.deploy.predict.exported_model import ExportedEngine, files_of
-from vitascope.deploy.predict.throughput import median_seconds
+from vitascope.deploy.predict.runtimes import ExportedEngine, files_of
+from vitascope.deploy.predict.throughput import take_turns
 from vitascope.errors import UserError
 
 BATCH_SIZE = 32
@@ -66,46 +64,37 @@ def compare_accuracy(before: ExportedEngine, after: ExportedEngine, images: Imag
     if before.class_names:
         images = images.in_classes(before.class_names, f"the {images.name} images")
     unreadable: dict[str, str] = {}
-    correct, same, count = [0, 0], 0, 0
+    engines, rows = (before, after), []
     example: Pixels | None = None
-    for pictures, labels in batches(before, images, unreadable):
-        example = pictures[0] if example is None else example
-        classes = [engine.predict(pictures).argmax(dim=1).numpy() for engine in (before, after)]
-        correct = [sum_ + int((found == labels).sum()) for sum_, found in zip(correct, classes, strict=True)]
-        same += int((classes[0] == classes[1]).sum())
-        count += len(labels)
+    for start in range(0, len(images), BATCH_SIZE):
+        places = range(start, min(start + BATCH_SIZE, len(images)))
+        pictures, errors = before.read([images.sources[place] for place in places])
+        unreadable |= {source_name(images.sources[places[at]]): error for at, error in errors.items()}
+        if pictures:
+            example = pictures[0] if example is None else example
+            labels = images.labels[[place for at, place in enumerate(places) if at not in errors]]
+            rows.append([labels, *(engine.predict(pictures).argmax(dim=1).numpy() for engine in engines)])
     if example is None or len(unreadable) > MAX_UNREADABLE * len(images):
         raise UserError(
             f"{len(unreadable)} of {len(images)} {images.name} images cannot be read: "
             f"{'; '.join(list(unreadable.values())[:3]) or 'there is none'}"
         )
     pixels = np.ascontiguousarray(example.transpose(1, 2, 0)[None])  # (1, H, W, C)
-    seconds = median_seconds([lambda: before.run(pixels), lambda: after.run(pixels)], TIMED_ROUNDS)
+    times = take_turns([lambda: before.run(pixels), lambda: after.run(pixels)], rounds=TIMED_ROUNDS)
+    labels, *classes = np.concatenate(rows, axis=1)  # (images,) each
     first, second = (
-        Measured(precision=engine.stored_precision, correct=right, size=size_of(engine), seconds=each_seconds)
-        for engine, right, each_seconds in zip((before, after), correct, seconds, strict=True)
+        Measured(
+            precision=engine.stored_precision,
+            correct=int((found == labels).sum()),
+            size=size_of(engine),
+            seconds=statistics.median(seconds),
+        )
+        for engine, found, seconds in zip(engines, classes, times, strict=True)
     )
-    return AccuracyComparison(images=count, same=same, before=first, after=second, unreadable=unreadable)
-
-
-def batches(
-    engine: Engine, images: ImageSet, unreadable: dict[str, str]
-) -> Iterator[tuple[list[Pixels], npt.NDArray[np.int64]]]:
-    """Images as the engine takes them, with their labels; adds path and reason of others to `unreadable`."""
-    pictures: list[Pixels] = []
-    labels: list[int] = []
-    for source, label in zip(images.sources, images.labels.tolist(), strict=True):
-        try:
-            pictures.append(engine.pixels(source))
-        except ImageError as error:
-            unreadable[source_name(source)] = str(error)
-            continue
-        labels.append(label)
-        if len(pictures) == BATCH_SIZE:
-            yield pictures, np.array(labels)
-            pictures, labels = [], []
-    if pictures:
-        yield pictures, np.array(labels)
+    same = int((classes[0] == classes[1]).sum())
+    return AccuracyComparison(
+        images=len(labels), same=same, before=first, after=second, unreadable=unreadable
+    )
 
 
 def size_of(engine: ExportedEngine) -> int:

@@ -3,84 +3,71 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import ImageError, ImageSource
-from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.predict.exported_model import Batch, ExportedEngine
+from vitascope.deploy.predict.runtimes import Batch, ExportedEngine
 from vitascope.errors import UserError
 
 MEASURED = 16
 """Pictures on which the rounding error is measured; each gives thousands of numbers per layer."""
 
 
-class CalibrationPictures:
-    """Pictures as a graph takes them."""
-
-    def __init__(self, engine: ExportedEngine, sources: Sequence[ImageSource], count: int, seed: int) -> None:
-        if count < 1:
-            raise UserError(f"calibration needs at least 1 picture, not {count}")
-        preprocess = engine.preprocess
-        if engine.input == "pictures":
-            preprocess = without_crop(preprocess)
-        self._batches: list[Batch] = []
-        reason = "there is none"
-        for index in np.random.default_rng(seed).permutation(len(sources)):
-            try:
-                pixels = preprocess.pixels(sources[index])
-            except ImageError as error:
-                reason = str(error)
-                continue
-            self._batches.append(np.ascontiguousarray(pixels.transpose(1, 2, 0)[None]))  # (1, H, W, C)
-            if len(self._batches) == count:
-                break
-        if not self._batches:
-            raise UserError(f"no picture to calibrate with: {reason}")
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self._batches)
-
-
-def without_crop(preprocess: Preprocess) -> Preprocess:
-    """A preprocessing that keeps what the graph will crop: small pictures that look the same to the model."""
-    if preprocess.resize_to is not None:
-        return dataclasses.replace(preprocess, image_size=preprocess.resize_to)
-    height, width = (round(side / preprocess.crop_pct) for side in preprocess.image_size)
-    return dataclasses.replace(preprocess, image_size=(height, width), crop_pct=1.0)
+def calibration_batches(
+    engine: ExportedEngine, sources: Sequence[ImageSource], count: int, seed: int
+) -> list[Batch]:
+    """Up to `count` readable pictures, drawn by `seed`, as the graph takes them: (1, H, W, C) each."""
+    if count < 1:
+        raise UserError(f"calibration needs at least 1 picture, not {count}")
+    preprocess = engine.preprocess
+    if engine.input == "pictures":  # keep what the graph will crop: small, but the model sees the same
+        size, crop_pct = preprocess.resize_to, preprocess.crop_pct
+        if size is None:
+            height, width = (round(side / crop_pct) for side in preprocess.image_size)
+            size, crop_pct = (height, width), 1.0
+        preprocess = dataclasses.replace(preprocess, image_size=size, crop_pct=crop_pct)
+    batches: list[Batch] = []
+    reason = "there is none"
+    for index in np.random.default_rng(seed).permutation(len(sources)):
+        try:
+            pixels = preprocess.pixels(sources[index])
+        except ImageError as error:
+            reason = str(error)
+            continue
+        batches.append(np.ascontiguousarray(pixels.transpose(1, 2, 0)[None]))
+        if len(batches) == count:
+            break
+    if not batches:
+        raise UserError(f"no picture to calibrate with: {reason}")
+    return batches
 
 
-class RoundingError:
-    """The share of the energy of each layer's input that rounding loses, over pictures.
+def rounding_error(
+    pairs: Mapping[str, tuple[str, str]], pictures: Iterable[Mapping[str, npt.NDArray[Any]]]
+) -> dict[str, float]:
+    """The share of the energy of each layer's input that rounding loses, averaged over channels.
 
-    Each channel counts the same: in a sum, one channel that dwarfs the others would hide that it takes the
-    range from them.
+    Each channel counts the same: in a sum, one that dwarfs the others would hide that it takes their range.
+
+    Args:
+        pairs: names of each layer's input before and after rounding, by the layer's name.
+        pictures: those tensors by name, for one picture after the other.
     """
-
-    def __init__(self, pairs: Mapping[str, tuple[str, str]]) -> None:
-        self._pairs = dict(pairs)
-        self._energy: dict[str, npt.NDArray[np.float64]] = {}
-        self._lost: dict[str, npt.NDArray[np.float64]] = {}
-
-    def add(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Add the tensors of one picture, by name."""
-        for layer, (before, after) in self._pairs.items():
+    energy: dict[str, npt.NDArray[np.float64]] = {}
+    lost: dict[str, npt.NDArray[np.float64]] = {}
+    for values in pictures:
+        for layer, (before, after) in pairs.items():
             exact = values[before].astype(np.float64)
-            self._energy[layer] = self._energy.get(layer, 0.0) + energy_of(exact)
-            self._lost[layer] = self._lost.get(layer, 0.0) + energy_of(exact - values[after])
-
-    def shares(self) -> dict[str, float]:
-        """The lost share of each channel's energy, averaged over channels; 0 for a channel of zeros."""
-        return {
-            layer: float((self._lost[layer] / np.where(energy > 0, energy, np.inf)).mean())
-            for layer, energy in self._energy.items()
-        }
+            energy[layer] = energy.get(layer, 0.0) + energy_of(exact)
+            lost[layer] = lost.get(layer, 0.0) + energy_of(exact - values[after])
+    return {  # 0 for a channel of zeros
+        layer: float((lost[layer] / np.where(total > 0, total, np.inf)).mean())
+        for layer, total in energy.items()
+    }
 
 
 def energy_of(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

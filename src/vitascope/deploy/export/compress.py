@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch import Tensor
@@ -17,12 +18,12 @@ from vitascope.data.datasets import open_data, open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.pruning import merge_tokens, prune
-from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.throughput import median_seconds, step_of
+from vitascope.deploy.predict.engine import TorchEngine
+from vitascope.deploy.predict.throughput import step_of, take_turns
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device
-from vitascope.run.run import Run
+from vitascope.run.run import Run, load_with_run
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
@@ -34,7 +35,7 @@ ROUNDS = 7
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The cost of a model, and what it achieves."""
+    """The cost of a model, and its accuracy."""
 
     parameters: int
     flops: int
@@ -116,8 +117,7 @@ def compress(
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: is not an empty folder and is not overwritten; choose a new one")
-    run = Run(Path(model)) if isinstance(model, str | os.PathLike) and Run(Path(model)).exists else None
-    model = from_pretrained(model) if isinstance(model, str | os.PathLike) else model
+    model, run = load_with_run(model)
     if pruned and data is None and run is None:
         raise UserError(
             "pruning needs labelled images, and the model is not a run, whose images could be used: give data"
@@ -138,15 +138,15 @@ def compress(
     engines = [
         TorchEngine(each, precision=precision, device=device) for each in (model, from_pretrained(out))
     ]
-    speeds = speeds_of(engines, batch_size)
+    times = take_turns([step_of(engine, batch_size) for engine in engines], rounds=ROUNDS)
     before, after = (
         Cost(
             parameters=engine.config.num_parameters,
             flops=engine.config.flops,
-            images_per_second=speed,
+            images_per_second=batch_size / statistics.median(seconds),
             accuracy=None if images is None else accuracy_of(engine, images),
         )
-        for engine, speed in zip(engines, speeds, strict=True)
+        for engine, seconds in zip(engines, times, strict=True)
     )
     return CompressionResult(
         folder=out,
@@ -162,26 +162,17 @@ def compress(
 def _examples(
     model: Classifier, run: Run | None, data: str | None, count: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Normalized training images and their classes, on the model's device.
-
-    DATA is split with the run's seed, so that only images that the run was trained on decide.
-    """
+    """Normalized training images and their classes, on the model's device."""
     if data is None:
         assert run is not None
         splits, where = run.open_data().splits, str(run.config["data"])
-    else:
+    else:  # split with the run's seed, so that only images that the run was trained on decide
         splits, where = open_data(data, seed=0 if run is None else int(run.config["seed"])), data
     train = splits.train.in_classes(model.config.class_names, where)
     some = train.subset("train", train.order(0, 0)[:count])
     device, preprocess = next(model.parameters()).device, preprocess_of(model)
     for batch in Loader(some, preprocess, EXAMPLES_AT_ONCE, device=device).epoch():
         yield preprocess.normalize(batch.pixels), batch.labels
-
-
-def speeds_of(engines: Sequence[Engine], batch_size: int) -> list[float]:
-    """Images per second of each engine, from bytes to probabilities, in turns."""
-    steps = [step_of(engine, batch_size) for engine in engines]
-    return [batch_size / seconds for seconds in median_seconds(steps, ROUNDS)]
 
 
 def accuracy_of(engine: TorchEngine, images: ImageSet) -> float:

@@ -6,28 +6,24 @@ import dataclasses
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.export.formats import FORMATS, check_path, move_beside, traced
-from vitascope.deploy.export.graph import WholeModel
-from vitascope.deploy.export.usage import usage
+from vitascope.deploy.export.formats import FORMATS, WholeModel, check_path, move_beside, traced
 from vitascope.deploy.export.verification import (
     Agreement,
     check_agreement,
     compare_outputs,
     sample_pictures,
 )
-from vitascope.deploy.predict.exported_model import INPUT_MODES, ExportedEngine, InputMode, metadata_of
-from vitascope.deploy.predict.runtimes import first_line
+from vitascope.deploy.predict.runtimes import INPUT_MODES, InputMode, first_line, metadata_of
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.resnet_config import ResNetConfig
-from vitascope.run.run import Run
+from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder
-from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
 
 COMPARED = 32
@@ -113,14 +109,22 @@ def export(
     kind = FORMATS[format]
     path = default_path(model, kind.suffix) if path is None else Path(path)
     check_path(path, kind)
-    sources, compared_on = _pictures(model, images)
-    model = from_pretrained(model) if isinstance(model, str | os.PathLike) else model
+    model, run = load_with_run(model)
+    sources: Sequence[ImageSource] = [] if images is None else as_pictures(images)
+    compared_on = "the given pictures"
+    if not sources and run is not None:
+        compared_on = "the run's own test images"
+        with suppress(UserError):  # its data are gone
+            sources = spread(run.test_images().sources)
+    if not sources:
+        sources, compared_on = sample_pictures(), "parts of scikit-learn's photographs"
     if dynamic_resolution:
         check_dynamic(model, input, format)
     preprocess = preprocess_of(model)
     module = WholeModel(model.eval().cpu().float(), preprocess, input).eval()
     metadata = metadata_of(model.config, preprocess, input)
-    pictures = [decoded(image, preprocess) for image in sources]
+    decoded = [preprocess.whole_pixels(image) for image in sources]  # upright, in the model's colours
+    pictures = [planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0) for planes in decoded]
     make_folder(path.parent)
     check_room(path, 4 * model.config.num_parameters)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as aside:
@@ -130,7 +134,10 @@ def export(
             engine = kind.open(written)
             found = compare_outputs(engine, model, preprocess, pictures)
             if dynamic_resolution:
-                check_another_size(engine, module, pictures[:4])
+                (height, width), (down, across) = preprocess.image_size, module.patch
+                other = (height + 2 * down, width + across)
+                elsewhere = compare_outputs(engine, model, preprocess.at_size(other), pictures[:4])
+                check_agreement(elsewhere, f"{path.name}, at {other[0]}x{other[1]} pixels,")
         check_agreement(found, path.name)
         files = move_beside(Path(aside), path)
     return ExportResult(
@@ -153,30 +160,10 @@ def default_path(model: Classifier | str | os.PathLike[str], suffix: str) -> Pat
     return Path(ref.expanduser().resolve().name + suffix)
 
 
-def _pictures(
-    model: Classifier | str | os.PathLike[str], images: ImageSource | Iterable[ImageSource] | None
-) -> tuple[Sequence[ImageSource], str]:
-    """The pictures to compare on, and what they are."""
-    if images is not None and (given := as_pictures(images)):
-        return given, "the given pictures"
-    if isinstance(model, str | os.PathLike):
-        try:
-            return spread(Run.open(model).test_images().sources), "the run's own test images"
-        except UserError:  # no run folder, or its data are gone
-            pass
-    return sample_pictures(), "parts of scikit-learn's photographs"
-
-
 def spread(sources: Sequence[ImageSource]) -> list[ImageSource]:
     """At most `COMPARED` pictures, from all parts of a sequence."""
     step = max(1, len(sources) // COMPARED)
     return [sources[place] for place in range(0, len(sources), step)][:COMPARED]
-
-
-def decoded(image: ImageSource, preprocess: Preprocess) -> ImageSource:
-    """A picture that is read already, upright and in the model's colours: uint8 (H, W) or (H, W, 3)."""
-    planes = preprocess.whole_pixels(image)
-    return planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0)
 
 
 def check_dynamic(model: Classifier, input: InputMode, format: str) -> None:
@@ -194,14 +181,6 @@ def check_dynamic(model: Classifier, input: InputMode, format: str) -> None:
         raise UserError(f"{config.block.attention} attention needs a graph for each resolution")
     if config.embedding.positions == "relative":
         raise UserError("relative positions need a graph for each resolution")
-
-
-def check_another_size(engine: ExportedEngine, module: WholeModel, pictures: Sequence[ImageSource]) -> None:
-    """Compare a file of dynamic resolution with the model at another size than the model's own."""
-    (height, width), (down, across) = engine.preprocess.image_size, module.patch
-    other = engine.preprocess.at_size((height + 2 * down, width + across))
-    found = compare_outputs(engine, module.model, other, pictures)
-    check_agreement(found, f"{engine.path.name}, at {height + 2 * down}x{width + across} pixels,")
 
 
 @contextmanager
@@ -223,3 +202,63 @@ def explained_in_one_line(name: str, format: str, dynamic_resolution: bool) -> I
             f"{name}: {format} has no {graph} for this model ({first_line(reason)}); "
             f"{way_out} format {others}"
         ) from error
+
+
+ONNX = """\
+import json
+import numpy, onnxruntime
+from PIL import Image, ImageOps
+
+session = onnxruntime.InferenceSession({path!r})
+class_names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
+{pixels}
+probabilities, logits = session.run(None, {{"pixels": pixels}})
+print(class_names[probabilities[0].argmax()])"""
+
+OPENVINO = """\
+import json
+import numpy, openvino
+from PIL import Image, ImageOps
+
+model = openvino.Core().read_model({path!r})
+class_names = json.loads(model.get_rt_info(["vitascope", "class_names"]).value)
+exact = {{"INFERENCE_PRECISION_HINT": "f32"}}  # {hint}
+compiled = openvino.compile_model(model, "CPU", exact)
+{pixels}
+found = compiled(pixels)
+print(class_names[found["probabilities"][0].argmax()])"""
+
+TORCH = """\
+import json
+import numpy, torch
+from PIL import Image, ImageOps
+
+texts = {{"class_names": ""}}
+program = torch.export.load({path!r}, extra_files=texts).module()
+class_names = json.loads(texts["class_names"])
+{pixels}
+probabilities, logits = program(torch.tensor(pixels))
+print(class_names[probabilities[0].argmax()])"""
+
+PROGRAMS = {".onnx": ONNX, ".xml": OPENVINO, ".pt2": TORCH}
+
+
+def usage(path: Path, preprocess: Preprocess, class_names: Sequence[str], input: InputMode) -> str:
+    """A program without vitascope that prints the class of `cat.jpg`."""
+    mode = "L" if preprocess.channels == 1 else "RGB"
+    opened = 'Image.open("cat.jpg")'
+    upright = f"ImageOps.exif_transpose({opened})" if preprocess.exif_orientation else opened
+    lines = [f'picture = {upright}.convert("{mode}")']
+    if input == "tensors":
+        height, width = preprocess.image_size
+        lines.append(f"picture = ImageOps.fit(picture, ({width}, {height}))  # better: as {preprocess} says")
+    axes = "[None, ..., None]" if preprocess.channels == 1 else "[None]"
+    lines.append(f"pixels = numpy.asarray(picture){axes}")
+    hint = "without it some CPUs choose bf16: " + (
+        "faster, less exact" if input == "tensors" else "too coarse for a resize"
+    )
+    program = PROGRAMS[path.suffix].format(path=str(path), pixels="\n".join(lines), hint=hint)
+    if not class_names:
+        program = "\n".join(line for line in program.splitlines() if not line.startswith("class_names ="))
+        program = program.replace("class_names[", "").replace("argmax()])", "argmax())")
+    return program

@@ -1,27 +1,74 @@
-"""The formats of exported models, and the function that writes each."""
+"""`WholeModel`, the exported graph from raw pixels to probabilities, and the formats it is written in."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
-from collections.abc import Callable, Mapping
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.export.graph import WholeModel
-from vitascope.deploy.export.silencing import silenced
-from vitascope.deploy.predict.exported_model import INPUT, OUTPUTS, SECTION, ExportedEngine
-from vitascope.deploy.predict.runtimes import OnnxEngine, OpenVinoEngine, ProgramEngine, missing_extra
+from vitascope.deploy.export.resampling import Resize
+from vitascope.deploy.predict.runtimes import (
+    INPUT,
+    OUTPUTS,
+    SECTION,
+    ExportedEngine,
+    InputMode,
+    OnnxEngine,
+    OpenVinoEngine,
+    ProgramEngine,
+    importing,
+)
 from vitascope.errors import UserError
+from vitascope.model.classifier import Classifier
+from vitascope.model.config import ViTConfig
 from vitascope.storage import flush
 
 OPSET = 20
 """Of ONNX: the first with GELU as one operation; ONNX Runtime reads it since 1.17."""
+TALKATIVE = ("torch.onnx", "torch.__trace", "onnxscript", "onnx_ir", "nncf")
+"""Loggers of exporters and quantizers."""
+
+
+class WholeModel(nn.Module):
+    """uint8 (B, H, W, C), as NumPy has pictures, to probabilities and logits, both (B, K) float32.
+
+    Pictures have any size, and the graph crops and resizes them; tensors have the model's size.
+    """
+
+    pixel_mean: Tensor  # ONNX has one namespace, and exporters name intermediate values `mean`
+    pixel_std: Tensor
+
+    def __init__(self, model: Classifier, preprocess: Preprocess, input: InputMode) -> None:
+        super().__init__()
+        if not model.config.gives_classes:
+            raise UserError("this model has no head: it gives features, not classes, and is not exported")
+        config = model.config
+        self.input = input
+        self.model = model
+        self.patch = config.patch_stride if isinstance(config, ViTConfig) else (1, 1)
+        """Pixels from one patch to the next, down and across: the steps in which the input size may grow."""
+        self.resize: nn.Module = Resize(preprocess) if input == "pictures" else nn.Identity()
+        for name, numbers in (("pixel_mean", preprocess.mean), ("pixel_std", preprocess.std)):
+            self.register_buffer(name, torch.tensor(numbers).view(-1, 1, 1), persistent=False)
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Crop, resize, normalize, classify."""
+        pictures = pixels.permute(0, 3, 1, 2).float()  # (B, C, H, W), in [0, 255]
+        images = (self.resize(pictures) / 255 - self.pixel_mean) / self.pixel_std
+        logits = self.model(images)  # (B, K)
+        return logits.softmax(dim=1), logits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,13 +76,36 @@ class Format:
     """A file format."""
 
     suffix: str
-    """Of its files."""
     beside: tuple[str, ...] = ()
     """Suffixes of the files that may lie beside such a file and belong to it."""
     write: Callable[[ExportedProgram, Path, Mapping[str, str]], None]
     """Writes a traced `WholeModel` with its metadata."""
     open: Callable[[Path], ExportedEngine]
     """Opens a file in its runtime, as exactly as that can compute."""
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Let only errors of exporters through; restore the process's logging, warnings and telemetry."""
+    root, loggers = logging.getLogger(), [logging.getLogger(name) for name in TALKATIVE]
+    levels = [logger.level for logger in (root, *loggers)]
+    filters, handlers = [*root.filters], [*root.handlers]
+    ci = os.environ.get("CI")
+    os.environ["CI"] = "true"  # without it OpenVINO's converter and NNCF report their use
+    try:
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            yield
+    finally:
+        for logger, level in zip((root, *loggers), levels, strict=True):
+            logger.setLevel(level)  # OpenVINO's converter does not restore the root's when it fails
+        root.filters[:], root.handlers[:] = filters, handlers
+        if ci is None:
+            del os.environ["CI"]
+        else:
+            os.environ["CI"] = ci
 
 
 def check_path(path: Path, kind: Format) -> None:
@@ -78,11 +148,21 @@ def traced(module: WholeModel, preprocess: Preprocess, dynamic_resolution: bool 
 
 def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, str]) -> None:
     """Write an ONNX file; above 2 GB, the limit of one file, with its weights beside it."""
-    try:
+    with importing("onnx", "onnxscript"):
         import onnxscript  # noqa: F401 - torch's exporter needs it
-    except ImportError as error:
-        raise missing_extra("onnx", "onnxscript") from error
-    copy_before_flattening(program)
+    # torch's exporter decomposes attention with a bias into matrix products, whose result has other strides,
+    # after it has decided that the result can be flattened without a copy. So copy before flattening.
+    aten = torch.ops.aten
+    for node in list(program.graph.nodes):
+        if node.target is aten.flatten.using_ints:
+            values = node.args[0]
+            with program.graph.inserting_before(node):
+                copied = program.graph.call_function(
+                    aten.clone.default, (values,), {"memory_format": torch.contiguous_format}
+                )
+            copied.meta.update(values.meta)
+            node.replace_input_with(values, copied)
+    program.graph_module.recompile()
     with silenced():
         exported = torch.onnx.export(
             program,
@@ -100,32 +180,11 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, str]
         exported.save(str(path))
 
 
-def copy_before_flattening(program: ExportedProgram) -> None:
-    """Make tensors contiguous before they are flattened, which changes no output.
-
-    torch's exporter decomposes attention with a bias into matrix products, whose result has other strides,
-    after it has decided that the result can be flattened without a copy.
-    """
-    aten = torch.ops.aten
-    for node in list(program.graph.nodes):
-        if node.target is aten.flatten.using_ints:
-            values = node.args[0]
-            with program.graph.inserting_before(node):
-                copied = program.graph.call_function(
-                    aten.clone.default, (values,), {"memory_format": torch.contiguous_format}
-                )
-            copied.meta.update(values.meta)
-            node.replace_input_with(values, copied)
-    program.graph_module.recompile()
-
-
 def write_openvino(program: ExportedProgram, path: Path, metadata: Mapping[str, str]) -> None:
     """Write an OpenVINO file and its weights, in float32."""
-    try:
+    with importing("openvino", "openvino"):
         import openvino
         from openvino.frontend import OpConversionFailure
-    except ImportError as error:
-        raise missing_extra("openvino", "openvino") from error
     try:
         with silenced():
             model = openvino.convert_model(program)

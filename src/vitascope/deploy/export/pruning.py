@@ -27,19 +27,11 @@ State = dict[str, Tensor]
 
 
 def merge_tokens(model: Classifier, count: int) -> VisionTransformer:
-    """The same model with `count` fewer patches after every block: each is merged with the most similar one.
+    """A model of the same weights in which every block merges `count` patches with the most similar ones.
 
-    Args:
-        model: a Vision Transformer with global attention, and positions that are added to the tokens.
-        count: patches per block; 0 removes merging from a model.
-
-    Returns:
-        A new model that shares its weights with the given one. Gradient checkpointing, which merging does
-        not support, is off in it.
-
-    Raises:
-        UserError: a ResNet, or options that merging does not support.
+    0 removes merging. It needs global attention, and positions that are added to the tokens.
     """
+    # merging does not support gradient checkpointing
     options = {"token_merging": count, **({"gradient_checkpointing": False} if count else {})}
     config = vision_transformer(model).config.replace(**options)
     return with_state(model, config, model.state_dict(), model.training)
@@ -52,21 +44,9 @@ def prune(
     num_heads: int | None = None,
     mlp_ratio: float | None = None,
 ) -> VisionTransformer:
-    """The same model with fewer attention heads and narrower MLPs: the best of each layer stay.
+    """A new model, in evaluation mode, with the best heads and neurons of each layer; None keeps all.
 
-    Args:
-        model: a Vision Transformer with classes.
-        examples: normalized images (B, C, H, W) and their classes (B,), on the model's device; a few hundred
-            images are enough to rank heads and neurons.
-        num_heads: heads to keep, each as wide as before; None keeps all.
-        mlp_ratio: width of the hidden layers over `embed_dim`; None keeps all.
-
-    Returns:
-        A new model with weights of its own, in evaluation mode.
-
-    Raises:
-        UserError: a ResNet, a model without classes, more heads or neurons than there are, heads of a model
-            whose layers share relative positions, no examples.
+    `examples` are normalized images (B, C, H, W) and classes (B,) on its device; a few hundred are enough.
     """
     model = vision_transformer(model)
     config = pruned_config(model.config, num_heads, mlp_ratio)
@@ -116,16 +96,11 @@ def with_state(
 
 
 class Channels:
-    """The channels between two linear layers: their importance and their mean over examples.
-
-    Attributes:
-        into: name of the layer before, `qkv` or `fc1`.
-        out: name of the layer after, `proj` or `fc2`.
-        width: channels that are kept or pruned together: those of a head, or one.
-    """
+    """The channels from layer `into` to layer `out`: their importance and their mean over examples."""
 
     def __init__(self, into: str, out: str, width: int) -> None:
-        self.into, self.out, self.width = into, out, width
+        self.into, self.out = into, out
+        self.width = width  # channels that are kept or pruned together: those of a head, or one
         self._importance: Tensor | None = None  # (C / width,), float64, summed over images
         self._sum: Tensor | None = None  # (C,), float64, over tokens
         self._tokens = 0
@@ -137,13 +112,14 @@ class Channels:
         total = seen.sum(dim=(0, 1), dtype=torch.float64)
         self._sum = total if self._sum is None else self._sum + total
         self._tokens += seen.shape[0] * seen.shape[1]
-        inputs.register_hook(lambda gradient: self._judge(seen, gradient))
 
-    def _judge(self, inputs: Tensor, gradient: Tensor) -> None:
-        by_channel = (inputs * gradient).sum(dim=1)  # (B, C)
-        parts = by_channel.unflatten(1, (-1, self.width)).sum(dim=2)  # (B, C / width)
-        total = parts.abs().sum(dim=0, dtype=torch.float64)
-        self._importance = total if self._importance is None else self._importance + total
+        def judge(gradient: Tensor) -> None:
+            by_channel = (seen * gradient).sum(dim=1)  # (B, C)
+            parts = by_channel.unflatten(1, (-1, self.width)).sum(dim=2)  # (B, C / width)
+            total = parts.abs().sum(dim=0, dtype=torch.float64)
+            self._importance = total if self._importance is None else self._importance + total
+
+        inputs.register_hook(judge)
 
     def best(self, count: int) -> Tensor:
         """The channels of the `count` most important parts, in their order, (count * width,)."""

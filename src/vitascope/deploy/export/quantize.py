@@ -1,8 +1,12 @@
 """`quantize`: an exported model with 8-bit layers, and proof that it is still as accurate.
 
-Ranges of activations come from the user's own pictures. The int8 file is measured against its source on
-labelled images and gets its name only if it loses no more accuracy than allowed. If it loses more, it is
-written again with the layers whose inputs suffer most from rounding left in float.
+Layers with weights compute in int8: weights in one range per output channel, activations in one range per
+layer, from the user's own pictures. Preprocessing, the patch embedding, attention's own products, softmax,
+norms and activation functions stay in float: the patch embedding is a hundredth of the work and suffers most
+from rounding, and the others gain nothing. The int8 file is measured against its source on labelled images
+and gets its name only if it loses no more accuracy than allowed. If it loses more, it is written again with
+an eighth and then a quarter of the layers in float: those whose inputs' channels lose the largest shares of
+their energy to rounding.
 """
 
 from __future__ import annotations
@@ -18,18 +22,16 @@ from vitascope.data.datasets import open_data, open_for_evaluation
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.accuracy import AccuracyComparison, compare_accuracy, size_of
-from vitascope.deploy.export.calibration import CalibrationPictures
+from vitascope.deploy.export.calibration import calibration_batches
 from vitascope.deploy.export.export import default_path, export
 from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
 from vitascope.deploy.export.quantize_onnx import write_onnx_int8
 from vitascope.deploy.export.quantize_openvino import write_openvino_int8
-from vitascope.deploy.predict.exported_model import InputMode
-from vitascope.deploy.predict.runtimes import open_exported
+from vitascope.deploy.predict.runtimes import Batch, InputMode, open_exported
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
-from vitascope.run.run import Run
+from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder
-from vitascope.weights.loading import from_pretrained
 
 CALIBRATION_IMAGES = 300
 MAX_DROP = 0.01
@@ -37,10 +39,8 @@ MAX_DROP = 0.01
 FLOAT_SHARES = (0.0, 1 / 8, 1 / 4)
 """The shares of the layers left in float, tried in this order until the accuracy is kept."""
 
-
-Writer = Callable[[Path, Path, CalibrationPictures, Collection[str], Mapping[str, str]], dict[str, float]]
+Writer = Callable[[Path, Path, Sequence[Batch], Collection[str], Mapping[str, str]], dict[str, float]]
 """Writes the int8 file of a file; returns the rounding error of each int8 layer's input."""
-
 WRITERS: dict[str, Writer] = {".onnx": write_onnx_int8, ".xml": write_openvino_int8}
 """By suffix."""
 
@@ -50,7 +50,7 @@ class QuantizationResult:
     """The files of an int8 model, and how it compares with its source."""
 
     files: list[Path]
-    """The file to open, and those beside it."""
+    """The file to open first."""
     calibration_images: int
     """Pictures that the ranges come from."""
     layers: int
@@ -110,21 +110,16 @@ def quantize(
     kind = FORMATS[format]
     path = default_path(model, f"-int8{kind.suffix}") if path is None else Path(path)
     check_path(path, kind)
-    check_drop(max_drop)
-    run = Run(Path(model)) if isinstance(model, str | os.PathLike) else None
-    model = from_pretrained(model) if isinstance(model, str | os.PathLike) else model
+    if not 0 <= max_drop <= 1:
+        raise UserError(f"max_drop is a share from 0 to 1, not {max_drop:g}")
+    model, run = load_with_run(model)
     pictures, test = calibration_and_test(run, model.config.class_names, data, calibration)
     make_folder(path.parent)
     with tempfile.TemporaryDirectory(prefix=".fp32-", dir=path.parent) as aside:
-        plain = export(
-            model,
-            Path(aside) / path.name,
-            format=format,
-            input=input,
-            dynamic_resolution=dynamic_resolution,
-        )
+        fp32 = Path(aside) / path.name
+        export(model, fp32, format=format, input=input, dynamic_resolution=dynamic_resolution)
         return quantize_file(
-            plain.path,
+            fp32,
             path,
             calibration=pictures,
             test=test,
@@ -137,7 +132,6 @@ def calibration_and_test(
     run: Run | None, class_names: tuple[str, ...], data: str | None, calibration: str | None
 ) -> tuple[Sequence[ImageSource], ImageSet]:
     """Pictures to calibrate with, and labelled ones to measure on, which have none in common."""
-    run = run if run is not None and run.exists else None
     if run is None and data is None:
         raise UserError(
             "int8 is calibrated and measured on labelled images, and the model is not a run, whose images "
@@ -156,45 +150,23 @@ def calibration_and_test(
 
 
 def quantize_file(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    source: Path,
+    target: Path,
     *,
     calibration: ImageSource | Iterable[ImageSource],
     test: ImageSet,
     calibration_images: int = CALIBRATION_IMAGES,
     max_drop: float = MAX_DROP,
-    seed: int = 0,
 ) -> QuantizationResult:
-    """Write the int8 file of an exported model, and measure both.
+    """Write the int8 file of an exported model, and measure both on `test`, labelled images.
 
-    Layers with weights compute in int8: weights in one range per output channel, activations in one range per
-    layer, from `calibration`. Preprocessing, the patch embedding, attention's own products, softmax, norms
-    and activation functions stay in float: the patch embedding is a hundredth of the work and suffers most
-    from rounding, and the others gain nothing. If the accuracy drops by more than `max_drop`, an eighth and
-    then a quarter of the layers return to float: those whose inputs' channels lose the largest shares of
-    their energy to rounding.
-
-    Args:
-        source: an ONNX or OpenVINO file of `export`.
-        target: a new file of the same format.
-        calibration: pictures like those that the model will get; labels are not needed.
-        test: labelled images, none of them in `calibration`, to measure accuracies on.
-        calibration_images: how many of `calibration` to use, drawn by `seed`.
-        max_drop: the accuracy that may be lost.
-        seed: of the draw.
-
-    Raises:
-        UserError: a format without int8, a file that exists, a library that is not installed, no readable
-            picture, or an accuracy that drops too far.
-        ExportedModelError: a source that cannot be used.
+    `calibration_images` of the pictures in `calibration`, which needs no labels, give the ranges.
     """
-    source, target = Path(source), Path(target)
     write = check_files(source, target)
-    check_drop(max_drop)
     plain = open_exported(source, precision="fp32")
     if plain.stored_precision != "fp32":
         raise UserError(f"{source} is {plain.stored_precision} already")
-    pictures = CalibrationPictures(plain, as_pictures(calibration), calibration_images, seed)
+    pictures = calibration_batches(plain, as_pictures(calibration), calibration_images, seed=0)
     metadata = plain.metadata | {
         "precision": json.dumps("int8"),
         "calibration_images": json.dumps(len(pictures)),
@@ -229,19 +201,13 @@ def quantize_file(
 
 
 def check_files(source: Path, target: Path) -> Writer:
-    """The writer of two files' format, if both have it and the target is new."""
+    """The writer of two files' format; rejects other files, and a target that exists."""
     if source.suffix not in WRITERS:
         raise UserError(f"{source}: int8 is for files that end in {' or '.join(WRITERS)}")
     if target.suffix != source.suffix:
         raise UserError(f"{target}: the int8 file of {source.name} ends in {source.suffix}")
     check_path(target, next(kind for kind in FORMATS.values() if kind.suffix == target.suffix))
     return WRITERS[source.suffix]
-
-
-def check_drop(max_drop: float) -> None:
-    """Reject what is no share."""
-    if not 0 <= max_drop <= 1:
-        raise UserError(f"max_drop is a share from 0 to 1, not {max_drop:g}")
 
 
 def worst(losses: Mapping[str, float], share: float) -> tuple[str, ...]:

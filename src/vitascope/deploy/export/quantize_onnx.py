@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
-from itertools import islice
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from vitascope.deploy.export.calibration import MEASURED, CalibrationPictures, RoundingError
-from vitascope.deploy.predict.exported_model import INPUT, Batch
-from vitascope.deploy.predict.runtimes import missing_extra
+from vitascope.deploy.export.calibration import MEASURED, rounding_error
+from vitascope.deploy.predict.runtimes import INPUT, Batch, importing
 
 LAYERS = ("MatMul", "Gemm", "Conv")
 MOST_BYTES = 2**31 - 2**24
@@ -22,17 +22,15 @@ MOST_BYTES = 2**31 - 2**24
 def write_onnx_int8(
     source: Path,
     target: Path,
-    inputs: CalibrationPictures,
+    inputs: Sequence[Batch],
     in_float: Collection[str],
     metadata: Mapping[str, str],
 ) -> dict[str, float]:
-    """Write the int8 file of an ONNX file."""
-    try:
+    """Write the int8 file of an ONNX file; return the rounding error of each int8 layer's input."""
+    with importing("onnx", "onnxruntime and onnx"):
         import onnx
         from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
         from onnxruntime.quantization.shape_inference import quant_pre_process
-    except ImportError as error:
-        raise missing_extra("onnx", "onnxruntime and onnx") from error
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=target.parent) as aside:
         shaped, written = Path(aside) / "shaped.onnx", Path(aside) / "int8.onnx"
         apart = sum(file.stat().st_size for file in source.parent.glob(f"{source.name}*")) > MOST_BYTES
@@ -47,7 +45,8 @@ def write_onnx_int8(
         quantize_static(
             shaped,
             written,
-            reader(inputs),
+            # as a CalibrationDataReader: one input after another, then None
+            SimpleNamespace(get_next=partial(next, ({INPUT: batch} for batch in inputs), None)),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(LAYERS),
             nodes_to_quantize=[name for name in layers if name not in in_float],
@@ -66,33 +65,12 @@ def write_onnx_int8(
 
 
 def layers_of(graph: Any) -> list[str]:
-    """Names of the products with weights, the patch embedding first.
-
-    Products of two activations, and those with matrices that resample a picture, have no weights.
-    """
+    """Names of the products with weights (none in attention and resizing), the patch embedding first."""
     constants = {tensor.name for tensor in graph.initializer}
     return [node.name for node in graph.node if node.op_type in LAYERS and node.input[1] in constants]
 
 
-def reader(inputs: CalibrationPictures) -> Any:
-    """The inputs as a `CalibrationDataReader`."""
-    from onnxruntime.quantization import CalibrationDataReader
-
-    class _Reader(CalibrationDataReader):  # type: ignore[misc] # untyped
-        """Yields one input after another, then None."""
-
-        def __init__(self) -> None:
-            self._left: Iterator[Batch] = iter(inputs)
-
-        def get_next(self) -> dict[str, Batch] | None:
-            """The next input by name."""
-            batch = next(self._left, None)
-            return None if batch is None else {INPUT: batch}
-
-    return _Reader()
-
-
-def rounding_of(target: Path, model: Any, inputs: CalibrationPictures) -> dict[str, float]:
+def rounding_of(target: Path, model: Any, inputs: Sequence[Batch]) -> dict[str, float]:
     """The rounding error of each layer's input, by the layer's name."""
     import onnx
     import onnxruntime
@@ -113,8 +91,5 @@ def rounding_of(target: Path, model: Any, inputs: CalibrationPictures) -> dict[s
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        rounding = RoundingError(pairs)
-        for batch in islice(inputs, MEASURED):
-            found = dict(zip(watched, session.run(watched, {INPUT: batch}), strict=True))
-            rounding.add({name: np.asarray(value) for name, value in found.items()})
-    return rounding.shares()
+        runs = (session.run(watched, {INPUT: batch}) for batch in inputs[:MEASURED])
+        return rounding_error(pairs, (dict(zip(watched, map(np.asarray, run), strict=True)) for run in runs))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from itertools import islice
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitascope.deploy.export.calibration import MEASURED, CalibrationPictures, RoundingError
-from vitascope.deploy.export.silencing import silenced
-from vitascope.deploy.predict.exported_model import INPUT, SECTION
-from vitascope.deploy.predict.runtimes import missing_extra, openvino_core
+from vitascope.deploy.export.calibration import MEASURED, rounding_error
+from vitascope.deploy.export.formats import silenced
+from vitascope.deploy.predict.runtimes import INPUT, SECTION, Batch, importing, openvino_core
 
 LAYERS = ("MatMul", "Convolution")
 PRODUCTS = (*LAYERS, "ScaledDotProductAttention")
@@ -21,19 +19,17 @@ MOVES = ("Convert", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "St
 def write_openvino_int8(
     source: Path,
     target: Path,
-    inputs: CalibrationPictures,
+    inputs: Sequence[Batch],
     in_float: Collection[str],
     metadata: Mapping[str, str],
 ) -> dict[str, float]:
     """Write the int8 file of an OpenVINO file; arguments and result are those of `write_onnx_int8`."""
-    try:
+    with importing("openvino", "openvino and nncf"):
         import openvino
 
         with silenced():
             import nncf
             from nncf.quantization.range_estimator import RangeEstimatorParametersSet
-    except ImportError as error:
-        raise missing_extra("openvino", "openvino and nncf") from error
     model = openvino_core().read_model(source)
     products = [op for op in all_operations(model) if op.get_type_name() in PRODUCTS]
     # Products without weights stay in float: in attention, NNCF would round the queries alone, which no
@@ -82,7 +78,7 @@ def unmoved(op: Any) -> Any:
     return op
 
 
-def rounding_of(quantized: Any, inputs: CalibrationPictures) -> dict[str, float]:
+def rounding_of(quantized: Any, inputs: Sequence[Batch]) -> dict[str, float]:
     """The rounding error of each int8 layer's input, by the layer's name."""
     import openvino
 
@@ -97,8 +93,5 @@ def rounding_of(quantized: Any, inputs: CalibrationPictures) -> dict[str, float]
     compiled = openvino_core().compile_model(watched, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     pairs = {name: (f"{name} before", f"{name} after") for name in rounded}
     names = [name for pair in pairs.values() for name in pair]
-    rounding = RoundingError(pairs)
-    for batch in islice(inputs, MEASURED):
-        found = compiled({INPUT: batch})
-        rounding.add({name: found[place] for place, name in enumerate(names)})
-    return rounding.shares()
+    runs = (compiled({INPUT: batch}) for batch in inputs[:MEASURED])
+    return rounding_error(pairs, ({name: run[place] for place, name in enumerate(names)} for run in runs))

@@ -9,8 +9,6 @@ height first if it shrinks by more than twice as many pixels as the width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -41,11 +39,7 @@ def sinc(x: Tensor) -> Tensor:
     return torch.where(x == 0, torch.ones_like(x), turned.sin() / turned)
 
 
-FILTERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "bilinear": bilinear,
-    "bicubic": bicubic,
-    "lanczos": lanczos,
-}
+FILTERS = {"bilinear": bilinear, "bicubic": bicubic, "lanczos": lanczos}
 
 
 def weights(size: int, start: Tensor, extent: Tensor, out: int, interpolation: str) -> Tensor:
@@ -68,16 +62,6 @@ def centres_of(start: Tensor, extent: Tensor, out: int) -> Tensor:
 def whole(values: Tensor) -> Tensor:
     """Round and clamp to bytes, as Pillow does after each pass."""
     return (values + 0.5).floor().clamp(0, 255)
-
-
-def rows_first(pictures: Tensor, across: Tensor, down: Tensor) -> Tensor:
-    """Resize the height, then the width."""
-    return whole(whole(down @ pictures) @ across)
-
-
-def columns_first(pictures: Tensor, across: Tensor, down: Tensor) -> Tensor:
-    """Resize the width, then the height."""
-    return whole(down @ whole(pictures @ across))
 
 
 class Resize(nn.Module):
@@ -108,7 +92,8 @@ class Resize(nn.Module):
         down = weights(height, top, seen_rows, self.height, self.interpolation)  # (height', H)
         tall = (rows > down_to) & (rows - down_to > 2 * (columns - across_to))
         # Computes both and selects one, because OpenVINO 2026.4 sometimes computes a branch wrong.
-        resized = torch.where(tall, rows_first(pictures, across, down), columns_first(pictures, across, down))
+        height_first = whole(whole(down @ pictures) @ across)
+        resized = torch.where(tall, height_first, whole(down @ whole(pictures @ across)))
         if not self.rule.may_exceed:
             return resized
         inside = covered(rows, top, seen_rows, self.height)[:, None] & covered(
@@ -166,10 +151,7 @@ class WholePixels:
     def seen(self, height: Tensor, width: Tensor) -> tuple[Axis, Axis]:
         """The part that `Preprocess.fit` takes of a picture of this height and width, int64 ()."""
         down_to, across_to = self.resized_hw(height, width)
-        return (
-            self.axis(height, down_to, self.height),
-            self.axis(width, across_to, self.width),
-        )
+        return self.axis(height, down_to, self.height), self.axis(width, across_to, self.width)
 
     def axis(self, size: Tensor, resized: Tensor, out: int) -> Axis:
         """The `out` pixels in the middle of an axis of `size` pixels that is resized to `resized`."""

@@ -1,17 +1,16 @@
-"""AccuracyComparison of an exported model's outputs with those of the model in torch."""
+"""Comparison of an exported model's outputs with those of the model in torch."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vitascope.data.decoding import ImageSource
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.predict.exported_model import ExportedEngine
+from vitascope.deploy.predict.runtimes import ExportedEngine
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 
@@ -98,17 +97,15 @@ def sample_pictures() -> list[ImageSource]:
     """The two photographs in scikit-learn and parts of them, 16 uint8 (H, W, C) of 8 sizes."""
     from sklearn.datasets import load_sample_images
 
-    photographs = load_sample_images().images  # a temple and a flower, (427, 640, 3)
-    return [part for photograph in photographs for part in parts(photograph)]
-
-
-def parts(photograph: np.ndarray) -> Iterator[np.ndarray]:
-    """The photograph, its quarters, its middle, a strip across and a part below most models' input size."""
-    H, W = photograph.shape[:2]
-    yield photograph
-    for top in (0, H // 2):
-        for left in (0, W // 2):
-            yield photograph[top : top + H // 2, left : left + W // 2]
-    yield photograph[:, W // 4 : W // 4 + H]
-    yield photograph[H // 3 : 2 * H // 3]
-    yield photograph[H // 2 : H // 2 + 90, W // 3 : W // 3 + 120]
+    found: list[ImageSource] = []
+    for photograph in load_sample_images().images:  # a temple and a flower, (427, 640, 3)
+        H, W = photograph.shape[:2]
+        quarters = [
+            photograph[top : top + H // 2, left : left + W // 2]
+            for top in (0, H // 2)
+            for left in (0, W // 2)
+        ]
+        middle, strip = photograph[:, W // 4 : W // 4 + H], photograph[H // 3 : 2 * H // 3]
+        small = photograph[H // 2 : H // 2 + 90, W // 3 : W // 3 + 120]  # below most models' input size
+        found += [photograph, *quarters, middle, strip, small]
+    return found

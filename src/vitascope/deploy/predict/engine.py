@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from vitascope.data.decoding import ImageSource
+from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
@@ -30,6 +30,8 @@ class Engine(ABC):
     """Name of the model's file or folder, or its hub id; empty for a model that was not opened by a name."""
     architecture = ""
     """Its named size, or a phrase; empty if unknown."""
+    description: str
+    """The runtime, precision and device, for people: `torch, auto precision, on cpu`."""
     preprocess: Preprocess
     """From any picture to the model's pixels."""
     class_names: tuple[str, ...]
@@ -38,11 +40,6 @@ class Engine(ABC):
     """K; 0 for a model without a head."""
     own_pixels = False
     """Whether `pixels` differs from `preprocess.pixels`, which other processes can run too."""
-
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """The runtime, precision and device, for people: `torch, auto precision, on cpu`."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name or self.architecture}: {self.description})"
@@ -60,6 +57,17 @@ class Engine(ABC):
     def pixels(self, image: ImageSource) -> Pixels:
         """A picture as `probabilities` takes it, uint8 (C, H, W)."""
         return self.reader(image)
+
+    def read(self, sources: Sequence[ImageSource]) -> tuple[list[Pixels], dict[int, str]]:
+        """The pixels of readable pictures, and by place the errors of the others."""
+        pictures: list[Pixels] = []
+        errors: dict[int, str] = {}
+        for place, source in enumerate(sources):
+            try:
+                pictures.append(self.pixels(source))
+            except ImageError as error:
+                errors[place] = str(error)
+        return pictures, errors
 
     @abstractmethod
     def probabilities(self, pixels: Tensor) -> Tensor:
@@ -95,15 +103,9 @@ class Engine(ABC):
 
 
 class TorchEngine(Engine):
-    """A model in torch, in the precision that suits the hardware, the shape and the batch.
+    """A model in torch; precision `auto` suits the hardware, the shape and the batch.
 
-    Args:
-        model: a model with its preprocessing; one without a head gives features and no probabilities.
-        precision: `auto`, `fp32` or `bf16`.
-        device: `auto`, or a torch device.
-
-    Raises:
-        UserError: an unknown device.
+    A model without a head gives features and no probabilities.
     """
 
     def __init__(self, model: Classifier, *, precision: str = "auto", device: str = "auto") -> None:
@@ -115,20 +117,13 @@ class TorchEngine(Engine):
         self.num_classes = model.config.num_classes if gives_classes else 0
         self.precision = precision
         self.device = resolve_device(device)
+        self.description = f"torch, {precision} precision, on {self.device}"
         self.model = model.eval().to(self.device, torch.float32)
         self._in_dtype: dict[torch.dtype, Classifier] = {torch.float32: self.model}
 
-    @property
-    def description(self) -> str:
-        """`torch, auto precision, on cpu`."""
-        return f"torch, {self.precision} precision, on {self.device}"
-
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 over the name, shape and float32 bytes of every tensor in the order of the names.
-
-        The same weights have the same digest in any kind of file.
-        """
+        """SHA-256 over name, shape and float32 bytes of the tensors, sorted by name: equal in any file."""
         found = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             found.update(f"{name} {tuple(tensor.shape)}\n".encode())
@@ -137,11 +132,7 @@ class TorchEngine(Engine):
 
     @torch.inference_mode()
     def probabilities(self, pixels: Tensor) -> Tensor:
-        """uint8 (B, C, H, W) to probabilities (B, K), float32, on the CPU.
-
-        Raises:
-            UserError: a model without a head.
-        """
+        """uint8 (B, C, H, W) to probabilities (B, K), float32, on the CPU."""
         self.check_classes()
         model, images = self._prepared(pixels)
         return model(images).float().softmax(dim=1).cpu()

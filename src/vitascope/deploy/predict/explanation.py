@@ -61,20 +61,11 @@ def explain_pixels(
     *,
     batch_size: int | None = None,
 ) -> Explanation:
-    """Explain the prediction of one picture.
+    """Explain the prediction of one picture, uint8 (C, H, W); `target` None is the predicted class.
 
-    Args:
-        engine: a `TorchEngine`; gradients and attention need the model itself.
-        pixels: uint8 (C, H, W).
-        method: a name in `vitascope.explain.METHODS`.
-        target: a class by name or index; None is the predicted one.
-        batch_size: images per forward pass of a method that needs many; None is the method's own number.
-
-    Raises:
-        UserError: an exported model; an unknown method, or one that this model does not support; an unknown
-            class; a target for a method without one.
+    `batch_size` is that of the forward passes of a method that needs many; None is the method's own.
     """
-    if not isinstance(engine, TorchEngine):
+    if not isinstance(engine, TorchEngine):  # an exported model has no gradients and no attention
         raise UserError(f"an explanation needs the model itself, not {engine.description}")
     check_choice("method", method, METHODS)
     model, chosen = engine.model, METHODS[method]

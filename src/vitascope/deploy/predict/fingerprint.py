@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,11 @@ class Fingerprint:
 
     def differences(self, engine: Engine, top_k: int) -> list[str]:
         """List what differs, such as `top_k was 5, not 3`; empty if nothing does."""
-        names = list(_changes(_numbered(self.class_names), _numbered(engine.class_names)))
+        before, now = (
+            {f"class {number}": name for number, name in enumerate(names)}
+            for names in (self.class_names, engine.class_names)
+        )
+        names = list(_changes(before, now))
         more = [f"{len(names) - 3:,} more class names differ"] if len(names) > 3 else []
         found = [
             *_changes({"top_k": self.top_k}, {"top_k": top_k}),
@@ -54,9 +58,8 @@ class Fingerprint:
             *_changes(self.preprocess, engine.preprocess.to_dict()),
             *(names[:3] + more),
         ]
-        return found or self._differing_prediction(engine)
-
-    def _differing_prediction(self, engine: Engine) -> list[str]:
+        if found:
+            return found
         for row, (index, score) in zip(
             _probabilities_of_waves(engine).tolist(), self.test_answers, strict=True
         ):
@@ -64,10 +67,6 @@ class Fingerprint:
                 label = engine.label(index)
                 return [f"its model gave class {label} {score:.1%} on a test image, not {row[index]:.1%}"]
         return []
-
-
-def _numbered(names: Sequence[str]) -> dict[str, str]:
-    return {f"class {number}": name for number, name in enumerate(names)}
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import html
 import io
@@ -106,15 +107,14 @@ class Predictor:
         if batch_size < 1:
             raise UserError(f"batch_size must be at least 1, not {batch_size}")
         if isinstance(model, str | os.PathLike):
-            engine = open_engine(model, precision=precision, device=device)
-        elif isinstance(model, Engine):
-            if (precision, device) != ("auto", "auto"):
-                raise UserError("an engine has its own precision and device: omit both, or give the model")
-            engine = model
+            self.engine = open_engine(model, precision=precision, device=device)
+        elif not isinstance(model, Engine):
+            self.engine = TorchEngine(model, precision=precision, device=device)
+        elif (precision, device) == ("auto", "auto"):
+            self.engine = model
         else:
-            engine = TorchEngine(model, precision=precision, device=device)
-        engine.check_classes()
-        self.engine = engine
+            raise UserError("an engine has its own precision and device: omit both, or give the model")
+        self.engine.check_classes()
         self.batch_size = batch_size
 
     @classmethod
@@ -252,36 +252,20 @@ class Predictor:
         workers = (os.cpu_count() or 1) if workers is None else workers
         if not workers or self.engine.own_pixels:
             for batch in batches:
-                yield from self._results(batch, *self._read(batch), top_k)
+                yield from self._results(batch, *self.engine.read(batch), top_k)
             return
-        pool = StreamingPool(self.engine.preprocess, self.batch_size, workers)
-        try:
+        with contextlib.closing(StreamingPool(self.engine.preprocess, self.batch_size, workers)) as pool:
             for paths_read, pixels, errors in pool.read(batches):
                 readable = [pixels[place] for place in range(len(paths_read)) if place not in errors]
                 yield from self._results(paths_read, readable, errors, top_k)
-        finally:
-            pool.close()
-
-    def _read(self, paths: Sequence[str]) -> tuple[list[Pixels], dict[int, str]]:
-        """The pixels of readable files, and by place the errors of the others."""
-        pictures: list[Pixels] = []
-        errors: dict[int, str] = {}
-        for place, path in enumerate(paths):
-            try:
-                pictures.append(self.engine.pixels(path))
-            except ImageError as error:
-                errors[place] = str(error)
-        return pictures, errors
 
     def _results(
         self, paths: Sequence[str], pictures: Sequence[Pixels], errors: dict[int, str], top_k: int
     ) -> Iterator[ImageResult]:
         ranked = iter(self.rank(self.engine.predict(pictures), top_k) if pictures else [])
         for place, path in enumerate(paths):
-            if place in errors:
-                yield ImageResult(path, [], errors[place])
-            else:
-                yield ImageResult(path, next(ranked))
+            error = errors.get(place)
+            yield ImageResult(path, next(ranked) if error is None else [], error)
 
     def rank(self, probabilities: torch.Tensor, top_k: int) -> list[list[Prediction]]:
         """The `top_k` most probable classes of each row of (B, K), most probable first."""

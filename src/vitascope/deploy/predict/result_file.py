@@ -1,8 +1,10 @@
-"""PicturePredictions of any number of images in one file, JSON lines or Parquet, that can be resumed."""
+"""Predictions of any number of images in one file, JSON lines or Parquet, that can be resumed."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import itertools
 import json
 import os
 from collections import Counter
@@ -13,32 +15,29 @@ from typing import Any
 
 from vitascope.deploy.predict.engine import Engine
 from vitascope.deploy.predict.fingerprint import Fingerprint
-from vitascope.deploy.predict.parquet import (
-    check_parquet,
-    escaped,
-    read_fingerprint,
-    read_images,
-    write_parquet,
-)
 from vitascope.deploy.predict.predictor import ImageResult
 from vitascope.errors import UserError
-from vitascope.storage import explaining_failure, flush, hold
+from vitascope.storage import explaining_failure, flush, hold, replacing
 
 FORMATS = (".jsonl", ".parquet")
 NAMED = 10
 """Unreadable images whose reasons are kept."""
-
-
-def as_row(result: ImageResult) -> dict[str, Any]:
-    """Plain values: `image`, and `predictions` or `error`."""
-    if result.error is not None:
-        return {"image": result.image, "error": result.error}
-    return {"image": result.image, "predictions": [vars(guess) for guess in result.predictions]}
+PARQUET_ROWS = 10_000
+"""Rows per row group, which bounds the memory."""
+_METADATA = b"vitascope"
 
 
 def as_line(result: ImageResult) -> str:
-    r"""One line of JSON; bytes of a path that are no UTF-8 are escaped as `\udce9`."""
-    return escaped(json.dumps(as_row(result), ensure_ascii=False)) + "\n"
+    """One line of JSON: `image`, and `predictions` or `error`."""
+    row: dict[str, Any] = {"image": result.image, "error": result.error}
+    if result.error is None:
+        row = {"image": result.image, "predictions": [vars(guess) for guess in result.predictions]}
+    return escaped(json.dumps(row, ensure_ascii=False)) + "\n"
+
+
+def escaped(text: str) -> str:
+    r"""A path with its bytes that are no UTF-8 as `\udce9`."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @dataclasses.dataclass
@@ -69,8 +68,8 @@ def check_out(out: Path, *, resume: bool) -> None:
     """Reject a file that cannot be written, and an existing one unless it is resumed."""
     if out.suffix not in FORMATS:
         raise UserError(f"{out}: a result file ends in {' or '.join(FORMATS)}")
-    if out.suffix == ".parquet":
-        check_parquet()
+    if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UserError("Parquet needs pyarrow: pip install 'vitascope[parquet]'; or choose a .jsonl file")
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such folder")
     for path in (out, lines_file(out)):
@@ -81,20 +80,10 @@ def check_out(out: Path, *, resume: bool) -> None:
 
 
 class ResultFile:
-    """A result file, written one line per image; a context manager that closes it.
+    """A result file, written one line per image, with `FILE.jsonl.fingerprint.json` beside it.
 
-    JSON lines are written in place, with the fingerprint beside them in `FILE.jsonl.fingerprint.json`.
-    `finish` makes a Parquet file from the lines in `FILE.parquet.partial.jsonl`. After an interruption, even
-    by SIGKILL, all complete lines count.
-
-    Args:
-        out: a file name that ends in .jsonl or .parquet.
-        engine: the engine that predicts.
-        top_k: classes per image.
-        resume: continue the file if it exists.
-
-    Raises:
-        UserError: as `check_out`; or the file has another fingerprint, or another process writes it.
+    `finish` makes a Parquet file from the lines in `FILE.parquet.partial.jsonl`. When a file is resumed, all
+    complete lines count.
     """
 
     def __init__(self, out: str | os.PathLike[str], engine: Engine, top_k: int = 5, *, resume: bool = False):
@@ -119,17 +108,14 @@ class ResultFile:
             self._file = opened.enter_context(open(self._lines, "a", encoding="utf-8", newline="\n"))
             hold(opened.enter_context(open(self._lines, "rb")), self._lines)
             if not is_new:
-                self._check(self._read_fingerprint(), engine, top_k)
+                if not self._fingerprint_file.exists():
+                    raise UserError(
+                        f"{self._lines} cannot be resumed without {self._fingerprint_file.name}, which is "
+                        "missing; choose another file"
+                    )
+                self._check(self._fingerprint_file.read_text("utf-8"), engine, top_k)
                 os.truncate(self._lines, self._recall_lines())
             self._opened = opened.pop_all()
-
-    def _read_fingerprint(self) -> str:
-        if not self._fingerprint_file.exists():
-            raise UserError(
-                f"{self._lines} cannot be resumed without {self._fingerprint_file.name}, which is missing; "
-                "choose another file"
-            )
-        return self._fingerprint_file.read_text("utf-8")
 
     def _check(self, fingerprint: str, engine: Engine, top_k: int) -> None:
         found = Fingerprint(**json.loads(fingerprint)).differences(engine, top_k)
@@ -196,3 +182,48 @@ class ResultFile:
         if not self._finished:
             with suppress(OSError) if kind else nullcontext():  # a full disk is reported once
                 self._opened.close()
+
+
+def write_parquet(lines: Path, out: Path, fingerprint: str) -> None:
+    """Convert a file of JSON lines; `out` is complete or absent."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    prediction = pa.struct([("label", pa.string()), ("index", pa.int32()), ("score", pa.float32())])
+    columns = [("image", pa.string()), ("predictions", pa.list_(prediction)), ("error", pa.string())]
+    schema = pa.schema(columns, metadata={_METADATA: fingerprint})
+
+    def without_surrogates(row: dict[str, Any]) -> dict[str, Any]:  # which JSON can hold, and Parquet cannot
+        return {name: escaped(value) if isinstance(value, str) else value for name, value in row.items()}
+
+    with (
+        replacing(out) as aside,
+        open(lines, encoding="utf-8") as file,
+        pq.ParquetWriter(aside, schema) as to,
+    ):
+        while group := list(itertools.islice(file, PARQUET_ROWS)):
+            rows = [json.loads(line, object_hook=without_surrogates) for line in group]
+            to.write_table(pa.Table.from_pylist(rows, schema=schema))
+
+
+def read_fingerprint(path: Path) -> str:
+    """The fingerprint's JSON in a file of `write_parquet`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{path}: not a Parquet file") from error
+    if _METADATA not in metadata:
+        raise UserError(f"{path}: not written by `vitascope predict`; choose another file")
+    return str(metadata[_METADATA], "utf-8")
+
+
+def read_images(path: Path) -> Iterator[tuple[str, str | None]]:
+    """Image and error of each row."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=["image", "error"]):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)

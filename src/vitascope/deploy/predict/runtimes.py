@@ -1,34 +1,279 @@
-"""The engines of ONNX Runtime, OpenVINO and torch.export, and `open_engine`, which opens any MODEL."""
+"""Exported models in ONNX Runtime, OpenVINO and torch.export, and `open_engine`, which opens any model."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
+from vitascope._version import __version__
+from vitascope.data.decoding import ImageSource
+from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.exported_model import (
-    INPUT,
-    OUTPUTS,
-    SECTION,
-    Batch,
-    ExportedEngine,
-    ExportedModelError,
-    Outputs,
-)
 from vitascope.errors import UserError, check_choice
+from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import PRECISIONS
+from vitascope.model.resnet_config import ResNetConfig
+from vitascope.model.sizes import ModelConfig, architecture_of
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.sources import CONFIG
 
 SUFFIXES = (".onnx", ".xml", ".pt2")
 """Of exported models."""
+InputMode = Literal["pictures", "tensors"]
+INPUT_MODES = ("pictures", "tensors")
+FORMER_INPUT_MODES = {"pixels": "tensors"}
+"""Names in files of earlier versions."""
+INPUT = "pixels"
+"""Name of the graph's input."""
+OUTPUTS = ("probabilities", "logits")
+"""Names of the graph's outputs."""
+FORMAT_VERSION = 1
+KEYS = ("preprocess", "class_names", "num_classes", "input", "model", "precision", "vitascope", "format")
+SECTION = "vitascope"
+"""The section of OpenVINO's `rt_info` that has these keys. ONNX has them in its metadata."""
+
+Batch = npt.NDArray[np.uint8]
+"""uint8 (B, H, W, C)."""
+Outputs = npt.NDArray[np.float32]
+"""float32 (B, K)."""
+
+
+class ExportedModelError(UserError):
+    """An exported model that cannot be used; the message names the file."""
+
+
+def metadata_of(config: ModelConfig, preprocess: Preprocess, input: InputMode) -> dict[str, str]:
+    """The metadata of an exported model, each value as JSON in ASCII, which every format can hold."""
+    values = {
+        "preprocess": preprocess.to_dict(),
+        "class_names": config.class_names,
+        "num_classes": config.num_classes,
+        "input": input,
+        "model": config.to_dict(),
+        "precision": "fp32",
+        "vitascope": __version__,
+        "format": FORMAT_VERSION,
+    }
+    return {key: json.dumps(value) for key, value in values.items()}
+
+
+def read_metadata(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
+    """The inverse of `metadata_of`; unknown keys are ignored."""
+    missing = [key for key in KEYS if key not in texts]
+    if missing:
+        raise ExportedModelError(f"{path}: not written by `vitascope export`: it lacks {', '.join(missing)}")
+    try:
+        values = {key: json.loads(texts[key]) for key in KEYS}
+        if values["format"] != FORMAT_VERSION:
+            raise ExportedModelError(
+                f"{path}: this vitascope reads format {FORMAT_VERSION}, not format {values['format']}; the "
+                f"file was written by vitascope {values['vitascope']}"
+            )
+        values["preprocess"] = Preprocess.from_dict(values["preprocess"])
+        values["class_names"] = tuple(map(str, values["class_names"]))
+        values["input"] = FORMER_INPUT_MODES.get(values["input"], values["input"])
+        if values["input"] not in INPUT_MODES:
+            raise UserError(f"input {values['input']!r} is none of {', '.join(INPUT_MODES)}")
+        names, count = values["class_names"], values["num_classes"]
+        if not isinstance(count, int) or count < 1:
+            raise UserError(f"num_classes must be at least 1, not {count!r}")
+        if names and len(names) != count:
+            raise UserError(f"{len(names)} class_names for num_classes {count}")
+    except ExportedModelError:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ExportedModelError(f"{path}: broken metadata: {error}") from error
+    return values
+
+
+class ExportedEngine(Engine):
+    """An exported model in its own runtime."""
+
+    def __init__(self, path: Path, texts: Mapping[str, str]) -> None:
+        values = read_metadata(texts, path)
+        self.path = path
+        self.metadata = dict(texts)
+        self.preprocess = values["preprocess"]
+        self.class_names = values["class_names"]
+        self.num_classes = values["num_classes"]
+        if options := values["model"]:
+            kind = ResNetConfig if "layers" in options else ViTConfig
+            with suppress(UserError):  # options of a later version
+                self.architecture = architecture_of(kind.from_dict(options))
+        self.input: InputMode = values["input"]
+        self.stored_precision = str(values["precision"])
+        self.own_pixels = self.input == "pictures" and not self.preprocess.keeps_own_size
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the file, and of the weights beside it if the format has them there."""
+        found = hashlib.sha256()
+        for path in files_of(self.path):
+            with open(path, "rb") as file:
+                while block := file.read(2**20):
+                    found.update(block)
+        return found.hexdigest()
+
+    @abstractmethod
+    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
+        """Probabilities and logits of uint8 (B, H, W, C)."""
+
+    def probabilities(self, pixels: Tensor) -> Tensor:
+        """uint8 (B, C, H, W) to probabilities (B, K), float32, on the CPU."""
+        return torch.from_numpy(self._run(pixels)[0])
+
+    def logits(self, pixels: Tensor) -> Tensor:
+        """uint8 (B, C, H, W) to logits (B, K), float32, on the CPU."""
+        return torch.from_numpy(self._run(pixels)[1])
+
+    @property
+    def reader(self) -> Callable[[ImageSource], Pixels]:
+        """Gives the model's size, so that pictures can share a batch, unless the graph would crop that."""
+        return self.preprocess.whole_pixels if self.own_pixels else self.preprocess.pixels
+
+    def _run(self, pixels: Tensor) -> tuple[Outputs, Outputs]:
+        return self.run(np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy()))
+
+
+def files_of(path: Path) -> list[Path]:
+    """An exported model's file, and the file of weights beside it if there is one."""
+    beside = {".xml": path.with_suffix(".bin"), ".onnx": path.with_suffix(".onnx.data")}.get(path.suffix)
+    return [path] if beside is None or not beside.exists() else [path, beside]
+
+
+@contextmanager
+def importing(extra: str, libraries: str) -> Iterator[None]:
+    """Name the extra to install if a library is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(f"this needs {libraries}: pip install 'vitascope[{extra}]'") from error
+
+
+@contextmanager
+def rejecting_broken(path: Path, runtime: str) -> Iterator[None]:
+    """Turn whatever a runtime raises when it opens a file into one line that names the file."""
+    try:
+        yield
+    except Exception as error:
+        raise ExportedModelError(f"{path}: {runtime} cannot read it: {first_line(error)}") from error
+
+
+class OnnxEngine(ExportedEngine):
+    """An ONNX file in ONNX Runtime, on the CPU, with as many threads as torch uses."""
+
+    def __init__(self, path: Path, *, precision: str = "auto") -> None:
+        with importing("onnx", "onnxruntime"):
+            import onnxruntime
+        check_choice("precision", precision, PRECISIONS)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 4  # its errors are raised as exceptions too
+        with rejecting_broken(path, "ONNX Runtime"):
+            self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        super().__init__(path, self.session.get_modelmeta().custom_metadata_map)
+        if precision not in ("auto", self.stored_precision):
+            raise UserError(f"{path} computes in {self.stored_precision}; it does not support {precision}")
+        self.description = f"ONNX Runtime, {self.stored_precision}, on cpu"
+
+    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
+        """Probabilities and logits of uint8 (B, H, W, C)."""
+        probabilities, logits = self.session.run(list(OUTPUTS), {INPUT: pixels})
+        return probabilities, logits
+
+
+class OpenVinoEngine(ExportedEngine):
+    """An OpenVINO file (`.xml` with its `.bin`), on the CPU, with as many threads as torch uses.
+
+    With precision `auto` the runtime chooses, bf16 if the CPU supports it. It is too coarse for a resize, so
+    `pictures` come in the model's size, or the file computes in fp32 if it has to crop them itself.
+    """
+
+    def __init__(self, path: Path, *, precision: str = "auto") -> None:
+        core = openvino_core()
+        check_choice("precision", precision, PRECISIONS)
+        texts = {}
+        with rejecting_broken(path, "OpenVINO"):
+            model = core.read_model(path)
+            if model.has_rt_info([SECTION]):
+                texts = {key: str(value) for key, value in model.get_rt_info([SECTION]).value.items()}
+        super().__init__(path, texts)
+        if self.own_pixels and precision == "bf16":
+            raise UserError(f"{path} crops and resizes, in fp32 only; for bf16 export it with input=tensors")
+        self.precision = "fp32" if self.own_pixels else precision
+        hints: dict[str, Any] = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        }
+        if self.precision != "auto":
+            hints["INFERENCE_PRECISION_HINT"] = {"fp32": "f32", "bf16": "bf16"}[self.precision]
+        with rejecting_broken(path, "OpenVINO"):
+            if self.input == "pictures" and self.precision != "fp32":
+                model.reshape([-1, *self.preprocess.image_size, self.preprocess.channels])
+            self.compiled = core.compile_model(model, "CPU", hints)
+        self.description = f"OpenVINO, {self.precision} precision, on cpu"
+        self._requests = threading.local()
+
+    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
+        """Probabilities and logits of uint8 (B, H, W, C)."""
+        request = getattr(self._requests, "one", None)
+        if request is None:  # one per thread: creating it takes longer than running a small model
+            request = self._requests.one = self.compiled.create_infer_request()
+        found = request.infer({INPUT: pixels}, share_inputs=True)
+        return found[OUTPUTS[0]], found[OUTPUTS[1]]
+
+
+@functools.cache
+def openvino_core() -> Any:
+    """OpenVINO's core, one per process, with its CPU plugin loaded for good."""
+    with importing("openvino", "openvino"):
+        import openvino
+    core = openvino.Core()
+    # Loads the plugin, which replaces the thread's signal stack and, when unloaded, restores the former one.
+    # Plugins that are not unloaded in reverse order leave a freed stack, and Ctrl-C then kills the process.
+    core.get_versions("CPU")
+    return core
+
+
+class ProgramEngine(ExportedEngine):
+    """A program of torch.export (`.pt2`), in torch, on the CPU, in fp32.
+
+    torch runs code from such a file, so open only files that you trust.
+    """
+
+    description = "a torch.export program, fp32, on cpu"
+
+    def __init__(self, path: Path) -> None:
+        texts: dict[str, Any] = {"format": ""}  # torch fills no empty dict
+        with rejecting_broken(path, "torch"):
+            program = torch.export.load(path, extra_files=texts)
+        super().__init__(path, texts)
+        self.module = program.module()
+
+    @torch.inference_mode()
+    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
+        """Probabilities and logits of uint8 (B, H, W, C)."""
+        probabilities, logits = self.module(torch.from_numpy(pixels))
+        return probabilities.numpy(), logits.numpy()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message that is no heading."""
+    lines = (line for line in map(str.strip, str(error).splitlines()) if line and not line.endswith(":"))
+    return next(lines, type(error).__name__)
 
 
 def open_engine(
@@ -38,18 +283,7 @@ def open_engine(
     precision: str = "auto",
     device: str = "auto",
 ) -> Engine:
-    """Open a MODEL reference or an exported model.
-
-    Args:
-        ref: a MODEL reference, an exported model (`.onnx`, `.xml`), or a folder with one.
-        revision: of a hub id.
-        precision: `auto`, `fp32` or `bf16`.
-        device: `auto`, or a torch device; exported models run on the CPU.
-
-    Raises:
-        CheckpointError: as `from_pretrained`.
-        UserError: as `TorchEngine` or `open_exported`.
-    """
+    """Open a MODEL reference, an exported model, or a folder with one; `revision` is that of a hub id."""
     file = exported_file_at(ref)
     engine: Engine
     if file is not None:
@@ -95,148 +329,3 @@ def open_exported(path: Path, *, precision: str = "auto", device: str = "auto") 
         f"{path}: torch runs code from such a file, so it is not opened by its name; use the model that it "
         "was exported from or, if you trust it, vitascope.deploy.predict.runtimes.ProgramEngine in Python"
     )
-
-
-def missing_extra(extra: str, library: str) -> UserError:
-    """The error for a library that is not installed."""
-    return UserError(f"this needs {library}: pip install 'vitascope[{extra}]'")
-
-
-class OnnxEngine(ExportedEngine):
-    """An ONNX file in ONNX Runtime, on the CPU, with as many threads as torch uses."""
-
-    def __init__(self, path: Path, *, precision: str = "auto") -> None:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise missing_extra("onnx", "onnxruntime") from error
-        check_choice("precision", precision, PRECISIONS)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 4  # its errors are raised as exceptions too
-        try:
-            self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise ExportedModelError(f"{path}: ONNX Runtime cannot read it: {first_line(error)}") from error
-        super().__init__(path, self.session.get_modelmeta().custom_metadata_map)
-        if precision not in ("auto", self.stored_precision):
-            raise UserError(f"{path} computes in {self.stored_precision}; it does not support {precision}")
-
-    @property
-    def description(self) -> str:
-        """`ONNX Runtime, fp32, on cpu`."""
-        return f"ONNX Runtime, {self.stored_precision}, on cpu"
-
-    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
-        """Probabilities and logits of uint8 (B, H, W, C)."""
-        probabilities, logits = self.session.run(list(OUTPUTS), {INPUT: pixels})
-        return probabilities, logits
-
-
-class OpenVinoEngine(ExportedEngine):
-    """An OpenVINO file (`.xml` with its `.bin`), on the CPU, with as many threads as torch uses.
-
-    With precision `auto` the runtime chooses, bf16 if the CPU supports it. The 8 bits of bf16 are too few for
-    pixel positions in a resize. So `pictures` come in the model's size, for which the resize is constant; if
-    the file has to crop them itself, it computes in fp32.
-    """
-
-    def __init__(self, path: Path, *, precision: str = "auto") -> None:
-        core = openvino_core()
-        check_choice("precision", precision, PRECISIONS)
-        with rejecting_broken(path):
-            model = core.read_model(path)
-            texts = metadata_in(model)
-        super().__init__(path, texts)
-        if self.own_pixels and precision == "bf16":
-            raise UserError(f"{path} crops and resizes, in fp32 only; for bf16 export it with input=tensors")
-        self.precision = "fp32" if self.own_pixels else precision
-        hints: dict[str, Any] = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        }
-        if self.precision != "auto":
-            hints["INFERENCE_PRECISION_HINT"] = {"fp32": "f32", "bf16": "bf16"}[self.precision]
-        with rejecting_broken(path):
-            if self.input == "pictures" and self.precision != "fp32":
-                model.reshape([-1, *self.preprocess.image_size, self.preprocess.channels])
-            self.compiled = core.compile_model(model, "CPU", hints)
-        self._requests = threading.local()
-
-    @property
-    def description(self) -> str:
-        """`OpenVINO, auto precision, on cpu`."""
-        return f"OpenVINO, {self.precision} precision, on cpu"
-
-    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
-        """Probabilities and logits of uint8 (B, H, W, C)."""
-        request = getattr(self._requests, "one", None)
-        if request is None:  # one per thread: creating it takes longer than running a small model
-            request = self._requests.one = self.compiled.create_infer_request()
-        found = request.infer({INPUT: pixels}, share_inputs=True)
-        return found[OUTPUTS[0]], found[OUTPUTS[1]]
-
-
-@functools.cache
-def openvino_core() -> Any:
-    """OpenVINO's core, one per process, with its CPU plugin loaded for good.
-
-    When loaded, the plugin replaces the thread's signal stack; when unloaded, it restores the former one. Two
-    plugins that are not unloaded in reverse order leave a freed stack, and Ctrl-C then kills the process.
-    """
-    try:
-        import openvino
-    except ImportError as error:
-        raise missing_extra("openvino", "openvino") from error
-    core = openvino.Core()
-    core.get_versions("CPU")  # loads the plugin
-    return core
-
-
-@contextmanager
-def rejecting_broken(path: Path) -> Iterator[None]:
-    """Turn OpenVINO's errors into one that names the file."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise ExportedModelError(f"{path}: OpenVINO cannot read it: {first_line(error)}") from error
-
-
-def metadata_in(model: Any) -> dict[str, str]:
-    """Our metadata in an OpenVINO model; empty if it has none."""
-    if not model.has_rt_info([SECTION]):
-        return {}
-    return {key: str(value) for key, value in model.get_rt_info([SECTION]).value.items()}
-
-
-class ProgramEngine(ExportedEngine):
-    """A program of torch.export (`.pt2`), in torch, on the CPU, in fp32.
-
-    torch runs code from such a file, so open only files that you trust.
-    """
-
-    def __init__(self, path: Path) -> None:
-        texts: dict[str, Any] = {"format": ""}  # torch fills no empty dict
-        try:
-            program = torch.export.load(path, extra_files=texts)
-        except Exception as error:
-            raise ExportedModelError(f"{path}: torch cannot read it: {first_line(error)}") from error
-        super().__init__(path, texts)
-        self.module = program.module()
-
-    @property
-    def description(self) -> str:
-        """`a torch.export program, fp32, on cpu`."""
-        return "a torch.export program, fp32, on cpu"
-
-    @torch.inference_mode()
-    def run(self, pixels: Batch) -> tuple[Outputs, Outputs]:
-        """Probabilities and logits of uint8 (B, H, W, C)."""
-        probabilities, logits = self.module(torch.from_numpy(pixels))
-        return probabilities.numpy(), logits.numpy()
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's message that is no heading."""
-    lines = (line for line in map(str.strip, str(error).splitlines()) if line and not line.endswith(":"))
-    return next(lines, type(error).__name__)

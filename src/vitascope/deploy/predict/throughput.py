@@ -18,7 +18,7 @@ from vitascope.deploy.predict.runtimes import exported_file_at, open_engine
 from vitascope.errors import UserError
 from vitascope.model.classifier import build
 from vitascope.model.hardware import bf16_units, has_bf16, resolve_device, resolve_precision
-from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
+from vitascope.model.sizes import NAMED_SIZES, named_config
 from vitascope.weights.loading import from_pretrained
 
 Step = Callable[[], object]
@@ -28,7 +28,6 @@ ROUNDS = 3
 CPU_PRODUCT, GPU_PRODUCT = 2048, 8192
 """Sides of square matrices, large enough to reach the peak of a CPU or a GPU."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_PRECISION_OF = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -81,17 +80,9 @@ class Benchmark:
     def open(
         cls, ref: str | os.PathLike[str], *, precisions: Sequence[str], device: str = "auto"
     ) -> Benchmark:
-        """Open a MODEL reference, an exported model or a named size.
+        """Open a MODEL reference, an exported model, or a named size with random weights.
 
-        Args:
-            ref: a named size gets random weights, which take as long as trained ones.
-            precisions: `fp32`, `bf16`; an exported model has its own. bf16 is left out if the device would
-                emulate it.
-            device: `auto`, or a torch device.
-
-        Raises:
-            CheckpointError: as `from_pretrained`.
-            UserError: as `open_engine`; no precision, an unknown one, or only an emulated one.
+        bf16 is left out if the device would emulate it; an exported model has a precision of its own.
         """
         if not precisions:
             raise UserError("nothing to measure: precisions is empty")
@@ -120,75 +111,70 @@ class Benchmark:
         )
 
     def measure(self, batch_sizes: Sequence[int], seconds: float) -> list[Throughput]:
-        """Measure every precision and batch size in interleaved rounds, together with the matrix products.
+        """Measure every precision and batch size in turns with the matrix products.
 
-        A machine that slows down meanwhile thus slows down all of them alike. A batch consists of random
-        pixels, which take as long as others; it starts as bytes on the CPU and ends as probabilities there.
+        So a machine that slows down meanwhile slows down all of them alike.
         """
         if not batch_sizes:
             raise UserError("nothing to measure: batch_sizes is empty")
         if min(batch_sizes) < 1:
             raise UserError(f"a batch has at least 1 image, not {min(batch_sizes)}")
         cases = [(size, precision) for size in batch_sizes for precision in self.engines]
-        products = [
-            (precision, *product)
-            for precision, engine in self.engines.items()
-            if isinstance(engine, TorchEngine)
-            for product in (
-                square_product(_DTYPES[precision], engine.device),
-                model_product(engine.config, max(batch_sizes), _DTYPES[precision], engine.device),
-            )
-        ]
         steps = [step_of(self.engines[precision], size) for size, precision in cases]
-        steps += [step for _, step, _ in products]
-        times = take_turns(steps, seconds)
+        products: list[tuple[str, int]] = []  # precision and operations
+        for precision, engine in self.engines.items():
+            if isinstance(engine, TorchEngine):
+                side = CPU_PRODUCT if engine.device.type == "cpu" else GPU_PRODUCT
+                D, tokens = engine.config.embed_dim, max(batch_sizes) * engine.config.num_tokens
+                # Square matrices, and a layer of the model, for which a library may have a faster kernel.
+                for M, K, N in ((side, side, side), (tokens, D, 4 * D)):
+                    steps.append(product(M, K, N, _DTYPES[precision], engine.device))
+                    products.append((precision, 2 * M * K * N))
+        times = take_turns(steps, rounds=ROUNDS, seconds=seconds)
         ceilings: dict[str, float] = {}
-        for (precision, _, flops), found in zip(products, times[len(cases) :], strict=True):
+        for (precision, flops), found in zip(products, times[len(cases) :], strict=True):
             ceilings[precision] = max(ceilings.get(precision, 0.0), flops / min(found))
-        return [
-            self._result(size, precision, found, ceilings.get(precision))
-            for (size, precision), found in zip(cases, times, strict=False)
-        ]
-
-    def _result(
-        self, batch_size: int, precision: str, seconds: Sequence[float], ceiling: float | None
-    ) -> Throughput:
-        engine, is_auto, flops = self.engines[precision], True, None
-        if isinstance(engine, TorchEngine):
-            auto = resolve_precision("auto", engine.config, engine.device, batch_size, training=False)
-            is_auto, flops = _PRECISION_OF[auto] == precision, engine.config.flops
-        return Throughput(
-            batch_size=batch_size,
-            precision=precision,
-            is_auto=is_auto,
-            seconds=tuple(seconds),
-            flops=flops,
-            ceiling=ceiling,
-        )
+        rows = []
+        for (size, precision), found in zip(cases, times, strict=False):
+            engine, is_auto = self.engines[precision], True
+            if isinstance(engine, TorchEngine):
+                auto = resolve_precision("auto", engine.config, engine.device, size, training=False)
+                is_auto = _DTYPES[precision] == auto
+            rows.append(
+                Throughput(
+                    batch_size=size,
+                    precision=precision,
+                    is_auto=is_auto,
+                    seconds=tuple(found),
+                    flops=engine.config.flops if isinstance(engine, TorchEngine) else None,
+                    ceiling=ceilings.get(precision),
+                )
+            )
+        return rows
 
 
 def step_of(engine: Engine, batch_size: int) -> Step:
-    """The outputs of a batch of random pixels."""
+    """From a batch of random pixels, bytes on the CPU, to outputs there; other pixels take as long."""
     shape = (batch_size, engine.preprocess.channels, *engine.preprocess.image_size)
     pixels = torch.randint(256, shape, dtype=torch.uint8)
     return lambda: engine.outputs(pixels)
 
 
-def take_turns(steps: Sequence[Step], seconds: float) -> list[list[float]]:
-    """Seconds of each call of each step, in rounds where every step gets an equal part of the time.
+def take_turns(steps: Sequence[Step], *, rounds: int, seconds: float | None = None) -> list[list[float]]:
+    """Seconds of each call of each step, in rounds of one call per step, after a call to warm up.
 
-    Every step is timed at least once, after a call to warm up; when the time is over, no other is started.
+    With `seconds` in all, a step repeats for its equal part of each round; when they are over, none repeats.
     """
     times: list[list[float]] = [[] for _ in steps]
     for step in steps:
         step()  # creates what is created once
-    over = time.perf_counter() + seconds
-    for _ in range(ROUNDS):
+    over = float("inf") if seconds is None else time.perf_counter() + seconds
+    for _ in range(rounds):
         for step, found in zip(steps, times, strict=True):
             begun = time.perf_counter()
             if found and begun >= over:
                 continue
-            end = begun + seconds / (ROUNDS * len(steps))
+            end = begun + (seconds or 0) / (rounds * len(steps))
             while True:
                 start = time.perf_counter()
                 step()
@@ -199,49 +185,17 @@ def take_turns(steps: Sequence[Step], seconds: float) -> list[list[float]]:
     return times
 
 
-def median_seconds(steps: Sequence[Step], rounds: int) -> list[float]:
-    """Median seconds of each step over rounds in which all take turns, after a call to warm up."""
-    times: list[list[float]] = [[] for _ in steps]
-    for number in range(rounds + 1):
-        for step, found in zip(steps, times, strict=True):
-            start = time.perf_counter()
-            step()
-            if number:
-                found.append(time.perf_counter() - start)
-    return [statistics.median(found) for found in times]
-
-
-def square_product(dtype: torch.dtype, device: torch.device) -> tuple[Step, int]:
-    """A product of large square matrices, and its operations."""
-    size = CPU_PRODUCT if device.type == "cpu" else GPU_PRODUCT
-    return product_step((size, size, size), dtype, device)
-
-
-def model_product(
-    config: ModelConfig, batch_size: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Step, int]:
-    """One linear layer from D to 4D for all tokens of a batch, and its operations.
-
-    A library may have a faster kernel for a model's shapes than for square matrices.
-    """
-    D = config.embed_dim
-    return product_step((batch_size * config.num_tokens, D, 4 * D), dtype, device)
-
-
 @torch.inference_mode()
-def product_step(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> tuple[Step, int]:
-    """A linear layer's product (M, K) x (K, N), and its operations."""
-    M, K, N = sizes
-    inputs, weight = (
-        torch.randn(M, K, device=device, dtype=dtype),
-        torch.randn(N, K, device=device, dtype=dtype),
-    )
+def product(M: int, K: int, N: int, dtype: torch.dtype, device: torch.device) -> Step:
+    """A linear layer's product (M, K) x (K, N)."""
+    inputs = torch.randn(M, K, device=device, dtype=dtype)
+    weight = torch.randn(N, K, device=device, dtype=dtype)
 
     @torch.inference_mode()
     def step() -> None:
         F.linear(inputs, weight)[0, 0].item()  # waits for the device
 
-    return step, 2 * M * K * N
+    return step
 
 
 def machine() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tests.data import noise
 from tests.model import law, small_config
 from vitascope.data.decoding import ImageError
 from vitascope.data.preprocess import Preprocess
-from vitascope.deploy.predict.exported_model import (
+from vitascope.deploy.predict.runtimes import (
     Batch,
     ExportedEngine,
     ExportedModelError,
