@@ -181,5 +181,5 @@ def read_rows(model: VisionTransformer, rows: Tensor) -> Tensor:
     readout = model.config.readout
     if readout.pool == "cls":
         return rows[:, : readout.num_pooled].mean(dim=1)
-    patches = rows[:, readout.num_prefix_tokens :].mean(dim=1)
+    patches = rows[:, model.config.num_prefix_tokens :].mean(dim=1)
     return (rows[:, 0] + patches) / 2 if readout.pool == "cls_mean" else patches

@@ -25,17 +25,9 @@ EVERY_TOKEN = slice(None)
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A = softmax(q k^T / sqrt(hd)), equation 6: (B, heads, Q, hd), (B, heads, T, hd) -> (B, heads, Q, T).
-
-    `bias`, which broadcasts to the result, is added to the scores.
-    """
+    """A = softmax(q k^T / sqrt(hd) + bias), equation 6: (B, heads, Q, hd) -> (B, heads, Q, T)."""
     scores = q * q.shape[-1] ** -0.5 @ k.mT
     return (scores if bias is None else scores + bias.to(scores.dtype)).softmax(dim=-1)
-
-
-def weighted_values(weights: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """[A_1 v_1; ...; A_k v_k], equation 7: (B, heads, Q, T), (B, heads, T, hd) -> (B, Q, heads hd)."""
-    return join_heads(F.dropout(weights, dropout) @ v)
 
 
 def join_heads(mixed: Tensor) -> Tensor:
@@ -46,20 +38,16 @@ def join_heads(mixed: Tensor) -> Tensor:
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """Equations 6 and 7 in PyTorch's fused kernel: (B, heads, Q, hd) -> (B, heads, Q, width of v).
-
-    `bias` has four dimensions: with three, the kernel is 3 times slower.
-    """
+    """Equations 6 and 7 in PyTorch's kernel: (B, heads, Q, hd). A `bias` of 3 dimensions triples its time."""
     return F.scaled_dot_product_attention(q, k, v, None if bias is None else bias.to(q.dtype), dropout)
 
 
 def attention(
     qkv: Tensor, bias: Tensor | None = None, read: slice = EVERY_TOKEN, dropout: float = 0.0
 ) -> Tensor:
-    """Equations 6 and 7 in the fastest kernel: (B, T, 3, heads, hd) -> (B, Q, heads hd).
+    """Equations 6 and 7 in the fastest kernel, of the queries that `read` selects: (B, Q, heads hd).
 
-    `read` selects the Q queries. `bias` is added to the scores: (1, heads, T, T), or (B, 1, 1, T) without
-    gradient.
+    `bias` is added to the scores: (1, heads, T, T), or (B, 1, 1, T) without gradient.
     """
     q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
     by_key = bias is not None and bias.shape[1:3] == (1, 1) and not bias.requires_grad
@@ -70,7 +58,7 @@ def attention(
     if by_key:
         return join_heads(fused_attention(q[:, :, read], k, v, bias, dropout))
     weights = attention_weights(q[:, :, read], k, None if bias is None else bias[:, :, read])
-    return weighted_values(weights, v, dropout)
+    return join_heads(F.dropout(weights, dropout) @ v)
 
 
 class MatmulAttention(torch.autograd.Function):
@@ -140,20 +128,19 @@ def rotate(qkv: Tensor, layout: Layout) -> Tensor:
 
 
 class KeylessLinear(nn.Linear):
-    """U_qkv without a bias of the keys, which would cancel in the softmax."""
+    """U_qkv, (B, T, D) -> (B, T, 3 heads hd), without a bias of the keys: it would cancel in the softmax."""
 
     def __init__(self, embed_dim: int, attention_dim: int) -> None:
         super().__init__(embed_dim, 3 * attention_dim, bias=False)
         self.bias = nn.Parameter(torch.zeros(2 * attention_dim))  # of queries, of values
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, 3 heads hd)."""
         q, v = self.bias.chunk(2)
         return F.linear(tokens, self.weight, torch.cat([q, torch.zeros_like(q), v]))
 
 
 class SelfAttention(nn.Module):
-    """MSA(z) = [SA_1(z); ...; SA_k(z)] U_msa, equation 8."""
+    """MSA(z) = [SA_1(z); ...; SA_k(z)] U_msa, equation 8: (B, T, D) -> (B, Q, D), for queries `read`."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -169,10 +156,8 @@ class SelfAttention(nn.Module):
     def forward(
         self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = EVERY_TOKEN
     ) -> Tensor:
-        """Mix tokens (B, T, D) into (B, Q, D), for the queries that `read` selects."""
         rate = self.attention_dropout if self.training else 0.0
-        qkv = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, heads, hd)
-        qkv = rotate(qkv, layout)
+        qkv = rotate(self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)), layout)  # (B, T, 3, heads, hd)
         if trace is not None:
             trace.keep_attended(layout.expand(tokens))
         if trace is None or trace.attention is None:
@@ -182,7 +167,7 @@ class SelfAttention(nn.Module):
             q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous()  # (B, heads, T, hd)
             weights = self.weights(q, k, layout)[:, :, read]  # (B, heads, Q, T)
             trace.keep_attention(layout.expand_weights(weights))
-            mixed = weighted_values(weights, v, rate)
+            mixed = join_heads(F.dropout(weights, rate) @ v)  # equation 7
         return self.dropout(self.proj(mixed))  # (B, Q, D)
 
     def bias(self, k: Tensor, layout: Layout) -> Tensor | None:

@@ -63,14 +63,9 @@ class ViTConfig(ImageOptions):
     """Options that matter only in training."""
 
     def __post_init__(self) -> None:
-        """Normalize sizes to (height, width) and reject what cannot be built."""
         object.__setattr__(self, "patch_size", pair(self.patch_size))
         self.check_images_and_classes()
-        for name in ("in_channels", "num_classes", "embed_dim", "depth", "num_heads"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"{name} must be a whole number, at least 1, not {value!r}")
-        check_fields(self)
+        check_fields(self, in_channels=1, num_classes=1, embed_dim=1, depth=1, num_heads=1)
         if self.mlp_dim < 1:
             raise UserError(f"mlp_ratio {self.block.mlp_ratio} gives an MLP without a hidden layer")
         if self.block.head_dim is None and self.embed_dim % self.num_heads:
@@ -79,11 +74,6 @@ class ViTConfig(ImageOptions):
             raise UserError(
                 f"num_heads {self.num_heads} does not divide embed_dim {self.embed_dim}; nearest: {best}"
             )
-        self._check_combinations()
-        self.grid_of(self.image_hw)
-
-    def _check_combinations(self) -> None:
-        """Reject options that do not go together."""
         positions, embedding = self.embedding.positions, self.embedding
         if positions == "rotary" and self.head_dim % 4:
             raise UserError(f"rotary positions need a head width that 4 divides, not {self.head_dim}")
@@ -96,8 +86,19 @@ class ViTConfig(ImageOptions):
                 f'pool "map" has heads of the same width, and head_dim {self.head_dim} does not divide '
                 f"embed_dim {self.embed_dim}"
             )
-        if self.block.token_merging:
-            self._check_merging()
+        # With token merging, a merged token has no place and blocks have no way back.
+        against = {
+            f"attention {self.block.attention!r}": self.block.attention != "global",
+            f"positions {positions!r}": positions in ("relative", "rotary"),
+            'norm "post"': self.block.norm == "post",
+            "gradient_checkpointing": self.training.gradient_checkpointing,
+        }
+        found = " and ".join(name for name, applies in against.items() if applies)
+        if self.block.token_merging and found:
+            raise UserError(
+                f"token_merging does not go with {found}: it needs global attention, positions that are "
+                "added to the tokens, pre-norm blocks and no gradient_checkpointing"
+            )
         (ph, pw), (sh, sw) = self.patch_hw, self.patch_stride
         if embedding.stem == "overlap" and not (1 <= sh <= ph and 1 <= sw <= pw):
             raise UserError(f"stride {sh}x{sw} leaves gaps between patches of {ph}x{pw}")
@@ -108,22 +109,7 @@ class ViTConfig(ImageOptions):
                     f"patch {ph}x{pw} is not a multiple of the stride of a ResNet with "
                     f"{len(embedding.resnet_layers)} stages, {step}"
                 )
-
-    def _check_merging(self) -> None:
-        """Reject token merging where a merged token would have no place, or blocks no way back."""
-        block, positions = self.block, self.embedding.positions
-        against = {
-            f"attention {block.attention!r}": block.attention != "global",
-            f"positions {positions!r}": positions in ("relative", "rotary"),
-            'norm "post"': block.norm == "post",
-            "gradient_checkpointing": self.training.gradient_checkpointing,
-        }
-        found = " and ".join(name for name, applies in against.items() if applies)
-        if found:
-            raise UserError(
-                f"token_merging does not go with {found}: it needs global attention, positions that are "
-                "added to the tokens, pre-norm blocks and no gradient_checkpointing"
-            )
+        self.grid_of(self.image_hw)
 
     def grid_of(self, image: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of patches in an image of (height, width); `UserError` if they do not tile it."""
@@ -174,7 +160,8 @@ class ViTConfig(ImageOptions):
     @property
     def num_prefix_tokens(self) -> int:
         """Tokens before the patches: class, distillation, registers."""
-        return self.readout.num_prefix_tokens
+        readout = self.readout
+        return readout.has_class_token + readout.distillation_token + readout.num_registers
 
     @property
     def num_tokens(self) -> int:
@@ -199,7 +186,7 @@ class ViTConfig(ImageOptions):
     @property
     def gives_classes(self) -> bool:
         """Whether the head's outputs are classes, not features."""
-        return self.readout.gives_classes
+        return self.readout.head in ("linear", "zero", "mlp")
 
     @property
     def summary(self) -> str:
@@ -213,21 +200,23 @@ class ViTConfig(ImageOptions):
     @property
     def num_parameters(self) -> int:
         """Number of trainable parameters."""
-        D, embedding = self.embed_dim, self.embedding
+        D, embedding, (gh, gw), prefix = self.embed_dim, self.embedding, self.grid, self.num_prefix_tokens
         linear = sum(layer.inputs * layer.outputs + layer.biases for layer in self._linear_layers())
         norms = 2 * self.depth + (self.block.norm == "pre")  # a post-norm block ends in one of its own
         norms += embedding.embedding_norm + (self.readout.pool == "map")
         scales = 0 if self.block.layer_scale is None else 2 * self.depth
-        vectors = self.num_prefix_tokens + 2 * norms + scales + (self.readout.pool == "map")  # the query
+        vectors = prefix + 2 * norms + scales + (self.readout.pool == "map")  # the query
+        positions = {
+            "learned": D * (gh * gw + prefix * embedding.position_prefix),
+            "learned_2d": D * (gh + gw),
+            "relative": self.num_heads * ((2 * gh - 1) * (2 * gw - 1) + (3 if prefix else 0)),
+        }
         resnet = self.stem_resnet.feature_parameters if embedding.stem == "resnet" else 0
-        return linear + D * vectors + self._position_parameters() + resnet
+        return linear + D * vectors + positions.get(embedding.positions, 0) + resnet
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of one image's forward pass; a multiply-add counts as 2.
-
-        Matrix products only, every token through every block: the count that papers halve and call "FLOPs".
-        """
+        """Floating-point operations of one image's matrix products, which papers halve and call "FLOPs"."""
         total = sum(layer.rows * layer.inputs * layer.outputs for layer in self._linear_layers())
         for T, left in self.tokens_by_block():
             pairs = self.attended_pairs() if not self.block.token_merging else T * T
@@ -284,18 +273,6 @@ class ViTConfig(ImageOptions):
         D, hidden = self.embed_dim, self.mlp_dim
         wide = 2 * hidden if self.block.mlp == "swiglu" else hidden
         return [LinearLayer(rows, D, wide, wide), LinearLayer(rows, hidden, D, D)]
-
-    def _position_parameters(self) -> int:
-        D, (gh, gw), prefix = self.embed_dim, self.grid, self.num_prefix_tokens
-        match self.embedding.positions:
-            case "learned":
-                return D * (gh * gw + prefix * self.embedding.position_prefix)
-            case "learned_2d":
-                return D * (gh + gw)
-            case "relative":
-                return self.num_heads * ((2 * gh - 1) * (2 * gw - 1) + (3 if prefix else 0))
-            case _:
-                return 0
 
 
 OPTIONS = ViTConfig.groups()

@@ -25,11 +25,7 @@ class Configuration:
     """Name of an option in error messages."""
 
     def __init__(self, **options: Any) -> None:
-        """Set fields, and options of groups, by keyword.
-
-        Raises:
-            UserError: an unknown name, with the nearest known one; a value that its field does not accept.
-        """
+        """Set fields, and options of groups, by keyword; `UserError` for what is unknown or does not fit."""
         kind = cast(Any, type(self))
         fields: dict[str, Any] = {field.name: field for field in dataclasses.fields(kind)}
         group_of = self.groups()
@@ -51,23 +47,25 @@ class Configuration:
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """Check the fields' types."""
         check_fields(self)
 
     def replace(self, **options: Any) -> Self:
-        """A copy with other options.
-
-        Raises:
-            UserError: as the constructor.
-        """
-        return type(self)(
-            **{name: getattr(self, name) for name in field_types(cast(Any, type(self)))} | options
-        )
+        """A copy with other options, checked as in the constructor."""
+        own = {name: getattr(self, name) for name in field_types(cast(Any, type(self)))}
+        return type(self)(**own | options)
 
     @classmethod
+    @functools.cache
     def groups(cls) -> dict[str, str | None]:
         """The group of each option by its name; None for the fields of the class itself."""
-        return option_groups(cast(Any, cls))
+        own: dict[str, str | None] = {}
+        grouped: dict[str, str | None] = {}
+        for name, field_type in field_types(cast(Any, cls)).items():
+            if dataclasses.is_dataclass(field_type):
+                grouped |= dict.fromkeys(field_types(cast(Any, field_type)), name)
+            else:
+                own[name] = None
+        return own | grouped
 
     def option(self, name: str) -> Any:
         """The value of an option, in whichever group it is."""
@@ -81,11 +79,7 @@ class Configuration:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`.
-
-        Raises:
-            UserError: as the constructor.
-        """
+        """The inverse of `to_dict`, checked as in the constructor."""
         return cls(**values)
 
     def __repr__(self) -> str:
@@ -97,29 +91,19 @@ class Configuration:
 
 
 @functools.cache
-def option_groups(kind: Hashable) -> dict[str, str | None]:
-    """See `Configuration.groups`."""
-    own: dict[str, str | None] = {}
-    grouped: dict[str, str | None] = {}
-    for name, field_type in field_types(kind).items():
-        if dataclasses.is_dataclass(field_type):
-            grouped |= dict.fromkeys(field_types(cast(Any, field_type)), name)
-        else:
-            own[name] = None
-    return own | grouped
-
-
-@functools.cache
 def field_types(kind: Hashable) -> dict[str, Any]:
     """The type of each field of a dataclass, by name."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(cast(Any, kind))}
 
 
-def check_fields(options: object) -> None:
-    """Raise `UserError` for a field of a dataclass whose value is not of its type or among its choices."""
+def check_fields(options: object, **least: int) -> None:
+    """Raise `UserError` for a field of the wrong type, not among its choices, or below its least value."""
     for name, kind in field_types(cast(Any, type(options))).items():
-        check_value(name, getattr(options, name), kind)
+        value = getattr(options, name)
+        check_value(name, value, kind)
+        if name in least and value is not None and value < least[name]:
+            raise UserError(f"{name} must be at least {least[name]}, not {value!r}")
 
 
 def check_value(name: str, value: object, kind: Any) -> None:
@@ -153,6 +137,5 @@ def type_in_words(kind: Any) -> str:
         return ", ".join(map(repr, get_args(kind)))
     if get_origin(kind) is tuple:
         return "a list of names" if get_args(kind)[0] is str else "a list of whole numbers"
-    return {int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}.get(
-        kind, getattr(kind, "__name__", str(kind))
-    )
+    words = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}
+    return words.get(kind, getattr(kind, "__name__", str(kind)))

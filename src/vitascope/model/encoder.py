@@ -17,14 +17,16 @@ from vitascope.model.trace import Trace
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (Huang et al. 2016): in training, drop a residual branch for whole images."""
+    """Stochastic depth (Huang et al. 2016): in training, zero a share `rate` of the images of (B, T, D).
+
+    The others are scaled, so that the mean stays.
+    """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def forward(self, branch: Tensor) -> Tensor:
-        """Zero a share `rate` of the images of (B, T, D) and scale the others to keep the mean."""
         if not self.training or self.rate == 0:
             return branch
         keep = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
@@ -32,14 +34,16 @@ class DropPath(nn.Module):
 
 
 class PatchDropout(nn.Module):
-    """In training, keep a random share of each image's patches (Li et al. 2022, FLIP, section 3)."""
+    """In training, keep a random share of each image's patches, in order (Li et al. 2022, FLIP, section 3).
+
+    The prefix stays: (B, T, D) -> (B, T', D).
+    """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def forward(self, tokens: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
-        """Tokens (B, T, D) to (B, T', D): the prefix and the kept patches, in order."""
         if not self.training or self.rate == 0:
             return tokens, layout
         prefix, patches = tokens[:, : layout.num_prefix_tokens], tokens[:, layout.num_prefix_tokens :]
@@ -54,12 +58,11 @@ class QuickGELU(nn.Module):
     """x sigmoid(1.702 x), the approximation of OpenAI's CLIP."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape."""
         return x * torch.sigmoid(1.702 * x)
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between, for each token by itself."""
+    """Two linear layers with a GELU between, for each token by itself: (B, T, D) -> (B, T, D)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -73,7 +76,6 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(config.training.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
         return self.dropout(self.fc2(self.dropout(self.activation(self.fc1(tokens)))))
 
 
@@ -87,7 +89,6 @@ class SwiGLU(nn.Module):
         self.dropout = nn.Dropout(config.training.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
         gate, value = self.fc1(tokens).chunk(2, dim=-1)
         return self.dropout(self.fc2(self.dropout(F.silu(gate) * value)))
 
@@ -101,26 +102,19 @@ class LayerScale(nn.Module):
         self.gamma = nn.Parameter(torch.full((embed_dim,), float(start)))
 
     def forward(self, branch: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
         return branch * self.gamma
 
 
-def self_attention(config: ViTConfig) -> SelfAttention:
-    """Create the attention of `config.block`."""
-    if config.block.token_merging:
-        return MergingAttention(config)
-    return SelfAttention(config) if config.block.attention == "global" else LocalAttention(config)
-
-
 class Block(nn.Module):
-    """A pre-norm block of the encoder: two residual lines."""
+    """A pre-norm block: (B, T, D) -> (B, Q, D), the tokens that `read` selects, which attend to all T."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
         D, options = config.embed_dim, config.block
         scale = options.layer_scale
+        kind = SelfAttention if options.attention == "global" else LocalAttention
         self.norm1 = nn.LayerNorm(D, eps=options.norm_eps)
-        self.attention = self_attention(config)
+        self.attention = MergingAttention(config) if options.token_merging else kind(config)
         self.scale1 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.norm2 = nn.LayerNorm(D, eps=options.norm_eps)
         self.mlp = SwiGLU(config) if options.mlp == "swiglu" else MLP(config)
@@ -130,7 +124,6 @@ class Block(nn.Module):
     def forward(
         self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = EVERY_TOKEN
     ) -> Tensor:
-        """(B, T, D) -> (B, Q, D): the tokens that `read` selects, which attend to all T."""
         mixed = self.scale1(self.attention(self.norm1(tokens), layout, trace, read))
         tokens = tokens[:, read] + self.drop_path(mixed)  # equation 2
         if read == EVERY_TOKEN:
@@ -144,14 +137,13 @@ class PostNormBlock(Block):
     def forward(
         self, tokens: Tensor, layout: Layout, trace: Trace | None = None, read: slice = EVERY_TOKEN
     ) -> Tensor:
-        """(B, T, D) -> (B, Q, D): the tokens that `read` selects, which attend to all T."""
         mixed = self.scale1(self.attention(tokens, layout, trace, read))
         tokens = self.norm1(tokens[:, read] + self.drop_path(mixed))
         return self.norm2(tokens + self.drop_path(self.scale2(self.mlp(tokens))))
 
 
 class Encoder(nn.Module):
-    """L blocks in sequence."""
+    """L blocks in sequence; if they merge tokens, the output has all tokens again."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -159,6 +151,7 @@ class Encoder(nn.Module):
         last = max(1, config.depth - 1)
         rates = [config.training.drop_path * index / last for index in range(config.depth)]
         self.blocks = nn.ModuleList(block(config, rate) for rate in rates)
+        self.token_merging = config.block.token_merging
         self.gradient_checkpointing = config.training.gradient_checkpointing
 
     def forward(
@@ -169,12 +162,17 @@ class Encoder(nn.Module):
         read: slice = EVERY_TOKEN,
         blocks: range | None = None,
     ) -> Tensor:
-        """z_0 -> z_L, or z_i -> z_j of `blocks`: (B, T, D) -> (B, Q, D), the tokens that `read` selects.
+        """z_0 -> z_L, or z_i -> z_j of `blocks`: (B, T, D) -> (B, Q, D).
 
-        With a class token, the last block computes one token instead of T, which saves most of that block and
-        changes outputs by rounding.
+        The last block computes only the tokens that `read` selects, which changes outputs by rounding.
         """
-        layout = self.start(layout, blocks)
+        if self.token_merging:
+            if blocks and blocks.start > 0:  # their input is merged tokens
+                raise UserError(
+                    f"with token_merging, block {blocks.start} cannot be run by itself, which this needs: "
+                    "load the same weights with token_merging=0"
+                )
+            layout = MergingLayout(layout.grid, layout.num_prefix_tokens, pairs_per_block=self.token_merging)
         last = len(self.blocks) - 1
         recompute = self.gradient_checkpointing and self.training and trace is None
         for index in range(last + 1) if blocks is None else blocks:
@@ -184,33 +182,3 @@ class Encoder(nn.Module):
             if trace is not None:
                 trace.keep(f"block{index}", layout.expand(tokens))
         return layout.expand(tokens)
-
-    def start(self, layout: Layout, blocks: range | None) -> Layout:
-        """The layout of a pass through `blocks`."""
-        return layout
-
-
-class MergingEncoder(Encoder):
-    """Blocks that merge tokens between attention and MLP; the output has all tokens again."""
-
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__(config)
-        self.token_merging = config.block.token_merging
-
-    def start(self, layout: Layout, blocks: range | None) -> Layout:
-        """A layout that blocks update.
-
-        Raises:
-            UserError: `blocks` that begin after the first, whose input is merged tokens.
-        """
-        if blocks and blocks.start > 0:
-            raise UserError(
-                f"with token_merging, block {blocks.start} cannot be run by itself, which this needs: "
-                "load the same weights with token_merging=0"
-            )
-        return MergingLayout(layout.grid, layout.num_prefix_tokens, pairs_per_block=self.token_merging)
-
-
-def transformer_encoder(config: ViTConfig) -> Encoder:
-    """Create the encoder of `config.block`."""
-    return MergingEncoder(config) if config.block.token_merging else Encoder(config)

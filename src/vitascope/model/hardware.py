@@ -19,19 +19,11 @@ TRAINING_PRECISIONS = (*PRECISIONS, "fp16")
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device of a name; `auto` is the first of CUDA, MPS and CPU that this machine has.
-
-    Raises:
-        UserError: a device that this machine or this build of torch lacks.
-    """
+    """The device of a name; `auto` is the first of CUDA, MPS and CPU that this machine has."""
     if device == "auto":
-        for name, present in (
-            ("cuda", torch.cuda.is_available()),
-            ("mps", torch.backends.mps.is_available()),
-        ):
-            if present:
-                return torch.device(name)
-        return torch.device("cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -43,11 +35,10 @@ def resolve_device(device: str) -> torch.device:
 def resolve_precision(
     precision: str, config: ModelConfig, device: torch.device, batch_size: int, *, training: bool
 ) -> torch.dtype:
-    """The dtype to compute in.
+    """The dtype to compute in; `auto` is bf16 where it is faster, else fp32.
 
-    `auto` is bf16 on GPUs that compute in it, and on CPUs with AMX (matrix products about 8 times faster) or
-    AVX-512 BF16 (twice, on AMD's Zen 4) if the matrices are large enough to outweigh the conversions; else
-    fp32. The limits were measured with `benchmarks/precision.py --sweep`. fp16 is for training alone.
+    With AMX, matrix products are about 8 times faster, with AVX-512 BF16 twice; small ones do not outweigh
+    the conversions. The limits were measured with `benchmarks/precision.py --sweep`.
     """
     check_choice("precision", precision, TRAINING_PRECISIONS if training else PRECISIONS)
     if precision != "auto":
@@ -80,10 +71,7 @@ def bf16_units() -> str | None:
 
 @contextmanager
 def suitable_threads(config: ModelConfig, device: torch.device, batch_size: int) -> Iterator[None]:
-    """Use one CPU thread for layers of less than a quarter of a million activations, as with the digits.
-
-    On a busy machine, two threads that wait for each other make such training ten times slower.
-    """
+    """Use one CPU thread for small layers: two that wait for each other may take 10 times as long."""
     threads = torch.get_num_threads()
     if device.type == "cpu" and batch_size * config.num_tokens * config.embed_dim < 2**18:
         torch.set_num_threads(1)
@@ -103,9 +91,8 @@ def explaining_memory() -> Iterator[None]:
         on_cpu = isinstance(error, MemoryError) or "can't allocate memory" in reason
         if not on_cpu and not isinstance(error, torch.OutOfMemoryError):
             raise
-        asked = re.search(r"(\d+) bytes|Tried to allocate ([\d.]+ \w+)", reason)
         size = ""
-        if asked is not None:
+        if asked := re.search(r"(\d+) bytes|Tried to allocate ([\d.]+ \w+)", reason):
             size = f" ({asked[2] or f'{int(asked[1]) / 2**30:,.1f} GiB'} more were asked for)"
         raise UserError(
             f"out of memory{size}; try a smaller batch size, accumulating gradients, "
@@ -114,16 +101,10 @@ def explaining_memory() -> Iterator[None]:
 
 
 def reuse_freed_memory() -> None:
-    """Let glibc's allocator keep freed memory, for the whole process; a no-op elsewhere.
-
-    By default, activations of several megabytes return to the kernel and are faulted in again in every step,
-    which costs a fifth of a training step on a CPU.
-    """
+    """Let glibc keep freed memory, for the whole process: faulting it in again costs a fifth of a step."""
     if not sys.platform.startswith("linux"):
         return
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return  # another C library
-    m_trim_threshold, m_mmap_max = -1, -4  # from malloc.h
-    libc.mallopt(m_mmap_max, 0)  # large blocks too come from the heap ...
-    libc.mallopt(m_trim_threshold, -1)  # ... which never shrinks
+    if hasattr(libc, "mallopt"):  # the numbers are those of malloc.h
+        libc.mallopt(-4, 0)  # M_MMAP_MAX: large blocks too come from the heap ...
+        libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: ... which never shrinks

@@ -11,15 +11,13 @@ from vitascope.model.encoder import MLP, SwiGLU
 
 
 class ClassTokenPool(nn.Module):
-    """y = z_L^0: the class token's state, and the distillation token's if there is one."""
+    """y = z_L^0, the class token's state; with a distillation token both states: (B, T, D) -> (B, 2D)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.read = slice(0, config.readout.num_pooled)
-        """The tokens that pooling reads."""
+        self.read = slice(0, config.readout.num_pooled)  # the tokens that pooling reads
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T, D) -> (B, D), or (B, 2D) with a distillation token."""
         return tokens[:, self.read].flatten(1)
 
 
@@ -27,22 +25,19 @@ class MeanPool(nn.Module):
     """The mean of the patches (paper, appendix D.3: as good as the class token, at another learning rate)."""
 
     read = slice(None)
-    """The tokens that pooling reads."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.num_prefix_tokens = config.num_prefix_tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T, D) -> (B, D)."""
         return tokens[:, self.num_prefix_tokens :].mean(dim=1)
 
 
 class ClassMeanPool(MeanPool):
-    """The class token and the mean of the patches, as in DINOv2's linear classifiers."""
+    """The class token and the mean of the patches, as in DINOv2's classifiers: (B, T, D) -> (B, 2D)."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T, D) -> (B, 2D)."""
         return torch.cat([tokens[:, 0], super().forward(tokens)], dim=1)
 
 
@@ -61,7 +56,6 @@ class AttentionPool(MeanPool):
         self.mlp = SwiGLU(config) if config.block.mlp == "swiglu" else MLP(config)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T, D) -> (B, D)."""
         patches = tokens[:, self.num_prefix_tokens :]  # (B, N, D)
         query = self.query.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
         q = self.q(query).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, 1, hd)
@@ -79,7 +73,6 @@ class PreLogits(nn.Module):
         self.pre_logits = nn.Linear(inputs, embed_dim)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """(B, D) -> (B, D), in [-1, 1]."""
         return self.pre_logits(pooled).tanh()
 
 
@@ -91,12 +84,14 @@ class MLPHead(PreLogits):
         self.linear = nn.Linear(embed_dim, num_classes)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """(B, D) -> (B, K)."""
         return self.linear(super().forward(pooled))
 
 
 class DistilledHead(nn.Module):
-    """A classifier for the class token and one for the distillation token (Touvron et al. 2021, DeiT)."""
+    """A classifier for the class token and one for the distillation token (Touvron et al. 2021, DeiT).
+
+    Returns the mean of both (section 4): (B, 2D) -> (B, K).
+    """
 
     def __init__(self, embed_dim: int, num_classes: int) -> None:
         super().__init__()
@@ -109,7 +104,6 @@ class DistilledHead(nn.Module):
         return self.linear(class_token), self.distillation(distillation_token)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """(B, 2D) -> (B, K): the mean of both (section 4)."""
         by_label, by_teacher = self.both(pooled)
         return (by_label + by_teacher) / 2
 

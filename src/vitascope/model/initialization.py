@@ -16,10 +16,7 @@ from vitascope.model.positions import RelativeBias
 
 @torch.no_grad()
 def initialize(model: nn.Module, init: str, head: str) -> None:
-    """Initialize the parts of a `VisionTransformer` by a published scheme, `init`.
-
-    Norms keep PyTorch's initialization, a ResNet stem that of `model/resnet.py`. The head "zero" is zeroed.
-    """
+    """Initialize a `VisionTransformer` by a scheme, `init`, except its norms and its ResNet stem."""
     if next(model.parameters()).is_meta:
         return  # there is nothing to fill, and trying takes a second
     {"paper": initialize_paper, "timm": initialize_timm}[init](model)
@@ -58,12 +55,10 @@ def zero_output(model: nn.Module) -> None:
 def initialize_paper(model: nn.Module) -> None:
     """vit_jax's: Xavier in the blocks, LeCun in the stem, a zero head (paper, section 4.1)."""
     for module in model.modules():
-        if isinstance(module, ConvPatches):
-            lecun_normal_(module.weight)
-            zero_(module.bias)
-        elif isinstance(module, HybridPatches):
-            lecun_normal_(module.projection.weight)
-            zero_(module.projection.bias)
+        if isinstance(module, ConvPatches | HybridPatches):
+            embedding = module if isinstance(module, ConvPatches) else module.projection
+            lecun_normal_(embedding.weight)
+            zero_(embedding.bias)
         elif isinstance(module, SelfAttention):
             for part in module.qkv.weight.chunk(3):  # each is its own layer in the paper
                 nn.init.xavier_uniform_(part)
@@ -75,8 +70,7 @@ def initialize_paper(model: nn.Module) -> None:
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.normal_(layer.bias, std=1e-6)
         elif isinstance(module, AttentionPool):
-            nn.init.xavier_uniform_(module.query[0])
-            for part in (module.q.weight, *module.kv.weight.chunk(2), module.proj.weight):
+            for part in (module.query[0], module.q.weight, *module.kv.weight.chunk(2), module.proj.weight):
                 nn.init.xavier_uniform_(part)
             for layer in (module.q, module.kv, module.proj):
                 nn.init.zeros_(layer.bias)

@@ -33,14 +33,6 @@ def join_windows(windows: Tensor, grid: Grid, window: Grid) -> Tensor:
     return tiles.permute(0, 3, 1, 4, 2, 5, 6).reshape(B, H, gh * gw, hd)
 
 
-def with_prefix(tokens: Tensor, P: int, windows: Tensor) -> Tensor:
-    """Prepend the prefix of (B, heads, T, hd) to every window: (B, G, heads, P + n, hd)."""
-    if not P:
-        return windows
-    prefix = tokens[:, None, :, :P].expand(-1, windows.shape[1], -1, -1, -1)
-    return torch.cat([prefix, windows], dim=3)
-
-
 def attend_in_windows(
     q: Tensor, k: Tensor, v: Tensor, window: Grid, layout: Layout, rate: float = 0.0
 ) -> Tensor:
@@ -49,7 +41,10 @@ def attend_in_windows(
     bias = layout.bias(window)
     bias = None if bias is None else bias.to(q.dtype)  # (1, heads, P + n, P + n)
     queries = split_windows(q[:, :, P:], grid, window)  # (B, G, heads, n, hd)
-    keys, values = (with_prefix(part, P, split_windows(part[:, :, P:], grid, window)) for part in (k, v))
+    keys, values = (split_windows(part[:, :, P:], grid, window) for part in (k, v))
+    if P:  # the prefix precedes the patches of every window: (B, G, heads, P + n, hd)
+        before = (part[:, None, :, :P].expand(-1, keys.shape[1], -1, -1, -1) for part in (k, v))
+        keys, values = (torch.cat(parts, dim=3) for parts in zip(before, (keys, values), strict=True))
     mask = None if bias is None else bias[:, :, P:]
     # One batch of all windows: the fused kernels take four dimensions.
     mixed = fused_attention(queries.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), mask, rate)
@@ -66,8 +61,7 @@ def attend_in_windows(
 class LocalAttention(SelfAttention):
     """Attention in the sets of windows of `ViTConfig.windows_of`, one after another.
 
-    One set is Swin's attention without the shift (Liu et al. 2021, section 3.2); rows, then columns are
-    axial.
+    One set is Swin's attention without the shift (Liu et al. 2021, section 3.2).
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -83,7 +77,6 @@ class LocalAttention(SelfAttention):
         return weights
 
     def mix(self, qkv: Tensor, layout: Layout, read: slice, rate: float) -> Tensor:
-        """The values, mixed step by step: (B, T, 3, heads, hd) -> (B, Q, heads hd)."""
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, hd)
         for window in self.windows_of(layout.grid):
             v = attend_in_windows(q, k, v, window, layout, rate)

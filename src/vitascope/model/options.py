@@ -9,16 +9,8 @@ from typing import Literal
 from vitascope.errors import UserError
 from vitascope.model.configuration import Configuration, check_fields, check_value
 
-Positions = Literal[
-    "none",
-    "learned",
-    "learned_2d",
-    "sincos_1d",
-    "sincos_2d",
-    "sincos_2d_big_vision",
-    "relative",
-    "rotary",
-]
+SinCos = Literal["sincos_1d", "sincos_2d", "sincos_2d_big_vision"]
+Positions = Literal["none", "learned", "learned_2d", SinCos, "relative", "rotary"]
 Resample = Literal["timm", "huggingface", "torchvision", "jax", "dinov2"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 
@@ -94,7 +86,6 @@ class EmbeddingOptions:
     """A LayerNorm between equation 1 and the encoder (CLIP's)."""
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
         check_fields(self)
         object.__setattr__(self, "resnet_layers", tuple(self.resnet_layers))
         if self.stride is not None:
@@ -131,17 +122,10 @@ class BlockOptions:
     """Initial value of a learned scale per channel of a residual branch (Touvron et al. 2021, CaiT)."""
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
-        check_fields(self)
+        check_fields(self, head_dim=1, token_merging=0, norm_eps=0)
         object.__setattr__(self, "window", pair(self.window))
         if min(pair(self.window)) < 1:
             raise UserError("a window is at least 1x1, not {}x{}".format(*pair(self.window)))
-        if self.head_dim is not None and self.head_dim < 1:
-            raise UserError(f"head_dim must be at least 1, not {self.head_dim}")
-        if self.token_merging < 0:
-            raise UserError(f"token_merging must be at least 0, not {self.token_merging}")
-        if self.norm_eps < 0:
-            raise UserError(f"norm_eps must not be negative, not {self.norm_eps}")
         if self.mlp_ratio <= 0:
             raise UserError(f"mlp_ratio {self.mlp_ratio} gives an MLP without a hidden layer")
 
@@ -166,10 +150,7 @@ class ReadoutOptions:
     layer alone; or none, for features."""
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
-        check_fields(self)
-        if self.num_registers < 0:
-            raise UserError(f"num_registers must be at least 0, not {self.num_registers}")
+        check_fields(self, num_registers=0)
         if self.pool in ("cls", "cls_mean") and self.class_token is False:
             raise UserError(f"pool {self.pool!r} reads a class token: class_token must not be False")
         if self.distillation_token and (self.pool != "cls" or self.head not in ("linear", "zero", "none")):
@@ -184,16 +165,6 @@ class ReadoutOptions:
     def has_class_token(self) -> bool:
         """Whether there is a class token."""
         return self.pool in ("cls", "cls_mean") if self.class_token is None else self.class_token
-
-    @property
-    def gives_classes(self) -> bool:
-        """Whether the head's outputs are classes, not features."""
-        return self.head in ("linear", "zero", "mlp")
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: class, distillation, registers."""
-        return self.has_class_token + self.distillation_token + self.num_registers
 
     @property
     def num_pooled(self) -> int:
@@ -219,7 +190,6 @@ class TrainingOptions:
     """Whether blocks are recomputed for their gradients, to save memory."""
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
         check_fields(self)
         for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
             if not 0 <= getattr(self, name) < 1:

@@ -21,12 +21,7 @@ AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
 
 class PackedLinear(nn.Module):
-    """A linear layer for prediction only, with its activation: (..., I) -> (..., O).
-
-    Args:
-        linear: in bf16 on the CPU.
-        gelu: the activation, if it is part of the product.
-    """
+    """act(x W^T + b) in bf16 on the CPU, for prediction, rounded once: (..., I) -> (..., O)."""
 
     def __init__(self, linear: nn.Linear, gelu: nn.GELU | None = None) -> None:
         super().__init__()
@@ -35,19 +30,10 @@ class PackedLinear(nn.Module):
         self.activation, self.approximate = ("none", "") if gelu is None else ("gelu", gelu.approximate)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """act(x W^T + b), rounded to bf16 once, after the activation."""
         found: Tensor = torch.ops.mkldnn._linear_pointwise(
             tokens, self.weight, self.bias, self.activation, [], self.approximate
         )
         return found
-
-
-def predicting_copy(model: AnyModel, dtype: torch.dtype) -> AnyModel:
-    """A copy in another precision for prediction only, its encoder packed if that is faster."""
-    made = copy.deepcopy(model).to(dtype).requires_grad_(False)
-    if isinstance(made, VisionTransformer) and packing_pays(next(made.parameters()).device, dtype):
-        pack(made.encoder)
-    return made
 
 
 def packing_pays(device: torch.device, dtype: torch.dtype) -> bool:
@@ -56,12 +42,16 @@ def packing_pays(device: torch.device, dtype: torch.dtype) -> bool:
     return on_cpu and dtype == torch.bfloat16 and bf16_units() is not None
 
 
-def pack(encoder: nn.Module) -> None:
-    """Pack the linear layers in place, but not subclasses of `nn.Linear`."""
-    for module in list(encoder.modules()):
+def predicting_copy(model: AnyModel, dtype: torch.dtype) -> AnyModel:
+    """A copy in another precision for prediction only, its encoder packed if that is faster."""
+    made = copy.deepcopy(model).to(dtype).requires_grad_(False)
+    if not isinstance(made, VisionTransformer) or not packing_pays(next(made.parameters()).device, dtype):
+        return made
+    for module in list(made.encoder.modules()):
         if isinstance(module, MLP) and isinstance(module.activation, nn.GELU):
             module.register_module("fc1", PackedLinear(module.fc1, module.activation))
             module.register_module("activation", nn.Identity())
         for name, child in module.named_children():
-            if type(child) is nn.Linear:
+            if type(child) is nn.Linear:  # not its subclasses
                 module.register_module(name, PackedLinear(child))
+    return made

@@ -12,8 +12,7 @@ from vitascope.model.resnet import ResNetFeatures
 def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
     """Cut images into flat patches, row by row: (B, C, H, W) -> (B, N, C*ph*pw).
 
-    A patch is ordered by channel, row, column, as a convolution's kernel, so that both embeddings share
-    weights.
+    A patch is ordered by channel, row, column, as a kernel, so that both embeddings share weights.
     """
     B, C, H, W = images.shape
     ph, pw = patch
@@ -23,27 +22,20 @@ def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
 
 def unpatchify(patches: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
     """The inverse of `patchify`: (B, N, C*ph*pw) -> (B, C, H, W) for a grid of (rows, columns)."""
-    B, _, size = patches.shape
-    (gh, gw), (ph, pw) = grid, patch
+    (B, _, size), (gh, gw), (ph, pw) = patches.shape, grid, patch
     C = size // (ph * pw)
     tiles = patches.reshape(B, gh, gw, C, ph, pw)
     return tiles.permute(0, 3, 1, 4, 2, 5).reshape(B, C, gh * ph, gw * pw)
 
 
 class ConvPatches(nn.Conv2d):
-    """Patch embedding as a convolution; with the stem "overlap" its stride is less than its kernel."""
+    """Patch embedding as a convolution, for "overlap" of smaller stride: (B, C, H, W) -> (B, N, D)."""
 
     def __init__(self, config: ViTConfig) -> None:
-        super().__init__(
-            config.in_channels,
-            config.embed_dim,
-            config.patch_hw,
-            stride=config.patch_stride,
-            bias=config.embedding.patch_bias,
-        )
+        step, bias = config.patch_stride, config.embedding.patch_bias
+        super().__init__(config.in_channels, config.embed_dim, config.patch_hw, stride=step, bias=bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, N, D)."""
         return super().forward(images).flatten(2).transpose(1, 2)  # (B, D, gh, gw) -> (B, N, D)
 
 
@@ -51,7 +43,6 @@ class LinearPatches(ConvPatches):
     """Patch embedding as reshape and matrix product, as in the paper, of the same weight."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, N, D)."""
         patches = patchify(images, (self.kernel_size[0], self.kernel_size[1]))  # (B, N, C*ph*pw)
         return F.linear(patches, self.weight.flatten(1), self.bias)  # (B, N, D)
 
@@ -67,12 +58,10 @@ class HybridPatches(nn.Module):
         resnet = config.stem_resnet
         self.resnet = ResNetFeatures(resnet, config.embedding.resnet_dialect)
         patch = (config.patch_hw[0] // resnet.stride, config.patch_hw[1] // resnet.stride)
-        self.projection = nn.Conv2d(
-            resnet.embed_dim, config.embed_dim, patch, stride=patch, bias=config.embedding.patch_bias
-        )
+        bias = config.embedding.patch_bias
+        self.projection = nn.Conv2d(resnet.embed_dim, config.embed_dim, patch, stride=patch, bias=bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, N, D)."""
         return self.projection(self.resnet(images)).flatten(2).transpose(1, 2)  # (B, N, D)
 
 

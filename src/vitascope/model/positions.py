@@ -48,10 +48,7 @@ def resample_grid(image: Tensor, new_grid: Grid, rule: str = "timm") -> Tensor:
 def resample_positions(
     positions: Tensor, old_grid: Grid, new_grid: Grid, num_prefix_tokens: int, rule: str = "timm"
 ) -> Tensor:
-    """Interpolate position embeddings to another grid, but not the prefix's: (1, T, D) -> (1, T', D).
-
-    The same grid returns the tensor itself.
-    """
+    """Interpolate position embeddings to another grid, but not the prefix's: (1, T, D) -> (1, T', D)."""
     if old_grid == new_grid:
         return positions
     prefix, patches = positions[:, :num_prefix_tokens], positions[:, num_prefix_tokens:]
@@ -67,10 +64,7 @@ CPU = torch.device("cpu")
 
 
 def workplace(device: torch.device) -> torch.device:
-    """Where to compute a device's table: on the CPU, for the same numbers everywhere.
-
-    A compiled graph computes its tables in each call, and a copy would block each time.
-    """
+    """Where to compute a device's table: on the CPU, for the same numbers; in a graph, a copy would block."""
     in_graph = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
     return device if in_graph and device.type == "cuda" else CPU
 
@@ -146,15 +140,15 @@ class Layout:
         return self.biases[window] if self.biases else None
 
     def merge(self, tokens: Tensor) -> Tensor:
-        """Merge tokens between attention and MLP; here none."""
+        """Merge tokens between attention and MLP, here none: (B, Q, D) -> (B, Q - r, D)."""
         return tokens
 
     def expand(self, tokens: Tensor) -> Tensor:
-        """Give each merged token its place again; here none is merged."""
+        """Give each of the T tokens the state that it was merged into: (B, Q, D) -> (B, T, D)."""
         return tokens
 
     def expand_weights(self, weights: Tensor) -> Tensor:
-        """The same for attention weights."""
+        """Attention weights between the T tokens: (B, heads, rows, Q) -> (B, heads, rows or T, T)."""
         return weights
 
     def select(self, kept: Tensor) -> Layout:
@@ -221,11 +215,9 @@ class LearnedPositions(Positions):
         self.weight = nn.Parameter(torch.zeros(1, length, config.embed_dim))
 
     def table(self, grid: Grid) -> Tensor:
-        """The parameter, interpolated to another grid."""
         return resample_positions(self.weight, self.grid, grid, self.covered_prefix, self.rule)
 
     def interpolated(self, grid: Grid) -> dict[str, Tensor]:
-        """The embeddings of all tokens, (1, T, D)."""
         return {"weight": self.table(grid)}
 
 
@@ -238,13 +230,11 @@ class LearnedAxes(Positions):
         self.columns = nn.Parameter(torch.zeros(1, self.grid[1], config.embed_dim))
 
     def interpolated(self, grid: Grid) -> dict[str, Tensor]:
-        """Rows (1, gh, D) and columns (1, gw, D), each interpolated along its axis."""
         rows = resample_positions(self.rows, (self.grid[0], 1), (grid[0], 1), 0, self.rule)
         columns = resample_positions(self.columns, (1, self.grid[1]), (1, grid[1]), 0, self.rule)
         return {"rows": rows, "columns": columns}
 
     def table(self, grid: Grid) -> Tensor:
-        """The sums of all rows and columns."""
         rows, columns = self.interpolated(grid).values()
         return (rows[:, :, None] + columns[:, None]).flatten(1, 2)  # (1, gh, gw, D) -> (1, N, D)
 
@@ -263,12 +253,10 @@ class SinCosPositions(Positions):
         self.embed_dim = config.embed_dim
 
     def table(self, grid: Grid) -> Tensor:
-        """The embeddings of the patches."""
         return sincos_table(self.kind, grid, self.embed_dim)
 
     def table_for(self, tokens: Tensor, grid: Grid) -> Tensor:
-        """The same, cached on the device."""
-        return sincos_table(self.kind, grid, self.embed_dim, tokens.device, tokens.dtype)
+        return sincos_table(self.kind, grid, self.embed_dim, tokens.device, tokens.dtype)  # cached there
 
 
 class RotaryPositions(Positions):
@@ -285,7 +273,6 @@ class RotaryPositions(Positions):
         self.rounded = config.embedding.rotary_rounded
 
     def layout(self, grid: Grid, device: torch.device) -> Layout:
-        """The layout with cosines and sines."""
         tables = rotary_table(grid, self.head_dim, self.base, self.rounded, device)
         return Layout(grid, self.num_prefix_tokens, rotation=tables)
 
@@ -302,20 +289,16 @@ class RelativeBias(Positions):
         gh, gw = self.grid
         self.windows_of = config.windows_of
         self.offsets = nn.Parameter(torch.zeros(config.num_heads, 2 * gh - 1, 2 * gw - 1))
-        has_prefix = self.num_prefix_tokens > 0
-        self.prefix = nn.Parameter(torch.zeros(config.num_heads, 3)) if has_prefix else None
+        self.prefix = nn.Parameter(torch.zeros(config.num_heads, 3)) if self.num_prefix_tokens else None
 
     def layout(self, grid: Grid, device: torch.device) -> Layout:
-        """The layout with the numbers to add to the scores."""
         offsets = self.offsets if grid == self.grid else self.interpolated(grid)["offsets"]
         biases = {window: self.bias(offsets, grid, window)[None] for window in self.windows_of(grid)}
         return Layout(grid, self.num_prefix_tokens, biases=biases)
 
     def interpolated(self, grid: Grid) -> dict[str, Tensor]:
-        """The numbers of all offsets, (heads, 2*gh - 1, 2*gw - 1)."""
-        return {
-            "offsets": resample_grid(self.offsets[None], (2 * grid[0] - 1, 2 * grid[1] - 1), self.rule)[0]
-        }
+        size = (2 * grid[0] - 1, 2 * grid[1] - 1)
+        return {"offsets": resample_grid(self.offsets[None], size, self.rule)[0]}
 
     def bias(self, offsets: Tensor, grid: Grid, window: Grid) -> Tensor:
         """The numbers to add to the scores in a window with its prefix: (heads, P + n, P + n)."""

@@ -8,9 +8,8 @@ comes after the sum. All padding is TensorFlow's "SAME".
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,17 +20,12 @@ from vitascope.model.preprocess import PreprocessLike, check_images
 from vitascope.model.resnet_config import ROOTS, ResNetConfig, Unit, norm_groups
 from vitascope.model.trace import Trace
 
-DialectName = Literal["jax", "timm"]
-
 
 def divide_by_std(weight: Tensor) -> Tensor:
-    """(w - mean) / (std + 1e-5) for each filter of (O, I, kh, kw), as in vit_jax.
-
-    The gradient of the norm is 0 for a constant filter, that of a square root infinite.
-    """
-    filters = (1, 2, 3)
-    centered = weight - weight.mean(filters, keepdim=True)
-    norm = torch.linalg.vector_norm(centered, dim=filters, keepdim=True)  # (O, 1, 1, 1)
+    """(w - mean) / (std + 1e-5) for each filter of (O, I, kh, kw), as in vit_jax."""
+    centered = weight - weight.mean((1, 2, 3), keepdim=True)
+    # (O, 1, 1, 1); for a constant filter the gradient of this norm is 0, that of a square root infinite
+    norm = torch.linalg.vector_norm(centered, dim=(1, 2, 3), keepdim=True)
     return centered * (norm / weight[0].numel() ** 0.5 + 1e-5).reciprocal()
 
 
@@ -40,8 +34,7 @@ def divide_by_root_of_variance(weight: Tensor) -> Tensor:
     return F.layer_norm(weight, weight.shape[1:], eps=1e-8)  # the same equation, in one kernel
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Dialect:
+class Dialect(NamedTuple):
     """The numerics in which published implementations of this network differ."""
 
     norm_eps: float
@@ -63,7 +56,7 @@ def same_padding(size: int, kernel: int, stride: int) -> int:
 
 
 def pad_odd_pixel(images: Tensor, kernel: int, stride: int) -> tuple[Tensor, tuple[int, int]]:
-    """Images (B, C, H, W) with the uneven pixel of "SAME" padding, and the even padding, (rows, columns)."""
+    """Pad (B, C, H, W) by the uneven pixel of "SAME"; return it and the even padding, (rows, columns)."""
     rows, columns = (same_padding(size, kernel, stride) for size in images.shape[-2:])
     if rows % 2 or columns % 2:
         images = F.pad(images, (0, columns % 2, 0, rows % 2))
@@ -77,9 +70,9 @@ def max_pool(maps: Tensor) -> Tensor:
 
 
 class StandardizedConv(nn.Conv2d):
-    """A square convolution of standardized filters, "SAME": (B, I, H, W) -> (B, O, H/stride, W/stride).
+    """A square convolution, "SAME": (B, I, H, W) -> (B, O, H/stride, W/stride), rounded up.
 
-    Filters are standardized in fp32 at least: the error of a bf16 mean would not average out.
+    Its filters are standardized in fp32 at least: the error of a bf16 mean would not average out.
     """
 
     def __init__(
@@ -93,7 +86,6 @@ class StandardizedConv(nn.Conv2d):
         nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, I, H, W) -> (B, O, H/stride, W/stride), rounded up."""
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         weight = self.dialect.standardize(weight).to(self.weight.dtype)
         images, padding = pad_odd_pixel(images, self.kernel_size[0], self.stride[0])
@@ -107,12 +99,11 @@ class GroupNorm(nn.GroupNorm):
         super().__init__(norm_groups(channels), channels, eps=dialect.norm_eps)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(B, channels, H, W) -> the same shape."""
         return torch.group_norm(maps, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class ConvNorm(nn.Module):
-    """Convolution and GroupNorm."""
+    """Convolution and GroupNorm: (B, I, H, W) -> (B, O, H/stride, W/stride)."""
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel: int, stride: int, dialect: Dialect
@@ -122,7 +113,6 @@ class ConvNorm(nn.Module):
         self.norm = GroupNorm(out_channels, dialect)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, I, H, W) -> (B, O, H/stride, W/stride)."""
         return self.norm(self.conv(images))
 
 
@@ -148,7 +138,6 @@ class Bottleneck(nn.Module):
         nn.init.zeros_(self.norm3.weight)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(B, I, H, W) -> (B, 4C, H/stride, W/stride), rounded up."""
         residual = F.relu(self.norm1(self.conv1(maps)))  # (B, C, H, W)
         residual = F.relu(self.norm2(self.conv2(residual)))  # (B, C, H/stride, W/stride)
         residual = self.norm3(self.conv3(residual))  # (B, 4C, H/stride, W/stride)
@@ -160,12 +149,9 @@ class ResNetFeatures(nn.Module):
 
     Without stages there is only the root, for ImageNet of stride 4: R+ViT-Ti/16, whose patches are 8x8, has a
     token per 32 pixels, in spite of its name; timm builds the same.
-
-    Raises:
-        UserError: an unknown dialect.
     """
 
-    def __init__(self, config: ResNetConfig, dialect: DialectName = "jax") -> None:
+    def __init__(self, config: ResNetConfig, dialect: Literal["jax", "timm"] = "jax") -> None:
         super().__init__()
         check_choice("dialect", dialect, DIALECTS)
         numerics, root = DIALECTS[dialect], ROOTS[config.root]
@@ -176,7 +162,6 @@ class ResNetFeatures(nn.Module):
         )
 
     def forward(self, images: Tensor, trace: Trace | None = None) -> Tensor:
-        """Feature maps (B, D, rows, columns) of images (B, C, H, W), normalized floats."""
         maps = F.relu(self.root(images))
         if self.pools:
             maps = max_pool(maps)  # (B, width, H/4, W/4)

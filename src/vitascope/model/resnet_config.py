@@ -90,11 +90,7 @@ class Convolution(NamedTuple):
 
 
 def norm_groups(channels: int) -> int:
-    """Groups of the GroupNorm of this many channels: 32, or one per channel if there are fewer.
-
-    Raises:
-        UserError: 32 does not divide the channels.
-    """
+    """Groups of the GroupNorm of this many channels: 32, or one per channel if there are fewer."""
     groups = min(GROUPS, channels)
     if channels % groups:
         raise UserError(
@@ -123,13 +119,9 @@ class ResNetConfig(ImageOptions):
     pixels, a 3x3 convolution of stride 1."""
 
     def __post_init__(self) -> None:
-        """Normalize lists to tuples and reject what cannot be built."""
         self.check_images_and_classes()
-        check_fields(self)
+        check_fields(self, in_channels=1, width=1, num_classes=1)
         object.__setattr__(self, "layers", tuple(self.layers))
-        for name in ("in_channels", "width", "num_classes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
         if len(self.layers) > MAX_STAGES:
             raise UserError(f"a ResNet has at most {MAX_STAGES} stages, not {len(self.layers)}")
         if any(units < 1 for units in self.layers):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitascope.errors import UserError, nearest
 from vitascope.model.config import ViTConfig
@@ -13,16 +13,12 @@ from vitascope.model.resnet_config import RESNETS, ResNetConfig
 ModelConfig = ViTConfig | ResNetConfig
 
 
-@dataclasses.dataclass(frozen=True)
-class NamedSize:
-    """A published shape."""
+class NamedSize(NamedTuple):
+    """A published shape: the options that differ from its configuration's defaults, and its publication."""
 
     options: dict[str, Any]
-    """Options that differ from the configuration's defaults."""
     source: str
-    """Its publication."""
     kind: type[ModelConfig] = ViTConfig
-    """Its configuration's class."""
 
 
 _TI = {"embed_dim": 192, "depth": 12, "num_heads": 3}
@@ -46,26 +42,15 @@ _DISTILLED = {"distillation_token": True}
 _R26 = {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "patch_size": 32}
 _R50 = {"stem": "resnet", "resnet_layers": (3, 4, 6, 3), "patch_size": 32}
 _R50_S16 = {"stem": "resnet", "resnet_layers": (3, 4, 9), "patch_size": 16}
-_DINOV2_OPTIONS = {
-    "image_size": 518,
-    "patch_size": 14,
-    "layer_scale": 1e-5,
-    "resample": "dinov2",
-    "head": "none",
-}
+_DINO = {"layer_scale": 1e-5, "head": "none"}
+_DINOV2_OPTIONS = {**_DINO, "image_size": 518, "patch_size": 14, "resample": "dinov2"}
 _REG = {"num_registers": 4, "position_prefix": False, "resample": "timm"}
 _DINOV2_G = {"embed_dim": 1536, "depth": 40, "num_heads": 24, "mlp": "swiglu", "mlp_ratio": 8 / 3}
-_DINOV3_OPTIONS = {
-    "patch_size": 16,
-    "positions": "rotary",
-    "num_registers": 4,
-    "norm_eps": 1e-5,
-    "qkv_bias": "no_key",
-    "layer_scale": 1e-5,
-    "head": "none",
-}
+_DINOV3_OPTIONS = {**_DINO, "positions": "rotary", "num_registers": 4, "norm_eps": 1e-5, "qkv_bias": "no_key"}
+_7B = {"embed_dim": 4096, "depth": 40, "num_heads": 32, "mlp": "swiglu", "mlp_ratio": 2.0, "qkv_bias": "none"}
 
 _SMALL = {"image_size": 32, "root": "cifar"}
+_DEEP = {"layers": (18, 18, 18), "width": 16}
 
 NAMED_SIZES: dict[str, NamedSize] = {
     "vit_ti16": NamedSize({**_TI, "patch_size": 16}, _AUGREG),
@@ -99,26 +84,13 @@ NAMED_SIZES: dict[str, NamedSize] = {
     "dinov3_b16": NamedSize({**_B, **_DINOV3_OPTIONS}, _DINOV3),
     "dinov3_l16": NamedSize({**_L, **_DINOV3_OPTIONS}, _DINOV3),
     "dinov3_h16_plus": NamedSize({**_H, **_DINOV3_OPTIONS, "num_heads": 20, "mlp": "swiglu"}, _DINOV3),
-    "dinov3_7b16": NamedSize(
-        {
-            **_DINOV3_OPTIONS,
-            "embed_dim": 4096,
-            "depth": 40,
-            "num_heads": 32,
-            "mlp": "swiglu",
-            "mlp_ratio": 2.0,
-            "qkv_bias": "none",
-        },
-        _DINOV3,
-    ),
+    "dinov3_7b16": NamedSize({**_DINOV3_OPTIONS, **_7B}, _DINOV3),
     "resnet26": NamedSize({"layers": RESNETS["r26"]}, _AUGREG, ResNetConfig),
     "resnet50": NamedSize({"layers": RESNETS["r50"]}, _RESNET, ResNetConfig),
     "resnet101": NamedSize({"layers": (3, 4, 23, 3)}, _RESNET, ResNetConfig),
     "resnet56_w16_cifar": NamedSize({**_SMALL, "layers": (6, 6, 6), "width": 16}, _CIFAR, ResNetConfig),
     "resnet29_w32_cifar": NamedSize({**_SMALL, "layers": (3, 3, 3), "width": 32}, _CIFAR, ResNetConfig),
-    "resnet164_w16_cifar": NamedSize(
-        {**_SMALL, "layers": (18, 18, 18), "width": 16}, _IDENTITY, ResNetConfig
-    ),
+    "resnet164_w16_cifar": NamedSize({**_SMALL, **_DEEP}, _IDENTITY, ResNetConfig),
     "resnet29_w64_cifar": NamedSize({**_SMALL, "layers": (3, 3, 3), "width": 64}, _RESNEXT, ResNetConfig),
 }
 """By name. Networks for CIFAR are named by depth, width and root; papers give the depth alone."""
@@ -131,15 +103,8 @@ def list_models() -> list[str]:
 
 # Options of the task, of training, and of libraries' numerics, which do not define an architecture.
 _NOT_OF_A_SIZE = {field.name for field in dataclasses.fields(TrainingOptions)}
-_NOT_OF_A_SIZE |= {
-    "num_classes",
-    "class_names",
-    "image_size",
-    "head",
-    "norm_eps",
-    "resample",
-    "position_prefix",
-}
+_NOT_OF_A_SIZE |= {"num_classes", "class_names", "image_size", "head"}
+_NOT_OF_A_SIZE |= {"norm_eps", "resample", "position_prefix"}
 
 
 def architecture_of(config: ModelConfig) -> str:
@@ -154,13 +119,7 @@ def architecture_of(config: ModelConfig) -> str:
 
 
 def named_config(name: str, **overrides: Any) -> ModelConfig:
-    """The configuration of a named size, with other options.
-
-    `num_classes` gives a size without a head a linear one.
-
-    Raises:
-        UserError: an unknown name or option, with the nearest known one.
-    """
+    """The configuration of a named size with other options; `num_classes` adds a linear head to features."""
     if name not in NAMED_SIZES:
         raise UserError(
             f"unknown model {name!r}{nearest(name, NAMED_SIZES)}; `vitascope models` lists all names"

@@ -35,7 +35,6 @@ class MergingLayout(Layout):
     """The index among the Q tokens that each of the T was merged into: (B, T); None before."""
 
     def merge(self, tokens: Tensor) -> Tensor:
-        """Merge `pairs_per_block` pairs, or all that there are: (B, Q, D) -> (B, Q - r, D)."""
         assert self.keys is not None, "attention comes before merging"
         P = self.num_prefix_tokens
         count = min(self.pairs_per_block, (tokens.shape[1] - P) // 2)
@@ -48,53 +47,38 @@ class MergingLayout(Layout):
         sizes = torch.ones(tokens.shape[:2], device=tokens.device) if self.sizes is None else self.sizes
         staying, leaving = sizes.gather(1, stay), sizes.gather(1, leave)
         self.sizes = staying.scatter_add(1, join, leaving)
+        places = torch.arange(stay.shape[1], device=tokens.device)
         # A matrix product, not a scatter: as cheap for so few tokens, and every runtime has it.
-        places = torch.arange(stay.shape[1], device=tokens.device)[:, None]
-        into = (join[:, None] == places).to(tokens.dtype)  # (B, Q - count, count)
+        into = (join[:, None] == places[:, None]).to(tokens.dtype)  # (B, Q - count, count)
         parts = leaving / self.sizes.gather(1, join)
         own = (staying / self.sizes).to(tokens.dtype)[:, :, None]
-        self._follow(stay, leave, join)
+        owners = stay.new_zeros(tokens.shape[:2]).scatter(1, stay, places.expand_as(stay))
+        owners = owners.scatter(1, leave, join)
+        self.owners = owners if self.owners is None else owners.gather(1, self.owners)
         return take(tokens, stay) * own + into @ (take(tokens, leave) * parts.to(tokens.dtype)[:, :, None])
 
-    def _follow(self, stay: Tensor, leave: Tensor, join: Tensor) -> None:
-        """Update `owners` after a merge."""
-        B, left = stay.shape
-        places = torch.arange(left, device=stay.device).expand(B, -1)
-        now = stay.new_zeros(B, left + leave.shape[1]).scatter(1, stay, places).scatter(1, leave, join)
-        self.owners = now if self.owners is None else now.gather(1, self.owners)
-
     def expand(self, tokens: Tensor) -> Tensor:
-        """Give each of the T tokens the state that it was merged into: (B, Q, D) -> (B, T, D).
-
-        Fewer than Q tokens, a prefix that is read alone, stay as they are.
-        """
         if self.owners is None or self.sizes is None or tokens.shape[1] < self.sizes.shape[1]:
-            return tokens
+            return tokens  # none was merged, or the prefix is read alone
         return take(tokens, self.owners)
 
     def expand_weights(self, weights: Tensor) -> Tensor:
-        """Attention weights between the T tokens: (B, heads, Q, Q) -> (B, heads, T, T).
-
-        A token's weight is divided equally among its patches. Rows of the prefix alone become (B, heads,
-        rows, T).
-        """
         if self.owners is None or self.sizes is None:
             return weights
         B, H, rows, Q = weights.shape
         T = self.owners.shape[1]
-        shared = weights / self.sizes.to(weights.dtype)[:, None, None]
+        shared = weights / self.sizes.to(weights.dtype)[:, None, None]  # equally among a token's patches
         columns = shared.gather(3, self.owners[:, None, None].expand(B, H, rows, T))
         if rows != Q:
-            return columns
+            return columns  # of the prefix alone
         return columns.gather(2, self.owners[:, None, :, None].expand(B, H, T, T))
 
 
 def match(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Find the pairs to merge, by keys of patches (B, N, hd), in float32.
 
-    Returns indices: of the patches that stay (B, N - count), those of the first set before the second; of
-    those that leave (B, count), all of the first set; and, among those that stay, of those that they join (B,
-    count).
+    Returns indices: of the patches that stay (B, N - count), the first set before the second; of those that
+    leave, all of the first set; and, among those that stay, of those that they join (B, count).
     """
     directions = F.normalize(keys.detach().float(), dim=-1)
     first, second = directions[:, 1::2], directions[:, ::2]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vitascope.model.attention import EVERY_TOKEN
 from vitascope.model.config import ViTConfig
-from vitascope.model.encoder import PatchDropout, transformer_encoder
+from vitascope.model.encoder import Encoder, PatchDropout
 from vitascope.model.heads import classification_head, pooling
 from vitascope.model.initialization import initialize
 from vitascope.model.patches import patch_embedding
@@ -45,7 +45,7 @@ class VisionTransformer(nn.Module):
         self.dropout = nn.Dropout(config.training.dropout)
         self.patch_dropout = PatchDropout(config.training.patch_dropout)
         self.embedding_norm = norm(config.embedding.embedding_norm)
-        self.encoder = transformer_encoder(config)
+        self.encoder = Encoder(config)
         pre_norm = config.block.norm == "pre"  # a post-norm encoder ends in a norm of its own
         self.norm = norm(pre_norm and readout.pool_norm == "before")
         self.pool = pooling(config)
@@ -58,10 +58,7 @@ class VisionTransformer(nn.Module):
         return self.forward_head(self.forward_features(images, read=self.pool.read))
 
     def embed(self, images: Tensor) -> Tensor:
-        """The pooled representation y of equation 4: (B, C, H, W) -> (B, D).
-
-        (B, 2D) with two pooled vectors: class and distillation token, or class token and mean.
-        """
+        """The pooled representation y of equation 4: (B, C, H, W) -> (B, D), or (B, 2D) if two are joined."""
         return self.pool_features(self.forward_features(images, read=self.pool.read))
 
     def trace(self, images: Tensor, attention: bool = False) -> Trace:
@@ -95,17 +92,13 @@ class VisionTransformer(nn.Module):
     def prepare_tokens(
         self, images: Tensor, trace: Trace | None = None, patches: Tensor | None = None
     ) -> Tensor:
-        """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1: (B, C, H, W) -> (B, T, D).
-
-        `patches` (B, N, D) replace x_p E, the images' own `patch_embedding`.
-        """
+        """z_0 = [x_class; x_p E] + E_pos, equation 1: (B, T, D). `patches` (B, N, D) replace x_p E."""
         grid = self.grid_of(images)
         patches = self.patch_embedding(images) if patches is None else patches
         prefix = [self.class_token, self.distillation_token, self.registers]
-        tokens = [
-            part.to(patches.dtype).expand(patches.shape[0], -1, -1) for part in prefix if part is not None
-        ]
-        z0 = self.positions(torch.cat([*tokens, patches], dim=1), grid)  # (B, T, D)
+        B, parts = patches.shape[0], [part.to(patches.dtype) for part in prefix if part is not None]
+        tokens = torch.cat([*(part.expand(B, -1, -1) for part in parts), patches], dim=1)
+        z0 = self.positions(tokens, grid)  # (B, T, D)
         z0 = self.embedding_norm(self.dropout(z0))
         if trace is not None:
             trace.keep("patch_embeddings", patches)
@@ -139,11 +132,6 @@ class VisionTransformer(nn.Module):
             self.preprocess = self.preprocess.at_size(self.config.image_hw)
 
     def grid_of(self, images: Tensor) -> tuple[int, int]:
-        """Rows and columns of patches in images (B, C, H, W).
-
-        Raises:
-            UserError: raw pixels, another number of dimensions or channels, or a size that patches do not
-            tile.
-        """
+        """Rows and columns of patches in images (B, C, H, W); `UserError` for images that do not fit."""
         check_images(images, self.config.in_channels)
         return self.config.grid_of((images.shape[2], images.shape[3]))

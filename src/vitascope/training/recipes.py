@@ -10,7 +10,7 @@ import tyro
 import yaml
 
 from vitascope.errors import UserError, check_choice
-from vitascope.model.configuration import Configuration, option_groups
+from vitascope.model.configuration import Configuration
 from vitascope.model.options import DEPENDENT_OPTIONS
 from vitascope.training.options import (
     Architecture,
@@ -110,7 +110,7 @@ class TrainConfig(Configuration):
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
 
-GROUP_OF = option_groups(TrainConfig)
+GROUP_OF = TrainConfig.groups()
 """The group of each option, by name; None for those of `TrainConfig` itself."""
 
 RECIPES: dict[str, TrainConfig] = {}
