@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check
+.PHONY: demo test check lock
 demo: .venv/ready
 	$(BIN)/vitascope train
 
@@ -13,6 +13,14 @@ check: .venv/tests-ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# requirements.lock: what `pip` chooses here for the package and all its extras, with the hash of each file.
+lock: .venv/tests-ready
+	$(BIN)/python -m pip install --quiet --dry-run --ignore-installed --report .venv/lock.json \
+		--constraint constraints.txt ".[server,tensorboard,onnx,openvino,parquet,heif]"
+	$(BIN)/python -c 'import json; found = json.load(open(".venv/lock.json"))["install"]; print("\n".join(sorted( \
+		"{name}=={version} --hash=sha256:".format(**one["metadata"]) + one["download_info"]["archive_info"]["hashes"]["sha256"] \
+		for one in found if one["metadata"]["name"] != "vitascope")))' > requirements.lock
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
