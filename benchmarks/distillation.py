@@ -25,7 +25,7 @@ from learning import engine, heading, named_values, options, schedule, train, vi
 from reports import markdown_table, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
-from vitascope.model.evaluation_mode import evaluation_mode
+from vitascope.model.classifier import evaluation_mode
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.training.tasks.distill import BothHeads
 from vitascope.weights.loading import from_pretrained

@@ -10,9 +10,8 @@ from torch import Tensor
 from vitascope.errors import UserError
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
-from vitascope.model.classifier import Classifier
+from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.config import ViTConfig
-from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.trace import Trace
 from vitascope.model.vit import VisionTransformer
 

@@ -13,8 +13,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from vitascope.model.classifier import Classifier
-from vitascope.model.evaluation_mode import evaluation_mode
+from vitascope.model.classifier import Classifier, evaluation_mode
 
 _hook: ContextVar[Callable[[], None] | None] = ContextVar("hook", default=None)
 

@@ -13,8 +13,7 @@ from vitascope.explain.attention import attending, read_rows
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.targets import TargetLike, as_target
-from vitascope.model.classifier import Classifier
-from vitascope.model.evaluation_mode import evaluation_mode
+from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.trace import Trace
 from vitascope.model.vit import VisionTransformer
 

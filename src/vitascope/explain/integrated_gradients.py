@@ -11,8 +11,7 @@ from vitascope.explain.forward import call_hook, pooled_and_logits
 from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.targets import Target, TargetLike, as_target
-from vitascope.model.classifier import Classifier
-from vitascope.model.evaluation_mode import evaluation_mode
+from vitascope.model.classifier import Classifier, evaluation_mode
 
 
 @torch.inference_mode(False)  # the caller's inference mode has no gradients

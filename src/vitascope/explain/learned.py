@@ -12,9 +12,8 @@ from vitascope.errors import UserError
 from vitascope.explain.attention import attending, check_layer, stream_attention
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.pca import principal_components
-from vitascope.model.classifier import Classifier
+from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.config import ViTConfig
-from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
 

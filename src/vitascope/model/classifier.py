@@ -1,8 +1,12 @@
-"""`Classifier`: a Vision Transformer, or the ResNet that it is compared with."""
+"""`Classifier`: a Vision Transformer, or the ResNet that it is compared with; evaluation mode."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import overload
+
+from torch import nn
 
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet import ResNet
@@ -27,3 +31,15 @@ def build(config: ModelConfig) -> Classifier:
 def kind_of(config: ModelConfig) -> str:
     """The kind of a configuration's model, in words, for messages."""
     return "a ResNet" if isinstance(config, ResNetConfig) else "a Vision Transformer"
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Set evaluation mode, and afterwards restore the mode of every module."""
+    modes = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training

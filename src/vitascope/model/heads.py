@@ -113,12 +113,9 @@ Pool = ClassTokenPool | MeanPool
 
 def pooling(config: ViTConfig) -> Pool:
     """Create the pooling `config.readout.pool`."""
-    kinds: dict[str, type[Pool]] = {
-        "cls": ClassTokenPool,
-        "mean": MeanPool,
-        "cls_mean": ClassMeanPool,
-        "map": AttentionPool,
-    }
+    if config.readout.pool == "cls":
+        return ClassTokenPool(config)
+    kinds = {"mean": MeanPool, "cls_mean": ClassMeanPool, "map": AttentionPool}
     return kinds[config.readout.pool](config)
 
 

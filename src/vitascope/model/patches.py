@@ -67,10 +67,6 @@ class HybridPatches(nn.Module):
 
 def patch_embedding(config: ViTConfig) -> ConvPatches | HybridPatches:
     """Create the stem `config.embedding.stem`."""
-    stems: dict[str, type[ConvPatches | HybridPatches]] = {
-        "conv": ConvPatches,
-        "linear": LinearPatches,
-        "overlap": ConvPatches,
-        "resnet": HybridPatches,
-    }
-    return stems[config.embedding.stem](config)
+    if config.embedding.stem == "resnet":
+        return HybridPatches(config)
+    return LinearPatches(config) if config.embedding.stem == "linear" else ConvPatches(config)

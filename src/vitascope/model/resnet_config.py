@@ -109,6 +109,7 @@ class ResNetConfig(ImageOptions):
     """
 
     option_kind: ClassVar[str] = "option of a ResNet"
+    gives_classes: ClassVar[bool] = True
 
     layers: tuple[int, ...] = (3, 4, 6, 3)
     """Bottleneck units in each stage."""
@@ -179,11 +180,6 @@ class ResNetConfig(ImageOptions):
     def num_tokens(self) -> int:
         """Places of the feature maps: a hybrid ViT's patches."""
         return math.prod(self.grid)
-
-    @property
-    def gives_classes(self) -> bool:
-        """Whether the head's outputs are classes: always."""
-        return True
 
     @property
     def feature_parameters(self) -> int:

@@ -20,8 +20,7 @@ from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
-from vitascope.model.classifier import Classifier
-from vitascope.model.evaluation_mode import evaluation_mode
+from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.hardware import resolve_device, resolve_precision, reuse_freed_memory
 from vitascope.run.layout import MODEL
 from vitascope.run.predictions import Predictions

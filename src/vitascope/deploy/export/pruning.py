@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from vitascope.errors import UserError
 from vitascope.model.attention import SelfAttention
-from vitascope.model.classifier import Classifier
+from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import MLP, SwiGLU
-from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.vit import VisionTransformer
 
 State = dict[str, Tensor]

@@ -19,8 +19,7 @@ from vitascope.explain.heatmaps import check_count, grid_of
 from vitascope.explain.inputs import Images, as_images
 from vitascope.explain.methods import methods_for
 from vitascope.explain.targets import ClassScore, Target, TargetLike, as_target
-from vitascope.model.classifier import Classifier
-from vitascope.model.evaluation_mode import evaluation_mode
+from vitascope.model.classifier import Classifier, evaluation_mode
 
 HeatmapFunction = Callable[[Classifier, Tensor, Target], Tensor]
 """Model, images (1, C, H, W) and target -> heatmap (1, grid_h, grid_w)."""

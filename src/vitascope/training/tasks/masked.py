@@ -22,8 +22,8 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.data.randomness import uniform
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
+from vitascope.model.classifier import evaluation_mode
 from vitascope.model.config import ViTConfig
-from vitascope.model.evaluation_mode import evaluation_mode
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_masked_patches
