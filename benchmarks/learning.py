@@ -22,7 +22,7 @@ from vitascope.data.datasets import open_data
 from vitascope.data.decoding import read_image
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
-from vitascope.training.results import TrainResult
+from vitascope.training.train import TrainResult
 
 
 def options(description: str | None, *, epochs: int) -> argparse.ArgumentParser:

@@ -21,7 +21,7 @@ from contest import positive
 from learning import engine, heading, options, schedule, train, vit, write_limited
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
-from vitascope.training.results import PretrainResult
+from vitascope.training.train import PretrainResult
 
 TARGETS = ("mean_color", "downsampled", "pixels")
 HEADER = ("start", "validation of the pre-training", "test accuracy, %", "seeds, %", "pre-training, s")

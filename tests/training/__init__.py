@@ -53,7 +53,7 @@ def undrawn() -> Iterator[None]:
 
     A report that is written again has no new figures; test_write looks at those.
 
-    They keep their checkpoints too, whose states tests compare; test_finish looks at their removal.
+    They keep their checkpoints too, whose states tests compare; test_train_finish looks at their removal.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(classify, "draw_figures", lambda *_: {})

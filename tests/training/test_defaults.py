@@ -91,7 +91,8 @@ def test_options_of_the_model_reach_it(data) -> None:
     )
     resolved, model = resolve_config(config, open_data(str(data)))
     assert resolved.architecture.options == config.architecture.options
-    assert (model.embedding.positions, model.block.attention, model.window) == ("rotary", "window", (2, 4))
+    block = model.block
+    assert (model.embedding.positions, block.attention, block.window) == ("rotary", "window", (2, 4))
 
 
 @pytest.mark.parametrize(

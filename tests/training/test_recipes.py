@@ -1,10 +1,21 @@
 import dataclasses
+import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from tests.model import small_model
+from tests.training import write_folder
+from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
+from vitascope.model.config import ViTConfig
+from vitascope.training.defaults import resolve_config
+from vitascope.training.loop import augmentation_of
+from vitascope.training.optim import MOMENTUM, learning_rate, peak_rate
 from vitascope.training.recipes import GROUP_OF, RECIPES, TrainConfig, default_recipe
+from vitascope.weights.saving import save_pretrained
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -181,3 +192,157 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text: str) -> None
     path.write_text(text)
     with pytest.raises(UserError):
         TrainConfig.from_yaml(path)
+
+
+# Runs of the recipes
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data") / "greys")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("photos") / "photos", per_class=6, side=300)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    return save_pretrained(small_model(), tmp_path_factory.mktemp("weights") / "small")
+
+
+@pytest.mark.parametrize("side", [16, 300])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_makes_a_run_of_a_folder_of_photos_or_says_the_way_out(
+    data, photos, weights, recipe: str, side: int
+) -> None:
+    folder = data if side == 16 else photos
+    options: dict[str, Any] = {"data": str(folder)}
+    if recipe in ("finetune", "linear-probe", "paper-finetune"):
+        options["weights"] = str(weights)
+    if recipe == "cnn":
+        options["model"] = "resnet29_w32_cifar"
+    splits = open_data(str(folder))
+    config, model = resolve_config(TrainConfig.from_recipe(recipe, **options), splits)
+    augmentation_of(config)
+    assert model.image_hw == (config.option("image_size"),) * 2
+    assert model.num_classes == 2 or config.task == "masked"
+    optimization = config.optimization
+    assert optimization.batch_size is not None
+    steps = math.ceil(len(splits.train) / optimization.batch_size)
+    if optimization.warmup_steps is not None:  # meant for a million images and more
+        with pytest.raises(UserError, match="lower warmup_steps or raise epochs"):
+            learning_rate(optimization, optimization.batch_size, 0, steps)
+        optimization = dataclasses.replace(optimization, warmup_steps=0)
+    last = optimization.epochs * steps - 1
+    rates = [learning_rate(optimization, optimization.batch_size, step, steps) for step in (0, last)]
+    peak = peak_rate(optimization, optimization.batch_size)
+    assert all(0 < rate <= peak for rate in rates)
+
+
+# Dosovitskiy et al. 2021, section 4.1 and appendix B.1
+PAPER_PRETRAIN = {
+    "model": "vit_b16",
+    "optimizer": "adamw",
+    "batch_size": 4096,
+    "lr": 1e-3,
+    "weight_decay": 0.1,
+    "warmup_steps": 10_000,
+    "schedule": "linear",
+    "label_smoothing": 0.0,
+    "options": ("head=mlp",),
+    "dropout": 0.1,
+}
+PAPER_FINETUNE = {
+    "optimizer": "sgd",
+    "batch_size": 512,
+    "schedule": "cosine",
+    "weight_decay": 0.0,
+    "clip_grad": 1.0,
+    "image_size": 384,
+    "ema": 0.9999,
+    "options": ("head=zero",),
+    "label_smoothing": 0.0,
+    "keep": "last",
+}
+# Touvron et al. 2021, table 9
+DEIT = {
+    "model": "vit_s16",
+    "image_size": 224,
+    "optimizer": "adamw",
+    "lr": 5e-4,
+    "lr_batch": 512,
+    "batch_size": 1024,
+    "weight_decay": 0.05,
+    "epochs": 300,
+    "warmup_epochs": 5.0,
+    "warmup_steps": None,
+    "schedule": "cosine",
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "label_smoothing": 0.1,
+    "drop_path": 0.1,
+    "dropout": 0.0,
+    "erase": 0.25,
+    "randaugment": 2,
+    "magnitude": 9.0,
+    "operation_probability": 0.5,
+    "ema": 0.99996,
+    "clip_grad": 0.0,
+}
+# Beyer et al. 2022; torch multiplies the decay of 1e-4 by the rate of 1e-3
+PLAIN = {
+    "model": "vit_s16",
+    "image_size": 224,
+    "optimizer": "adamw",
+    "batch_size": 1024,
+    "lr": 1e-3,
+    "weight_decay": 0.1,
+    "warmup_steps": 10_000,
+    "schedule": "cosine",
+    "randaugment": 2,
+    "magnitude": 10.0,
+    "operation_probability": 1.0,
+    "mixup": 0.2,
+    "cutmix": 0.0,
+    "clip_grad": 1.0,
+    "options": ("positions=sincos_2d_big_vision",),
+    "pool": "mean",
+    "label_smoothing": 0.0,
+    "epochs": 90,
+}
+# Dosovitskiy et al. 2021, appendix B.1.2; the rest is what photos of one's own take
+MASKED = {"task": "masked", "corrupt": 0.5, "target": "mean_color", "schedule": "cosine"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "published"),
+    [
+        ("paper-pretrain", PAPER_PRETRAIN),
+        ("paper-finetune", PAPER_FINETUNE),
+        ("deit", DEIT),
+        ("plain", PLAIN),
+        ("masked", MASKED),
+    ],
+)
+def test_a_published_recipe_has_the_published_numbers(recipe: str, published: dict[str, Any]) -> None:
+    assert {name: RECIPES[recipe].option(name) for name in published} == published
+    assert MOMENTUM == 0.9
+
+
+def test_the_published_recipes_make_the_published_models(photos) -> None:
+    splits = open_data(str(photos))
+    models = {}
+    for recipe in ("paper-pretrain", "deit", "plain"):
+        config, model = resolve_config(TrainConfig.from_recipe(recipe, data=str(photos)), splits)
+        assert isinstance(model, ViTConfig)
+        shape = (model.embed_dim, model.depth, model.num_heads, model.patch_hw, model.grid)
+        models[recipe] = (*shape, model.readout.pool, model.readout.head, model.embedding.positions)
+        assert config.option("batch_size") == RECIPES[recipe].option("batch_size")
+    small, base = (384, 12, 6, (16, 16), (14, 14)), (768, 12, 12, (16, 16), (14, 14))
+    assert models == {
+        "paper-pretrain": (*base, "cls", "mlp", "learned"),
+        "deit": (*small, "cls", "linear", "learned"),
+        "plain": (*small, "mean", "linear", "sincos_2d_big_vision"),
+    }

@@ -115,7 +115,7 @@ def test_killed_in_mid_epoch_a_resumed_run_ends_with_bitwise_the_same_weights(da
 
 
 def test_a_stopped_run_leaves_a_checkpoint_and_says_how_to_go_on(data, tmp_path) -> None:
-    """By SIGTERM; test_finish sends both signals to the command."""
+    """By SIGTERM; test_train_finish sends both signals to the command."""
     run, signum, status = tmp_path / "stopped", signal.SIGTERM, 143
     # The checkpoint at step 2 only tells the test that training has begun; the one to look for is later.
     process = _run_and_signal(tiny_config(data, run=str(run), epochs=500), signum, after_step=0)

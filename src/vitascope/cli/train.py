@@ -39,7 +39,7 @@ class RunCommand(TrainConfig):
         """Run or resume, and print the paths of the results."""
         from vitascope.training import train
         from vitascope.training.distributed import is_first
-        from vitascope.training.results import PretrainResult
+        from vitascope.training.train import PretrainResult
 
         if self.resume is not None:
             result = train.resume(self.resume, **dataclasses.asdict(self.engine))

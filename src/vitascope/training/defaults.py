@@ -48,7 +48,13 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
             advice = "; leave out the model to use that of the weights" if name is not None else ""
             raise UserError(f"{error}{advice}") from error
     if isinstance(model_config, ViTConfig):
-        check_effects(asked, model_config)
+        for option in asked.model_options():
+            other, value = DEPENDENT_OPTIONS.get(option, (None, None))
+            if other is not None and model_config.option(other) != value:
+                raise UserError(
+                    f"options: {option} has no effect with {other}={model_config.option(other)}; add "
+                    f"{other}={value}, or leave it out"
+                )
         if config.task == "masked":
             model_config = body_config(model_config)
     batch_size = config.optimization.batch_size or default_batch_size(len(splits.train))
@@ -59,7 +65,8 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
         image_size=model_config.image_hw[0],
         patch_size=model_config.patch_hw[0] if isinstance(model_config, ViTConfig) else None,
         batch_size=batch_size,
-        ema=default_ema(steps) if ema is None else ema,
+        # an average over about a fiftieth of the steps, at most 10,000
+        ema=round(1 - 1 / min(10_000, max(1, steps / 50)), 5) if ema is None else ema,
     )
     return resolved, model_config
 
@@ -96,17 +103,6 @@ def _derived_options(config: TrainConfig, splits: Splits, is_vit: bool) -> dict[
     return classes
 
 
-def check_effects(asked: Architecture, model_config: ViTConfig) -> None:
-    """Reject named model options without an effect, because they depend on another one."""
-    for option in asked.model_options():
-        other, value = DEPENDENT_OPTIONS.get(option, (None, None))
-        if other is not None and model_config.option(other) != value:
-            raise UserError(
-                f"options: {option} has no effect with {other}={model_config.option(other)}; add "
-                f"{other}={value}, or leave it out"
-            )
-
-
 def _default_sizes(asked: Architecture, model: str, side: int) -> dict[str, int]:
     """Image and patch size: small images keep their size, with 8 patches per side."""
     side = asked.image_size or side
@@ -125,8 +121,3 @@ def _default_sizes(asked: Architecture, model: str, side: int) -> dict[str, int]
 def default_batch_size(images: int) -> int:
     """128, or the largest smaller power of two, at least 8, with 4 steps per epoch."""
     return max(8, min(128, 2 ** int(math.log2(max(1, images / 4)))))
-
-
-def default_ema(steps: int) -> float:
-    """The decay of an average over about a fiftieth of the steps, at most 10,000."""
-    return round(1 - 1 / min(10_000, max(1, steps / 50)), 5)

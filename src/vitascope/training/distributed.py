@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -26,10 +26,7 @@ T = TypeVar("T")
 
 
 def join_processes(device: str) -> torch.device:
-    """Join the process group of torchrun, if it started this process; returns this process's device.
-
-    With CUDA, each process uses the GPU of its local rank. Reductions use NCCL on GPUs and gloo on CPUs.
-    """
+    """Join torchrun's process group, if it started this process; returns the device, by local rank."""
     resolved = resolve_device(device)
     if not dist.is_torchelastic_launched():
         return resolved
@@ -68,30 +65,8 @@ def print_first(text: str) -> None:
         print(text, flush=True)
 
 
-def by_first(make: Callable[[], T]) -> T:
-    """Call a function in the first process alone; all processes get its value, or raise its UserError.
-
-    The value is pickled between the processes.
-    """
-    if world_size() == 1:
-        return make()
-    answer: list[Any] = [None, None]
-    if is_first():
-        try:
-            answer[0] = make()
-        except UserError as error:
-            answer[1] = error
-    dist.broadcast_object_list(answer, src=0)
-    if answer[1] is not None:
-        raise _of_all(answer[1])
-    return answer[0]
-
-
 def by_all(make: Callable[[], T]) -> T:
-    """Call a function in every process; a UserError of one is raised in all of them, so that none waits.
-
-    The function must not communicate.
-    """
+    """Call a function that does not communicate in every process; a UserError of one is raised in all."""
     value, fault = None, None
     try:
         value = make()
@@ -99,15 +74,14 @@ def by_all(make: Callable[[], T]) -> T:
         fault = error
     for found in gather(fault):
         if found is not None:
-            raise _of_all(found)
-    assert value is not None
-    return value
+            found.said_elsewhere = not is_first()  # the first process prints it
+            raise found
+    return cast("T", value)
 
 
-def _of_all(error: UserError) -> UserError:
-    """Mark an error that all processes raise, so that only the first one prints it."""
-    error.said_elsewhere = not is_first()
-    return error
+def by_first(make: Callable[[], T]) -> T:
+    """Call a function in the first process alone; all processes get its (pickled) value, or its UserError."""
+    return cast("T", gather(by_all(lambda: make() if is_first() else None))[0])
 
 
 def lost_connection(error: RuntimeError) -> bool:

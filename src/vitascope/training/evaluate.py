@@ -37,19 +37,14 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Evaluation(Predictions):
-    """A classifier's predictions on a split, and their scores.
-
-    Attributes:
-        loss: mean cross-entropy, nats.
-        trained_on: number of images in the evaluated data that the model was trained on. They are left out,
-            unless there were no others.
-        changes: changes of a run's data since its training, as numbers of `missing`, `changed`, `renamed` and
-            `new` images; None if unknown.
-    """
+    """A classifier's predictions on a split, and their scores."""
 
     loss: float
+    """Mean cross-entropy, nats."""
     trained_on: int = 0
+    """Images that the model was trained on; they are left out, unless there were no others."""
     changes: dict[str, int] | None = None
+    """Since a run's training, `missing`, `changed`, `renamed` and `new` images; None if unknown."""
 
     @property
     def accuracy(self) -> float:
@@ -74,11 +69,7 @@ class Evaluation(Predictions):
         }
 
     def to_dataframe(self) -> DataFrame:
-        """One row per image: `label`, `prediction`, `confidence`, `correct`, by index in the split.
-
-        Raises:
-            UserError: pandas is not installed.
-        """
+        """One row per image: `label`, `prediction`, `confidence`, `correct`; UserError without pandas."""
         names = np.array(self.class_names, dtype=object)
         columns = {
             "label": names[self.labels],
@@ -121,10 +112,7 @@ def html_table(values: Mapping[str, Any]) -> str:
 
 @torch.inference_mode()
 def predict_split(model: nn.Module, loader: Loader, *, precision: torch.dtype = torch.float32) -> Evaluation:
-    """Evaluate a model on every readable image of a split, in the split's order.
-
-    Each of several processes computes a part; all of them get the whole. The loader has no seed.
-    """
+    """Evaluate a model on every readable image of a split; each of several processes gets the whole."""
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     indices: list[npt.NDArray[np.int64]] = []
@@ -199,10 +187,8 @@ def evaluate(
         images = opened.test_images(names)
         changes = None if opened.restored is None else opened.restored.counts()
     where = resolve_device(device)
-    home, loader = (
-        next(loaded.parameters()).device,
-        Loader(images, preprocess_of(loaded), batch_size, device=where),
-    )
+    home = next(loaded.parameters()).device
+    loader = Loader(images, preprocess_of(loaded), batch_size, device=where)
     dtype = resolve_precision(precision, loaded.config, where, batch_size, training=False)
     try:
         evaluation = predict_split(loaded.to(where), loader, precision=dtype)
@@ -212,27 +198,22 @@ def evaluate(
 
 
 def without_training_images(images: ImageSet, data: str, ref: Path) -> tuple[ImageSet, int]:
-    """Leave out the images that a run was trained on, unless they are all; also returns their number.
-
-    Only a run folder, and the model folder in it, have a record of their training images.
-    """
-    run = Run(ref)
+    """Leave out the images that a run was trained on, unless they are all; also returns their number."""
+    run = Run(ref)  # a run folder, or the model folder in it: others have no record
     if ref.name == MODEL and run.split_record() is None:
         run = Run(ref.parent)
     record = run.split_record()
     if record is None:
         return images, 0
     known = record.trained_on(images)
-    count = int(known.sum())
-    if count == len(images):
+    count, total = int(known.sum()), len(images)
+    trained = f"{data}: {run.path} was trained on"
+    if count == total:
         log.warning(
-            "%s: %s was trained on all %s of these images: the accuracy does not hold for other images",
-            *(data, run.path, f"{count:,}"),
+            "%s all %s of these images: the accuracy does not hold for other images", trained, f"{count:,}"
         )
     elif count:
-        log.warning(
-            "%s: %s was trained on %s of these %s images, which are left out; %s remain",
-            *(data, run.path, f"{count:,}", f"{len(images):,}", f"{len(images) - count:,}"),
-        )
+        counts = (f"{number:,}" for number in (count, total, total - count))
+        log.warning("%s %s of these %s images, which are left out; %s remain", trained, *counts)
         images = images.subset(images.name, np.flatnonzero(~known))
     return images, count

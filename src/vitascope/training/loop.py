@@ -28,13 +28,14 @@ from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint, to_resume
-from vitascope.training.checkpoint.identity import check_identity, run_identity
-from vitascope.training.checkpoint.state_dicts import (
+from vitascope.training.checkpoint.state import (
     all_finite,
+    check_identity,
     model_state,
     optimizer_state,
     restore_model,
     restore_optimizer,
+    run_identity,
 )
 from vitascope.training.distributed import (
     gather,
@@ -60,18 +61,9 @@ RECORD_EVERY = 10
 
 
 class Trainer:
-    """A run in this process: its parts, its counters, its loop.
+    """A run in this process: its parts, its counters, its loop; `config` is resolved.
 
     Each of several processes has a trainer and does the same steps; the first one writes and prints.
-
-    Args:
-        run: the run.
-        config: resolved.
-        model: with its first weights.
-        task: of the model.
-        splits: the data.
-        device: of this process.
-        precision: dtype to compute in.
     """
 
     def __init__(
@@ -145,12 +137,9 @@ class Trainer:
         progress = Progress(self.config.optimization.epochs, images, done, shown=is_first())
         progress.left_out(self._unreadable())
         recorder = self.run.write_metrics(self.step) if is_first() else None
+        stopping = stop_signals(patient=world_size() > 1)
         try:
-            with (
-                self.threads,
-                torch.random.fork_rng(devices=[]),
-                stop_signals(patient=world_size() > 1) as stop,
-            ):
+            with self.threads, torch.random.fork_rng(devices=[]), stopping as stop:
                 self._loop(recorder, progress, stop)
         finally:
             progress.close()
@@ -167,7 +156,10 @@ class Trainer:
                 loss = self._training_step(batch, epoch)
                 progress.advance(batch.planned)
                 if self.step % RECORD_EVERY == 0:
-                    self._record_step(loss, recorder)
+                    value = float(sum_over_processes({"loss": loss})["loss"])
+                    self._check_finite(value)
+                    if recorder is not None:
+                        recorder.record("step", self.step, {"loss": value, "lr": self.rate})
                 if self.step % self.steps_per_epoch == 0:
                     self._end_epoch(epoch, recorder, progress)
                 now = time.monotonic()
@@ -182,43 +174,36 @@ class Trainer:
         self.save()
 
     def _training_step(self, batch: Batch, epoch: int) -> Tensor:
-        """Forward, backward, update; all randomness is a function of the seed and the counters.
-
-        Returns this process's share of the global batch's mean loss, a scalar.
-        """
+        """Forward, backward, update; returns this process's share of the global batch's mean loss."""
+        # All randomness is a function of the seed and the counters.
         torch.manual_seed(step_seed(self.config.seed, self.step * world_size() + rank()))
         options = self.config.optimization
         self.rate = learning_rate(options, self.batch_size, self.step, self.steps_per_epoch)
         parts = self._parts(batch)
         total = torch.zeros((), device=self.device)
-        for number, part in enumerate(parts):
+        for number, (part, weight) in enumerate(parts):
             with reducing(self.parallel, number == len(parts) - 1):
-                total += self._backward(part, batch.planned, epoch)
+                total += self._backward(part, weight, epoch)
         if parts:  # otherwise no image of the batch could be read
             self._update()
         self.step += 1
         return total
 
-    def _parts(self, batch: Batch) -> list[Batch]:
-        """The parts of the batch for gradient accumulation, as many in each process."""
+    def _parts(self, batch: Batch) -> list[tuple[Batch, float]]:
+        """Parts for gradient accumulation, as many in each process, with their shares of the global batch."""
         accumulate = self.config.engine.accumulate
-        parts = batch.split(accumulate) if len(batch.labels) else []
-        if world_size() > 1:
-            parts += [
-                dataclasses.replace(
-                    batch, pixels=batch.pixels[:0], labels=batch.labels[:0], indices=batch.indices[:0]
-                )
-            ] * (accumulate - len(parts))
+        # Shares of the planned images: the weight of an image does not depend on unreadable others.
+        split = batch.split(accumulate) if len(batch.labels) else []
+        parts = [(part, len(part.labels) / batch.planned) for part in split]
+        if world_size() > 1:  # each takes part in collective operations, if need be with a black image
+            pixels, labels = batch.pixels.new_zeros(1, *batch.pixels.shape[1:]), batch.labels.new_zeros(1)
+            black = dataclasses.replace(batch, pixels=pixels, labels=labels, indices=np.zeros(1, np.int64))
+            parts += [(black, 0.0)] * (accumulate - len(parts))
         return parts
 
-    def _backward(self, part: Batch, planned: int, epoch: int) -> Tensor:
-        """Add the gradients of a part, weighted by its share of the global batch; returns the weighted loss.
-
-        The share is that of the planned images: an unreadable image counts as a loss of 0, so that the weight
-        of the others does not depend on it.
-        """
-        weight = len(part.labels) / planned
-        examples = self._examples(part if weight else black(part), epoch)
+    def _backward(self, part: Batch, weight: float, epoch: int) -> Tensor:
+        """Add a part's gradients, weighted by its share of the global batch; returns the weighted loss."""
+        examples = self._examples(part, epoch)
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             loss, sums = self.task.loss(self.parallel, examples)
         # The gradients are averaged over the processes, hence the factor.
@@ -229,9 +214,8 @@ class Trainer:
 
     def _examples(self, part: Batch, epoch: int) -> Examples:
         """Augment, a function of (seed, epoch, index), and mix, a function of (seed, step)."""
-        seed = self.config.seed
+        seed, targets = self.config.seed, part.labels
         images = self.augmentation(part.pixels, part.indices, seed=seed, epoch=epoch)  # (B, C, H, W)
-        targets = part.labels
         if self.mixing is not None:
             targets = F.one_hot(targets, self.model_config.num_classes).float()  # (B, K)
             images, targets = self.mixing(images, targets, seed=seed, step=self.step)
@@ -253,12 +237,6 @@ class Trainer:
         if self.average is not None:
             assert options.ema is not None
             update_average(self.average, self.module, options.ema, self.step)
-
-    def _record_step(self, loss: Tensor, recorder: MetricsWriter | None) -> None:
-        value = float(sum_over_processes({"loss": loss})["loss"])
-        self._check_finite(value)
-        if recorder is not None:
-            recorder.record("step", self.step, {"loss": value, "lr": self.rate})
 
     def _check_finite(self, loss: float, what: str = "the loss") -> None:
         if math.isfinite(loss):
@@ -351,13 +329,6 @@ class Trainer:
             self.sums = {name: torch.zeros((), device=self.device) for name in state["sums"]}
 
 
-def black(part: Batch) -> Batch:
-    """One black image, for a process that has none and only takes part in the collective operations."""
-    _, C, H, W = part.pixels.shape
-    pixels, labels = part.pixels.new_zeros(1, C, H, W), part.labels.new_zeros(1)
-    return dataclasses.replace(part, pixels=pixels, labels=labels, indices=np.zeros(1, np.int64))
-
-
 def images_at_once(config: TrainConfig) -> int:
     """The number of images that a process computes at once."""
     assert config.optimization.batch_size is not None
@@ -370,13 +341,10 @@ def augmentation_of(config: TrainConfig) -> tuple[Augmentation, Mixing | None]:
     if config.task == "masked" and (options.mixup or options.cutmix):
         raise UserError("mixup and cutmix mix labels too, and pre-training has no labels; leave them out")
     names = ("flip", "crop_scale", "shift", "rotate", "color_jitter", "erase")
-    randaugment = None
-    if options.randaugment:
-        randaugment = RandAugment(
-            num_ops=options.randaugment,
-            magnitude=options.magnitude,
-            probability=options.operation_probability,
-        )
+    operations, magnitude, probability = options.randaugment, options.magnitude, options.operation_probability
+    randaugment = (
+        RandAugment(num_ops=operations, magnitude=magnitude, probability=probability) if operations else None
+    )
     augmentation = Augmentation(randaugment=randaugment, **{name: getattr(options, name) for name in names})
     mixes = options.mixup or options.cutmix
     return augmentation, Mixing(mixup=options.mixup, cutmix=options.cutmix) if mixes else None

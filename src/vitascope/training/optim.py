@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -21,12 +20,12 @@ MOMENTUM = 0.9
 
 
 def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) or SGD with momentum, for the parameters that are not frozen.
+    """AdamW (Loshchilov and Hutter 2019) or SGD with momentum; only matrices have weight decay.
 
-    Only matrices have weight decay. Each group has a factor `lr_scale`, which layer-wise decay makes smaller
-    towards the image (Clark et al. 2020, ELECTRA; Bao et al. 2022, BEiT).
+    Layer-wise decay lowers a group's `lr_scale` towards the image (Clark et al. 2020, Bao et al. 2022).
     """
-    depth = num_blocks(name for name, _ in module.named_parameters())
+    blocks = [re.search(r"(?:^|\.)encoder\.blocks\.(\d+)\.", name) for name, _ in module.named_parameters()]
+    depth = max((int(found[1]) + 1 for found in blocks if found), default=0)
     if options.layer_decay != 1 and not depth:
         raise UserError("layer_decay needs a Vision Transformer: this model has no blocks; leave it at 1")
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
@@ -45,12 +44,6 @@ def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimi
         # foreach, because fused does not support shards
         return torch.optim.SGD(parameters, lr=options.lr, momentum=MOMENTUM, foreach=True)
     return torch.optim.AdamW(parameters, lr=options.lr, fused=True)
-
-
-def num_blocks(names: Iterable[str]) -> int:
-    """The number of encoder blocks, from the names of the parameters."""
-    blocks = [re.search(r"(?:^|\.)encoder\.blocks\.(\d+)\.", name) for name in names]
-    return max((int(found[1]) + 1 for found in blocks if found), default=0)
 
 
 def layer_of(name: str, depth: int) -> int:
@@ -105,12 +98,8 @@ def learning_rate(options: Optimization, batch_size: int, step: int, steps_per_e
 
 
 def average_decay(decay: float, step: int) -> float:
-    """The decay of the average at a step, counted from 0: min(decay, (1 + step) / (10 + step)).
-
-    Without this warm-up, that of TensorFlow's `ExponentialMovingAverage`, a short run would end close to its
-    initial weights.
-    """
-    return min(decay, (1 + step) / (10 + step))
+    """The decay at a step, counted from 0, with the warm-up of TensorFlow's `ExponentialMovingAverage`."""
+    return min(decay, (1 + step) / (10 + step))  # else a short run would end close to its initial weights
 
 
 def update_average(average: nn.Module, module: nn.Module, decay: float, step: int) -> None:

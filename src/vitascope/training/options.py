@@ -30,20 +30,17 @@ LARGEST_RATE = 100.0
 DERIVED_OPTIONS = ("num_classes", "class_names", "in_channels", "gradient_checkpointing")
 """Model options that follow from the data or from a training option."""
 
+_SIZES = (
+    "image_size patch_size embed_dim depth num_heads epochs batch_size lr_batch accumulate keep_checkpoints"
+)
+_AMOUNTS = (
+    "warmup_epochs warmup_steps weight_decay clip_grad color_jitter randaugment mixup cutmix rotate workers "
+    "checkpoint_seconds"
+)
 # The accepted range of each number: its description, its test, the names of the options.
 _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    (
-        "at least 1",
-        lambda value: value >= 1,
-        "image_size patch_size embed_dim depth num_heads epochs batch_size lr_batch accumulate "
-        "keep_checkpoints",
-    ),
-    (
-        "at least 0",
-        lambda value: value >= 0,
-        "warmup_epochs warmup_steps weight_decay clip_grad color_jitter randaugment mixup cutmix rotate "
-        "checkpoint_seconds workers",
-    ),
+    ("at least 1", lambda value: value >= 1, _SIZES),
+    ("at least 0", lambda value: value >= 0, _AMOUNTS),
     ("positive", lambda value: value > 0, "temperature"),
     ("in [0, 1)", lambda value: 0 <= value < 1, "dropout drop_path label_smoothing ema shift"),
     ("in [0, 1]", lambda value: 0 <= value <= 1, "flip operation_probability erase distill_weight"),

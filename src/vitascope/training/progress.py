@@ -22,22 +22,14 @@ LINE_SECONDS = 30.0
 class Progress:
     """Counts images; prints the results of epochs to stdout, and a bar to stderr if that is a terminal.
 
-    Args:
-        epochs: of the whole run.
-        images_per_epoch: training images.
-        done: images of the run before this process resumed it.
-        shown: print; otherwise only count.
+    `done` are the images of the run before this process resumed it. Prints nothing unless `shown`.
     """
 
     def __init__(self, epochs: int, images_per_epoch: int, done: int = 0, *, shown: bool = True) -> None:
-        self.shown = shown
+        self.epochs, self.total, self.shown = epochs, epochs * images_per_epoch, shown
+        self.done = self._done_before = done
+        self._started = self._last_line = time.monotonic()
         self._named: set[str] = set()
-        self.epochs = epochs
-        self.total = epochs * images_per_epoch
-        self.done = done
-        self._started = time.monotonic()
-        self._done_before = done
-        self._last_line = self._started
         self._bar: tqdm[NoReturn] | None = None
         if shown and sys.stderr.isatty():
             self._bar = tqdm(
@@ -58,9 +50,10 @@ class Progress:
     def advance(self, images: int) -> None:
         """Count images; print a line if the last one is long ago."""
         self.done += images
+        whole = (self.total - self._done_before) / max(1e-9, self.images_per_second)  # estimated seconds
         if self._bar is not None:
             self._bar.update(images)
-        elif time.monotonic() - self._last_line >= max(LINE_SECONDS, self._whole_time / LINES):
+        elif time.monotonic() - self._last_line >= max(LINE_SECONDS, whole / LINES):
             self._print(f"{self.done:,} of {self.total:,} images")
 
     def epoch(self, epoch: int, train_loss: float, val: Mapping[str, float]) -> None:
@@ -81,11 +74,6 @@ class Progress:
             if path not in self._named and self.shown:
                 tqdm.write(f"left out: {reason if path in reason else f'{path}: {reason}'}")
             self._named.add(path)
-
-    @property
-    def _whole_time(self) -> float:
-        """Estimated seconds for all images of this process."""
-        return (self.total - self._done_before) / max(1e-9, self.images_per_second)
 
     def _print(self, text: str) -> None:
         if not self.shown:

@@ -267,10 +267,7 @@ RECIPES["masked"] = BASE.replace(task="masked", label_smoothing=0.0, color_jitte
 
 
 def merged_options(base: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
-    """Model options of a recipe and given ones, NAME=VALUE each.
-
-    A given option replaces that of the recipe, and the recipe's options that depend on it.
-    """
+    """NAME=VALUE each; a given option replaces that of the recipe, and the recipe's that depend on it."""
     asked = dict(text.partition("=")[::2] for text in given)
     kept = []
     for text in base:

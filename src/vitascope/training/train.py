@@ -6,6 +6,7 @@ model, saves it, and writes the report.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 import shlex
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -31,14 +32,8 @@ from vitascope.report.write import write_report
 from vitascope.run.layout import has_model
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
-from vitascope.training.checkpoint.folders import (
-    checkpoints,
-    discard_newer,
-    load_checkpoint,
-    load_checkpoint_at,
-    remove_checkpoints,
-    to_resume,
-)
+from vitascope.training.checkpoint import folders
+from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.defaults import resolve_config
 from vitascope.training.distributed import (
     by_all,
@@ -50,10 +45,9 @@ from vitascope.training.distributed import (
     rank,
     world_size,
 )
-from vitascope.training.evaluate import Evaluation
+from vitascope.training.evaluate import Evaluation, data_frame, html_table
 from vitascope.training.loop import Trainer, images_at_once
 from vitascope.training.recipes import GROUP_OF, TrainConfig
-from vitascope.training.results import PretrainResult, TrainResult
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.tasks.distill import Distill
@@ -65,7 +59,58 @@ from vitascope.weights.preprocess import default_preprocess, preprocess_of
 from vitascope.weights.saving import save_pretrained
 from vitascope.weights.transfer import transfer
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class RunResult:
+    """A finished run."""
+
+    run: Path
+    """The run folder."""
+    model: Classifier
+    """The finished model, in evaluation mode, on the CPU."""
+    evaluation: Any
+    """Of the model on the test images, or on the validation images if there are no test images."""
+    seconds: float
+    """Time in the training loop, with validation, over all processes that worked on the run."""
+    figures: dict[str, Path]
+    """Paths of the figures, by name."""
+    report: Path
+
+    def to_dataframe(self) -> DataFrame:
+        """The metrics of the run, one row per epoch; UserError without pandas."""
+        return data_frame(Run(self.run).records("epoch")).drop(columns="kind").set_index("epoch")
+
+    def __repr__(self) -> str:
+        words = self.evaluation.in_words()
+        return f"{type(self).__name__}({str(self.run)!r}, {words}, {self.seconds:.1f} s)"
+
+    def _repr_html_(self) -> str:
+        return html_table({"run": self.run, **self.evaluation.summary(), "seconds": self.seconds})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class TrainResult(RunResult):
+    """A finished classifier."""
+
+    evaluation: Evaluation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class PretrainResult(RunResult):
+    """A finished pre-training; `train(weights=result.run)` fine-tunes its model, which has no head."""
+
+    model: VisionTransformer
+    evaluation: PatchEvaluation
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`loss`, and `accuracy` if patches are classified."""
+        return self.evaluation.metrics
 
 
 def train(config: TrainConfig | None = None, *, recipe: str | None = None, **options: Any) -> TrainResult:
@@ -142,9 +187,12 @@ def resume(run: str | PathLike[str], **engine: Any) -> TrainResult | PretrainRes
     with _locked(found), explaining_memory():
         config, model_config, splits = by_all(lambda: _reopen(found, config))
         trainer = build_trainer(found, config, model_config, splits, device)
-        trainer.restore(load_checkpoint(found.path) if checkpoint is None else load_checkpoint_at(checkpoint))
-        if checkpoint is not None and is_first():
-            discard_newer(checkpoint)
+        if checkpoint is None:
+            trainer.restore(folders.load_checkpoint(found.path))
+        else:
+            trainer.restore(folders.load_checkpoint_at(checkpoint))
+            if is_first():
+                folders.discard_newer(checkpoint)
         _announce(trainer)
         trainer.fit()
         return _finish(trainer)
@@ -194,10 +242,7 @@ def _open(config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
 
 
 def _reopen(run: Run, config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
-    """As `_open`, with the recorded splits.
-
-    The first process compares all images by content, the others by name.
-    """
+    """As `_open`, with the recorded splits; the first process compares all images by content."""
     opened = run.open_data(check=("train", "val", "test") if is_first() else ())
     if opened.restored is not None and not opened.restored.complete:
         raise UserError(
@@ -218,21 +263,16 @@ def _locked(run: Run) -> Iterator[None]:
         except RuntimeError as error:
             if not lost_connection(error):
                 raise
+            named, saved = shlex.quote(str(run.path)), folders.checkpoints(run.path)
+            where = f"it continues from {saved[-1].name}" if saved else "no checkpoint was saved yet"
+            advice = f"start all processes again with `train --resume {named}`: {where}"
+            if run.finished:
+                advice = f"the model is saved; `vitascope report {named}` draws its figures and report"
             reason = re.sub(r"^\[.*?\] *", "", str(error)).partition(". ")[0].partition("\n")[0][:200]
             raise UserError(
                 f"process {rank()} of {world_size()} has lost its connection to another process, which has "
-                f"ended or hangs: its own message or signal is the cause; {_advice(run)} ({reason})"
+                f"ended or hangs: its own message or signal is the cause; {advice} ({reason})"
             ) from error
-
-
-def _advice(run: Run) -> str:
-    """How to continue after the loss of a process."""
-    named = shlex.quote(str(run.path))
-    if run.finished:
-        return f"the model is saved; `vitascope report {named}` draws its figures and report"
-    saved = checkpoints(run.path)
-    where = f"it continues from {saved[-1].name}" if saved else "no checkpoint was saved yet"
-    return f"start all processes again with `train --resume {named}`: {where}"
 
 
 def build_trainer(

@@ -31,7 +31,7 @@ from vitascope.training.checkpoint.folders import (
     load_checkpoint_at,
     save_checkpoint,
 )
-from vitascope.training.checkpoint.state_dicts import (
+from vitascope.training.checkpoint.state import (
     model_state,
     optimizer_state,
     restore_model,

@@ -16,8 +16,8 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,7 @@ _ASIDE = re.compile(r"\.step-\d{8,}\.(\d+|old)")
 
 
 def save_checkpoint(run: Path, step: int, state: Mapping[str, Any], *, keep: int = 2) -> Path:
-    """Write a checkpoint, then remove old ones; a valid checkpoint of this step is kept as it is.
-
-    Each process writes its shards of the DTensors; the first one writes everything else. `keep` counts this
-    checkpoint and older ones; newer ones are not removed.
-    """
+    """Write a checkpoint, unless a valid one of this step is there, and remove older ones but `keep` - 1."""
     folder = run / CHECKPOINTS / f"step-{step:08d}"
     aside = by_first(lambda: _begin(folder))
     if aside is None:
@@ -62,16 +58,19 @@ def save_checkpoint(run: Path, step: int, state: Mapping[str, Any], *, keep: int
             shutil.rmtree(aside, ignore_errors=True)  # the next save removes the rest
         raise
     if is_first():
-        _prune(folder, keep)
+        older = [other for other in checkpoints(run) if _step(other) < step]
+        for other in older[: max(0, len(older) - (keep - 1))]:
+            try:
+                os.replace(other, other.with_name(f".{other.name}.old"))
+            except OSError as error:
+                print(f"vitascope: {other} is old and cannot be removed: {error.strerror}", file=sys.stderr)
+        for rest in _leftovers(folder.parent):
+            _remove(rest)
     return folder
 
 
 def load_checkpoint(run: Path) -> tuple[int, dict[str, Any]] | None:
-    """Load the newest valid checkpoint: (steps done, state), or None if the run has no checkpoint.
-
-    All tensors are whole and on the CPU, whatever the number of processes that wrote them. Broken checkpoints
-    are reported on stderr.
-    """
+    """Load the newest valid checkpoint, with whole tensors on the CPU: (steps done, state), or None."""
     folder = by_first(lambda: _newest_valid(run))
     return None if folder is None else (_step(folder), _read(folder))
 
@@ -115,12 +114,15 @@ def verify(folder: Path) -> None:
         raise UserError(f"{folder}: not a checkpoint, which is a folder step-00001234 with a {MANIFEST}")
     manifest = read_json(folder / MANIFEST)
     records = manifest.get("files")
-    if not isinstance(records, dict) or STATE not in records or not all(map(_is_record, records.items())):
+    if (
+        not isinstance(records, dict)
+        or STATE not in records
+        or not all(_is_record(*item) for item in records.items())
+    ):
         raise UserError(f"{folder / MANIFEST}: broken: it lists no files with sizes and checksums")
     if manifest.get("step") != _step(folder):
-        raise UserError(
-            f"{folder / MANIFEST}: of step {manifest.get('step')!r:.40}, in the folder {folder.name}"
-        )
+        found = f"{manifest.get('step')!r:.40}"
+        raise UserError(f"{folder / MANIFEST}: of step {found}, in the folder {folder.name}")
     try:
         for name, expected in records.items():
             size = (folder / name).stat().st_size
@@ -133,8 +135,7 @@ def verify(folder: Path) -> None:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
-def _is_record(item: tuple[str, object]) -> bool:
-    name, values = item
+def _is_record(name: str, values: object) -> bool:
     plain = name not in ("", ".", "..") and "/" not in name and "\0" not in name
     types = {key: type(value) for key, value in values.items()} if isinstance(values, dict) else {}
     return plain and types == {"bytes": int, "sha256": str}
@@ -200,9 +201,8 @@ def _commit(
             try:
                 torch.save(state, file)
             except RuntimeError as error:
-                raise (
-                    error.__context__ if isinstance(error.__context__, OSError) else OSError(error)
-                ) from error
+                cause = error.__context__
+                raise (cause if isinstance(cause, OSError) else OSError(error)) from error
         files = {STATE: file_record(aside / STATE), **records}
         manifest = {"step": step, "torch": str(torch.__version__), "files": files}
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
@@ -210,18 +210,6 @@ def _commit(
             os.replace(folder, folder.with_name(f".{folder.name}.old"))
         settle(aside, folder)
         flush(folder.parent.parent)
-
-
-def _prune(newest: Path, keep: int) -> None:
-    """Remove old checkpoints and the remains of interrupted saves."""
-    older = [folder for folder in checkpoints(newest.parent.parent) if _step(folder) < _step(newest)]
-    for folder in older[: max(0, len(older) - (keep - 1))]:
-        try:
-            os.replace(folder, folder.with_name(f".{folder.name}.old"))
-        except OSError as error:
-            print(f"vitascope: {folder} is old and cannot be removed: {error.strerror}", file=sys.stderr)
-    for rest in _leftovers(newest.parent):
-        _remove(rest)
 
 
 def _leftovers(folder: Path) -> list[Path]:
@@ -237,9 +225,7 @@ def _remove(folder: Path) -> None:
         print(f"vitascope: {folder} cannot be removed: {error.strerror}", file=sys.stderr)
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turn a failure to write into one line."""
+def _writing(folder: Path) -> AbstractContextManager[None]:
+    """Turns a failure to write into one line."""
     advice = f"older checkpoints are complete: {to_resume(folder.parent.parent)}"
-    with explaining_failure(folder, "the checkpoint", advice):
-        yield
+    return explaining_failure(folder, "the checkpoint", advice)

@@ -105,8 +105,28 @@ def fill_shards(folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:
         return missing[path]
 
     whole = _map_tensors(state, allocate)
-    if missing:
-        _read_shards(folder, missing)
+    if not missing:
+        return whole
+    with loading(folder / METADATA):
+        described = load_pickle((folder / METADATA).read_bytes(), _ADMITTED.get)
+        if not isinstance(described, metadata.Metadata):
+            raise ValueError(f"contains a {type(described).__name__}")
+        for path, tensor in missing.items():
+            found = described.state_dict_metadata.get(path)
+            if not isinstance(found, metadata.TensorStorageMetadata) or found.size != tensor.shape:
+                raise ValueError(f"does not describe {path}, of shape {tuple(tensor.shape)}")
+            # Parts without a shard would keep whatever the memory contained before.
+            if sum(math.prod(chunk.sizes) for chunk in found.chunks) != tensor.numel():
+                raise ValueError(f"lists an incomplete set of shards of {path}")
+        for stored in described.storage_data.values():
+            if "/" in stored.relative_path:
+                raise ValueError(f"names {stored.relative_path!r}, which is not in this folder")
+    with loading(folder), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        try:
+            load(missing, storage_reader=_Reader(folder, described), no_dist=True)
+        except CheckpointException as error:
+            raise next(iter(error.failures.values()))[0] from error
     return whole
 
 
@@ -122,30 +142,6 @@ def _map_tensors(
             value = change(f"{prefix}{key}", value)
         changed[key] = value
     return changed
-
-
-def _read_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill tensors, by path, from the shards of all processes."""
-    with loading(folder / METADATA):
-        described = load_pickle((folder / METADATA).read_bytes(), _ADMITTED.get)
-        if not isinstance(described, metadata.Metadata):
-            raise ValueError(f"contains a {type(described).__name__}")
-        for path, tensor in tensors.items():
-            found = described.state_dict_metadata.get(path)
-            if not isinstance(found, metadata.TensorStorageMetadata) or found.size != tensor.shape:
-                raise ValueError(f"does not describe {path}, of shape {tuple(tensor.shape)}")
-            # Parts without a shard would keep whatever the memory contained before.
-            if sum(math.prod(chunk.sizes) for chunk in found.chunks) != tensor.numel():
-                raise ValueError(f"lists an incomplete set of shards of {path}")
-        for stored in described.storage_data.values():
-            if "/" in stored.relative_path:
-                raise ValueError(f"names {stored.relative_path!r}, which is not in this folder")
-    with loading(folder), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        try:
-            load(tensors, storage_reader=_Reader(folder, described), no_dist=True)
-        except CheckpointException as error:
-            raise next(iter(error.failures.values()))[0] from error
 
 
 class _Writer(filesystem.FileSystemWriter):

@@ -38,10 +38,7 @@ class BothHeads(nn.Module):
 
 
 class MeanOfHeads(nn.Module):
-    """The mean of both heads' logits: images (B, C, H, W) -> (B, K).
-
-    Only calls the module, whose weights may be sharded.
-    """
+    """The mean of both heads' logits, (B, K); it only calls the module, which may be sharded."""
 
     def __init__(self, both: nn.Module) -> None:
         super().__init__()
@@ -77,30 +74,25 @@ class Distill(Classify):
         return BothHeads(model)
 
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
-        """The mean loss, a scalar with gradients, and sums over the images.
+        """(1 - w) CE(class head, targets) + w L: L is that of equation 3 if hard, of equation 2 if soft.
 
-        The loss is (1 - w) CE(class head, targets) + w L, where w is `distill_weight` and L the loss of the
-        distillation head: CE with the teacher's decision (equation 3), or the divergence from its softened
-        probabilities (equation 2). The sums are `loss`, `correct` (of both heads' mean), `count`, and
-        `agree`: how often the distillation head and the teacher predict the same class.
+        The sum `agree` counts how often the distillation head and the teacher predict the same class.
         """
         by_label, by_teacher = module(self.preprocess.normalize(examples.images))  # (B, K) each
         by_label, by_teacher = by_label.float(), by_teacher.float()
         taught = self.teacher(examples.images)  # (B, K)
         from_labels = F.cross_entropy(by_label, examples.targets, label_smoothing=self.label_smoothing)
         weight = self.options.distill_weight
-        loss = (1 - weight) * from_labels + weight * self._from_teacher(by_teacher, taught)
+        if self.options.distill == "hard":
+            from_teacher = F.cross_entropy(by_teacher, taught.argmax(dim=1))
+        else:
+            tau = self.options.temperature
+            student, teacher = (values.div(tau).log_softmax(dim=1) for values in (by_teacher, taught))
+            # The gradient of softened probabilities decreases as 1 / tau^2 (Hinton et al. 2015, section 2).
+            from_teacher = tau**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+        loss = (1 - weight) * from_labels + weight * from_teacher
         sums = classified(loss, (by_label + by_teacher) / 2, examples.labels)
         return loss, sums | {"agree": (by_teacher.argmax(dim=1) == taught.argmax(dim=1)).sum()}
-
-    def _from_teacher(self, logits: Tensor, taught: Tensor) -> Tensor:
-        """The loss of the distillation head's logits (B, K) against the teacher's."""
-        if self.options.distill == "hard":
-            return F.cross_entropy(logits, taught.argmax(dim=1))
-        tau = self.options.temperature
-        student, teacher = (values.div(tau).log_softmax(dim=1) for values in (logits, taught))
-        # The gradient of softened probabilities decreases as 1 / tau^2 (Hinton et al. 2015, section 2).
-        return tau**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
         """Cross-entropy and accuracy of both heads' mean; the teacher is not used."""

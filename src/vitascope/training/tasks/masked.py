@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import to_resume
 from vitascope.training.distributed import by_first, print_first, sum_over_processes
 from vitascope.training.options import Masking
-from vitascope.training.tasks.patch_targets import Target, target_of
+from vitascope.training.tasks.patch_targets import ColorTarget, PixelTarget, Target
 from vitascope.training.tasks.task import Examples, Finished, PatchEvaluation, Sums
 
 MASKED, REPLACED = 0.8, 0.1
@@ -60,7 +61,7 @@ class Corruption(NamedTuple):
 
 
 def num_corrupted(num_patches: int, share: float) -> int:
-    """The number of corrupted patches per image: the share, rounded."""
+    """The number n of corrupted patches per image: the share, rounded."""
     count = round(share * num_patches)
     if not 0 < count < num_patches:
         raise UserError(
@@ -73,12 +74,9 @@ def num_corrupted(num_patches: int, share: float) -> int:
 def corruption(
     seed: int, epoch: int, indices: npt.NDArray[np.int64], num_patches: int, share: float
 ) -> Corruption:
-    """Draw the corruption of each image, a function of the seed, the epoch and the image's index; on the CPU.
-
-    A corrupted patch becomes [mask] with probability 0.8, another patch with 0.1, and stays with 0.1. The
-    other patch is an uncorrupted one of the same image: results do not depend on the batch, and no hidden
-    patch becomes visible elsewhere.
-    """
+    """Draw each image's corruption, a function of the seed, the epoch and its index; on the CPU."""
+    # Another patch is an uncorrupted one of the same image: results do not depend on the batch, and no hidden
+    # patch becomes visible elsewhere.
     N, n = num_patches, num_corrupted(num_patches, share)
     draws = uniform(seed ^ _STREAM, epoch, indices, N + 2 * n)  # (B, N + 2n) in [0, 1)
     order, kind, other = np.split(draws, [N, N + n], axis=1)
@@ -94,10 +92,7 @@ def corruption(
 
 
 def body_config(config: ViTConfig) -> ViTConfig:
-    """The configuration for pre-training: no head, and an explicit `class_token`.
-
-    With it, a classifier that starts from the body may pool the class token or the mean of the patches.
-    """
+    """No head, and an explicit class token, so that a later classifier may pool it or the patches."""
     return config.replace(head="none", class_token=config.readout.has_class_token)
 
 
@@ -112,18 +107,27 @@ def put_patches(patches: Tensor, places: Tensor, others: Tensor) -> Tensor:
 
 
 class MaskedPatchModel(nn.Module):
-    """A Vision Transformer without a head, a [mask] embedding, and one linear layer for the targets.
+    """The model to pre-train, a [mask] embedding, and a linear layer with `outputs` per patch.
 
     [mask] and the layer start at zero, as the class token and the head in the paper's code.
-
-    Args:
-        body: the model to pre-train, the only part that is saved.
-        outputs: number of outputs per patch.
     """
 
     def __init__(self, body: VisionTransformer, outputs: int) -> None:
         super().__init__()
-        check_body(body)
+        stem = body.config.embedding.stem
+        if stem not in ("conv", "linear"):
+            raise UserError(
+                f"stem {stem!r}: its patches share pixels, so that a hidden patch is visible in its "
+                'neighbours; masked patch prediction needs the stem "conv" or "linear"'
+            )
+        if body.config.training.patch_dropout:
+            raise UserError("patch_dropout drops patches that are to be predicted; set it to 0")
+        idle = [name for name, _ in body.named_parameters() if name.startswith(("pool", "head."))]
+        if idle:
+            raise UserError(
+                f"masked patch prediction would not train {idle[0]}, which belongs to pooling; "
+                'use the pool "cls" or "mean", pool_norm "before" and head "none"'
+            )
         D = body.config.embed_dim
         self.body = body
         self.mask_token = nn.Parameter(torch.zeros(1, 1, D))
@@ -132,10 +136,7 @@ class MaskedPatchModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images: Tensor, places: Tensor, sources: Tensor, masked: Tensor) -> Tensor:
-        """The outputs for the corrupted patches, (B, n, outputs).
-
-        Takes normalized images (B, C, H, W) and the fields of a `Corruption`, (B, n) each.
-        """
+        """Normalized images (B, C, H, W) and a `Corruption`'s fields (B, n) -> (B, n, outputs)."""
         body = self.body
         grid = body.grid_of(images)
         patches = body.patch_embedding(images)  # (B, N, D)
@@ -144,24 +145,6 @@ class MaskedPatchModel(nn.Module):
         z0 = body.prepare_tokens(images, patches=put_patches(patches, places, replacements))  # (B, T, D)
         zL = body.encode(z0, grid)
         return self.head(body.norm(take_patches(zL[:, body.config.num_prefix_tokens :], places)))
-
-
-def check_body(body: VisionTransformer) -> None:
-    """Reject a model that masked patch prediction cannot train."""
-    stem = body.config.embedding.stem
-    if stem not in ("conv", "linear"):
-        raise UserError(
-            f"stem {stem!r}: its patches share pixels, so that a hidden patch is visible in its neighbours; "
-            'masked patch prediction needs the stem "conv" or "linear"'
-        )
-    if body.config.training.patch_dropout:
-        raise UserError("patch_dropout drops patches that are to be predicted; set it to 0")
-    idle = [name for name, _ in body.named_parameters() if name.startswith(("pool", "head."))]
-    if idle:
-        raise UserError(
-            f"masked patch prediction would not train {idle[0]}, which belongs to pooling; "
-            'use the pool "cls" or "mean", pool_norm "before" and head "none"'
-        )
 
 
 # The task
@@ -177,43 +160,33 @@ class Masked:
     target: Target = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        num_corrupted(self.num_patches, self.masking.corrupt)
-        target = target_of(self.masking.target, self.config, self.preprocess)
+        num_corrupted(math.prod(self.config.grid), self.masking.corrupt)
+        side = {"mean_color": 1, "downsampled": 4}.get(self.masking.target)
+        target: Target = PixelTarget(patch=self.config.patch_hw, preprocess=self.preprocess)
+        if side is not None:
+            target = ColorTarget(side=side, patch=self.config.patch_hw, channels=self.config.in_channels)
         object.__setattr__(self, "target", target)
-
-    @property
-    def num_patches(self) -> int:
-        """Patches per image, N."""
-        return self.config.grid[0] * self.config.grid[1]
 
     def module(self, model: VisionTransformer) -> MaskedPatchModel:
         """The trained module around a model without a head."""
         return MaskedPatchModel(model, self.target.outputs)
 
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
-        """The mean loss of the corrupted patches, and sums of the images' means: `loss`, `count`, `correct`.
-
-        `correct` is there if patches are classified: the share of right ones.
-        """
+        """The mean loss of the corrupted patches, and sums of the images' means, as `Target.measure` has."""
         drawn = self.corruption(examples.seed, examples.epoch, examples.indices)
         means = self._means(module, examples.images, drawn)
         loss = means["loss"].sum() / max(1, len(examples.images))
-        means["count"] = torch.ones_like(means["loss"])
         return loss, {name: values.detach().sum() for name, values in means.items()}
 
     @torch.inference_mode()
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
-        """The means over a split: `loss`, and `accuracy` if patches are classified.
-
-        The corruption is the same every time.
-        """
+        """The means over a split: `loss`, and `accuracy` if patches are classified."""
         sums: Sums = {}
         with evaluation_mode(module):
             for batch in loader.epoch():
-                drawn = self.corruption(0, 0, batch.indices)
+                drawn = self.corruption(0, 0, batch.indices)  # the same every time
                 with torch.autocast(batch.pixels.device.type, precision, enabled=precision != torch.float32):
                     means = self._means(module, batch.pixels.float() / 255, drawn)
-                means["count"] = torch.ones_like(means["loss"])
                 sums = {name: sums.get(name, 0) + values.double().sum() for name, values in means.items()}
         sums = sum_over_processes(sums)
         if not sums.get("count"):
@@ -222,10 +195,7 @@ class Masked:
         return {names[name]: float(value / sums["count"]) for name, value in sums.items() if name in names}
 
     def test(self, finished: Finished) -> PatchEvaluation:
-        """Evaluate the trained module, print the result and draw `figures/masked.png`.
-
-        The figure is drawn here because the saved model lacks the layer that makes the predictions.
-        """
+        """Evaluate the trained module, print the result, and draw: the saved model has no `head`."""
         images = finished.loader.images
         metrics = self.validate(finished.module, finished.loader, finished.precision)
         accuracy = f", {metrics['accuracy']:.2%} of their colours right" if "accuracy" in metrics else ""
@@ -242,13 +212,14 @@ class Masked:
 
     def corruption(self, seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> Corruption:
         """`corruption` with this task's patches and share."""
-        return corruption(seed, epoch, indices, self.num_patches, self.masking.corrupt)
+        return corruption(seed, epoch, indices, math.prod(self.config.grid), self.masking.corrupt)
 
     def _means(self, module: nn.Module, images: Tensor, drawn: Corruption) -> dict[str, Tensor]:
-        """The mean measures of each image's corrupted patches, (B,) each."""
+        """The mean measures of each image's corrupted patches, and a `count` of 1, (B,) each."""
         drawn = drawn.to(images.device)
         outputs = module(self.preprocess.normalize(images), *drawn)  # (B, n, outputs)
-        return self.target.measure(outputs, take_patches(self.target.targets(images), drawn.places))
+        means = self.target.measure(outputs, take_patches(self.target.targets(images), drawn.places))
+        return {**means, "count": torch.ones_like(means["loss"])}
 
 
 # The figure
@@ -258,13 +229,15 @@ class Masked:
 def draw_masked(
     run: Run, task: Masked, module: nn.Module, images: ImageSet, count: int = 8
 ) -> dict[str, Path]:
-    """Draw predictions for `count` images, spread evenly over a set, to the run's `figures/masked.png`.
+    """Draw predictions for `count` images, spread evenly over a set; returns the path by its name.
 
-    Every process computes, since each may hold a part of the module; the first one draws. Unreadable images
-    are left out. Returns the path by its name.
+    Every process computes, since each may hold a part of the module; the first one draws.
     """
-    device = next(module.parameters()).device
-    pixels = torch.from_numpy(_some_pixels(images, task.preprocess, count)).to(device) / 255  # (n, C, H, W)
+    device, arrays = next(module.parameters()).device, []
+    for index in np.unique(np.linspace(0, len(images) - 1, min(count, len(images))).astype(int)):
+        with contextlib.suppress(ImageError):  # the loader has reported it
+            arrays.append(task.preprocess.pixels(images.sources[index]))
+    pixels = torch.from_numpy(np.stack(arrays)).to(device) / 255  # (n, C, H, W)
     drawn = task.corruption(0, 0, np.arange(len(pixels))).to(device)
     with evaluation_mode(module):
         outputs = module(task.preprocess.normalize(pixels), *drawn)
@@ -295,12 +268,3 @@ def draw_masked(
             return draw_masked_patches(run, rows, *marks)
 
     return by_first(draw)
-
-
-def _some_pixels(images: ImageSet, preprocess: Preprocess, count: int) -> npt.NDArray[np.uint8]:
-    """Pixels (n, C, H, W) of images spread evenly over a set."""
-    pixels = []
-    for index in np.unique(np.linspace(0, len(images) - 1, min(count, len(images))).astype(int)):
-        with contextlib.suppress(ImageError):  # the loader has reported it
-            pixels.append(preprocess.pixels(images.sources[index]))
-    return np.stack(pixels)

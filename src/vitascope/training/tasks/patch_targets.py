@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.model.config import ViTConfig
 from vitascope.model.patches import patchify
 
 LEVELS = 8
@@ -18,19 +17,9 @@ LEVELS = 8
 
 
 def color_classes(images: Tensor, patch: tuple[int, int], side: int) -> Tensor:
-    """The 3-bit colours of each patch, downsampled to side x side by averaging areas.
+    """Each patch's 3-bit colours, of areas (side x side): floats (B, C, H, W) -> int64 (B, N, side * side).
 
-    A mean v in [0, 1] has the level min(floor(8 v), 7). The levels of the C channels are the octal digits of
-    the class, that of the first channel the highest: 64 r + 8 g + b.
-
-    Args:
-        images: floats in [0, 1], (B, C, H, W).
-        patch: height and width, at least `side`; if `side` does not divide it, areas overlap as in
-            `torch.nn.AdaptiveAvgPool2d`.
-        side: 1 for the mean colour.
-
-    Returns:
-        int64 (B, N, side * side), row by row, in [0, 8^C).
+    A mean v in [0, 1] has the level min(floor(8 v), 7); the class is 64 r + 8 g + b.
     """
     C = images.shape[1]
     tiles = patchify(images, patch).unflatten(2, (C, *patch))  # (B, N, C, ph, pw)
@@ -126,11 +115,3 @@ class PixelTarget:
 
 
 Target = ColorTarget | PixelTarget
-
-
-def target_of(name: str, config: ViTConfig, preprocess: Preprocess) -> Target:
-    """The target of `Masking.target`."""
-    if name == "pixels":
-        return PixelTarget(patch=config.patch_hw, preprocess=preprocess)
-    side = {"mean_color": 1, "downsampled": 4}[name]
-    return ColorTarget(side=side, patch=config.patch_hw, channels=config.in_channels)

@@ -19,21 +19,16 @@ from vitascope.training.recipes import TrainConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Examples:
-    """The training images of a step, on the model's device.
-
-    Attributes:
-        images: augmented and mixed, floats in [0, 1], (B, C, H, W). A task normalizes them, and may overwrite
-            them.
-        labels: the images' own classes, int64 (B,).
-        targets: the labels, or probabilities (B, K) after mixing.
-        indices: of the images in the data set, (B,).
-        seed, epoch: random draws may depend on these and on the indices only.
-    """
+    """The training images of a step. Random draws may depend on the seed, epoch and indices only."""
 
     images: Tensor
+    """Augmented and mixed, floats in [0, 1], (B, C, H, W); a task normalizes them, and may overwrite them."""
     labels: Tensor
+    """The images' own classes, int64 (B,)."""
     targets: Tensor
+    """The labels, or probabilities (B, K) after mixing."""
     indices: npt.NDArray[np.int64]
+    """Of the images in the data set, (B,)."""
     seed: int
     epoch: int
 

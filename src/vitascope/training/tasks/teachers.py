@@ -31,18 +31,13 @@ _FAULTS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Teacher:
-    """A frozen classifier. It gets whole images, resized and not cropped.
-
-    Attributes:
-        name: for messages.
-        model: normalized images to logits, in evaluation mode; `model.preprocess` is its preprocessing.
-        order: for each class of the data, the index of the model's output, int64 (K,); None if they agree.
-        precision: dtype to compute in, independent of the student's.
-    """
+    """A frozen classifier. It gets whole images, resized and not cropped."""
 
     name: str
     model: nn.Module
+    """Normalized images to logits; it has a `preprocess`."""
     order: Tensor | None = None
+    """For each class of the data, the index of the model's output, int64 (K,); None if they agree."""
     precision: torch.dtype = torch.float32
 
     @property
@@ -67,17 +62,10 @@ def open_teacher(
     device: torch.device | str,
     precision: torch.dtype = torch.float32,
 ) -> Teacher:
-    """Load a teacher whose outputs are in the order of the data's classes.
+    """Load a teacher, whose logits are in the order of the data's `class_names`.
 
-    Args:
-        ref: a MODEL, as for `from_pretrained`; `timm:NAME`, a name of `timm.create_model` or a folder saved
-            by timm; or `transformers:NAME`, a hub id or folder of an image classifier.
-        class_names: of the data; a teacher may have them in another order.
-        device: to compute on.
-        precision: dtype to compute in.
-
-    Raises:
-        UserError: no such model, a missing or broken library, other classes, or not an image classifier.
+    `ref` is a MODEL, as for `from_pretrained`; `timm:NAME`, a name of `timm.create_model` or a folder saved
+    by timm; or `transformers:NAME`, a hub id or folder of an image classifier.
     """
     library, _, name = ref.partition(":")
     if library == "transformers":
@@ -92,9 +80,8 @@ def open_teacher(
     model = model.float().eval().requires_grad_(False).to(device)
     teacher = Teacher(name=ref, model=model, precision=precision)
     order = class_order(ref, names, _count_classes(teacher, device), class_names)
-    return (
-        teacher if order is None else dataclasses.replace(teacher, order=torch.tensor(order, device=device))
-    )
+    places = None if order is None else torch.tensor(order, device=device)
+    return dataclasses.replace(teacher, order=places)
 
 
 def class_order(ref: str, theirs: tuple[str, ...], count: int, ours: tuple[str, ...]) -> list[int] | None:
@@ -107,7 +94,8 @@ def class_order(ref: str, theirs: tuple[str, ...], count: int, ours: tuple[str, 
         place = {name: index for index, name in enumerate(theirs)}
         return [place[name] for name in ours]
     # ImageNet's folders have WordNet ids as names, its models words; both are in the order of the ids.
-    other_language = _are_wordnet_ids(ours) and not _are_wordnet_ids(theirs)
+    by_id = [bool(names) and all(re.fullmatch(r"n\d{8}", name) for name in names) for names in (ours, theirs)]
+    other_language = by_id == [True, False]
     if count == len(ours) and (not theirs or other_language):
         why = "names its classes in words, the data by WordNet ids" if theirs else "has no class names"
         if is_first():
@@ -120,10 +108,6 @@ def class_order(ref: str, theirs: tuple[str, ...], count: int, ours: tuple[str, 
         f"teacher {ref} has {count} classes, which are not the {len(ours)} of the data: it lacks "
         f"{_some(unknown)}; the data lack {_some(superfluous)}"
     )
-
-
-def _are_wordnet_ids(names: tuple[str, ...]) -> bool:
-    return bool(names) and all(re.fullmatch(r"n\d{8}", name) for name in names)
 
 
 def _some(names: list[str]) -> str:
@@ -196,10 +180,7 @@ def _from_transformers(ref: str, name: str) -> tuple[nn.Module, tuple[str, ...]]
 
 
 def _probed_preprocess(ref: str, outputs: Tensor, colours: Tensor) -> Preprocess:
-    """A processor's size, mean and std, from its outputs for uniform images.
-
-    There are dozens of processors, each with its own settings.
-    """
+    """The size, mean and std of any of the dozens of processors, from its outputs for uniform images."""
     size = (outputs.shape[2], outputs.shape[3])
     black, white = outputs[:2].double().amin(dim=(2, 3))  # (C,) each, the same at every pixel
     if outputs.shape[1] == 3 and bool((white > black).all()):

@@ -8,7 +8,7 @@ import pytest
 import vitascope as vs
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.errors import UserError
-from vitascope.training.results import PretrainResult, TrainResult
+from vitascope.training.train import PretrainResult, TrainResult
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,92 @@
+"""The state of a run: state dicts of model and optimizer; its identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from vitascope.data.decoding import source_name
+from vitascope.data.splits import ImageSet
+from vitascope.errors import UserError
+from vitascope.model.sizes import ModelConfig
+from vitascope.training.distributed import world_size
+from vitascope.training.recipes import GROUP_OF, TrainConfig
+
+_PLACES = ("data", "run", "weights", "teacher")  # files may be moved
+# The functions below are the same for one process, DDP and FSDP.
+_WHOLE = StateDictOptions(full_state_dict=True, strict=True)
+
+
+def model_state(module: nn.Module, *, whole: bool = True) -> dict[str, Any]:
+    """Tensors by the names of the unwrapped module."""
+    offload = whole and world_size() > 1
+    return get_model_state_dict(module, options=StateDictOptions(full_state_dict=whole, cpu_offload=offload))
+
+
+def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state by parameter name, with each process's own shards; empty before the first step."""
+    # Before it, torch would take a step to create the state, which would be counted.
+    return {**get_optimizer_state_dict(module, optimizer)} if optimizer.state else {}
+
+
+def restore_model(module: nn.Module, state: dict[str, Any]) -> None:
+    """Load full tensors into a module; every process passes them."""
+    missing = sorted(module.state_dict().keys() - state.keys())
+    if missing:
+        raise UserError(f"the checkpoint has no {', '.join(missing)}; start a new run")
+    set_model_state_dict(module, state, options=_WHOLE)
+
+
+def restore_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load the full state into an optimizer; an empty state leaves it as it is."""
+    if state:
+        set_optimizer_state_dict(module, optimizer, state, options=_WHOLE)
+
+
+def all_finite(module: nn.Module) -> bool:
+    """Whether all parameters in this process are finite."""
+    local = [p.to_local() if hasattr(p, "to_local") else p for p in module.parameters()]
+    return all(bool(torch.isfinite(parameter).all()) for parameter in local)
+
+
+def run_identity(config: TrainConfig, model_config: ModelConfig, images: ImageSet) -> dict[str, Any]:
+    """Everything that must stay the same: images, model, and all options but engine options and paths."""
+    names = [source_name(source).replace("\\", "/").rsplit("/", 1)[-1] for source in images.sources]
+    content = json.dumps([names, images.labels.tolist()]).encode()
+    model = model_config.to_dict()
+    # An engine option may be an option of the model too. The architecture is compared as the model's own.
+    excluded = {name for name, group in GROUP_OF.items() if group == "engine"} | {"class_names"}
+    compared = [name for name, group in GROUP_OF.items() if group not in ("architecture", "engine")]
+    return {
+        "training images": len(images),
+        "classes": list(images.class_names),
+        "names and labels of the training images, SHA-256": hashlib.sha256(content).hexdigest()[:16],
+        **{f"model: {name}": value for name, value in model.items() if name not in excluded},
+        **{name: config.option(name) for name in compared if name not in _PLACES},
+    }
+
+
+def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Reject a checkpoint with other data, model or options; options that it lacks are newer than it."""
+    plain = json.loads(json.dumps(now))
+    differences = [
+        f"{name} was {value!r}, is {plain.get(name)!r}"
+        for name, value in saved.items()
+        if value != plain.get(name)
+    ]
+    if differences:
+        raise UserError(
+            f"the checkpoint is not of this run: {'; '.join(differences)}; restore the data and options, or "
+            "start another run"
+        )

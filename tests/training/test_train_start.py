@@ -1,0 +1,181 @@
+"""The start of a run: the model, the task, the augmentation."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.model import small_model
+from tests.training import tiny_config, write_folder
+from vitascope.cli import main
+from vitascope.data.datasets import open_data
+from vitascope.data.splits import Splits
+from vitascope.errors import UserError
+from vitascope.training import train
+from vitascope.training.defaults import resolve_config
+from vitascope.training.loop import augmentation_of
+from vitascope.training.recipes import RECIPES, TrainConfig
+from vitascope.training.tasks.classify import Classify
+from vitascope.training.train import make_task, start_model
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data") / "greys")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("photos") / "photos", per_class=6, side=300)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    return save_pretrained(small_model(), tmp_path_factory.mktemp("weights") / "small")
+
+
+# Several processes
+
+
+def in_two_processes(place: Path, act: Callable[[], None]) -> list[int]:
+    """Do something in two processes that have joined; their exit statuses."""
+    children = []
+    for number in range(2):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                store = dist.FileStore(str(place / "store"), 2)
+                dist.init_process_group(
+                    "gloo", store=store, rank=number, world_size=2, timeout=timedelta(seconds=30)
+                )
+                act()
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_data_that_one_process_lacks_stop_all_of_them_before_there_is_a_run(
+    data, tmp_path, failing: int
+) -> None:
+    def begin() -> None:
+        folder = data if dist.get_rank() != failing else tmp_path / "nowhere"
+        with pytest.raises(UserError, match="nowhere: no such folder"):
+            train.train(tiny_config(folder, run=str(tmp_path / "run")))
+
+    assert in_two_processes(tmp_path, begin) == [0, 0]
+    assert not (tmp_path / "run").exists()
+
+
+# The model, the task, the augmentation
+
+
+def test_the_first_weights_are_a_function_of_the_seed_and_leave_torchs_generator_alone(data) -> None:
+    config, model_config = resolve_config(tiny_config(data), open_data(str(data)))
+    torch.manual_seed(5)
+    first = start_model(config, model_config, 3)
+    after = torch.rand(2)
+    second = start_model(config, model_config, 3)
+    other = start_model(config.replace(seed=1), model_config, 3)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first.patch_embedding.weight, other.patch_embedding.weight)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(2), after)
+
+
+def test_weights_bring_their_body_and_preprocessing_at_the_new_size(data, weights, capsys) -> None:
+    config, model_config = resolve_config(
+        TrainConfig().replace(data=str(data), weights=str(weights), image_size=16), open_data(str(data))
+    )
+    model = start_model(config, model_config, 3)
+    loaded = from_pretrained(weights)
+    assert model.preprocess == loaded.preprocess.at_size((16, 16))
+    ours, theirs = model.encoder.state_dict(), loaded.encoder.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert f"weights of {weights}: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model_channels", [1, 3])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_weights_under_colour_images_are_named(
+    data, tmp_path, capsys, channels: int, model_channels: int
+) -> None:
+    folder = tmp_path / "weights"
+    save_pretrained(small_model(in_channels=model_channels, num_classes=2), folder)
+    config, model_config = resolve_config(
+        TrainConfig().replace(data=str(data), weights=str(folder)), open_data(str(data))
+    )
+    start_model(config, model_config, channels)
+    said = "converted to grey" in capsys.readouterr().out
+    assert said == (channels == 3 and model_channels == 1)
+
+
+def task_of(config: TrainConfig, splits: Splits) -> Any:
+    config, model_config = resolve_config(config, splits)
+    model = start_model(config, model_config, 3)
+    return make_task(config, model, splits, torch.device("cpu"), torch.float32)
+
+
+def test_without_a_teacher_the_task_is_classification_with_the_smoothing_asked_for(data) -> None:
+    task = task_of(tiny_config(data, label_smoothing=0.25), open_data(str(data)))
+    assert isinstance(task, Classify)
+    assert task.label_smoothing == 0.25
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--teacher", "nowhere"], "nowhere: no such model"),
+        (["--teacher", "{weights}"], "has 5 classes, without names; the data have 2"),
+        (["--teacher", "{weights}", "--recipe", "small-data"], "add pool=cls or use the recipe distill"),
+        (["--teacher", "{weights}", "--pool", "map"], "add pool=cls"),
+        (["--teacher", "{weights}", "--model", "resnet29_w32_cifar"], "leave out the teacher"),
+        (["--recipe", "masked"], "the recipe masked is for `vitascope pretrain`"),
+        (["--config", "{masked}"], "masked.yaml is for `vitascope pretrain`"),
+        (
+            ["--layer-decay", "0.5", "--model", "resnet29_w32_cifar", "--recipe", "cnn"],
+            "no blocks",
+        ),
+        (["--freeze"], "set weights"),
+    ],
+)
+def test_what_cannot_begin_is_refused_in_one_line_with_the_way_out(
+    data, weights, tmp_path, capsys, options: list[str], said: str
+) -> None:
+    masked = tmp_path / "masked.yaml"
+    masked.write_text(RECIPES["masked"].to_yaml())
+    options = [option.format(weights=weights, masked=masked) for option in options]
+    assert (
+        main(["train", "--data", str(data), "--run", str(tmp_path / "run"), "--device", "cpu", *options]) == 2
+    )
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_augmentation_is_what_was_asked_for() -> None:
+    config = TrainConfig().replace(
+        flip=0.25, crop_scale=0.3, shift=0.1, rotate=5.0, color_jitter=0.4, erase=0.2, cutmix=0.7
+    )
+    augmentation, mixing = augmentation_of(config)
+    asked = {field.name: getattr(augmentation, field.name) for field in dataclasses.fields(augmentation)}
+    assert asked.pop("randaugment") is None
+    assert asked == {name: config.option(name) for name in asked}
+    assert mixing is not None
+    assert (mixing.mixup, mixing.cutmix) == (0.0, 0.7)
+    assert augmentation_of(TrainConfig())[1] is None
+    drawn = augmentation_of(RECIPES["deit"])[0].randaugment
+    assert drawn is not None
+    assert (drawn.num_ops, drawn.magnitude, drawn.probability) == (2, 9.0, 0.5)
