@@ -9,12 +9,12 @@ from tests.report import Reader
 from vitascope.report.page import render, sure
 from vitascope.report.thumbnails import image_element
 
-HEADER = {"name": "run", "result": "It works.", "resume": None, "measured_on_val": False, "warning": ""}
+HEADER = {"result": "It works.", "resume": None, "measured_on_val": False, "warning": ""}
 plain = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1).filter(str.strip)
 
 
 def page(title: str = "title", **sections: dict[str, object]) -> Reader:
-    read = Reader(render(title, {**HEADER, "tiles": [("1", "one")]}, sections))
+    read = Reader(render({**HEADER, "name": title, "tiles": [("1", "one")]}, sections))
     assert read.open == []
     return read
 

@@ -209,7 +209,7 @@ def test_a_model_that_is_no_better_than_the_most_frequent_class_comes_with_a_hin
     train.train(config)
     out = capsys.readouterr().out
     assert "no better than always guessing the most frequent class, as far as 2 images show" in out
-    assert ("--weights google/vit-base-patch16-224-in21k" in out) != weights
+    assert ("trained weights, such as google/vit-base-patch16-224-in21k" in out) != weights
 
 
 def test_one_is_singular(data, tmp_path, no_pictures, capsys) -> None:

@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vitascope.explain.plots import GREY, INK, SERIES, WRONG, new_figure, plain, short
 from vitascope.run.measures import Calibration
+from vitascope.run.run import Run
 
 MAX_POINTS = 300
 """Points of a curve; neighbours of longer ones are averaged."""
@@ -44,6 +45,14 @@ def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
         plot_curve(axes, epochs, steps, name, kept)
         axes.set_title("learning rate" if name == "lr" else name)
     return figure
+
+
+def kept_epoch(run: Run) -> int | None:
+    """The epoch of the lowest validation loss, if the run kept its weights."""
+    epochs = run.records("epoch")
+    if run.config.get("keep") != "best" or not epochs:
+        return None
+    return int(epochs[int(np.argmin(values_of(epochs, "val_loss")))]["epoch"])
 
 
 def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int | None) -> None:
@@ -93,10 +102,9 @@ def _thinned(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[n
 def draw_confusion(
     confusion: npt.NDArray[np.int64], class_names: Sequence[str], *, new: NewFigure = new_figure
 ) -> Figure:
-    """Counts (K, K), true class down and predicted class across.
+    """Counts (K, K), true class down and predicted class across: correct ones blue, mistakes red.
 
-    Correct predictions are blue, mistakes red. Stronger colours are larger shares of the true class; those of
-    mistakes grow with the square root, because most are small. `new` creates the figure.
+    Stronger colours are larger shares of the true class; of mistakes, their square roots, as most are small.
     """
     K = len(class_names)
     side = min(12.0, max(4.0, 1.5 + 0.5 * K))
@@ -121,23 +129,17 @@ def draw_confusion(
             count, ink = str(confusion[true, guess]), "white" if strengths[true, guess] > 0.6 else INK
             text = axes.text(guess, true, count, ha="center", va="center", color=ink, fontsize=9)
             text.set_in_layout(False)
-    _label_classes(axes, [short(name, 20) for name in class_names])
+    if K <= MAX_CLASSES:
+        names, size = [short(name, 20) for name in class_names], 9 if K <= WITH_COUNTS else 6
+        turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(range(K), names, fontsize=size, **(turned if max(map(len, names)) > 2 else {}))
+        axes.set_yticks(range(K), names, fontsize=size)
     axes.set(xlabel="predicted", ylabel="true", xlim=(-0.5, K - 0.5), ylim=(K - 0.5, -0.5), aspect="equal")
     axes.hlines(np.arange(K + 1) - 0.5, -0.5, K - 0.5, color=GREY, linewidth=0.3, clip_on=False)
     axes.vlines(np.arange(K + 1) - 0.5, -0.5, K - 0.5, color=GREY, linewidth=0.3, clip_on=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     return figure
-
-
-def _label_classes(axes: Axes, names: Sequence[str]) -> None:
-    if len(names) > MAX_CLASSES:
-        return
-    places, size = range(len(names)), 9 if len(names) <= WITH_COUNTS else 6
-    turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-    turned = turned if max(map(len, names)) > 2 else {}
-    axes.set_xticks(places, names, fontsize=size, **turned)
-    axes.set_yticks(places, names, fontsize=size)
 
 
 def draw_calibration(measured: Calibration, *, new: NewFigure = new_figure) -> Figure:

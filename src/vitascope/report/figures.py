@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -19,8 +18,7 @@ from vitascope.explain.learned import patch_filters, position_similarity
 from vitascope.model.classifier import Classifier
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
-from vitascope.report.charts import draw_confusion
-from vitascope.report.curves import draw_run_curves
+from vitascope.report.charts import draw_confusion, draw_curves, kept_epoch
 from vitascope.report.thumbnails import Pixels, attention_over
 from vitascope.run.measures import confusion_matrix, score_of
 from vitascope.run.run import Run
@@ -36,8 +34,8 @@ def draw_figures(
 ) -> dict[str, Path]:
     """Draw the figures of a finished classifier; returns the paths by name.
 
-    A ResNet has no figures of attention, positions and filters. `images` are those that the model was
-    measured on, in the order of the `probabilities` (N, K). One that cannot be read is an `ImageError`.
+    `images` are those that the model was measured on, in the order of the `probabilities` (N, K). One that
+    cannot be read is an `ImageError`.
     """
     names, labels, classes = images.class_names, images.labels, probabilities.argmax(axis=1)
     score = score_of(labels, classes)
@@ -47,7 +45,8 @@ def draw_figures(
     )
     confusion = confusion_matrix(labels, classes, len(names))
     matrix = draw_confusion(confusion, names, new=partial(plots.new_figure, title=title))
-    figures = {"curves": draw_run_curves(run), "confusion": matrix}
+    curves = draw_curves(run.records("epoch"), run.records("step"), kept_epoch(run))
+    figures = {"curves": curves, "confusion": matrix}
 
     shown = choose_shown(labels, probabilities)
     pixels = {index: preprocess_of(model).pixels(images.sources[index]) for index in shown.tolist()}
@@ -115,7 +114,8 @@ def draw_masked_patches(
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
             if name == "given":
-                _cover(axes, hidden[index])
+                cover = np.where(hidden[index][..., None], to_rgba(HIDDEN), 0.0)  # (gh, gw, 4)
+                axes.imshow(cover, extent=axes.images[0].get_extent())
                 plots.frame_patches(axes, replaced[index], plots.SERIES[1])
                 plots.frame_patches(axes, kept[index], plots.RIGHT)
     frames = {"another patch of the image": plots.SERIES[1], "unchanged, but predicted": plots.RIGHT}
@@ -123,12 +123,6 @@ def draw_masked_patches(
     handles += [Patch(facecolor="none", edgecolor=colour, label=text) for text, colour in frames.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
     return _save(run, {"masked": figure})
-
-
-def _cover(axes: Axes, which: npt.NDArray[np.bool_]) -> None:
-    """Hide some patches of the image in the axes; `which` is (gh, gw)."""
-    extent = axes.images[0].get_extent()
-    axes.imshow(np.where(which[..., None], to_rgba(HIDDEN), 0.0), extent=extent)
 
 
 def _save(run: Run, figures: Mapping[str, Figure]) -> dict[str, Path]:

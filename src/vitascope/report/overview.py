@@ -1,15 +1,21 @@
-"""The report's sections about the run: result, training, configuration, environment."""
+"""The report's sections about the run: result, training, curves, configuration, environment."""
 
 from __future__ import annotations
 
 import datetime
 import shlex
+from functools import partial
 from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
 
 from vitascope.data.datasets import class_counts
 from vitascope.data.splits import Splits
 from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier
+from vitascope.report.charts import curve_names, kept_epoch, plot_curve, values_of
+from vitascope.report.svg import blank_figure, embed
 from vitascope.run.environment import without_home
 from vitascope.run.measures import Score, calibration, wilson_interval
 from vitascope.run.run import Run
@@ -18,16 +24,11 @@ MOST_CLASSES = 100
 """Rows of the table of images per class; with more classes there is a line instead."""
 
 
-def name_of(run: Run) -> str:
-    """The run's name in the page: its folder's."""
-    return run.path.resolve().name
-
-
 def header(run: Run, model: Classifier | None) -> dict[str, Any]:
     """The result in one sentence, what to know about it, and the most important numbers."""
     tests, score = run.records("test"), _score(run)
     return {
-        "name": name_of(run),
+        "name": run.path.resolve().name,
         "result": _result(run),
         "resume": None if run.finished else f"{_command(run)} --resume {_quoted(run.path)}",
         "measured_on_val": bool(
@@ -99,12 +100,10 @@ def _tiles(run: Run, model: Classifier | None, score: Score | None) -> list[tupl
         planned, _, unit = _planned_epochs(run).partition(" ")
         found.append((f"{epochs[-1]['epoch']} of {planned}", unit))
     if tests:
-        found.append((_duration(tests[-1]["seconds"]), "training time, with validation"))
+        seconds = tests[-1]["seconds"]
+        spent = f"{seconds:.1f} s" if seconds < 120 else str(datetime.timedelta(seconds=round(seconds)))
+        found.append((spent, "training time, with validation"))
     return found
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 120 else str(datetime.timedelta(seconds=round(seconds)))
 
 
 def training(
@@ -160,6 +159,36 @@ def _class_names(run: Run, model: Classifier | None, splits: Splits | None) -> t
     if splits is not None:
         return splits.train.class_names
     return model.config.class_names if model is not None else ()
+
+
+def curves(run: Run) -> dict[str, Any] | None:
+    """Loss, accuracy and learning rate by epoch; None before anything is recorded."""
+    epochs, steps = run.records("epoch"), run.records("step")
+    if not epochs and not steps:
+        return None
+
+    def draw(name: str) -> Figure:
+        figure = blank_figure(4.4, 2.9)
+        plot_curve(figure.subplots(), epochs, steps, name, kept_epoch(run))
+        return figure
+
+    meanings = {
+        "loss": "Loss, lower is better.",
+        "accuracy": "Accuracy." if run.classifies else "Share of correct colours.",
+        "agree": "Agreement of the student with its teacher.",
+        "lr": "Learning rate.",
+    }
+    figures = []
+    for name in curve_names(epochs, steps):
+        best = ""
+        if epochs and f"val_{name}" in epochs[0]:
+            values = values_of(epochs, f"val_{name}")
+            place = int(np.argmin(values) if name == "loss" else np.argmax(values))
+            number = f"{values[place]:.3f}" if name == "loss" else f"{values[place]:.1%}"
+            best = f"Best in validation: {number}, in epoch {epochs[place]['epoch']}."
+        drawing = embed(partial(draw, name), f"curve-{name}", f"{name} by epoch")
+        figures.append((drawing, (meanings[name], best)))
+    return {"figures": figures}
 
 
 def configuration(run: Run) -> dict[str, Any]:

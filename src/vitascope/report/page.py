@@ -16,15 +16,14 @@ from vitascope.formatting import counted
 from vitascope.report.thumbnails import image_element
 
 
-def render(title: str, header: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any] | None]) -> str:
+def render(header: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any] | None]) -> str:
     """The whole document; `page.html` shows the values of each section by its anchor, None leaves it out."""
-    values = {"title": title, "style": Markup(_read("style.css")), "version": __version__, "header": header}
+    values = {"style": Markup(_read("style.css")), "version": __version__, "header": header}
     return _template().render(values, sections=defaultdict(lambda: None, sections)).lstrip() + "\n"
 
 
 @functools.cache
 def _template() -> Template:
-    """`page.html`, compiled."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.data.decoding import ImageError
-from vitascope.data.splits import Splits
+from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.report import internals, overview
 from vitascope.report.classification import classification
-from vitascope.report.curves import curves
 from vitascope.report.figures import draw_figures
 from vitascope.report.page import render
 from vitascope.run.predictions import Predictions
@@ -23,32 +22,23 @@ from vitascope.weights.loading import from_pretrained
 log = logging.getLogger(__name__)
 
 
-def write_report(run: Run, *, splits: Splits | None = None, differs: str = "", device: str = "auto") -> Path:
+def write_report(
+    run: Run, *, splits: Splits | None = None, gone: str = "", differs: str = "", device: str = "auto"
+) -> Path:
     """Write `report.html` from a run folder; returns its path.
 
     Sections without content are left out: a ResNet has no attention, pre-training no classes, an unfinished
-    run no predictions. If the data cannot be found, the report contains the reason instead of the images.
-
-    Args:
-        run: the run.
-        splits: the run's data, if they are open already; None opens them.
-        differs: how `splits` differ from the data in training.
-        device: where the model computes attention: `auto`, or a torch device.
-
-    Raises:
-        UserError: not a run folder, or one whose files are broken.
-        OSError: the report cannot be written; an older one stays.
+    run no predictions. `splits` are the run's data, if they are open already; `gone` tells why their images
+    cannot be shown, and `differs` how they differ from those in training.
     """
     run = Run.open(run.path)
     model = from_pretrained(run.path, device=device) if run.finished else None
-    gone = ""
-    if splits is None:
+    if splits is None and not gone:
         splits, gone, differs = _open_data(run)
-    gone = gone or _mismatch(run.predictions, splits)
     images = splits.final if splits is not None and not gone else None
     sections: dict[str, dict[str, Any] | None] = {
         "trained": overview.training(run, model, splits, gone, differs),
-        "curves": curves(run),
+        "curves": overview.curves(run),
         "masked": internals.masked(run),
         "configuration": overview.configuration(run),
         "environment": overview.environment(run),
@@ -60,35 +50,24 @@ def write_report(run: Run, *, splits: Splits | None = None, differs: str = "", d
         }
         if run.classifies:
             sections |= (
-                {"unrecorded": {"run": overview.name_of(run)}}
+                {"unrecorded": {"run": run.path.resolve().name}}
                 if run.predictions is None
                 else classification(run.predictions, model, images)
             )
-    text = render(f"{overview.name_of(run)}: vitascope report", overview.header(run, model), sections)
+    text = render(overview.header(run, model), sections)
     with replacing(run.report) as aside:
         aside.write_text(text, encoding="utf-8")
     return run.report
 
 
 def rewrite_report(run: Run, *, data: str | None = None, device: str = "auto") -> tuple[Path, str]:
-    """Draw a run's figures and write its report again; what `vitascope report` calls.
+    """Draw a run's figures and write its report again, as `vitascope report` does.
 
-    Without the images, existing figures stay, and so does an existing report of a finished run.
-
-    Args:
-        run: the run.
-        data: where the run's data are now; None for where they were.
-        device: as for `write_report`.
-
-    Returns:
-        The report's path, and the reason for what could not be drawn; empty if everything was.
-
-    Raises:
-        UserError: as `write_report`; the images are not found, or have changed, and there is a report
-            already; a file cannot be written.
+    `data` is where the run's data are now; None for where they were. Returns the report's path, and why
+    something could not be drawn, or "". Without the images, existing figures stay, and so does an existing
+    report of a finished run, with a `UserError`.
     """
     splits, gone, differs = _open_data(run, data)
-    gone = gone or _mismatch(run.predictions, splits)
     if gone and data is not None:
         raise UserError(f"{data}: {gone}; nothing was written")
     if gone and run.finished and run.report.is_file():
@@ -100,21 +79,22 @@ def rewrite_report(run: Run, *, data: str | None = None, device: str = "auto") -
         missing = f"the report has no pictures: {gone}" if gone else ""
         if splits is not None and not gone and run.finished and run.predictions is not None:
             try:
-                redraw_figures(run, run.predictions, splits, device)
+                redraw_figures(run, run.predictions, splits.final, device)
             except ImageError as error:
                 missing = f"the figures were not drawn again: {error}"
-        return write_report(run, splits=splits, differs=differs, device=device), missing
+        report = write_report(run, splits=splits, gone=gone, differs=differs, device=device)
+        return report, missing
 
 
-def redraw_figures(run: Run, predictions: Predictions, splits: Splits, device: str) -> None:
+def redraw_figures(run: Run, predictions: Predictions, images: ImageSet, device: str) -> None:
     """Draw the figures of a finished classifier from its recorded predictions."""
     model: Classifier = from_pretrained(run.path, device=device)
-    measured = splits.final.subset(predictions.split, predictions.indices)
+    measured = images.subset(predictions.split, predictions.indices)
     draw_figures(run, model, measured, predictions.probabilities)
 
 
 def _open_data(run: Run, data: str | None = None) -> tuple[Splits | None, str, str]:
-    """The run's splits, why they cannot be opened, and how they differ from those in training."""
+    """The run's splits, why their images cannot be shown, and how they differ from those in training."""
     try:
         opened = run.open_data(data)
     except UserError as error:
@@ -125,18 +105,15 @@ def _open_data(run: Run, data: str | None = None) -> tuple[Splits | None, str, s
         return None, gone, ""
     if opened.note:
         log.warning("%s", opened.note)
-    return opened.splits, "", opened.note
-
-
-def _mismatch(predictions: Predictions | None, splits: Splits | None) -> str:
-    """Why the images and the predictions do not belong together; empty if they do."""
-    if predictions is None or splits is None:
-        return ""
-    labels, indices = splits.final.labels, predictions.indices
-    fits = splits.final.name == predictions.split and (not len(indices) or int(indices.max()) < len(labels))
-    if fits and (labels[indices] == predictions.labels).all():
-        return ""
-    return (
-        f"the data have changed: {len(labels):,} {splits.final.name} images, whose labels are not those of "
-        f"the {len(indices):,} {predictions.split} images that the model was measured on"
+    final, predictions = opened.splits.final, run.predictions
+    if predictions is None:
+        return opened.splits, "", opened.note
+    indices = predictions.indices
+    fits = final.name == predictions.split and (not len(indices) or int(indices.max()) < len(final))
+    if fits and (final.labels[indices] == predictions.labels).all():
+        return opened.splits, "", opened.note
+    gone = (
+        f"the data have changed: {len(final):,} {final.name} images, whose labels are not those of the "
+        f"{len(indices):,} {predictions.split} images that the model was measured on"
     )
+    return opened.splits, gone, opened.note

@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 BINS = 15
-TRAINED_WEIGHTS = "--weights google/vit-base-patch16-224-in21k"
-"""An option for few images: start from the paper's weights."""
 
 
 def wilson_interval(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
@@ -64,7 +62,8 @@ class Score:
         if not self.no_better:
             return ""
         said = f"no better than always guessing the most frequent class, as far as {self.total:,} images show"
-        return f"{said}; few images need trained weights: {TRAINED_WEIGHTS}" if from_scratch else said
+        advice = "; few images need trained weights, such as google/vit-base-patch16-224-in21k"
+        return said + advice if from_scratch else said
 
 
 def score_of(labels: npt.NDArray[np.int64], guesses: npt.NDArray[np.int64]) -> Score:
