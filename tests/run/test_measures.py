@@ -129,7 +129,7 @@ def test_a_score_that_guessing_may_reach_is_no_better(right: int, labels, no_bet
     score = score_of(truth, guesses)
     assert score.no_better == no_better
     assert bool(score.warning()) == no_better
-    assert ("--weights" in score.warning()) == no_better
+    assert ("trained weights" in score.warning()) == no_better
     assert "--weights" not in score.warning(from_scratch=False)
 
 
