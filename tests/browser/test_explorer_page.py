@@ -62,7 +62,7 @@ def alike(one: str, other: str, most: int = 2) -> bool:
 def weight_of_china(layer: int, query: int, key: int) -> float:
     """The mean of the heads' weight from one patch of the first sample to another, by the model itself."""
     engine = engine_of(small_model())
-    pixels = engine.pixels(samples_for(engine.preprocess)[0].content)
+    pixels = engine.pixels(samples_for(engine.preprocess.channels)[0].content)
     images = engine.preprocess.normalize(torch.from_numpy(pixels)[None])
     weights = layer_attention(engine.model, images, layer)  # (1, heads, T, T)
     return float(weights[0, :, 1 + query, 1 + key].mean())

@@ -15,7 +15,6 @@ from safetensors.torch import load
 
 from tests.data import noise
 from tests.model import small_model
-from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
@@ -192,7 +191,7 @@ def test_samples_are_listed_and_can_be_sent_back(client: TestClient, engine: Tor
 
 
 def test_a_model_of_grey_gets_one_of_each_digit() -> None:
-    samples = samples_for(Preprocess(image_size=(8, 8), channels=1, mean=(0.5,), std=(0.5,)))
+    samples = samples_for(1)
     assert [sample.name for sample in samples] == [f"digit-{digit}" for digit in range(10)]
     assert len({sample.content for sample in samples}) == 10
     for sample in samples:
@@ -200,7 +199,7 @@ def test_a_model_of_grey_gets_one_of_each_digit() -> None:
 
 
 def test_a_model_of_other_channels_has_no_samples() -> None:
-    assert samples_for(Preprocess(image_size=(8, 8), channels=2, mean=(0.5, 0.5), std=(0.5, 0.5))) == ()
+    assert samples_for(2) == ()
 
 
 # With a token

@@ -249,7 +249,7 @@ def test_prediction_goes_between_the_passes_of_an_explanation(
     engine: TorchEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        async with serving(engine) as client:
+        async with serving(engine, deadline_ms=30_000) as client:
             passes = Passes(engine, monkeypatch)
             explaining = asyncio.ensure_future(client.post(path, content=picture()))
             await asyncio.to_thread(passes.third.wait, 30)

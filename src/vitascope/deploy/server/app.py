@@ -164,12 +164,10 @@ def predictions(service: Service) -> APIRouter:
         )
 
     predicted = {"model": openapi.Predictions | openapi.Form[openapi.NamedPredictions]}
+    embedded = {"model": openapi.Embedding | openapi.Form[openapi.NamedEmbedding]}
+    explained = {"model": openapi.Heatmap, "content": {"image/png": openapi.BINARY}}
 
-    @routes.post(
-        "/v1/predict",
-        openapi_extra=openapi.PICTURES,
-        responses=openapi.responses(predicted, *openapi.MODEL_ERRORS),
-    )
+    @routes.post("/v1/predict", **openapi.for_pictures(predicted))
     async def predict(request: Request, top_k: TopK = 5) -> Response:
         """The most probable classes of a picture, or of each file of a form."""
 
@@ -182,26 +180,13 @@ def predictions(service: Service) -> APIRouter:
         service.check_classes()
         return await _results(service, request, service.predictions, summary)
 
-    embedded = {"model": openapi.Embedding | openapi.Form[openapi.NamedEmbedding]}
-
-    @routes.post(
-        "/v1/embed",
-        openapi_extra=openapi.PICTURES,
-        responses=openapi.responses(embedded, *openapi.MODEL_ERRORS),
-    )
+    @routes.post("/v1/embed", **openapi.for_pictures(embedded))
     async def embed(request: Request) -> Response:
         """The pooled representation of a picture, or of each file of a form."""
-
         service.torch_engine()
         return await _results(service, request, service.embeddings, lambda row: {"embedding": row.tolist()})
 
-    explained = {"model": openapi.Heatmap, "content": {"image/png": openapi.BINARY}}
-
-    @routes.post(
-        "/v1/explain",
-        openapi_extra=openapi.PICTURES,
-        responses=openapi.responses(explained, *openapi.MODEL_ERRORS),
-    )
+    @routes.post("/v1/explain", **openapi.for_pictures(explained))
     async def explain(
         request: Request,
         method: Annotated[str | None, Query(description=openapi.METHOD)] = None,
@@ -214,12 +199,8 @@ def predictions(service: Service) -> APIRouter:
         from vitascope.explain.methods import DEFAULT_METHOD
 
         engine, method = service.torch_engine(), method or DEFAULT_METHOD
-        pixels = await service.read_picture(request)
-        deadline = service.deadline(request, service.settings.explain_deadline_ms)
         compute = functools.partial(explain_pixels, batch_size=batch_size(engine.device))
-        kind = f"explain-{method}"
-        work = service.run(compute, engine, pixels, method, target, deadline=deadline, kind=kind)
-        explanation = await service.unless_gone(request, work)
+        explanation = await service.run(request, f"explain-{method}", compute, method, target)
         if form == "png":
             return Response(await asyncio.to_thread(explanation.png), media_type="image/png")
         index, heatmap = explanation.target, explanation.heatmap.tolist()

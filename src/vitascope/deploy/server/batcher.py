@@ -148,8 +148,6 @@ class Batcher:
             job.result.cancel()
         if self._call is not None:
             self._call.abandon()
-        self._jobs.clear()
-        self._queued.clear()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property

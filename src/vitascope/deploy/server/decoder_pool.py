@@ -24,7 +24,6 @@ from vitascope.deploy.server import decoder_process
 from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions
 from vitascope.deploy.server.rejections import Expired, Rejection
 
-DECODERS = 2  # decoder processes
 PATIENCE, LARGER = 0.25, 4
 """Seconds that a picture may keep its process while one with a fourth of its pixels waits."""
 GRACE = 0.1  # seconds until a picture whose client has left is killed: starting a new process takes as long
@@ -51,7 +50,7 @@ class _Job:
 class DecoderPool:
     """A fixed number of decoder processes; everything here runs in the event loop."""
 
-    def __init__(self, count: int = DECODERS) -> None:
+    def __init__(self, count: int = 2) -> None:
         self.processes: set[Process] = set()
         self.waiting: list[_Job] = []
         self.running: list[_Job] = []
@@ -63,8 +62,7 @@ class DecoderPool:
 
     def start(self) -> None:
         """Start the processes; called in the event loop."""
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._keep_processes()) for _ in range(self._count)]
+        self._tasks = [asyncio.create_task(self._keep_processes()) for _ in range(self._count)]
 
     async def configure(self, options: DecodeOptions) -> None:
         """Set the options, without which nothing is decoded; returns once a process is ready."""

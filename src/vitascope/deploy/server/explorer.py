@@ -19,7 +19,6 @@ import numpy as np
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from PIL import Image
 
-from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.server import openapi
 from vitascope.deploy.server.service import Service
 from vitascope.errors import UserError
@@ -32,16 +31,14 @@ MEDIA_TYPES = {
 }
 """The files that `web/` may have."""
 PACK = "application/octet-stream"
-PACKED = openapi.responses(
-    {"description": "A safetensors file.", "content": {PACK: openapi.BINARY}}, *openapi.MODEL_ERRORS
-)
+PACKED = openapi.for_pictures({"description": "A safetensors file.", "content": {PACK: openapi.BINARY}})
 PHOTOGRAPHS = {
     "china": "A temple in China (danielbuechele, CC BY 2.0)",
     "flower": "A flower (vultilion, CC BY 2.0)",
 }
 PICTURE = {
     "description": "The picture.",
-    "content": {"image/jpeg": openapi.BINARY, "image/png": openapi.BINARY},
+    "content": dict.fromkeys(("image/jpeg", "image/png"), openapi.BINARY),
 }
 
 
@@ -69,10 +66,7 @@ def router(service: Service) -> APIRouter:
 
     async def packed(request: Request, kind: str, pack: Callable[..., bytes], *args: Any) -> Response:
         """The result of a function of `attention_pack` for the engine and the request's picture."""
-        pixels = await service.read_picture(request)
-        deadline = service.deadline(request, service.settings.explain_deadline_ms)
-        work = service.run(pack, service.engine, pixels, *args, deadline=deadline, kind=kind)
-        content = await service.unless_gone(request, work)
+        content = await service.run(request, kind, pack, *args)
         return Response(content, media_type=PACK, headers={"Cache-Control": "no-store"})
 
     @routes.get("/", include_in_schema=False)
@@ -83,7 +77,7 @@ def router(service: Service) -> APIRouter:
     async def web_file(name: str, request: Request) -> Response:
         return _response(pages[name], request) if name in pages else Response(status_code=404)
 
-    @routes.post("/v1/attention", response_class=Response, openapi_extra=openapi.PICTURES, responses=PACKED)
+    @routes.post("/v1/attention", response_class=Response, **PACKED)
     async def attention(
         request: Request,
         layer: int | None = Query(None, description="only this layer, from 0"),
@@ -98,7 +92,7 @@ def router(service: Service) -> APIRouter:
             return await packed(request, "explore", pack_picture)
         return await packed(request, "attention", pack_attention, layer, head)
 
-    @routes.post("/v1/heatmap", response_class=Response, openapi_extra=openapi.PICTURES, responses=PACKED)
+    @routes.post("/v1/heatmap", response_class=Response, **PACKED)
     async def heatmap(
         request: Request,
         target: int = Query(description="the class, from 0"),
@@ -114,12 +108,14 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/samples", responses=openapi.responses({"model": list[openapi.Sample]}, 503))
     def samples() -> list[dict[str, str]]:
         """The names and titles of pictures to try."""
-        return [{"name": one.name, "title": one.title} for one in samples_for(service.engine.preprocess)]
+        return [
+            {"name": one.name, "title": one.title} for one in samples_for(service.engine.preprocess.channels)
+        ]
 
     @routes.get("/v1/samples/{name}", response_class=Response, responses=openapi.responses(PICTURE, 404, 503))
     def sample(name: str) -> Response:
         """A picture to try."""
-        for one in samples_for(service.engine.preprocess):
+        for one in samples_for(service.engine.preprocess.channels):
             if one.name == name:
                 return Response(one.content, media_type=one.media_type)
         raise HTTPException(404, "no such sample; /v1/samples lists them")
@@ -131,38 +127,32 @@ def web_files() -> dict[str, WebFile]:
     """The page's files by name."""
     found = {}
     for path in files("vitascope.deploy.server").joinpath("web").iterdir():
-        media_type = MEDIA_TYPES.get(path.name[path.name.rfind(".") :])
-        if media_type is not None:
+        if media_type := MEDIA_TYPES.get(path.name[path.name.rfind(".") :]):
             content = path.read_bytes()
             found[path.name] = WebFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
     return found
 
 
-def samples_for(preprocess: Preprocess) -> tuple[SamplePicture, ...]:
-    """Pictures of scikit-learn: photographs for a model with 3 channels, digits for one with 1."""
-    return {1: _digits, 3: _photographs}.get(preprocess.channels, tuple)()
-
-
 @cache
-def _photographs() -> tuple[SamplePicture, ...]:
-    from sklearn.datasets import images
+def samples_for(channels: int) -> tuple[SamplePicture, ...]:
+    """Pictures of scikit-learn: photographs for 3 channels, the first test image of each digit for 1."""
+    found = []
+    if channels == 3:
+        from sklearn.datasets import images
 
-    contents = {name: Path(images.__file__).with_name(f"{name}.jpg").read_bytes() for name in PHOTOGRAPHS}
-    return tuple(SamplePicture(name, PHOTOGRAPHS[name], "image/jpeg", contents[name]) for name in contents)
+        for name, title in PHOTOGRAPHS.items():
+            content = Path(images.__file__).with_name(f"{name}.jpg").read_bytes()
+            found.append(SamplePicture(name, title, "image/jpeg", content))
+    if channels == 1:
+        from vitascope.data.datasets import open_data
 
-
-@cache
-def _digits() -> tuple[SamplePicture, ...]:
-    """The first test image of each digit."""
-    from vitascope.data.datasets import open_data
-
-    test, found = open_data("digits").final, []
-    for label, name in enumerate(test.class_names):
-        file = io.BytesIO()
-        first = int(np.flatnonzero(test.labels == label)[0])
-        Image.fromarray(np.asarray(test.sources[first])).save(file, "PNG")
-        title = f"A handwritten {name} (scikit-learn's digits)"
-        found.append(SamplePicture(f"digit-{name}", title, "image/png", file.getvalue()))
+        test = open_data("digits").final
+        for label, name in enumerate(test.class_names):
+            file = io.BytesIO()
+            first = int(np.flatnonzero(test.labels == label)[0])
+            Image.fromarray(np.asarray(test.sources[first])).save(file, "PNG")
+            title = f"A handwritten {name} (scikit-learn's digits)"
+            found.append(SamplePicture(f"digit-{name}", title, "image/png", file.getvalue()))
     return tuple(found)
 
 

@@ -120,9 +120,8 @@ class Connection(HttpToolsProtocol):
         if self.url.partition(b"?")[0] != b"/v1/predict" or self.parser.get_method() != b"POST":
             return None
         others_answered = self.cycle is None or self.cycle.response_complete
-        if not others_answered or self.pipeline or self.expect_100_continue:
-            return None
-        if not self.parser.should_keep_alive():
+        is_alone = others_answered and not self.pipeline and not self.expect_100_continue
+        if not is_alone or not self.parser.should_keep_alive():
             return None
         given_id = next((value for name, value in self.headers if name == b"x-request-id"), None)
         return self._service.shed(self.client[0] if self.client else "-", given_id)

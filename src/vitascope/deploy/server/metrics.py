@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-
-if TYPE_CHECKING:
-    from vitascope.deploy.predict.engine import Engine
 
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable with the folder through which workers share their metrics."""
@@ -45,10 +41,6 @@ class Metrics:
         self.model = gauge("model_info", about, labels, multiprocess_mode="livemax")
         if SHARED_FOLDER not in os.environ:
             ProcessCollector(registry=registry)
-
-    def set_model(self, engine: Engine) -> None:
-        """Record the loaded model; computes its digest, which takes a moment."""
-        self.model.labels(engine.name, engine.architecture, engine.digest).set(1)
 
     def observe_batch(self, work: str, queue_seconds: Sequence[float], model_seconds: float) -> None:
         """Record a computed batch."""

@@ -1,7 +1,6 @@
 """The checks that every request passes before its route: host, origin, token, room; and common headers.
 
-A rejection is cheap here, because nothing of the body is read or decoded. That keeps an overloaded server
-alive.
+A rejection is cheap here, which keeps an overloaded server alive: nothing of the body is read or decoded.
 """
 
 from __future__ import annotations

@@ -188,6 +188,11 @@ def responses(success: dict[str, Any], *errors: int) -> Responses:
     return {200: success, **{status: {"description": ERRORS[status]} for status in errors}}
 
 
+def for_pictures(success: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of a route that takes pictures, with its response for status 200."""
+    return {"openapi_extra": PICTURES, "responses": responses(success, *MODEL_ERRORS)}
+
+
 def describe_api(app: FastAPI, settings: Settings, *, secured: bool) -> dict[str, Any]:
     """The OpenAPI document of an application; `secured` if clients must send a token."""
     document = FastAPI.openapi(app)

@@ -17,7 +17,6 @@ import time
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Lock
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -49,7 +48,8 @@ def serve(ref: str, settings: Settings, *, precision: str = "auto", device: str 
     token = read_token(settings)
     with listen(settings) as port:
         announce(ref, settings, port, token)
-        threads = settings.threads or max(1, cores() // settings.workers)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = settings.threads or max(1, cores // settings.workers)
         opening = functools.partial(open_for_serving, ref, precision, device, threads)
         if settings.workers == 1:
             http_server.run(opening, settings, token, port)
@@ -116,80 +116,62 @@ def read_token(settings: Settings) -> str | None:
     return token.strip()
 
 
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, port: socket.socket) -> None:
-    """Run `settings.workers` processes until a signal, which is forwarded to them.
+    """Run `settings.workers` processes until a signal, which is forwarded, and replace those that die.
 
     If the model cannot be loaded, a worker prints why, and this raises `UserError`.
     """
+    from prometheus_client import multiprocess as metrics_of_workers
+
     from vitascope.deploy.server.metrics import SHARED_FOLDER
+
+    spawn = multiprocessing.get_context("spawn")  # a fork would inherit threads' locks
+    may_report = spawn.Lock()
+    processes: dict[int, BaseProcess] = {}
+    kill_at, load_failed = math.inf, False
+
+    def start(number: int, *, wait_for_model: bool) -> None:
+        arguments = (may_report, os.getpid(), wait_for_model, open_engine, settings, token, port)
+        process = spawn.Process(target=work, args=arguments)
+        process.start()
+        processes[number] = process
+
+    def stop(*_: Any) -> None:
+        """Tell all workers to finish; the second time, to end at once."""
+        nonlocal kill_at
+        kill_at = min(kill_at, time.monotonic() + settings.grace_s + 5)
+        port.close()  # new clients find nobody, once the workers close it too
+        for process in processes.values():
+            process.terminate()
 
     with tempfile.TemporaryDirectory(prefix="vitascope-metrics-") as shared:
         os.environ[SHARED_FOLDER] = shared  # before a worker imports prometheus_client
-        supervisor = Supervisor(open_engine, settings, token, port)
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, supervisor.stop)
-        supervisor.watch()
-
-
-class Supervisor:
-    """Keeps the workers running; the arguments are those of `supervise`."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self._arguments = arguments
-        self._kill_at = math.inf
-        self._spawn = multiprocessing.get_context("spawn")  # a fork would inherit threads' locks
-        self._may_report = self._spawn.Lock()
-        self._processes: dict[int, BaseProcess] = {}
-
-    def stop(self, signum: int, frame: FrameType | None) -> None:
-        """Tell all workers to finish; the second time, to end at once."""
-        _, settings, _, port = self._arguments
-        self._kill_at = min(self._kill_at, time.monotonic() + settings.grace_s + 5)
-        port.close()  # new clients find nobody, once the workers close it too
-        for process in self._processes.values():
-            process.terminate()
-
-    def watch(self) -> None:
-        """Run the workers, and replace those that die, until told to stop; then wait for all to end."""
-        from prometheus_client import multiprocess
-
-        load_failed = False
-        for number in range(self._arguments[1].workers):
-            self._start(number, wait_for_model=number > 0)
-        while self._processes:
-            wait([process.sentinel for process in self._processes.values()], timeout=1)
-            if time.monotonic() > self._kill_at:
-                for process in self._processes.values():
-                    process.kill()
-            for number, process in list(self._processes.items()):
+            signal.signal(signum, stop)
+        for number in range(settings.workers):
+            start(number, wait_for_model=number > 0)
+        while processes:
+            wait([process.sentinel for process in processes.values()], timeout=1)
+            for number, process in list(processes.items()):
                 if process.is_alive():
+                    if time.monotonic() > kill_at:
+                        process.kill()
                     continue
                 process.join()
-                del self._processes[number]
-                multiprocess.mark_process_dead(process.pid)  # type: ignore[no-untyped-call]
-                status = process.exitcode
-                if status == LOAD_FAILED:
+                del processes[number]
+                metrics_of_workers.mark_process_dead(process.pid)  # type: ignore[no-untyped-call]
+                if process.exitcode == LOAD_FAILED:
                     load_failed = True
-                    self.stop(signal.SIGTERM, None)
-                elif self._kill_at == math.inf:
-                    print(f"vitascope: worker {number} ended ({status}); starting another", file=sys.stderr)
+                    stop()
+                elif kill_at == math.inf:
+                    ended = f"worker {number} ended ({process.exitcode})"
+                    print(f"vitascope: {ended}; starting another", file=sys.stderr)
                     time.sleep(PAUSE)
-                    self._start(number, wait_for_model=True)
-        if load_failed:
-            error = UserError("the model cannot be loaded")
-            error.said_elsewhere = True
-            raise error
-
-    def _start(self, number: int, *, wait_for_model: bool) -> None:
-        arguments = (self._may_report, os.getpid(), wait_for_model, *self._arguments)
-        process = self._spawn.Process(target=work, args=arguments)
-        process.start()
-        self._processes[number] = process
+                    start(number, wait_for_model=True)
+    if load_failed:
+        error = UserError("the model cannot be loaded")
+        error.said_elsewhere = True
+        raise error
 
 
 def work(may_report: Lock, parent: int, wait_for_model: bool, *arguments: Any) -> None:

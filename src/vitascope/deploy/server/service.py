@@ -1,7 +1,7 @@
 """The model behind a queue: admission, the way of a picture to the model, loading and readiness.
 
-Routes read pictures with `read_picture` or `decode`, and compute by `batcher.submit` or `run`: through one
-bounded queue, to the one thread that has the model.
+Routes read pictures with `read_uploads` and `decode` and compute by `batcher.submit`; `run` does all of it.
+Everything is computed through one bounded queue, in the one thread that has the model.
 """
 
 from __future__ import annotations
@@ -63,10 +63,9 @@ class Service:
         self._engine: Engine | None = None
         self._last_overload = self._shed_until = float("-inf")
         self._shed_response = (b"", b"")
+        # From pictures to probabilities (K,) and to pooled representations (D,), float32 on the CPU
         self.predictions = Work("predict", self._probabilities, settings.max_batch)
-        """From pictures to probabilities (K,), float32 on the CPU."""
         self.embeddings = Work("embed", self._embeddings, settings.max_batch)
-        """From pictures to pooled representations (D,), float32 on the CPU."""
         self._long_works: dict[str, LongWork] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._given_up: asyncio.Future[None] | None = None
@@ -128,10 +127,8 @@ class Service:
             raise Rejection(503, self.why_not_ready())
         _ = self.engine
         self._check_places(1)
-        if is_prediction:  # the others may have longer deadlines
-            self._check_time()
-
-    def _check_time(self) -> None:
+        if not is_prediction:  # it may have a longer deadline
+            return
         deadline = self.deadline()
         if deadline <= _now():
             raise Overloaded(f"requests wait for {self.lag:.1f} s before they are seen", self.lag)
@@ -152,8 +149,7 @@ class Service:
         now = _now()
         if now >= self._shed_until:
             try:
-                self._check_places(1)
-                self._check_time()
+                self.check_room(is_prediction=True)
                 return None
             except Overloaded as overload:
                 self._shed_response = raw_response(overload)
@@ -209,13 +205,6 @@ class Service:
         self._check_places(0)  # it has counted among `in_flight` since its headers arrived
         return uploads
 
-    async def read_picture(self, request: Request) -> Pixels:
-        """The only picture of a request, decoded: uint8 (C, H, W)."""
-        uploads = await self.read_uploads(request)
-        if len(uploads) != 1:
-            raise Rejection(422, f"expected one picture, not {len(uploads)}")
-        return await self.unless_gone(request, self.decode(uploads[0], deadline=self.deadline(request)))
-
     async def decode(self, upload: Upload, *, deadline: float) -> Pixels:
         """Decode a picture in a process of its own: uint8 (C, H, W); rejects with 413, 422, 429 or 504."""
         _ = self.engine
@@ -226,21 +215,27 @@ class Service:
 
     # Computing
 
-    async def run(self, function: Callable[..., R], *args: Any, deadline: float, kind: str) -> R:
-        """A function's result, computed alone; predictions are computed between its forward passes.
+    async def run(self, request: Request, kind: str, function: Callable[..., R], *args: Any) -> R:
+        """`function(engine, pixels, *args)` for a request's only picture; predictions go between its passes.
 
         Functions of one kind, which is their name in the metrics, take about the same time.
         """
+        uploads = await self.read_uploads(request)
+        if len(uploads) != 1:
+            raise Rejection(422, f"expected one picture, not {len(uploads)}")
+        decoding = self.decode(uploads[0], deadline=self.deadline(request))
+        pixels = await self.unless_gone(request, decoding)
 
         def in_parts(pause: Pause) -> R:
             from vitascope.explain.forward import before_each_forward
 
             with before_each_forward(pause):
-                return function(*args)
+                return function(self.engine, pixels, *args)
 
-        _ = self.engine
         work = self._long_works.get(kind) or LongWork(kind)
-        outcome = await self.batcher.submit(work, in_parts, deadline=deadline)
+        deadline = self.deadline(request, self.settings.explain_deadline_ms)
+        computing = self.batcher.submit(work, in_parts, deadline=deadline)
+        outcome = await self.unless_gone(request, computing)
         self._long_works[kind] = work  # only now: a kind that fails may have been invented by a client
         return outcome.value
 
@@ -312,7 +307,7 @@ class Service:
             with _few_threads(engine, count):
                 engine.outputs(torch.zeros(count, *shape, dtype=torch.uint8))
         self.predictions.learn(time.perf_counter() - begun, count)
-        self.metrics.set_model(engine)
+        self.metrics.model.labels(engine.name, engine.architecture, engine.digest).set(1)
         return engine
 
     def _probabilities(self, pictures: list[Pixels]) -> Sequence[torch.Tensor]:
