@@ -25,20 +25,13 @@ _LUMA = [0.299, 0.587, 0.114]
 class Augmentation:
     """Random changes of images, and their limits. The defaults change nothing."""
 
-    flip: float = 0.0
-    """Probability of a mirror image."""
-    crop_scale: float = 1.0
-    """Smallest share of the area of a random crop, which is enlarged to the full size."""
-    shift: float = 0.0
-    """Largest shift, as a share of the side."""
-    rotate: float = 0.0
-    """Largest rotation, degrees."""
-    color_jitter: float = 0.0
-    """Largest change of brightness, contrast and saturation, as a share."""
-    randaugment: RandAugment | None = None
-    """Operations drawn from a list, after the above."""
-    erase: float = 0.0
-    """Probability that a rectangle becomes noise, after all else."""
+    flip: float = 0.0  # probability of a mirror image
+    crop_scale: float = 1.0  # smallest share of the area of a random crop, which is enlarged to the full size
+    shift: float = 0.0  # largest shift, as a share of the side
+    rotate: float = 0.0  # largest rotation, degrees
+    color_jitter: float = 0.0  # largest change of brightness, contrast and saturation, as a share
+    randaugment: RandAugment | None = None  # operations drawn from a list, after the above
+    erase: float = 0.0  # probability that a rectangle becomes noise, after all else
 
     def without_crop(self) -> Augmentation:
         """The same for images that are already cropped by `crop_draws`; all other draws stay the same."""

@@ -33,12 +33,9 @@ class Published:
     """A file as its authors publish it."""
 
     name: str
-    size: int
-    """Bytes."""
-    md5: str
-    """Hexadecimal, from the authors: it detects damage, not forgery."""
-    urls: tuple[str, ...]
-    """Addresses, in the order in which they are tried."""
+    size: int  # bytes
+    md5: str  # hexadecimal, from the authors: it detects damage, not forgery
+    urls: tuple[str, ...]  # addresses, in the order in which they are tried
 
 
 class _DroppedError(Exception):

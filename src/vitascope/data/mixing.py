@@ -21,14 +21,10 @@ class Mixing:
     its own slice with the same result as the whole batch.
     """
 
-    mixup: float = 0.8
-    """Both parameters of Mixup's beta distribution; 0 turns Mixup off."""
-    cutmix: float = 1.0
-    """Both parameters of CutMix's beta distribution; 0 turns CutMix off."""
-    probability: float = 1.0
-    """Share of the steps that are mixed."""
-    switch: float = 0.5
-    """Share of CutMix in the mixed steps, where both are on."""
+    mixup: float = 0.8  # both parameters of Mixup's beta distribution; 0 turns Mixup off
+    cutmix: float = 1.0  # both parameters of CutMix's beta distribution; 0 turns CutMix off
+    probability: float = 1.0  # share of the steps that are mixed
+    switch: float = 0.5  # share of CutMix in the mixed steps, where both are on
 
     def __post_init__(self) -> None:
         for name, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):

@@ -19,7 +19,15 @@ from PIL import Image
 from tqdm import tqdm
 
 from vitascope.data.datasets import open_data
-from vitascope.data.decoding import Encoded, ImageError, ImageSource, image_errors, read_image, source_name
+from vitascope.data.decoding import (
+    Encoded,
+    ImageError,
+    ImageSource,
+    decode,
+    image_errors,
+    open_image,
+    source_name,
+)
 from vitascope.data.formats.folder import IMAGE_SUFFIXES
 from vitascope.data.formats.shard_index import Index, Shard
 from vitascope.data.loading import check_unreadable
@@ -44,8 +52,7 @@ class Packed:
 
     folder: Path
     index: Index
-    unreadable: dict[str, str]
-    """Name and reason of pictures that were left out."""
+    unreadable: dict[str, str]  # name and reason of pictures that were left out
 
 
 def pack(
@@ -140,44 +147,28 @@ def _in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 
 def _encoded(source: ImageSource, image_size: int | None) -> tuple[str, bytes]:
     """Suffix and bytes of an encoded picture, reduced to `image_size`; raises ImageError."""
-    kept = None
-    if not isinstance(source, np.ndarray | Image.Image):
+    with image_errors(source):
+        content = None
+        if isinstance(source, str | os.PathLike):
+            content = Path(source).read_bytes()
+        elif not isinstance(source, np.ndarray | Image.Image):
+            content = source.read_bytes() if isinstance(source, Encoded) else source
+    if content is None or image_size is not None:
         with image_errors(source):
-            if isinstance(source, str | os.PathLike):
-                content = Path(source).read_bytes()
-            else:
-                content = source.read_bytes() if isinstance(source, Encoded) else source
-            kept = _Content(source_name(source), content)
-        source = kept
-    if kept is None or image_size is not None:
-        image = read_image(source)
+            image = decode(open_image(source if content is None else content), source, True)
         if image_size is not None and min(image.size) > image_size:
             scale = image_size / min(image.size)
             width, height = (max(image_size, round(side * scale)) for side in image.size)
             smaller = image.resize((width, height), Image.Resampling.LANCZOS)
             return "jpg", _saved(smaller, "JPEG", quality=JPEG_QUALITY)
-    if kept is None:
+    if content is None:
         return "png", _saved(image, "PNG")
-    suffix = Path(kept.name).suffix.lower()
+    suffix = Path(source_name(source)).suffix.lower()
     if suffix in IMAGE_SUFFIXES:
-        return suffix[1:], kept.content
-    with image_errors(kept), Image.open(io.BytesIO(kept.content)) as image:
+        return suffix[1:], content
+    with image_errors(source), Image.open(io.BytesIO(content)) as image:
         format = image.format or ""
-    return _SUFFIXES.get(format, format.lower()), kept.content
-
-
-@dataclasses.dataclass(frozen=True)
-class _Content(Encoded):
-    """A picture that was read, with the name of its source."""
-
-    name: str
-    content: bytes
-
-    def __str__(self) -> str:
-        return self.name
-
-    def read_bytes(self) -> bytes:
-        return self.content
+    return _SUFFIXES.get(format, format.lower()), content
 
 
 def _saved(image: Image.Image, format: str, **options: int) -> bytes:

@@ -35,14 +35,10 @@ class RandAugment:
     is always a larger change; see `operation_arguments`.
     """
 
-    num_ops: int = 2
-    """Operations one after the other, at least 1."""
-    magnitude: float = 9.0
-    """Strength, from 0 to 10."""
-    std: float = 0.5
-    """Standard deviation of an operation's magnitude, which is limited to 0 to 10 (timm; 0 in the paper)."""
-    probability: float = 1.0
-    """Share of the operations that are carried out, above 0: 1 in the paper, 0.5 in timm and so in DeiT."""
+    num_ops: int = 2  # operations one after the other, at least 1
+    magnitude: float = 9.0  # strength, from 0 to 10
+    std: float = 0.5  # standard deviation of the magnitude, which is cut to 0 to 10 (timm; 0 in the paper)
+    probability: float = 1.0  # share of the operations that are carried out, above 0: 0.5 in timm and DeiT
 
     def __post_init__(self) -> None:
         if self.num_ops < 1:

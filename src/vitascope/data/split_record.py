@@ -128,10 +128,8 @@ class SplitRecord:
     """The parts of a run's data when the run began."""
 
     class_names: tuple[str, ...]
-    parts: dict[str, RecordedPart]
-    """`train`, `val` and, where there was one, `test`."""
-    place: str = ""
-    """The data's path relative to the run folder, so that a project can be moved; empty if it has none."""
+    parts: dict[str, RecordedPart]  # `train`, `val` and, where there was one, `test`
+    place: str = ""  # the data's path relative to the run, so that a project can be moved; or empty
 
     @property
     def final(self) -> str:
@@ -211,14 +209,10 @@ class Restored:
 
     record: SplitRecord
     inventory: Inventory
-    found: dict[str, npt.NDArray[np.int64]]
-    """Places among the images of `inventory.sets`; -1 for one that is missing or has changed."""
-    changed: dict[str, npt.NDArray[np.bool_]]
-    """Whether a file of an image's name has another content now."""
-    renamed: dict[str, npt.NDArray[np.bool_]]
-    """Whether an image was found by its content only."""
-    new: int
-    """Number of images that the record lacks."""
+    found: dict[str, npt.NDArray[np.int64]]  # places in `inventory.sets`; -1 for what is missing or changed
+    changed: dict[str, npt.NDArray[np.bool_]]  # whether a file of an image's name has another content now
+    renamed: dict[str, npt.NDArray[np.bool_]]  # whether an image was found by its content only
+    new: int  # number of images that the record lacks
 
     def as_recorded(self) -> Splits:
         """The split as it was: every image in its place, `Gone` where it is missing."""

@@ -82,13 +82,10 @@ class Splits:
 
     train: ImageSet
     val: ImageSet
-    test: ImageSet | None
-    """None where a folder has `train/` and `val/` but no `test/`; the result is measured on `val` then."""
+    test: ImageSet | None  # None in folders with `train/` and `val/` alone; `val` measures the result then
     channels: int
-    root: Path | None = None
-    """The folder of the images; None for images without one."""
-    passed_over: tuple[str, ...] = ()
-    """Descriptions of unused files in that folder."""
+    root: Path | None = None  # the folder of the images; None for images without one
+    passed_over: tuple[str, ...] = ()  # descriptions of unused files in that folder
 
     @property
     def final(self) -> ImageSet:
@@ -106,8 +103,7 @@ class Splits:
 class Inventory:
     """All images of a data set now, in any split; channels and root as in `Splits`."""
 
-    sets: tuple[ImageSet, ...]
-    """Their classes need not be those of a run."""
+    sets: tuple[ImageSet, ...]  # their classes need not be those of a run
     channels: int
     root: Path | None
 

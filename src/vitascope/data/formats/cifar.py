@@ -35,11 +35,9 @@ class _Form:
     test: str
     meta: str
     classes: int
-    labels_key: str = ""
-    """Key in the pickle; empty for raw records, which are `label_bytes` and then the pixels."""
+    labels_key: str = ""  # key in the pickle; empty for raw records: `label_bytes`, then the pixels
     names_key: str = ""
-    label_bytes: int = 1
-    """The last of them is the label; the first of CIFAR-100's two is the coarse class."""
+    label_bytes: int = 1  # the last of them is the label; the first of CIFAR-100's two is the coarse class
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -50,8 +50,7 @@ class HubDataset(DataFormat):
 class TableRow(Encoded):
     """A picture in a table."""
 
-    table: Any
-    """A `datasets.Dataset` with one column, not decoded."""
+    table: Any  # a `datasets.Dataset` with one column, not decoded
     index: int
     place: str
 
@@ -72,19 +71,16 @@ class TableRows(LazySources):
     """Many pictures in a table."""
 
     table: Any
-    indices: npt.NDArray[np.int64]
-    """(N,), rows of the table."""
+    indices: npt.NDArray[np.int64]  # (N,), rows of the table
     place: str
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def at(self, index: int) -> TableRow:
-        """One picture."""
         return TableRow(self.table, int(self.indices[index]), self.place)
 
     def take(self, indices: npt.NDArray[np.int64]) -> TableRows:
-        """Some of them, in the order given."""
         return TableRows(self.table, self.indices[indices], self.place)
 
 

@@ -20,8 +20,7 @@ class Shard:
     """A line of the index."""
 
     file: str
-    count: int
-    """Images."""
+    count: int  # images
     bytes: int
     sha256: str
 
@@ -32,8 +31,7 @@ class Index:
 
     version: int = INDEX_VERSION
     class_names: tuple[str, ...]
-    channels: int
-    """1 where all pictures are grey, else 3."""
+    channels: int  # 1 where all pictures are grey, else 3
     splits: Mapping[str, tuple[Shard, ...]]
 
     def images(self, split: str) -> int:

@@ -59,8 +59,7 @@ class Shards(DataFormat):
 class ShardMember(Encoded):
     """An encoded picture inside a shard."""
 
-    path: str
-    """The shard."""
+    path: str  # the shard
     name: str
     offset: int
     size: int
@@ -82,28 +81,21 @@ class ShardMember(Encoded):
 class ShardMembers(LazySources):
     """Many pictures in shards."""
 
-    paths: tuple[str, ...]
-    """The shards."""
-    shards: npt.NDArray[np.int32]
-    """(N,), which shard each picture is in."""
-    offsets: npt.NDArray[np.int64]
-    """(N,)."""
-    sizes: npt.NDArray[np.int64]
-    """(N,), bytes."""
-    names: npt.NDArray[np.bytes_]
-    """(N,), UTF-8."""
+    paths: tuple[str, ...]  # the shards
+    shards: npt.NDArray[np.int32]  # (N,), which shard each picture is in
+    offsets: npt.NDArray[np.int64]  # (N,), bytes
+    sizes: npt.NDArray[np.int64]  # (N,), bytes
+    names: npt.NDArray[np.bytes_]  # (N,), UTF-8
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def at(self, index: int) -> ShardMember:
-        """One picture."""
         name = self.names[index].decode("utf-8", "replace")
         path = self.paths[self.shards[index]]
         return ShardMember(path, name, int(self.offsets[index]), int(self.sizes[index]))
 
     def take(self, indices: npt.NDArray[np.int64]) -> ShardMembers:
-        """Some of them, in the order given."""
         return ShardMembers(
             self.paths, self.shards[indices], self.offsets[indices], self.sizes[indices], self.names[indices]
         )
@@ -196,8 +188,7 @@ class ShardSample(NamedTuple):
     """A labelled picture."""
 
     name: str
-    offset: int
-    """The place of its first byte in the shard."""
+    offset: int  # the place of its first byte in the shard
     size: int
     label: int
 
@@ -210,8 +201,7 @@ class _Part(NamedTuple):
     name: str
     offset: int
     size: int
-    content: bytes
-    """The content of a label; else empty."""
+    content: bytes  # the content of a label; else empty
 
 
 def samples(path: Path) -> list[ShardSample]:
