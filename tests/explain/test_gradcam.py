@@ -17,8 +17,8 @@ from tests.explain import MODELS
 from tests.model import random_images, small_model, small_resnet
 from vitascope.errors import UserError
 from vitascope.explain.gradcam import Layer, Variant, grad_cam
-from vitascope.explain.gradient_rollout import gradient_rollout
 from vitascope.explain.occlusion import occlusion
+from vitascope.explain.rollout import gradient_rollout
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine
 from vitascope.model.classifier import Classifier
 from vitascope.model.resnet import ResNet

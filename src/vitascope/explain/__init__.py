@@ -12,12 +12,11 @@ from vitascope.explain.attention import attention, head_maps, patch_attention
 from vitascope.explain.faithfulness.compare import compare
 from vitascope.explain.faithfulness.results import Comparison
 from vitascope.explain.gradcam import grad_cam
-from vitascope.explain.gradient_rollout import gradient_rollout
 from vitascope.explain.integrated_gradients import integrated_gradients
 from vitascope.explain.learned import attention_distance, feature_colours, patch_filters, position_similarity
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS, heatmap
 from vitascope.explain.occlusion import occlusion
-from vitascope.explain.rollout import rollout
+from vitascope.explain.rollout import gradient_rollout, rollout
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
 
 if TYPE_CHECKING:

@@ -139,11 +139,8 @@ class AttentionStream(Trace):
 def stream_attention(
     model: VisionTransformer, images: Tensor, consume: Callable[[Tensor], None], read: slice = slice(None)
 ) -> None:
-    """Run a model in evaluation mode and pass each block's weights (B, heads, T, T) to `consume`, first block
-    first.
-
-    Of the last block's weights only the rows `read` are computed, (B, heads, Q, T).
-    """
+    """Pass each block's attention weights (B, heads, T, T), first block first, to `consume`; of the last
+    block only the rows `read` are computed, (B, heads, Q, T)."""
     with evaluation_mode(model):
         model.forward_features(images, AttentionStream(consume), read)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,18 +15,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitascope.errors import UserError, check_choice, printable
-from vitascope.explain import model_plots, plots
+from vitascope.errors import UserError, printable
+from vitascope.explain import learned, plots
 from vitascope.explain.attention import attending, head_maps, patch_attention
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.inputs import normalized, required_preprocess
-from vitascope.explain.learned import (
-    attention_distance,
-    feature_colours,
-    patch_filters,
-    position_similarity,
-    uniform_distance,
-)
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS, check_settings, heatmap, methods_for
 from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike
 from vitascope.model.classifier import Classifier
@@ -49,27 +42,6 @@ class _Picture:
     def shown(self) -> npt.NDArray[np.uint8]:
         """(H, W) or (H, W, 3)."""
         return plots.to_picture(self.pixels.numpy())
-
-
-@dataclasses.dataclass(frozen=True)
-class _Heatmap:
-    """A method with its target and its settings."""
-
-    method: str
-    target: TargetLike
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def of(self, model: Classifier, picture: _Picture) -> npt.NDArray[np.float32]:
-        """The heatmap of a picture, (gh, gw)."""
-        target = self.target if METHODS[self.method].has_target else None
-        heat: Tensor = heatmap(model, picture.image, self.method, target, **self.settings)[0]
-        return heat.cpu().numpy()
-
-    def title(self, model: Classifier) -> str:
-        """The method with its settings and its target."""
-        own = "".join(f", {name} {value}" for name, value in self.settings.items())
-        about = _about(model, self.target) if METHODS[self.method].has_target else ""
-        return METHODS[self.method].title + own + about
 
 
 def draw(
@@ -119,18 +91,22 @@ def draw(
     subject = read[0].name if single else f"{len(read)} {kind}{'s' * (len(read) > 1)}"
     if view is not None:
         return view.draw(model, read, subject, **settings | ({} if target is None else {"target": target}))
-    shown = _Heatmap(method, target, settings)
-    if not single:
-        return _draw_heatmaps(model, read, subject, shown)
-    title = _with_prediction(model, read[0], subject, shown.title(model))
-    return plots.draw_explanation(read[0].shown, shown.of(model, read[0]), title)
+    maps = [heatmap(model, each.image, method, target, **settings)[0].cpu().numpy() for each in read]
+    own = "".join(f", {name} {value}" for name, value in settings.items())
+    title = METHODS[method].title + own + _about(model, target)
+    if single:
+        title = _with_prediction(model, read[0], subject, title)
+        return plots.draw_explanation(read[0].shown, maps[0], title)
+    pairs = [plots.beside_itself(each.shown, heat) for each, heat in zip(read, maps, strict=True)]
+    captions = [("", plots.INK)] * len(read)
+    if model.config.gives_classes:
+        captions = [plots.caption(*_predicted(model, each), each.truth) for each in read]
+    return plots.draw_grid(pairs, captions, f"{title} over {subject}")
 
 
 def check_method(method: str, given: Sequence[str]) -> None:
     """Reject an unknown method for `draw`, and settings that do not apply to it."""
-    own = {name: view.settings for name, view in VIEWS.items()}
-    check_choice("method", method, [*METHODS, *own])
-    check_settings(method, given, own)
+    check_settings(method, given, {name: view.settings for name, view in VIEWS.items()})
 
 
 def _read(model: Classifier, pictures: Any, truths: Sequence[str] | None) -> list[_Picture]:
@@ -154,21 +130,13 @@ def _read(model: Classifier, pictures: Any, truths: Sequence[str] | None) -> lis
     return read
 
 
-def _draw_heatmaps(model: Classifier, pictures: Sequence[_Picture], subject: str, shown: _Heatmap) -> Figure:
-    """Several pictures, each beside itself under a heatmap, with its prediction."""
-    pairs = [plots.beside_itself(picture.shown, shown.of(model, picture)) for picture in pictures]
-    captions = [("", plots.INK)] * len(pictures)
-    if model.config.gives_classes:
-        captions = [plots.caption(*_predicted(model, each), each.truth) for each in pictures]
-    return plots.draw_grid(pairs, captions, f"{shown.title(model)} over {subject}")
-
-
 def _draw_all(
     model: Classifier, pictures: Sequence[_Picture], subject: str, target: TargetLike = None
 ) -> Figure:
     (picture,) = pictures
     heatmaps = {
-        METHODS[name].title: _Heatmap(name, target).of(model, picture) for name in methods_for(model, target)
+        method.title: method(model, picture.image, target)[0].cpu().numpy()
+        for method in methods_for(model, target).values()
     }
     title = _with_prediction(model, picture, subject, f"every method{_about(model, target)}")
     return plots.draw_explanations(picture.shown, heatmaps, title)
@@ -177,7 +145,7 @@ def _draw_all(
 def _draw_heads(model: Classifier, pictures: Sequence[_Picture], subject: str) -> Figure:
     (picture,) = pictures
     maps = head_maps(model, picture.image)[0].cpu().numpy()
-    return model_plots.draw_heads(picture.shown, maps, f"Attention of each head in {subject}")
+    return plots.draw_heads(picture.shown, maps, f"Attention of each head in {subject}")
 
 
 def _draw_patch(
@@ -196,34 +164,34 @@ def _draw_patch(
     heads = "all heads" if head is None else f"head {head}"
     title = f"Attention of the patch in row {row}, column {column}: layer {layer}, {heads}"
     figure = plots.draw_explanation(picture.shown, heat, title)
-    plots.frame_patch(figure.axes[0], (gh, gw), (row, column))
+    framed = np.zeros((gh, gw), dtype=bool)
+    framed[row, column] = True
+    plots.frame_patches(figure.axes[0], framed, plots.SERIES[1])
     return figure
 
 
 def _draw_features(model: Classifier, pictures: Sequence[_Picture], subject: str, layer: int = -1) -> Figure:
-    colours = feature_colours(model, torch.cat([picture.image for picture in pictures]), layer)
+    colours = learned.feature_colours(model, torch.cat([picture.image for picture in pictures]), layer)
     title = f"Similar features have similar colours: {subject}"
-    return model_plots.draw_feature_colours(
-        [picture.shown for picture in pictures], colours.cpu().numpy(), title
-    )
+    return plots.draw_feature_colours([picture.shown for picture in pictures], colours.cpu().numpy(), title)
 
 
 def _draw_distance(model: Classifier, pictures: Sequence[_Picture], subject: str) -> Figure:
     images = torch.cat([picture.image for picture in pictures])
-    distances = attention_distance(model, images).cpu().numpy()
+    distances = learned.attention_distance(model, images).cpu().numpy()
     title = f"Mean attention distance over {subject}"
-    return model_plots.draw_attention_distance(distances, uniform_distance(model, images), title)
+    return plots.draw_attention_distance(distances, learned.uniform_distance(model, images), title)
 
 
 def draw_positions(model: Classifier) -> Figure:
     """The similarity of the position embeddings; raises as `position_similarity`."""
-    return model_plots.draw_position_similarity(position_similarity(model).cpu().numpy())
+    return plots.draw_position_similarity(learned.position_similarity(model).cpu().numpy())
 
 
 def draw_filters(model: Classifier) -> Figure:
     """The filters of the patch embedding; raises as `patch_filters`."""
-    filters = patch_filters(model)
-    return model_plots.draw_patch_filters(filters.components.cpu().numpy(), filters.shares.cpu().numpy())
+    filters = learned.patch_filters(model)
+    return plots.draw_patch_filters(filters.components.cpu().numpy(), filters.shares.cpu().numpy())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""The forward passes of explanations, and a hook before each of them.
-
-An occlusion runs the model hundreds of times. With the hook, a server that has one model can run something
-else in between, or end the explanation.
-"""
+"""The forward passes of explanations; with a hook before each, a server can run something else in between."""
 
 from __future__ import annotations
 
@@ -20,10 +16,8 @@ _hook: ContextVar[Callable[[], None] | None] = ContextVar("hook", default=None)
 
 @contextmanager
 def before_each_forward(hook: Callable[[], None]) -> Iterator[None]:
-    """Call a function before each forward pass of the methods that need many; its exceptions end them.
-
-    It applies to this thread (or task) only.
-    """
+    """Call a function before each forward pass of the methods in this thread or task; its exceptions end
+    them."""
     token = _hook.set(hook)
     try:
         yield

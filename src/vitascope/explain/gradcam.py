@@ -112,35 +112,18 @@ def _gradients(
     return torch.autograd.grad(score.sum(), activations)[0]
 
 
-def _grad_cam(a: Tensor, g: Tensor) -> Tensor:
-    return (a * g.mean(dim=1, keepdim=True)).sum(dim=2)
-
-
 def _grad_cam_plus_plus(a: Tensor, g: Tensor) -> Tensor:
     divisor = 2 + a.sum(dim=1, keepdim=True) * g  # g^2 cancels above and below, where it would underflow
     share = 1 / torch.where(divisor == 0, 1.0, divisor)
     return (a * (share * g.clamp_min(0)).sum(dim=1, keepdim=True)).sum(dim=2)
 
 
-def _hires_cam(a: Tensor, g: Tensor) -> Tensor:
-    return (a * g).sum(dim=2)
-
-
-def _layer_cam(a: Tensor, g: Tensor) -> Tensor:
-    return (a * g.clamp_min(0)).sum(dim=2)
-
-
 _VARIANTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "grad-cam": _grad_cam,
+    "grad-cam": lambda a, g: (a * g.mean(dim=1, keepdim=True)).sum(dim=2),
     "grad-cam++": _grad_cam_plus_plus,
-    "hires-cam": _hires_cam,
-    "layer-cam": _layer_cam,
+    "hires-cam": lambda a, g: (a * g).sum(dim=2),
+    "layer-cam": lambda a, g: (a * g.clamp_min(0)).sum(dim=2),
 }
 """Activations and gradients (B, N, D) to evidence (B, N)."""
-_DEFAULT_LAYER: dict[str, Layer] = {
-    "grad-cam": "last",
-    "grad-cam++": "last",
-    "hires-cam": 0,
-    "layer-cam": 0,
-}
+_DEFAULT_LAYER: dict[str, Layer] = {"grad-cam": "last", "grad-cam++": "last", "hires-cam": 0, "layer-cam": 0}
 """The best layers by `benchmarks/faithfulness.py --layers`; Grad-CAM++ takes that of Grad-CAM."""

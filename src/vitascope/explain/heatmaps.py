@@ -12,11 +12,7 @@ from vitascope.model.vit import VisionTransformer
 
 
 def grid_of(model: Classifier, images: Tensor) -> tuple[int, int]:
-    """Rows and columns of heatmaps: of a ViT's patches, of a ResNet's last feature map.
-
-    Raises:
-        UserError: images that are not a normalized batch, or of a size that patches do not tile.
-    """
+    """Rows and columns of heatmaps: of a ViT's patches, of a ResNet's last feature map."""
     if isinstance(model, VisionTransformer):
         return model.grid_of(images)
     check_images(images, model.config.in_channels)
@@ -24,12 +20,8 @@ def grid_of(model: Classifier, images: Tensor) -> tuple[int, int]:
 
 
 def cell_of_pixels(grid: tuple[int, int], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The cell of each pixel, where equal cells of a grid tile an image of a size (H, W), at least the
-    grid's.
-
-    A pixel belongs to the cell that contains its centre. Returns the cell's row of each pixel row, int64
-    (H,), and its column of each pixel column, int64 (W,); both rise from 0 to the last cell and skip none.
-    """
+    """The cell, from 0, whose area holds the centre of each pixel row, int64 (H,), and column, int64 (W,);
+    cells are equal parts of the image."""
     assert grid[0] <= size[0] and grid[1] <= size[1], f"{size} pixels for {grid} cells"  # noqa: PT018
     rows, columns = (
         (2 * torch.arange(pixels) + 1) * cells // (2 * pixels)
@@ -39,13 +31,8 @@ def cell_of_pixels(grid: tuple[int, int], size: tuple[int, int]) -> tuple[Tensor
 
 
 def to_unit(heat: Tensor) -> Tensor:
-    """Scale evidence (B, gh, gw) to a float32 heatmap: negative values become 0, each image's largest is 1.
-
-    An image without any evidence stays all zeros.
-
-    Raises:
-        UserError: a value that is not finite, which would vanish or hide all others.
-    """
+    """Scale evidence (B, gh, gw) to float32: negative values become 0, each image's largest 1 (0 without
+    evidence)."""
     heat = heat.float()
     bad = (~heat.isfinite()).flatten(1).any(dim=1)  # (B,)
     if bad.any():

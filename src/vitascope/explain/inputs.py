@@ -20,11 +20,7 @@ Images: TypeAlias = "Tensor | Any"
 
 
 def as_images(model: Classifier, images: Images) -> Tensor:
-    """Normalized floats (B, C, H, W): a tensor unchanged; pictures on the model's device, in its dtype.
-
-    Raises:
-        UserError: pictures for a model without preprocessing; a picture that cannot be read.
-    """
+    """Normalized floats (B, C, H, W): a tensor unchanged; pictures on the model's device, in its dtype."""
     if isinstance(images, Tensor):
         return images
     preprocess = required_preprocess(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -63,16 +63,8 @@ def sum_cells(values: Tensor, grid: tuple[int, int]) -> Tensor:
 def pixel_attributions(
     model: Classifier, images: Tensor, target: Target, *, steps: int, batch_size: int
 ) -> Tensor:
-    """How much each pixel adds to the score: x times the mean gradient at a x, for a from 0 to 1 (equation
-    1).
-
-    The baseline x' is 0, in normalized images the mean colour. The attributions (B, C, H, W) sum to the
-    image's score minus the baseline's (proposition 1, completeness), up to the error of Gauss-Legendre
-    quadrature.
-
-    The integral runs over t with a = t^4, which puts most points close to the baseline. A norm right after a
-    layer without bias, as in a ResNet and a hybrid's stem, makes the score nearly independent of contrast
-    except there; evenly spaced points miss nearly all of the difference.
+    """How much each pixel adds to the score, (B, C, H, W): x times the mean gradient at a x (equation 1), a
+    from 0, the mean colour, to 1. The sum is the difference of the scores (proposition 1, completeness).
     """
     from captum.attr import IntegratedGradients  # imports matplotlib, so only when needed
 
@@ -81,7 +73,7 @@ def pixel_attributions(
         inputs = images.detach().to(torch.promote_types(images.dtype, torch.float32), copy=True)
         attributions = torch.zeros_like(inputs)
         for index, image in enumerate(inputs):
-            score = score_of_contrast(model, image, target.select(index), images.dtype)
+            score = partial(score_of_contrast, model, image, target.select(index), images.dtype)
             contrast = torch.ones_like(image)[None]  # (1, C, H, W); captum's baseline is 0
             attributions[index] = IntegratedGradients(score).attribute(
                 contrast, n_steps=steps, internal_batch_size=batch_size
@@ -90,13 +82,11 @@ def pixel_attributions(
 
 
 def score_of_contrast(
-    model: Classifier, image: Tensor, target: Target, dtype: torch.dtype
-) -> Callable[[Tensor], Tensor]:
-    """The score of an image (C, H, W) as a function of each pixel's contrast t: (n, C, H, W) -> (n,)."""
-
-    def score(contrast: Tensor) -> Tensor:
-        call_hook()
-        pooled = model.embed((contrast**4 * image).to(dtype))  # (n, D)
-        return target.score(pooled, model.head(pooled))
-
-    return score
+    model: Classifier, image: Tensor, target: Target, dtype: torch.dtype, contrast: Tensor
+) -> Tensor:
+    """The score of an image (C, H, W) whose pixels have the contrasts t: (n, C, H, W) -> (n,)."""
+    # t^4 puts most points close to the baseline: a norm right after a layer without bias, as in a ResNet and
+    # a hybrid's stem, makes the score nearly independent of contrast except there.
+    call_hook()
+    pooled = model.embed((contrast**4 * image).to(dtype))  # (n, D)
+    return target.score(pooled, model.head(pooled))

@@ -11,7 +11,6 @@ from torch import Tensor
 from vitascope.errors import UserError
 from vitascope.explain.attention import attending, check_layer, stream_attention
 from vitascope.explain.inputs import Images, as_images
-from vitascope.explain.pca import principal_components
 from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.config import ViTConfig
 from vitascope.model.patches import ConvPatches
@@ -21,6 +20,8 @@ _WEIGHTS_AT_ONCE = 2**26
 """Attention weights of one layer held at a time: 256 MB of float32."""
 _REACH = 2.0
 """Standard deviations of a component from the middle of the colour scale to either end."""
+_ROUNDING = 1e-6
+"""Smallest relative spread that counts: below it, values differ only by float32 rounding."""
 
 
 @torch.no_grad()
@@ -64,13 +65,7 @@ def attention_distance(model: Classifier, images: Images) -> Tensor:
 
 
 def uniform_distance(model: Classifier, images: Images) -> float:
-    """The attention distance, in pixels, of a head with equal attention to every patch.
-
-    Heads far below it look nearby. It depends only on the images' size.
-
-    Raises:
-        UserError: a ResNet.
-    """
+    """The attention distance, in pixels, of a head with equal attention to every patch."""
     model, images = attending(model), as_images(model, images)
     return patch_distances(model.config, model.grid_of(images)).mean().item()
 
@@ -196,19 +191,40 @@ def feature_colours(model: Classifier, images: Images, layer: int = -1) -> Tenso
     model, images = attending(model), as_images(model, images)
     if not len(images):
         raise UserError("colours compare the patches of images: give at least one")
-    features = _patch_features(model, images, check_layer(model.config, layer)).flatten(0, 1)  # (B * N, D)
+    last, grid = check_layer(model.config, layer), model.grid_of(images)
+    with evaluation_mode(model):
+        tokens = model.norm(model.encode(model.prepare_tokens(images), grid, blocks=range(last + 1)))
+    features = tokens[:, model.config.num_prefix_tokens :].flatten(0, 1)  # (B * N, D)
     components, _ = principal_components(features, count=3)  # (k, D)
     features = features.cpu().double()
     scores = (features - features.mean(dim=0)) @ components.T  # (B * N, k)
     colours = torch.full((len(features), 3), 0.5)
     reach = _REACH * scores.square().mean(dim=0).sqrt()  # never 0: a constant is not a component
     colours[:, : len(components)] = (0.5 + 0.5 * scores / reach).clamp(0, 1).float()
-    return colours.reshape(len(images), *model.grid_of(images), 3).to(images.device)
+    return colours.reshape(len(images), *grid, 3).to(images.device)
 
 
-def _patch_features(model: VisionTransformer, images: Tensor, layer: int) -> Tensor:
-    """A block's patch tokens under the final norm: (B, N, D). Later blocks do not run."""
-    with evaluation_mode(model):
-        z0, grid = model.prepare_tokens(images), model.grid_of(images)
-        tokens = model.norm(model.encode(z0, grid, blocks=range(layer + 1)))  # (B, T, D)
-    return tokens[:, model.config.num_prefix_tokens :]
+def principal_components(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The directions in which rows of (M, D) vary most, strongest first, and their shares of the variance:
+    float64 (k, D) and (k,), on the CPU. Each one's largest entry is positive; k < `count` if rows vary in
+    fewer directions."""
+    if not values.isfinite().all():
+        raise UserError(
+            "principal components need finite numbers: look for NaN or infinity in the images and the "
+            "weights, or run the model in float32"
+        )
+    values = values.detach().cpu().double()
+    centred = values - values.mean(dim=0)  # (M, D)
+    M, D = centred.shape
+    # The smaller of the two products: M is thousands for patches, D is for filters of 32x32 pixels.
+    if M < D:
+        variances, left = torch.linalg.eigh(centred @ centred.T)  # (M,), (M, M), rising
+        directions = (left.T @ centred).flip(0)
+    else:
+        variances, right = torch.linalg.eigh(centred.T @ centred)  # (D,), (D, D), rising
+        directions = right.T.flip(0)
+    variances = variances.flip(0)
+    kept = (variances > _ROUNDING**2 * values.square().sum()).nonzero()[:count, 0]
+    components = F.normalize(directions[kept], dim=1)  # (k, D)
+    largest = components.abs().argmax(dim=1, keepdim=True)
+    return components * components.gather(1, largest).sign(), variances[kept] / variances.sum()

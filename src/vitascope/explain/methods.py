@@ -12,11 +12,10 @@ from torch import Tensor
 from vitascope.errors import UserError, check_choice
 from vitascope.explain.attention import attention
 from vitascope.explain.gradcam import grad_cam
-from vitascope.explain.gradient_rollout import gradient_rollout
 from vitascope.explain.inputs import Images
 from vitascope.explain.integrated_gradients import integrated_gradients
 from vitascope.explain.occlusion import occlusion
-from vitascope.explain.rollout import rollout
+from vitascope.explain.rollout import gradient_rollout, rollout
 from vitascope.explain.targets import TargetLike
 from vitascope.model.classifier import Classifier
 from vitascope.model.resnet import ResNet
@@ -48,10 +47,7 @@ class Method:
         batch_size: int | None = None,
         **settings: Any,
     ) -> Tensor:
-        """Heatmaps (B, gh, gw), float32, largest value 1; a method without a target ignores it.
-
-        `batch_size` is for methods of many passes; None is the method's own default.
-        """
+        """Heatmaps as of `heatmap`; a method without a target ignores `target`."""
         if not self.has_target:
             return self.compute(model, images, **settings)
         if self.many_passes and batch_size is not None:
@@ -106,17 +102,17 @@ def heatmap(
         UserError: no such method, or none for this model; no such class; a setting or a target that does not
             apply to the method.
     """
-    check_choice("method", method, METHODS)
-    check_settings(method, [*settings, *(["target"] if target is not None else [])])
+    check_settings(method, [*settings, *["target"] * (target is not None)])
     return METHODS[method](model, images, target, batch_size=batch_size, **settings)
 
 
 def check_settings(
     method: str, given: Iterable[str], others: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """Reject settings, and "target", that do not apply to a method; `others` has methods beside `METHODS`."""
+    """Reject an unknown method, and settings or "target" that do not apply; `others` extend `METHODS`."""
     known = {name: (*each.settings, *["target"] * each.has_target) for name, each in METHODS.items()}
     known |= {name: tuple(settings) for name, settings in (others or {}).items()}
+    check_choice("method", method, known)
     for setting in given:
         if setting not in known[method]:
             takers = ", ".join(name for name, settings in known.items() if setting in settings)
@@ -126,11 +122,8 @@ def check_settings(
 
 
 def methods_for(model: Classifier, target: TargetLike = None) -> dict[str, Method]:
-    """The methods that suit a model and a target; None is the predicted class.
-
-    Raises:
-        UserError: there is none: a ResNet has no attention, and without a head there is no class to explain.
-    """
+    """The methods that suit a model and a target, None for the predicted class; UserError if there are
+    none."""
     has_something = target is not None or model.config.gives_classes
     fitting = {
         name: method

@@ -1,7 +1,6 @@
-"""Occlusion: the drop of the score when a part of the image is hidden.
+"""Occlusion (Zeiler and Fergus 2014, "Visualizing and Understanding Convolutional Networks", section 4.2).
 
-Zeiler and Fergus 2014, "Visualizing and Understanding Convolutional Networks", section 4.2. Slow, but it uses
-nothing inside the model, so the other methods can be compared with it.
+Slow, but it uses nothing inside the model, so the other methods can be compared with it.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ def occlusion(
         falls = []
         for part in pairs.split(batch_size):
             # A few masks at a time: all of a large image's take more memory than its attention.
-            masks = pixel_masks(down[part[:, 0]], across[part[:, 1]])
-            falls.append(drops(model, image, masks, asked.select(index), scores[index]))
+            masks = down[part[:, 0], :, None] & across[part[:, 1], None, :]  # (n, H, W)
+            falls.append(drops(model, image, masks[:, None], asked.select(index), scores[index]))
         by_window = torch.cat(falls).cpu().reshape(len(over_rows), len(over_columns))
         heat[index] = over_rows.T @ by_window @ over_columns / covered
     return to_unit(heat.to(images.device))
@@ -81,11 +80,6 @@ def windows(cells: int, window: int) -> Tensor:
     """The cells that each window covers along one side: 0 or 1, (windows, cells)."""
     first, cell = torch.arange(cells - window + 1)[:, None], torch.arange(cells)
     return ((first <= cell) & (cell < first + window)).float()
-
-
-def pixel_masks(down: Tensor, across: Tensor) -> Tensor:
-    """The pixels of n windows, from their rows (n, H) and columns (n, W): bool (n, 1, H, W)."""
-    return (down[:, :, None] & across[:, None, :])[:, None]
 
 
 def drops(model: Classifier, image: Tensor, masks: Tensor, target: Target, score: Tensor) -> Tensor:

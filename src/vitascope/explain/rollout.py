@@ -1,4 +1,4 @@
-"""Attention rollout: attention through all layers (Abnar and Zuidema 2020, "Quantifying Attention Flow")."""
+"""Attention through all layers, plain and weighted by the gradient of a score."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError, check_choice
-from vitascope.explain.attention import attending, stream_attention, to_heatmap
+from vitascope.explain.attention import attending, read_rows, stream_attention, to_heatmap
+from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
-from vitascope.model.classifier import Classifier
+from vitascope.explain.targets import TargetLike, as_target
+from vitascope.model.classifier import Classifier, evaluation_mode
+from vitascope.model.trace import Trace
+from vitascope.model.vit import VisionTransformer
 
 Fusion = Literal["mean", "max", "min"]
 
@@ -20,10 +24,11 @@ Fusion = Literal["mean", "max", "min"]
 def rollout(model: Classifier, images: Images, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
     """How much of each patch flows into the image's representation, over all layers.
 
-    The product of A_l + I over the layers, rows normalized to sum to one, where A_l is layer l's attention
-    fused over its heads and the identity stands for the residual connection (section 3, "Attention rollout";
-    with mean fusion this is the paper's (A_l + I) / 2). The map is the mean row of the tokens that pooling
-    reads, as in `attention`. One layer's weights and one product are held at a time.
+    Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3: the product of A_l + I
+    over the layers, rows normalized to sum to one, where A_l is layer l's attention fused over its heads and
+    the identity stands for the residual connection (with mean fusion this is the paper's (A_l + I) / 2). The
+    map is the mean row of the tokens that pooling reads, as in `attention`. One layer's weights and one
+    product are held at a time.
 
     Args:
         model: any `VisionTransformer`; runs in evaluation mode.
@@ -45,7 +50,7 @@ def rollout(model: Classifier, images: Images, fusion: Fusion = "mean", discard:
 
     def add_layer(weights: Tensor) -> None:  # (B, heads, Q, T)
         nonlocal flow
-        flow = next_flow(flow, without_smallest(_FUSE[fusion](weights.float()), discard))
+        flow = next_flow(flow, without_smallest(_FUSE[fusion](weights.float(), dim=1), discard))
 
     # Discarding in the last layer depends on all of its rows.
     stream_attention(model, images, add_layer, model.pool.read if discard == 0 else slice(None))
@@ -54,22 +59,14 @@ def rollout(model: Classifier, images: Images, fusion: Fusion = "mean", discard:
 
 
 def next_flow(flow: Tensor | None, fused: Tensor) -> Tensor:
-    """Extend the flow (B, T, T), None before the first layer, by a layer's fused weights (B, Q, T): (B, Q,
-    T).
-
-    The weights are overwritten.
-    """
+    """Extend the flow (B, T, T), None before the first layer, by fused weights (B, Q, T), which are
+    overwritten: (B, Q, T)."""
     fused.diagonal(dim1=1, dim2=2).add_(1)
     fused /= fused.sum(dim=-1, keepdim=True)
     return fused if flow is None else fused @ flow
 
 
-_FUSE: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": lambda weights: weights.mean(dim=1),
-    "max": lambda weights: weights.amax(dim=1),
-    "min": lambda weights: weights.amin(dim=1),
-}
-"""(B, heads, Q, T) -> (B, Q, T)."""
+_FUSE: dict[str, Callable[..., Tensor]] = {"mean": Tensor.mean, "max": Tensor.amax, "min": Tensor.amin}
 
 
 def without_smallest(weights: Tensor, share: float) -> Tensor:
@@ -79,3 +76,70 @@ def without_smallest(weights: Tensor, share: float) -> Tensor:
     if count:
         flat.scatter_(1, flat.topk(count, dim=1, largest=False, sorted=False).indices, 0.0)
     return flat.view_as(weights)
+
+
+def gradient_rollout(model: Classifier, images: Images, target: TargetLike = None) -> Tensor:
+    """How much of each patch flows into the target's score, over all layers, by attention that raises it.
+
+    Chefer, Gur and Wolf 2021, "Generic Attention-model Explainability for Interpreting Bi-Modal and
+    Encoder-Decoder Transformers".
+    R <- R + E_h[(dA * A)+] R for each layer, from R = I (equations 5 and 6), where A are the attention
+    weights, dA is the gradient of the target's score and E_h the mean over the heads. The map is the mean row
+    of R - I of the tokens that pooling reads, as in `attention`. Only these rows are computed, from the last
+    layer down beside the gradient, so one block's attention is held at a time.
+
+    Args:
+        model: any `VisionTransformer`; runs in evaluation mode.
+        images: pictures, or normalized floats (B, C, H, W).
+        target: a class by number or name, one per image, or a `Target`; None is the predicted class.
+
+    Returns:
+        float32 (B, grid_h, grid_w), each image's largest value 1; zeros where nothing raises the score.
+
+    Raises:
+        UserError: a ResNet; no such class.
+    """
+    model, images = attending(model), as_images(model, images)
+    grid = model.grid_of(images)
+    # The caller may be in inference mode, which has no gradients.
+    with torch.inference_mode(False), evaluation_mode(model):
+        states = token_states(model, images)
+        gradient = _last_gradient(model, states[-1], target)  # (B, T, D)
+        identity = torch.eye(gradient.shape[1], device=images.device)[None]  # (1, T, T)
+        direct = rows = read_rows(model, identity)  # (1, T): the tokens that pooling reads
+        for index in reversed(range(model.config.depth)):
+            relevance, gradient = _through_block(model, states.pop(index), grid, index, gradient)
+            rows = rows + (rows[:, None] @ relevance)[:, 0]  # (B, T)
+    patches = (rows - direct)[:, model.config.num_prefix_tokens :]  # (B, N)
+    return to_unit(patches.unflatten(1, grid))
+
+
+@torch.no_grad()
+def token_states(model: VisionTransformer, images: Tensor) -> list[Tensor]:
+    """z_0 to z_L, (B, T, D) each."""
+    trace = model.trace(images)
+    return [trace["embeddings"], *(trace[f"block{index}"] for index in range(model.config.depth))]
+
+
+def _through_block(
+    model: VisionTransformer, state: Tensor, grid: tuple[int, int], index: int, gradient: Tensor
+) -> tuple[Tensor, Tensor]:
+    """E_h[(dA * A)+] of a block, (B, T, T), and the gradient with respect to z_(l-1) from that of z_l."""
+    trace = Trace(attention=True)
+    with torch.enable_grad():
+        state.requires_grad_()  # z_(l-1), (B, T, D)
+        after = model.encode(state, grid, trace, blocks=range(index, index + 1))
+    assert trace.attention is not None
+    weights = trace.attention[0]  # (B, heads, T, T)
+    d_weights, before = torch.autograd.grad(after, (weights, state), gradient)
+    return (d_weights * weights.detach()).clamp_min_(0).float().mean(dim=1), before
+
+
+def _last_gradient(model: VisionTransformer, zL: Tensor, target: TargetLike) -> Tensor:
+    """The gradient of the target's score with respect to z_L, (B, T, D)."""
+    with torch.enable_grad():
+        zL.requires_grad_()
+        pooled = model.pool_features(model.norm(zL))
+        logits = model.head(pooled)
+        score = as_target(target, model.config, logits).score(pooled, logits)
+        return torch.autograd.grad(score.sum(), zL)[0]

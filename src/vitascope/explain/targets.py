@@ -1,7 +1,4 @@
-"""What an explanation is about: a class, one class against another, or likeness in feature space.
-
-A gradient or an occlusion explains a number. A `Target` computes that number from a model's output.
-"""
+"""Targets: the number per image, from a model's output, that a gradient or an occlusion explains."""
 
 from __future__ import annotations
 
@@ -43,11 +40,7 @@ class Target(ABC):
         return type(self)(*rows)
 
     def check(self, config: ModelConfig, images: int) -> None:
-        """Reject a target that does not suit a model and a number of images.
-
-        Raises:
-            UserError: as in `as_target`.
-        """
+        """Reject a target that does not suit a model and a number of images."""
         for name, values in self._tensors().items():
             _check_number(name, len(values), images)
 
@@ -124,12 +117,7 @@ TargetLike: TypeAlias = "Target | int | str | Sequence[int | str] | Tensor | Non
 
 
 def as_target(target: TargetLike, config: ModelConfig, logits: Tensor) -> Target:
-    """Make a `Target` of a target argument; `logits` (B, K) are the model's, for the unchanged images.
-
-    Raises:
-        UserError: no such class (lists the valid ones); a number of classes other than 1 or B; a class of a
-            model without a head.
-    """
+    """Make a `Target` of a target argument; `logits` (B, K) are the model's, for the unchanged images."""
     if isinstance(target, Target):
         target.check(config, len(logits))
         return target
@@ -146,17 +134,8 @@ def as_target(target: TargetLike, config: ModelConfig, logits: Tensor) -> Target
 def question(
     model: Classifier, target: TargetLike = None, *, versus: int | str | None = None, like: Any = None
 ) -> TargetLike:
-    """The target of a class, of a class against another, or of the likeness to a picture.
-
-    Args:
-        model: the model to explain.
-        target: see `TargetLike`.
-        versus: another class, by number or name: why `target` rather than this one.
-        like: a picture, or an image (1, C, H, W): why the two are alike.
-
-    Raises:
-        UserError: no such class; `versus` without a target; `like` with one.
-    """
+    """The target for a class, for a class rather than another (`versus`), or for the likeness to a picture or
+    image (1, C, H, W) (`like`)."""
     if like is not None:
         if target is not None:
             raise UserError("target and like are two questions: give one of them")

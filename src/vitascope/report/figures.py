@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from vitascope.data.splits import ImageSet
-from vitascope.explain import model_plots, plots
+from vitascope.explain import plots
 from vitascope.explain.learned import patch_filters, position_similarity
 from vitascope.model.classifier import Classifier
 from vitascope.model.patches import ConvPatches
@@ -69,11 +69,11 @@ def draw_embedding(model: VisionTransformer) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     if model.positions.table(model.config.grid) is not None:
         similarity = position_similarity(model).cpu().numpy()
-        figures["positions"] = model_plots.draw_position_similarity(similarity)
+        figures["positions"] = plots.draw_position_similarity(similarity)
     if model.config.in_channels in (1, 3) and isinstance(model.patch_embedding, ConvPatches):
         filters = patch_filters(model)
         components, shares = filters.components.cpu().numpy(), filters.shares.cpu().numpy()
-        figures["filters"] = model_plots.draw_patch_filters(components, shares)
+        figures["filters"] = plots.draw_patch_filters(components, shares)
     return figures
 
 

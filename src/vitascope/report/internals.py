@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitascope.data.splits import ImageSet
 from vitascope.explain.learned import attention_distance, uniform_distance
-from vitascope.explain.model_plots import draw_attention_distance
+from vitascope.explain.plots import draw_attention_distance
 from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_embedding

@@ -115,7 +115,7 @@ def test_predictor_explains_one_picture_or_several() -> None:
     assert Image.open(io.BytesIO(found._repr_png_())).size == found.overlay.size == (256, 256)
     first, _ = predict.explain([image, noise(30, 30)], method="grad-cam", target="bee")
     assert (first.target, repr(first)) == (1, "Explanation(grad-cam of 'bee', heatmap (4, 4))")
-    with pytest.raises(UserError, match="rollout is the same for every class"):
+    with pytest.raises(UserError, match="target does not apply to rollout"):
         predict.explain(image, method="rollout", target=1)
 
 

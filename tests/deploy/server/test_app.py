@@ -157,7 +157,7 @@ def test_explanation_is_the_library_s_as_numbers_and_as_a_picture(engine: TorchE
         ("target=7", "no class 7"),
         ("target=" + 400 * "9", "no class '999"),
         ("target=" + 5000 * "9", "no class '999"),
-        ("method=rollout&target=cat", "leave out the target"),
+        ("method=rollout&target=cat", "target does not apply to rollout, only to "),
         ("format=gif", "query.format"),
     ],
 )

@@ -15,8 +15,7 @@ from vitascope.errors import UserError
 from vitascope.explain import attention, rollout
 from vitascope.explain.faithfulness import perturbation
 from vitascope.explain.faithfulness.compare import RANDOM_MAPS, HeatmapFunction, compare
-from vitascope.explain.faithfulness.imputation import impute
-from vitascope.explain.faithfulness.perturbation import blur
+from vitascope.explain.faithfulness.perturbation import blur, impute
 from vitascope.explain.faithfulness.results import Comparison, Scores
 from vitascope.explain.heatmaps import cell_of_pixels
 from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target

@@ -12,9 +12,9 @@ from PIL import Image
 
 from vitascope.data.preprocess import Pixels
 from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.errors import UserError, check_choice
+from vitascope.errors import UserError
 from vitascope.explain.forward import pooled_and_logits
-from vitascope.explain.methods import DEFAULT_METHOD, METHODS, methods_for
+from vitascope.explain.methods import DEFAULT_METHOD, METHODS, check_settings, methods_for
 from vitascope.explain.targets import class_index
 
 
@@ -67,7 +67,7 @@ def explain_pixels(
     """
     if not isinstance(engine, TorchEngine):  # an exported model has no gradients and no attention
         raise UserError(f"an explanation needs the model itself, not {engine.description}")
-    check_choice("method", method, METHODS)
+    check_settings(method, ["target"] * (target is not None))
     model, chosen = engine.model, METHODS[method]
     supported = methods_for(model)
     if method not in supported:
@@ -75,8 +75,6 @@ def explain_pixels(
         raise UserError(
             f"{method} needs {lacks}, which this model lacks; methods for it: {', '.join(supported)}"
         )
-    if target is not None and not chosen.has_target:
-        raise UserError(f"{method} is the same for every class: leave out the target")
     images = engine.preprocess.normalize(torch.from_numpy(pixels)[None]).to(engine.device)  # (1, C, H, W)
     index = None
     if chosen.has_target:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -166,11 +166,8 @@ def _orders(
     grid: tuple[int, int],
     key: tuple[int, int],
 ) -> tuple[list[Tensor], list[float]]:
-    """The cells of an image, most relevant first, by each method and `RANDOM_MAPS` times at random.
-
-    Returns:
-        Orders, int64 (N,), and the seconds that each took.
-    """
+    """The cells of an image, most relevant first, int64 (N,), by each method and `RANDOM_MAPS` times at
+    random, and the seconds of each."""
     cells = math.prod(grid)
     ties = np.random.default_rng([*key, _TIES]).permutation(cells)
     orders, seconds = [], []
@@ -198,19 +195,12 @@ def _probabilities(
     advance: Callable[[int], None],
 ) -> Tensor:
     """The probability of one class in any number of images (C, H, W): float64 (n,), on the CPU."""
-    scored = []
-    for batch in _batches(variants, batch_size):
-        probabilities = pooled_and_logits(model, batch)[1].float().softmax(dim=1)  # (B, K)
+    scored, left = [], iter(variants)
+    while batch := list(itertools.islice(left, batch_size)):
+        probabilities = pooled_and_logits(model, torch.stack(batch))[1].float().softmax(dim=1)  # (B, K)
         scored.append(probabilities[:, int(about.classes)].double().cpu())
         advance(len(batch))
     return torch.cat(scored)
-
-
-def _batches(images: Iterable[Tensor], size: int) -> Iterator[Tensor]:
-    """Stack images (C, H, W) to batches of at most `size`."""
-    images = iter(images)
-    while batch := list(itertools.islice(images, size)):
-        yield torch.stack(batch)
 
 
 def _scores(rows: list[list[float]], images: int) -> Scores:

@@ -1,21 +1,32 @@
-"""Images with some of their cells removed, and the curves of the model's answer to them."""
+"""Images with some of their cells removed, and the curves of the model's answer to them.
+
+The imputation is the "Noisy Linear Imputation" of ROAD (Rong et al. 2022, "A Consistent and Efficient
+Evaluation Strategy for Attribution Methods"). A grey patch shows a model where something was cut out; pixels
+that continue their neighbours hardly do.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sparse
 import torch
+from scipy.sparse.linalg import splu
 from torch import Tensor
 
-from vitascope.explain.faithfulness.imputation import impute
+from vitascope.errors import UserError
 from vitascope.explain.heatmaps import cell_of_pixels
 
 BLUR = 1 / 8
 """Standard deviation of the blur that insertion starts from, as a share of the side: 28 pixels at 224."""
 NOISE = 0.01
 """Standard deviation of the noise on imputed pixels, in normalized values."""
+DIRECT, DIAGONAL = 1 / 6, 1 / 12
+"""Weights of a pixel's four direct and four diagonal neighbours; their sum is 1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,15 +76,7 @@ class Perturbation:
         yield from (self.image, torch.zeros_like(self.image), self._blurred)
 
     def variants(self, order: Tensor) -> Iterator[Tensor]:
-        """The `plan.variants` images that measure a heatmap.
-
-        Args:
-            order: int64 (N,), the cells from the most to the least relevant.
-
-        Yields:
-            (C, H, W): deletion without its ends, insertion without its ends, least relevant imputed at each
-            share, most relevant imputed at each share.
-        """
+        """The images that measure an order of cells, int64 (N,), most relevant first; no ends of curves."""
         rank = order.argsort().to(self._cells.device)[self._cells]  # (H, W), 0 the most relevant
         between = self.plan.counts[1:-1]
         for count in between:
@@ -87,11 +90,9 @@ class Perturbation:
 
 
 def areas(plan: Plan, ends: Tensor, variants: Tensor) -> tuple[float, float, float, float]:
-    """The areas under deletion and insertion, and the means with the least and the most relevant imputed.
-
-    `ends` (3,) and `variants` (plan.variants,) are the probabilities of a `Perturbation`'s images, float64.
-    """
-    whole, deleted, blurred = ends.split(1)
+    """Areas under deletion and insertion, means with the least and the most relevant imputed; float64
+    inputs."""
+    whole, deleted, blurred = ends.split(1)  # probabilities of a `Perturbation`'s images
     inner, shares = plan.steps - 1, len(plan.shares)
     deletion, insertion, lerf, morf = variants.split([inner, inner, shares, shares])
     share = torch.tensor(plan.counts, dtype=torch.float64) / plan.cells  # (steps + 1,)
@@ -113,3 +114,53 @@ def _gaussian(side: int) -> Tensor:
     """float64 (side, side): the weights of all pixels in each blurred one; rows sum to one."""
     distance = torch.arange(side)[:, None] - torch.arange(side)
     return torch.softmax(-0.5 * (distance.double() / (BLUR * side)) ** 2, dim=1)
+
+
+def impute(image: Tensor, removed: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+    """Replace the pixels `removed`, bool (H, W), of an image (C, H, W) by the weighted mean of their
+    neighbours, plus noise. At the border, the weights of the existing neighbours are scaled to sum to 1."""
+    C, H, W = image.shape
+    gone = removed.cpu().numpy().ravel()  # (HW,)
+    if gone.all():
+        raise UserError(f"all {H * W} pixels are removed: none is left to impute them from")
+    if not gone.any():
+        return image.clone()
+    system, order = _system(H, W)
+    unknown, known = order[gone[order]], np.flatnonzero(~gone)
+    rows = system[unknown]  # (U, HW)
+    pixels = image.detach().cpu().double().reshape(C, H * W).numpy().T  # (HW, C)
+    # The matrix is symmetric and positive definite: no pivots, and `order` already keeps the factors sparse.
+    factors = splu(
+        rows[:, unknown].tocsc(),
+        permc_spec="NATURAL",
+        diag_pivot_thresh=0.0,
+        options={"SymmetricMode": True},
+    )
+    filled = np.zeros_like(pixels)
+    filled[unknown] = factors.solve(-(rows[:, known] @ pixels[known]))
+    means = torch.from_numpy(filled.T).reshape(C, H, W).to(image)
+    return torch.where(removed.to(image.device), means + noise, image)
+
+
+@functools.lru_cache(maxsize=4)
+def _system(H: int, W: int) -> tuple[sparse.csr_array, npt.NDArray[np.int64]]:
+    """The symmetric matrix (HW, HW) of sum_j w_ij (x_i - x_j) = 0, and an elimination order."""
+    down, across = (sparse.eye_array(n, k=1) + sparse.eye_array(n, k=-1) for n in (H, W))
+    weights = DIRECT * (
+        sparse.kron(down, sparse.eye_array(W)) + sparse.kron(sparse.eye_array(H), across)
+    ) + DIAGONAL * sparse.kron(down, across)
+    matrix = sparse.diags_array(weights.sum(axis=1)) - weights
+    pixels = np.arange(H * W).reshape(H, W)
+    return sparse.csr_array(matrix), np.concatenate(_dissect(pixels))
+
+
+def _dissect(pixels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """Nested dissection (George 1973): both halves of the pixels, each likewise, then the line between
+    them."""
+    # Elimination fills in little: at 224 x 224 a third faster than SuperLU's own orders.
+    if pixels.size <= 16:
+        return [pixels.ravel()]
+    if len(pixels) < pixels.shape[1]:
+        pixels = pixels.T
+    middle = len(pixels) // 2
+    return [*_dissect(pixels[:middle]), *_dissect(pixels[middle + 1 :]), pixels[middle]]

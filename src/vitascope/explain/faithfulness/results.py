@@ -74,11 +74,8 @@ class Interval:
     def to_dict(self) -> dict[str, float | None]:
         """Return `mean`, `low` and `high`; the latter two are None where there is no interval."""
         half = self.half_width
-        return {
-            "mean": self.mean,
-            "low": None if half is None else self.mean - half,
-            "high": None if half is None else self.mean + half,
-        }
+        low, high = (None, None) if half is None else (self.mean - half, self.mean + half)
+        return {"mean": self.mean, "low": low, "high": high}
 
     def __str__(self) -> str:
         """`+0.120±0.031*`, with the star where the interval excludes 0."""
@@ -149,8 +146,7 @@ class Comparison:
     before all others.
 
     Intervals are 95% Student's t intervals of differences paired by image, without correction for the number
-    of
-    methods: one in forty methods that equal random will look better.
+    of methods: one in forty methods that equal random will look better.
     """
 
     scores: Mapping[str, Scores]
@@ -192,15 +188,10 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: the settings, the table, and the scores of each image."""
+        names = ("images", "classes", "grid", "steps", "shares", "seed", "best", "rivals")
+        plain = {name: getattr(self, name) for name in names}
         return {
-            "images": self.images,
-            "classes": list(self.classes),
-            "grid": list(self.grid),
-            "steps": self.steps,
-            "shares": list(self.shares),
-            "seed": self.seed,
-            "best": self.best,
-            "rivals": list(self.rivals),
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()},
             "methods": [row.to_dict() for row in self.table()],
             "scores": {
                 name: {key: list(values) for key, values in dataclasses.asdict(scores).items()}
@@ -209,11 +200,7 @@ class Comparison:
         }
 
     def to_dataframe(self) -> Any:
-        """The table as a pandas data frame, indexed by method.
-
-        Raises:
-            UserError: pandas is not installed.
-        """
+        """The table as a pandas data frame, indexed by method; UserError without pandas."""
         try:
             import pandas
         except ModuleNotFoundError as error:
