@@ -21,9 +21,7 @@ from vitascope.model.positions import RotaryPositions
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.storage import WriteError
-from vitascope.weights.families.deit import Deit
-from vitascope.weights.families.dinov2 import Dinov2
-from vitascope.weights.families.dinov3 import Dinov3
+from vitascope.weights.families.facebook import Deit, Dinov2, Dinov3
 from vitascope.weights.files import CheckpointError, read_weights
 from vitascope.weights.mapping import Family, Source, State, changes, from_family, to_family
 

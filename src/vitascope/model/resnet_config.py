@@ -127,8 +127,10 @@ class ResNetConfig(ImageOptions):
             raise UserError(f"a ResNet has at most {MAX_STAGES} stages, not {len(self.layers)}")
         if any(units < 1 for units in self.layers):
             raise UserError(f"each stage needs at least 1 unit, not layers {self.layers}")
-        for convolution in self.convolutions():
-            norm_groups(convolution.out_channels)
+        norm_groups(self.width)
+        for stage in range(len(self.layers)):  # not each of the units, which may be claimed to be billions
+            norm_groups(self.width * 2**stage)
+            norm_groups(self.width * 2**stage * EXPANSION)
         if min(self.image_hw) < 1:
             raise UserError(f"image {self.image_hw[0]}x{self.image_hw[1]} must be positive")
 

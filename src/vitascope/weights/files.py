@@ -13,7 +13,7 @@ import math
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from torch import Tensor
 from vitascope.errors import UserError
 from vitascope.pickles import scan_pickle
 from vitascope.storage import WriteError, replacing
-from vitascope.weights.other_formats import adapter_reason, described
 
 MAX_TENSORS = 20_000  # the largest ViTs have about a thousand
 MAX_HEADER_BYTES = 16 << 20  # of each part that is parsed: 20,000 tensors need 3 MB of it
@@ -48,6 +47,25 @@ PICKLE_GLOBAL = re.compile(
     r"|torch(\.cuda|\.storage)?\.\w+Storage|torch\.nn\.parameter\.Parameter"
     r"|torch\._utils\._rebuild_(tensor|tensor_v2|tensor_v3|parameter)"
 )
+# Weights that are not read, and how their library writes some that are. The names are those of transformers
+# (`utils/__init__.py`, `trainer.py`) and peft (`utils/constants.py`).
+_MERGE = (
+    "a LoRA adapter of PEFT, not a whole model; merge it into its base model: "
+    "peft.PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload().save_pretrained(FOLDER)"
+)
+_CONVERT = (
+    "weights of {library} alone; with transformers 4, write PyTorch's: "
+    "AutoModelForImageClassification.from_pretrained(MODEL, {option}=True).save_pretrained(FOLDER)"
+)
+_FILES = {
+    r"adapter_(config\.json|model\.(safetensors|bin))": _MERGE,
+    r"tf_model\.h5": _CONVERT.format(library="TensorFlow", option="from_tf"),
+    r"flax_model\.msgpack": _CONVERT.format(library="Flax", option="from_flax"),
+    r".*\.onnx": "an ONNX graph, not a checkpoint; the model that it was exported from is needed",
+    r"(training_args\.bin|(optimizer|scheduler|scaler)\.(pt|bin)|rng_state\w*\.pth)": (
+        "a state of transformers' Trainer, not the model; the folder has model.safetensors beside it"
+    ),
+}
 ZIP_MAGIC = b"PK\x03\x04"
 
 
@@ -362,6 +380,26 @@ def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
             break
         state = {name.removeprefix(f"{first}."): tensor for name, tensor in state.items()}
     return state
+
+
+def described(names: Iterable[str]) -> str | None:
+    """The description of the first file in a form that is not read, with the way out."""
+    names = sorted(names)
+    for pattern, reason in _FILES.items():
+        for name in names:
+            if re.fullmatch(pattern, name):
+                return f"{name} is {reason}"
+    if folders := [name for name in names if re.fullmatch(r"checkpoint-\d+", name)]:
+        newest = max(folders, key=lambda name: int(name.partition("-")[2]))
+        return (
+            f"not a model, but transformers' Trainer left {len(folders)} in it; add the name of one: {newest}"
+        )
+    return None
+
+
+def adapter_reason(names: Iterable[str]) -> str | None:
+    """The reason that tensors of LoRA are no whole model; None for others."""
+    return _MERGE if any(re.search(r"\blora_[AB]\b", name) for name in names) else None
 
 
 def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> Path:

@@ -18,14 +18,13 @@ from pathlib import Path
 
 from vitascope.errors import nearest
 from vitascope.storage import free_mb
-from vitascope.weights.files import CheckpointError, refusal, shard_files
-from vitascope.weights.other_formats import described
+from vitascope.weights.files import CheckpointError, described, refusal, shard_files
 
 log = logging.getLogger(__name__)
 
 HUB_URL = "https://huggingface.co"
 MAX_ID = 96  # characters: a rule of the hub that not every version of its client checks
-SETTINGS = ("config.json", "preprocessor_config.json")
+SETTINGS = CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 INDEX = ".index.json"  # of a checkpoint in several files
 WEIGHTS = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
 # transformers' `save_pretrained(..., variant="fp16")`, in one file

@@ -1,35 +1,37 @@
-"""The family of a checkpoint, and the architecture that it describes."""
+"""Finds the checkpoint of a MODEL argument, its family, and the architecture that it describes."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from vitascope.errors import UserError, check_choice
+from vitascope.errors import UserError, check_choice, nearest_path
 from vitascope.model.sizes import ModelConfig
-from vitascope.weights.families.deit import Deit
-from vitascope.weights.families.dinov2 import Dinov2
-from vitascope.weights.families.dinov3 import Dinov3
+from vitascope.run import layout
+from vitascope.weights import hub
+from vitascope.weights.families.facebook import Deit, Dinov2, Dinov3
 from vitascope.weights.families.huggingface import HuggingFace
 from vitascope.weights.families.huggingface_config import readable_instead
 from vitascope.weights.families.jax import Jax
 from vitascope.weights.families.own import Vitascope
 from vitascope.weights.families.timm import Timm
 from vitascope.weights.families.torchvision import Torchvision
-from vitascope.weights.files import CheckpointError, refusal
+from vitascope.weights.files import CheckpointError, described, read_json, read_weights, refusal
+from vitascope.weights.hub import CONFIG, PREPROCESSOR, weights_name
 from vitascope.weights.mapping import Family, Source, check_claims
-from vitascope.weights.sources import exists, open_source
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (Vitascope(), Timm(), HuggingFace(), Torchvision(), Jax(), Dinov3(), Dinov2(), Deit())
 }
 """By name, in the order in which `identify` asks them."""
+# Options that no tensor shows. They can be named between a family and its file.
 UNTOLD: dict[str, Callable[[str], Any]] = {"num_heads": int, "mlp": str, "norm_eps": float}
-"""Options that no tensor shows. They can be named between a family and its file."""
 
 
 def identify(
@@ -80,6 +82,72 @@ def pretrained_config(ref: str | os.PathLike[str]) -> ModelConfig:
     return read_config(*identify(ref))
 
 
+def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Source:
+    """Open the checkpoint of a MODEL argument; arguments and errors as `from_pretrained`."""
+    path = locate(os.fspath(ref), revision)
+    names = [child.name for child in (path if path.is_dir() else path.parent).iterdir()]
+    if path.is_dir():
+        file = weights_name(ref, names)
+        if file is None:
+            expected = f"not a model: expected a run folder, or {CONFIG} and model.safetensors in a folder"
+            raise refusal(ref, described(names) or expected)
+        path = path / file
+    belong = path.name in hub.WEIGHTS or hub.VARIANT.fullmatch(path.name)  # the settings in the folder
+    with contextlib.suppress(CheckpointError):  # several weights: the settings belong to none
+        belong = belong or weights_name(path.name, names) == path.name
+    settings = {}
+    if belong:
+        for key, name in (("config", CONFIG), ("preprocessor", PREPROCESSOR)):
+            settings[key] = read_json(path.with_name(name)) if name in names else {}
+        if CONFIG in names and not settings["config"]:
+            raise refusal(path.with_name(CONFIG), "an empty object; it should describe the architecture")
+    weights = read_weights(path)
+    return Source(
+        name=str(ref), file=path.name, tensors=weights.tensors, training=weights.training, **settings
+    )
+
+
+def exists(ref: str | os.PathLike[str]) -> bool:
+    """Whether there is such a path; a path that the system rejects (too long, for example) is an error."""
+    try:
+        return Path(ref).exists()
+    except OSError as error:
+        raise refusal(ref, f"no such model: {error.strerror}") from error
+
+
+def locate(ref: str, revision: str | None = None) -> Path:
+    """The folder or file of a MODEL argument, downloaded if necessary."""
+    try:
+        path = Path(ref).expanduser()
+    except RuntimeError as error:  # there is no such user
+        raise refusal(ref, f"no such model: {error}") from error
+    place = "a local path" if exists(path) else "torchvision's" if hub.torchvision_file(ref) else ""
+    if place and revision is not None:
+        raise CheckpointError(f"{ref} is {place}; revision {revision!r} has no meaning for it")
+    if exists(path):
+        if path.is_file() or (path / CONFIG).is_file():  # a model folder, whatever else lies in it
+            return path
+        if layout.is_run(path) and not layout.is_finished(path):
+            raise CheckpointError(
+                f"{path}: this run has no finished model; finish it with `vitascope train --resume {path}`"
+            )
+        return path / layout.MODEL if layout.is_finished(path) else path
+    if (file := hub.torchvision_file(ref)) is not None:
+        return hub.fetch_torchvision(file)
+    mistyped = nearest_path(str(path))
+    name, _, wanted = ref.partition("@")
+    local = bool(mistyped) or (len(path.parts) > 1 and path.parent.is_dir())  # more likely than an owner
+    if hub.is_hub_id(name) and not local:
+        if revision and wanted and revision != wanted:
+            raise CheckpointError(f"{ref}: revision {revision!r} contradicts the one in the name")
+        return hub.fetch_hub(name, revision or wanted or None)
+    hub_id = f"hf-hub:{name} for the hub's" if hub.is_hub_id(name) else "a hub id (owner/name)"
+    raise CheckpointError(
+        f"{ref}: no such model{mistyped}; give a run folder, a model folder or file, {hub_id}, "
+        "or a name like torchvision/vit_b_16"
+    )
+
+
 def _unknown(ref: str | os.PathLike[str], source: Source) -> CheckpointError:
     """The error for a checkpoint that no family recognizes."""
     if model_type := source.config.get("model_type"):
@@ -93,7 +161,8 @@ def _unknown(ref: str | os.PathLike[str], source: Source) -> CheckpointError:
         )
     for prefix in sorted({name.partition(".")[0] + "." for name in source.tensors}):
         part = {k.removeprefix(prefix): v for k, v in source.tensors.items() if k.startswith(prefix)}
-        if _has_body(dataclasses.replace(source, tensors=part)):
+        body = dataclasses.replace(source, tensors=part)
+        if body.has("blocks.0.attn.qkv.weight") or any(it.recognizes(body) for it in FAMILIES.values()):
             other = next(name for name in sorted(source.tensors) if not name.startswith(prefix))
             return refusal(
                 ref,
@@ -103,10 +172,3 @@ def _unknown(ref: str | os.PathLike[str], source: Source) -> CheckpointError:
             )
     some = ", ".join(sorted(source.tensors)[:3])
     return refusal(ref, f"not a ViT of a known family; its first tensors are {some}")
-
-
-def _has_body(source: Source) -> bool:
-    """Whether some tensors are those of a ViT of some family."""
-    return source.has("blocks.0.attn.qkv.weight") or any(
-        kind.recognizes(source) for kind in FAMILIES.values()
-    )

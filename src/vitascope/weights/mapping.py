@@ -1,9 +1,7 @@
 """Checkpoint families: one table of tensor names for each, applied strictly in both directions.
 
 The keys of a table are our names, its values theirs; `{i}` stands for a number and `*` for the rest
-(`weight`, `bias`). A value that is not a plain name describes another layout of the tensor. `from_family`
-reads with a table, `to_family` writes with it; tensors that are missing, left over or of another shape are
-listed in an error.
+(`weight`, `bias`). A value that is not a plain name describes another layout of the tensor.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from vitascope.model.sizes import ModelConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.storage import WriteError, make_folder, settle
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.hub import SETTINGS, weights_name
+from vitascope.weights.hub import CONFIG, weights_name
 
 State = dict[str, Tensor]
 
@@ -40,12 +38,9 @@ MAX_NUMBERS = 1 << 40  # the largest have about 22 billion
 class Stored:
     """The names and the layout under which a family stores one of our tensors."""
 
-    names: tuple[str, ...]
-    """Their names, with the key's placeholders."""
-    join: Callable[[Sequence[Tensor]], Tensor] = lambda parts: parts[0]
-    """From their tensors to ours."""
-    split: Callable[[Tensor], Sequence[Tensor]] = lambda tensor: [tensor]
-    """From our tensor to theirs: the inverse, bitwise."""
+    names: tuple[str, ...]  # theirs, with the key's placeholders
+    join: Callable[[Sequence[Tensor]], Tensor] = lambda parts: parts[0]  # from their tensors to ours
+    split: Callable[[Tensor], Sequence[Tensor]] = lambda tensor: [tensor]  # the inverse, bitwise
 
 
 def stacked(*names: str) -> Stored:
@@ -67,12 +62,12 @@ def reshaped(name: str, theirs: Callable[[Tensor], Tensor], ours: Callable[[Tens
 Table = Mapping[str, str | Stored]
 
 
-def any_of(*options: str) -> dict[str, tuple[Any, ...]]:
-    """Options that may have any value, for `Family.holds`."""
-    return dict.fromkeys(options, ())
+def holding(free: str, **values: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+    """`Family.holds`: names of options that may have any value, and others with their possible values."""
+    return dict.fromkeys(free.split(), ()) | values
 
 
-PLAIN_VIT = any_of("mlp_ratio") | {"stem": ("conv", "linear"), "class_token": (None, True)}
+PLAIN_VIT = holding("mlp_ratio", stem=("conv", "linear"), class_token=(None, True))
 """The options in which the ViTs of most libraries differ from `ViTConfig()`, for `Family.holds`."""
 
 
@@ -80,26 +75,16 @@ PLAIN_VIT = any_of("mlp_ratio") | {"stem": ("conv", "linear"), "class_token": (N
 class Source:
     """The content of a checkpoint."""
 
-    name: str
-    """The user's name for it, for messages."""
+    name: str  # as the user wrote it, for messages
     tensors: State
-    file: str = ""
-    """The name of the weights file."""
-    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The content of `config.json`, if there is one."""
-    preprocessor: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The content of `preprocessor_config.json`, if there is one."""
-    training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The settings of a training script beside the tensors: `arch` and its arguments."""
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Options of `ViTConfig` that the user named with the file."""
+    file: str = ""  # the name of the weights file
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of config.json, if there is one
+    preprocessor: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of preprocessor_config.json
+    training: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # `arch` and arguments of a script
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # that the user named with the file
 
     def shape(self, key: str, ndim: int | None = None) -> tuple[int, ...]:
-        """The shape of a tensor; with `ndim`, of a tensor of so many dimensions, none of them empty.
-
-        Raises:
-            CheckpointError: it is missing, or has another number of dimensions.
-        """
+        """The shape of a tensor; rejects a missing one, and any but `ndim` dimensions that are not empty."""
         if key not in self.tensors:
             raise CheckpointError(f"{self.name}: missing {key}")
         shape = tuple(self.tensors[key].shape)
@@ -117,6 +102,15 @@ class Source:
         """Whether the name of any tensor starts with a prefix."""
         return any(name.startswith(prefix) for name in self.tensors)
 
+    def renamed(self, rename: Callable[[str], str]) -> Source:
+        """The same with other names of tensors; rejects two tensors that get the same name."""
+        tensors: State = {}
+        for name, tensor in self.tensors.items():
+            if (other := rename(name)) in tensors:
+                raise CheckpointError(f"{self.name}: {other} is there twice, once as {name}")
+            tensors[other] = tensor
+        return dataclasses.replace(self, tensors=tensors)
+
     def count(self, pattern: str) -> int:
         """The number of different numbers at the `{i}` of a pattern: the depth, for example."""
         matches = (_regex(pattern).match(key) for key in self.tensors)
@@ -126,13 +120,11 @@ class Source:
 class Family(abc.ABC):
     """The checkpoints of one library: how to recognize, read and write them."""
 
-    name: ClassVar[str]
-    """Its name for users: `format=`, `family=`."""
+    name: ClassVar[str]  # for users: `format=`, `family=`
     holds: ClassVar[Mapping[str, tuple[Any, ...]]]
     """For each option that may differ from `ViTConfig()`, the possible values; an empty tuple means any."""
     holds_resnets: ClassVar[bool] = False
-    ignored: ClassVar[tuple[str, ...]] = ()
-    """Patterns of their tensors that a classifier does not need."""
+    ignored: ClassVar[tuple[str, ...]] = ()  # patterns of their tensors that a classifier does not need
 
     @abc.abstractmethod
     def recognizes(self, source: Source) -> bool:
@@ -177,11 +169,7 @@ class Family(abc.ABC):
 
 
 def from_family(family: Family, source: Source, config: ModelConfig) -> State:
-    """Our tensors from a checkpoint of a family, after `arriving`.
-
-    Raises:
-        CheckpointError: lists, by their names, the tensors that are missing, left over or misshapen.
-    """
+    """Our tensors from a checkpoint, after `arriving`; an error lists every tensor that does not fit."""
     check_claims(source, config)
     state: State = {}
     used: set[str] = set()
@@ -192,7 +180,10 @@ def from_family(family: Family, source: Source, config: ModelConfig) -> State:
         if missing:
             faults += [f"missing {name}" for name in missing]
             continue
-        tensor = _joined(stored, source)
+        try:
+            tensor = stored.join([source.tensors[name] for name in stored.names])
+        except (RuntimeError, IndexError, ValueError):  # what reshape, cat and permute raise
+            tensor = None
         if tensor is None or tuple(tensor.shape) != shape:
             found = ", ".join(f"{name} is {source.shape(name)}" for name in stored.names)
             faults.append(f"{found}, the model's {ours} {shape}")
@@ -233,22 +224,8 @@ def check_labels(source: Source) -> None:
         )
 
 
-def _joined(stored: Stored, source: Source) -> Tensor | None:
-    """Our tensor, made of theirs; None if their shapes do not fit each other."""
-    try:
-        return stored.join([source.tensors[name] for name in stored.names])
-    except (RuntimeError, IndexError, ValueError):  # what reshape, cat and permute raise
-        return None
-
-
 def to_family(family: Family, model: Classifier, preprocess: Preprocess, folder: Path) -> list[Path]:
-    """Write a model as a family's library loads it; returns the files.
-
-    Raises:
-        CheckpointError: the family has no such model (with its options), or other weights in the folder would
-            be read instead.
-        WriteError: the files cannot be written.
-    """
+    """Write a model as a family's library loads it; rejects a model that the library cannot run."""
     if isinstance(model.config, ResNetConfig) and not family.holds_resnets:
         raise CheckpointError(f"{family.name} has no ResNet like this one; its only format is vitascope")
     config = family.settled(cast("ViTConfig", model.config))  # or a ResNet's, which our own family takes too
@@ -280,16 +257,13 @@ def _move_in(files: Sequence[Path], folder: Path) -> list[Path]:
         read = None
     if read is not None and read not in names:
         raise CheckpointError(f"{folder}: has {read}, which would be read instead of {names[0]}")
-    last = sorted(files, key=lambda file: file.name == SETTINGS[0])  # without it a folder is rejected
-    if any(_differs(file, folder / file.name) for file in files if file.suffix == ".json"):
-        (folder / SETTINGS[0]).unlink(missing_ok=True)
-    for file in last:
+    for file in files:
+        old = folder / file.name
+        if file.suffix == ".json" and not (old.is_file() and old.read_bytes() == file.read_bytes()):
+            (folder / CONFIG).unlink(missing_ok=True)
+    for file in sorted(files, key=lambda file: file.name == CONFIG):  # last: without it a folder is rejected
         settle(file, folder / file.name)
     return [folder / name for name in names]
-
-
-def _differs(file: Path, other: Path) -> bool:
-    return not other.is_file() or file.read_bytes() != other.read_bytes()
 
 
 def check_holds(family: Family, config: ViTConfig) -> None:
@@ -333,7 +307,10 @@ def rows(family: Family, config: ModelConfig) -> Iterable[tuple[str, tuple[int, 
         for pattern, stored in table:
             match = pattern.match(name)
             if match:
-                theirs = tuple(_filled(template, match) for template in stored.names)
+                found = match.groupdict()
+                theirs = tuple(
+                    part.replace("*", found.get("rest") or "").format(**found) for part in stored.names
+                )
                 yield name, tuple(tensor.shape), dataclasses.replace(stored, names=theirs)
                 break
         else:
@@ -344,11 +321,6 @@ def _regex(pattern: str) -> re.Pattern[str]:
     """`{name}` stands for a number, `*` for the rest."""
     escaped = re.escape(pattern).replace(r"\*", "(?P<rest>.*)")
     return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", escaped) + r"\Z")
-
-
-def _filled(template: str, match: re.Match[str]) -> str:
-    """A name of theirs, with what the placeholders of ours stood for."""
-    return template.replace("*", match.groupdict().get("rest") or "").format(**match.groupdict())
 
 
 def refuse(faults: Sequence[str], what: str) -> None:

@@ -27,8 +27,8 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import PRECISIONS
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, architecture_of
+from vitascope.weights.hub import CONFIG
 from vitascope.weights.loading import from_pretrained
-from vitascope.weights.sources import CONFIG
 
 SUFFIXES = (".onnx", ".xml", ".pt2")
 """Of exported models."""

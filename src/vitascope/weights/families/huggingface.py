@@ -27,7 +27,7 @@ from vitascope.weights.families.huggingface_config import (
 )
 from vitascope.weights.families.huggingface_processor import published, read_processor, written_processor
 from vitascope.weights.files import CheckpointError, write_safetensors
-from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, any_of, stacked
+from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, holding, stacked
 
 _BLOCK, _LAYER = "encoder.blocks.{i}.", "encoder.layer.{i}."
 VIT: Table = {
@@ -100,18 +100,13 @@ class HuggingFace(Family):
     """transformers' ViT, DeiT, DINOv2 and DINOv3."""
 
     name = "huggingface"
-    holds = (
-        PLAIN_VIT
-        | any_of(
-            "position_prefix", "rotary_base", "norm_eps", "layer_scale", "distillation_token", "num_registers"
-        )
-        | {
-            "positions": ("learned", "rotary"),
-            "qkv_bias": ("all", "none", "no_key"),
-            "mlp": ("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
-            "pool": ("cls", "cls_mean"),
-            "head": ("linear", "zero", "pre_logits", "none"),
-        }
+    holds = PLAIN_VIT | holding(
+        "position_prefix rotary_base norm_eps layer_scale distillation_token num_registers",
+        positions=("learned", "rotary"),
+        qkv_bias=("all", "none", "no_key"),
+        mlp=("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
+        pool=("cls", "cls_mean"),
+        head=("linear", "zero", "pre_logits", "none"),
     )
     ignored = ("embeddings.mask_token",)
 

@@ -15,8 +15,8 @@ from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.storage import write_json
 from vitascope.weights.files import CheckpointError, write_safetensors
+from vitascope.weights.hub import CONFIG, PREPROCESSOR
 from vitascope.weights.mapping import Family, Source, State, Table
-from vitascope.weights.sources import CONFIG, PREPROCESSOR
 
 WEIGHTS = "model.safetensors"
 MODEL_TYPE = "vitascope"

@@ -21,17 +21,12 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.storage import write_json
+from vitascope.weights.families import timm_settings
 from vitascope.weights.families.timm_body import BODY, GIVE_CONFIG, body_options, heads, place_options
 from vitascope.weights.families.timm_names import PLAIN, is_whole, unknown, unreadable
-from vitascope.weights.families.timm_settings import (
-    ARCHITECTURES,
-    CROP_MODES,
-    POOLS,
-    only_one_of,
-    read_rule,
-    settings,
-)
+from vitascope.weights.families.timm_settings import ARCHITECTURES, CROP_MODES, POOLS, only_one_of
 from vitascope.weights.files import CheckpointError, write_safetensors
+from vitascope.weights.hub import CONFIG
 from vitascope.weights.imagenet import imagenet_classes, is_imagenet
 from vitascope.weights.mapping import (
     PLAIN_VIT,
@@ -39,9 +34,9 @@ from vitascope.weights.mapping import (
     Source,
     State,
     Table,
-    any_of,
     check_labels,
     from_family,
+    holding,
 )
 
 ATTENTION_POOL: Table = {"pool.query": "attn_pool.latent", "pool.*": "attn_pool.*"}
@@ -95,30 +90,19 @@ class Timm(Family):
     """timm's VisionTransformer, its hybrids and its distilled DeiT."""
 
     name = "timm"
-    holds = (
-        PLAIN_VIT
-        | any_of(
-            "patch_bias",
-            "position_prefix",
-            "embedding_norm",
-            "layer_scale",
-            "class_token",
-            "distillation_token",
-            "num_registers",
-            "pool_norm",
-        )
-        | {
-            "stem": ("conv", "linear", "resnet"),
-            "resnet_layers": tuple(ARCHITECTURES),
-            "resnet_width": (64,),
-            "resnet_dialect": ("timm",),
-            "positions": ("learned", "none"),
-            "norm_eps": (1e-6, 1e-5),
-            "qkv_bias": ("all", "none"),
-            "mlp": ("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
-            "pool": ("cls", "mean", "map"),
-            "head": ("linear", "zero", "none"),
-        }
+    holds = PLAIN_VIT | holding(
+        "patch_bias position_prefix embedding_norm layer_scale class_token distillation_token num_registers "
+        "pool_norm",
+        stem=("conv", "linear", "resnet"),
+        resnet_layers=tuple(ARCHITECTURES),
+        resnet_width=(64,),
+        resnet_dialect=("timm",),
+        positions=("learned", "none"),
+        norm_eps=(1e-6, 1e-5),
+        qkv_bias=("all", "none"),
+        mlp=("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
+        pool=("cls", "mean", "map"),
+        head=("linear", "zero", "none"),
     )
     ignored = ("mask_token",)
 
@@ -210,7 +194,7 @@ class Timm(Family):
         return Preprocess(
             image_size=image_size,
             channels=config.in_channels,
-            **read_rule(image_size, told["crop_pct"], told["crop_mode"]),
+            **timm_settings.read_rule(image_size, told["crop_pct"], told["crop_mode"]),
             interpolation=told["interpolation"],
             mean=_per_channel(source, told["mean"], config.in_channels),
             std=_per_channel(source, told["std"], config.in_channels),
@@ -218,7 +202,7 @@ class Timm(Family):
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         weights = write_safetensors(folder / "model.safetensors", state)
-        return [weights, write_json(folder / "config.json", settings(config, preprocess))]
+        return [weights, write_json(folder / CONFIG, timm_settings.settings(config, preprocess))]
 
 
 def _architecture(source: Source) -> str:

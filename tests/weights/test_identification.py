@@ -12,10 +12,9 @@ from tests.model import small_model
 from vitascope.errors import UserError
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import TORCHVISION_FILES
-from vitascope.weights.identification import identify
+from vitascope.weights.identification import identify, open_source
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
-from vitascope.weights.sources import open_source
 
 TENSORS = {"a": torch.arange(3.0)}
 WEIGHTS = "vit_b_16.IMAGENET1K_V1"
@@ -89,7 +88,7 @@ def test_a_revision_is_never_ignored(hub_cache: Path, monkeypatch: pytest.Monkey
     with pytest.raises(CheckpointError, match="'main' contradicts"):
         open_source("owner/birds@old", "main")
     assert open_source("owner/birds@old", "old").name == "owner/birds@old"
-    monkeypatch.setattr("vitascope.weights.sources.fetch_torchvision", lambda file: pytest.fail(file))
+    monkeypatch.setattr("vitascope.weights.hub.fetch_torchvision", lambda file: pytest.fail(file))
     with pytest.raises(CheckpointError, match="revision 'v1' has no meaning"):
         open_source("torchvision/vit_b_16", "v1")
 
