@@ -26,16 +26,11 @@ from vitascope.weights.preprocess import preprocess_of
 class Parity:
     """The difference of two models on the same inputs, in float32."""
 
-    logits: float
-    """The largest difference of the outputs."""
-    scale: float
-    """The largest output of the first model, to compare with."""
-    first: str | None
-    """The first intermediate value (of a `Trace`) that differs; None if all are bitwise the same."""
-    first_difference: float
-    """The largest difference there."""
-    images: int
-    """The number of inputs."""
+    logits: float  # the largest difference of the outputs
+    scale: float  # the largest output of the first model, to compare with
+    first: str | None  # the first value of a `Trace` that differs; None if all are bitwise the same
+    first_difference: float  # the largest difference there
+    images: int  # the number of inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,19 +38,12 @@ class Conversion:
     """The result of `convert`; printed, it is the report of the command."""
 
     source_family: str
-    """The family of the source."""
-    format: str
-    """The family of the files."""
+    format: str  # the family of the files
     files: list[Path]
-    """The written files."""
-    changes: list[str]
-    """The differences that the other library's format forces, in words."""
-    parity: Parity
-    """The written files, loaded again, against the source, on the same tensors."""
-    on_pictures: bool
-    """Whether the inputs are pictures; for a model of neither 1 nor 3 channels they are random tensors."""
-    prepared: Parity | None
-    """The same with pictures prepared by each model's own preprocessing; None if both have the same."""
+    changes: list[str]  # that the other library's format forces, in words
+    parity: Parity  # the written files, loaded again, against the source, on the same tensors
+    on_pictures: bool  # or on random tensors, for a model of neither 1 nor 3 channels
+    prepared: Parity | None  # on pictures, each model with its own preprocessing; None if both have the same
 
     def __str__(self) -> str:
         lines = [f"{file}  {file.stat().st_size:,} bytes" for file in self.files]
@@ -108,9 +96,17 @@ def convert(
     preprocess, config = preprocess_of(model), model.config
     given = as_pictures(images)
     on_pictures = bool(given) or preprocess.channels in (1, 3)
-    pictures = given or (_photographs() if on_pictures else ())
+    pictures: Sequence[ImageSource] = given
+    if on_pictures and not given:
+        from sklearn.datasets import load_sample_images
+
+        pictures = load_sample_images().images  # a temple and a flower, uint8 (427, 640, 3)
     # Before anything is written: a picture that cannot be read leaves no folder behind.
-    inputs = normalized(preprocess, pictures) if on_pictures else _random_inputs(preprocess)
+    if on_pictures:
+        inputs = normalized(preprocess, pictures)
+    else:
+        size = (2, preprocess.channels, *preprocess.image_size)
+        inputs = torch.randn(size, generator=torch.Generator().manual_seed(0))
     family = FAMILIES[format]
     files = to_family(family, model, preprocess, folder)
     written = identify(folder, family=format)
@@ -142,23 +138,9 @@ def _lost(source: Classifier, written: Classifier, family: str) -> list[str]:
     return notes
 
 
-def _photographs() -> Sequence[ImageSource]:
-    """The two in scikit-learn: a temple and a flower, uint8 (427, 640, 3)."""
-    from sklearn.datasets import load_sample_images
-
-    photographs: Sequence[ImageSource] = load_sample_images().images
-    return photographs
-
-
 def normalized(preprocess: Preprocess, images: Sequence[ImageSource]) -> Tensor:
     """Pictures as a model's input, float32 (B, C, H, W)."""
     return preprocess.normalize(torch.from_numpy(np.stack([preprocess.pixels(image) for image in images])))
-
-
-def _random_inputs(preprocess: Preprocess) -> Tensor:
-    """Two tensors of the normal distribution, always the same, float32 (2, C, H, W)."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, preprocess.channels, *preprocess.image_size, generator=generator)
 
 
 @torch.inference_mode()

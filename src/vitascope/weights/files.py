@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -81,30 +80,15 @@ def refusal(place: object, reason: object) -> CheckpointError:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """The content of a weights file."""
+    """The content of a weights file: tensors on the CPU, each in its own dtype."""
 
     tensors: dict[str, Tensor]
-    """By name, each in its own dtype and shape, on the CPU."""
-    training: dict[str, Any]
-    """The settings of a training script beside them: timm's `arch`, the `args` of its command line."""
+    training: dict[str, Any]  # of the script that wrote it: timm's `arch`, the `args` of its command line
 
 
 def read_weights(path: Path) -> Weights:
-    """Read every tensor of a checkpoint file.
-
-    Formats: safetensors; PyTorch's pickles (`.pth`, `.pt`, `.bin`, zip or legacy), mapped into memory where
-    possible; NumPy's `.npz`, with bfloat16, which NumPy stores as `|V2`; the `.index.json` of a sharded
-    checkpoint. Clear content decides, not the file's name.
-
-    A state under one of `WRAPPERS` is unwrapped: of DeiT's `model` and `model_ema`, `model`. Of a `teacher`
-    with a `backbone.`, only that is kept. A prefix up to a dot that all names share is removed:
-    DataParallel's `module.`, Lightning's `model.`. Everything else in the file is left out.
-
-    Raises:
-        CheckpointError: the file is not there, is broken, has no tensors, exceeds the limits above, or would
-            run code.
-    """
-    path = Path(path)
+    """Read every tensor of a file: safetensors, PyTorch's pickle, `.npz` or the index of shards, by its content
+    where that is clear. Wrappers (`WRAPPERS`) and prefixes that all names share are removed."""
     found = _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
     if not found.tensors:
         raise refusal(path, described([path.name]) or "no tensors in it")
@@ -129,7 +113,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _finite(text: str) -> float:
-    """A number of JSON; Python's reader also accepts NaN and Infinity."""
+    """A number of JSON, but not NaN or Infinity, which Python's reader accepts."""
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text[:40]} is not a finite number")
     return value
@@ -168,7 +152,10 @@ def _read_shards(index: Path) -> Weights:
 def _read_file(path: Path) -> Weights:
     head = _first_bytes(path)
     if path.suffix == ".safetensors" or head[8:9] == b"{":
-        return Weights(_read_safetensors(path), {})
+        with _refusing(path, "broken, truncated or not a safetensors file"):
+            _check_header(path)
+            with safe_open(path, framework="pt") as file:  # checks dtypes, shapes and offsets before any use
+                return Weights({name: file.get_tensor(name) for name in file.keys()}, {})  # noqa: SIM118
     if path.suffix == ".npz":
         return Weights(_read_npz(path), {})
     if path.suffix in (".pth", ".pt", ".bin") or head.startswith((ZIP_MAGIC, b"\x80")):
@@ -208,13 +195,6 @@ def _refusing(path: Path, what: str) -> Iterator[None]:
         # torch adds advice to load the file unsafely; only the cause is shown.
         cause = str(error).rsplit("WeightsUnpickler error:", 1)[-1] or type(error).__name__
         raise refusal(path, f"{what}: {cause}") from error
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    with _refusing(path, "broken, truncated or not a safetensors file"):
-        _check_header(path)
-        with safe_open(path, framework="pt") as file:  # checks dtypes, shapes and offsets before any use
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
 
 
 def _check_header(path: Path) -> None:
@@ -260,15 +240,17 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
         with np.load(path, allow_pickle=False) as arrays:
             for name in arrays.files:
                 with _refusing(path, f"array {name!r}"):
-                    tensors[name] = _from_numpy(arrays[name])
+                    array = arrays[name]
+                    is_bfloat16 = array.dtype == np.dtype(
+                        "V2"
+                    )  # how NumPy, which does not know it, writes it
+                    native = (
+                        np.int16 if is_bfloat16 else array.dtype.newbyteorder("=")
+                    )  # torch takes no other
+                    array = array.view(native) if is_bfloat16 else np.asarray(array, dtype=native)
+                    tensor = torch.from_numpy(array)
+                    tensors[name] = tensor.view(torch.bfloat16) if is_bfloat16 else tensor
     return tensors
-
-
-def _from_numpy(array: NDArray[Any]) -> Tensor:
-    if array.dtype == np.dtype("V2"):  # how NumPy writes bfloat16, which it does not know
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    native = array.dtype.newbyteorder("=")  # torch takes no other byte order
-    return torch.from_numpy(np.asarray(array, dtype=native))
 
 
 def _read_pickle(path: Path, zipped: bool) -> Weights:
@@ -276,7 +258,13 @@ def _read_pickle(path: Path, zipped: bool) -> Weights:
     if version is None or (int(version[1]), int(version[2])) < (2, 10):  # weights_only could be bypassed
         raise refusal(path, f"torch {torch.__version__} cannot read pickles safely; install torch >= 2.10")
     with _refusing(path, "broken, truncated or not a PyTorch file"):
-        (_check_zip if zipped else _check_legacy)(path)
+        if zipped:
+            _check_zip(path)
+        else:
+            with open(path, "rb") as file:
+                stream = io.BytesIO(file.read(MAX_HEADER_BYTES))
+            for _ in range(5):  # magic number, protocol, machine, the object, the names of its storages
+                _check_pickle(path, stream)
         with torch.serialization.safe_globals([argparse.Namespace]):  # DeiT's `args`, beside its `model`
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     state = _unwrap(loaded)
@@ -284,19 +272,13 @@ def _read_pickle(path: Path, zipped: bool) -> Weights:
     size, total = path.stat().st_size, sum(tensor.nbytes for tensor in state.values())
     if total > MAX_SHARED_RATIO * size:  # such as one number, expanded to a terabyte
         raise refusal(path, f"{size} bytes with {total} of tensors; the limit is {MAX_SHARED_RATIO} times")
-    return Weights(_apart(state), _training(loaded))
-
-
-def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give each tensor its own memory: training one of two that share it would change both."""
-    apart: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in state.items():
         storage = tensor.untyped_storage()
-        shared = storage.data_ptr() in taken or storage.nbytes() != tensor.nbytes
+        if storage.data_ptr() in taken or storage.nbytes() != tensor.nbytes:
+            state[name] = tensor.clone()  # training one of two that share memory would change both
         taken.add(storage.data_ptr())
-        apart[name] = tensor.clone() if shared else tensor
-    return apart
+    return Weights(state, _training(loaded))
 
 
 def _check_zip(path: Path) -> None:
@@ -315,13 +297,6 @@ def _check_zip(path: Path) -> None:
             raise refusal(path, "a zip archive, but not one of torch.save: save model.state_dict()")
         for member in pickles:
             _check_pickle(path, io.BytesIO(archive.read(member)))
-
-
-def _check_legacy(path: Path) -> None:
-    with open(path, "rb") as file:
-        stream = io.BytesIO(file.read(MAX_HEADER_BYTES))
-    for _ in range(5):  # magic number, protocol, machine, the object, the names of its storages
-        _check_pickle(path, stream)
 
 
 def _check_pickle(path: Path, stream: io.BytesIO) -> None:
@@ -365,9 +340,8 @@ def _training(loaded: object) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         return {}
     args = loaded.get("args")
-    found = dict(
-        vars(args) if isinstance(args, argparse.Namespace) else args if isinstance(args, dict) else {}
-    )
+    args = vars(args) if isinstance(args, argparse.Namespace) else args
+    found = dict(args) if isinstance(args, dict) else {}
     arch = loaded.get("arch") or found.get("model")
     return {**found, "arch": arch} if isinstance(arch, str) else found
 

@@ -47,10 +47,7 @@ TORCHVISION_FILES = {  # the first of a model is its default; eight digits of ea
 
 
 def is_hub_id(ref: str) -> bool:
-    """Whether a MODEL argument is `owner/name` by the hub's rule for names, or `hf-hub:name`.
-
-    Existing local paths, names that end like a weights file and `torchvision/...` are no hub ids.
-    """
+    """Whether a MODEL argument is `owner/name` by the hub's rule, or `hf-hub:name`, and no local path."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -67,13 +64,7 @@ def is_hub_id(ref: str) -> bool:
 def fetch_hub(repo_id: str, revision: str | None = None) -> Path:
     """Fetch a model's settings and one form of its weights into the hub's cache; returns the folder.
 
-    The weights are the first of: `WEIGHTS`, a single `VARIANT`, a single `.pth`, a single `.npz`. If the hub
-    cannot be reached, that revision is used as it was last fetched whole, with a warning. HF_HOME and
-    HF_HUB_OFFLINE hold.
-
-    Raises:
-        CheckpointError: no such model or revision, a gated model, no network, no weights of a known form, or
-            a full disk; with what the cache has instead.
+    If the hub cannot be reached, that revision is used as it was last fetched whole, with a warning.
     """
     from huggingface_hub import HfApi, constants
 
@@ -93,7 +84,7 @@ def fetch_hub(repo_id: str, revision: str | None = None) -> Path:
 
 
 def weights_name(place: object, names: Iterable[str]) -> str | None:
-    """The name of the weights file among those in a folder, by the order of `fetch_hub`; rejects several."""
+    """The name of the weights file in a folder: of `WEIGHTS`, or the one `VARIANT`, `.pth` or `.npz`."""
     names = sorted(name for name in names if "/" not in name and name[:1] != ".")  # hidden: not finished
     for found in (
         *([name] for name in WEIGHTS if name in names),
@@ -160,16 +151,14 @@ def _cache_folder(repo_id: str) -> Path:
 
 def _snapshots(repo_id: str) -> list[Path]:
     """The cached commits of a model whose weights are whole."""
-    folders = sorted((_cache_folder(repo_id) / "snapshots").glob("*"))
-    return [folder for folder in folders if _has_weights(folder)]
-
-
-def _has_weights(folder: Path) -> bool:
-    with contextlib.suppress(OSError, CheckpointError):
-        weights = weights_name(folder, (path.name for path in folder.iterdir() if path.is_file()))
-        shards = shard_files(folder / weights) if weights and weights.endswith(INDEX) else {}
-        return weights is not None and all((folder / shard).is_file() for shard in shards.values())
-    return False
+    whole = []
+    for folder in sorted((_cache_folder(repo_id) / "snapshots").glob("*")):
+        with contextlib.suppress(OSError, CheckpointError):
+            weights = weights_name(folder, (path.name for path in folder.iterdir() if path.is_file()))
+            shards = shard_files(folder / weights) if weights and weights.endswith(INDEX) else {}
+            if weights is not None and all((folder / shard).is_file() for shard in shards.values()):
+                whole.append(folder)
+    return whole
 
 
 def _instead(repo_id: str) -> str:
@@ -250,11 +239,9 @@ def _disk_reason(error: Exception, folder: Path, variable: str) -> str | None:
 
 
 def torchvision_file(ref: str) -> str | None:
-    """The value of `TORCHVISION_FILES` for a name; None for a local path and names of others.
-
-    Names: `torchvision/vit_b_16` (its default weights), `torchvision/vit_b_16.IMAGENET1K_V1`, and
-    `ViT_B_16_Weights.IMAGENET1K_V1` as torchvision has it.
-    """
+    """The value of `TORCHVISION_FILES` for a name of torchvision; None for a local path and other names."""
+    # torchvision/vit_b_16 (its default weights), torchvision/vit_b_16.IMAGENET1K_V1, and torchvision's own
+    # ViT_B_16_Weights.IMAGENET1K_V1
     asked = re.fullmatch(r"(?:torchvision/(\w+)|(ViT_\w+)_Weights)(?:\.(\w+))?", ref)
     if asked is None or Path(ref).exists():
         return None

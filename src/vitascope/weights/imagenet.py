@@ -9,11 +9,8 @@ from importlib import resources
 
 @functools.cache
 def imagenet_classes() -> tuple[str, ...]:
-    """The 1000 names by the index of ILSVRC 2012: each synset's first word in WordNet.
-
-    Two words name two synsets each; those are told apart as torchvision does: "crane bird" and "crane",
-    "maillot" and "maillot tank suit".
-    """
+    """The 1000 names by the index of ILSVRC 2012: each synset's first word in WordNet."""
+    # Two words name two synsets each, told apart as torchvision does: "crane bird", "maillot tank suit".
     text = resources.files("vitascope.weights").joinpath("imagenet_classes.txt").read_text("utf-8")
     return tuple(text.splitlines())
 

@@ -57,11 +57,7 @@ def from_pretrained(
 
 
 def load_source(source: Source, family: Family, config: ModelConfig | None = None) -> Classifier:
-    """Build the model of an identified checkpoint; without `config`, with the architecture that it describes.
-
-    Raises:
-        CheckpointError: as `from_pretrained`; also pictures that are far larger than the model's image size.
-    """
+    """Build the model of an identified checkpoint; without `config`, with the described architecture."""
     found = read_config(source, family) if config is None else config
     if config is None and isinstance(found, ViTConfig) and (assumed := family.assumed(source, found)):
         log.warning(

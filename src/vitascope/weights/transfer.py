@@ -16,7 +16,7 @@ from vitascope.weights.families.own import Vitascope
 from vitascope.weights.families.timm_names import TIMM_NAMES, from_timm_name, is_readable
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.loading import from_pretrained
-from vitascope.weights.mapping import Source, State, from_family, refuse
+from vitascope.weights.mapping import Source, from_family, refuse
 from vitascope.weights.preprocess import default_preprocess, preprocess_of
 
 log = logging.getLogger(__name__)
@@ -58,19 +58,16 @@ def _our_name(name: str, overrides: dict[str, Any]) -> tuple[str, dict[str, Any]
         return name, overrides
     found = from_timm_name(name)
     if found is not None:
-        ours, options = found
-        log.info("%s is %s here: create_model(%r, %s)", name, ours, ours, _arguments(options | overrides))
-        return ours, options | overrides
+        ours, options = found[0], found[1] | overrides
+        arguments = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        log.info("%s is %s here: create_model(%r, %s)", name, ours, ours, arguments)
+        return ours, options
     if is_readable(name):
         raise UserError(
             f"unknown model {name!r}{nearest(name, [*TIMM_NAMES, *NAMED_SIZES])}; its pretrained weights "
             f"load with from_pretrained('timm/{name}')"
         )
     return name, overrides
-
-
-def _arguments(options: dict[str, Any]) -> str:
-    return ", ".join(f"{option}={value!r}" for option, value in options.items())
 
 
 # The options that fix the shape of a body; those that a name always fixes; those that it leaves to the
@@ -84,17 +81,8 @@ _RESNET_SHAPE = {"in_channels", "layers", "width", "root"}
 def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict[str, Any]) -> ModelConfig:
     """The configuration of trained weights with options changed for a new task.
 
-    A head that is no linear layer is replaced by one if a number of classes is given (paper, section 3.2: the
-    whole pre-training head is removed).
-
-    Args:
-        source: the configuration of the weights.
-        name: the name of a size that the weights must have; None takes theirs.
-        weights: the name of the weights, for messages.
-        overrides: the options to change.
-
-    Raises:
-        CheckpointError: the weights have another shape than the name or the options require.
+    Rejects weights of another shape than the options require, or the size `name`, if it is given. For another
+    number of classes a linear head replaces the whole pre-training head (paper, section 3.2).
     """
     expected = source.replace(**overrides) if name is None else named_config(name, **overrides)
     check_same_kind(weights, source, str(name), expected)
@@ -124,11 +112,7 @@ def check_same_kind(weights: str, source: ModelConfig, name: str, target: ModelC
 
 
 def transfer(source: Classifier, target: Classifier, name: str) -> list[str]:
-    """Load the weights of a trained model into another; returns notes on what was loaded and left out.
-
-    Raises:
-        CheckpointError: the bodies differ (every difference is listed).
-    """
+    """Load the weights of a trained model into another of the same body; returns notes, also on the head."""
     check_same_kind(name, source.config, "the model", target.config)
     notes = []
     if isinstance(source, VisionTransformer) and source.config.grid != target.config.grid:
@@ -142,15 +126,12 @@ def transfer(source: Classifier, target: Classifier, name: str) -> list[str]:
     names = (source.config.class_names, target.config.class_names)
     body = {key: value for key, value in state.items() if not key.startswith("head.")}
     if same_shapes and not (all(names) and names[0] != names[1]):
-        _load(target, state, name)
-        return [f"all {len(state)} tensors loaded", *notes]
-    _load(target, body | heads[1], name)
-    left_out = f"left out the head for {source.config.num_classes} classes" if heads[0] else "it has no head"
-    made = f"initialized one for {target.config.num_classes}" if heads[1] else "made none"
-    return [f"{len(body)} tensors of the body loaded", *notes, left_out, made]
-
-
-def _load(model: Classifier, state: State, name: str) -> None:
-    """Load a state whole, or reject it with every missing, extra and misshapen tensor."""
-    given = Source(name=f"{name} does not fit the model", tensors=state)
-    model.load_state_dict(from_family(Vitascope(), given, model.config))
+        chosen, notes = state, [f"all {len(state)} tensors loaded", *notes]
+    else:
+        old = f"left out the head for {source.config.num_classes} classes" if heads[0] else "it has no head"
+        new = f"initialized one for {target.config.num_classes}" if heads[1] else "made none"
+        chosen, notes = body | heads[1], [f"{len(body)} tensors of the body loaded", *notes, old, new]
+    # Loaded whole, or rejected with every missing, extra and misshapen tensor.
+    given = Source(name=f"{name} does not fit the model", tensors=chosen)
+    target.load_state_dict(from_family(Vitascope(), given, target.config))
+    return notes

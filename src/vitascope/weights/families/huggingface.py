@@ -29,7 +29,7 @@ from vitascope.weights.families.huggingface_processor import published, read_pro
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, holding, stacked
 
-_BLOCK, _LAYER = "encoder.blocks.{i}.", "encoder.layer.{i}."
+_BLOCK, _LAYER, _QKV = "encoder.blocks.{i}.", "encoder.layer.{i}.", ("query", "key", "value")
 VIT: Table = {
     "patch_embedding.*": "embeddings.patch_embeddings.projection.*",
     "class_token": "embeddings.cls_token",
@@ -37,9 +37,7 @@ VIT: Table = {
     "registers": "embeddings.register_tokens",
     "positions.weight": "embeddings.position_embeddings",
     _BLOCK + "norm1.*": _LAYER + "layernorm_before.*",
-    _BLOCK + "attention.qkv.*": stacked(
-        *(f"{_LAYER}attention.attention.{part}.*" for part in ("query", "key", "value"))
-    ),
+    _BLOCK + "attention.qkv.*": stacked(*(f"{_LAYER}attention.attention.{part}.*" for part in _QKV)),
     _BLOCK + "attention.proj.*": _LAYER + "attention.output.dense.*",
     _BLOCK + "norm2.*": _LAYER + "layernorm_after.*",
     _BLOCK + "mlp.fc1.*": _LAYER + "intermediate.dense.*",
@@ -88,9 +86,7 @@ _SPELLINGS = (
     (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
     (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
     (r"^layers\.", "encoder.layer."),
-    (r"^(encoder\..*\.attention)\.q_proj\.", r"\1.attention.query."),
-    (r"^(encoder\..*\.attention)\.k_proj\.", r"\1.attention.key."),
-    (r"^(encoder\..*\.attention)\.v_proj\.", r"\1.attention.value."),
+    *((rf"^(encoder\..*\.attention)\.{it[0]}_proj\.", rf"\1.attention.{it}.") for it in _QKV),
     (r"^(encoder\..*\.attention)\.o_proj\.", r"\1.output.dense."),
     (r"^(encoder\..*\.mlp)\.down_proj\.", r"\1.weights_out."),
 )
@@ -120,10 +116,9 @@ class HuggingFace(Family):
         kind, block, readout = model_type(config), config.block, config.readout
         dinov2, dinov3 = kind in DINOV2_TYPES, kind == "dinov3_vit"
         classifies = readout.head in ("linear", "zero")
-        distilled = readout.distillation_token
+        distilled, registers = readout.distillation_token, readout.num_registers
         against = {
-            f"a distillation token beside {readout.num_registers} registers": distilled
-            and readout.num_registers,
+            f"a distillation token beside {registers} registers": distilled and registers,
             "a distillation token and rotary positions": distilled and dinov3,
             "a distillation token and layer_scale": distilled and block.layer_scale is not None,
             "a distillation token and mlp 'swiglu'": distilled and block.mlp == "swiglu",
@@ -154,13 +149,13 @@ class HuggingFace(Family):
 
     def arriving(self, source: Source) -> Source:
         """Other spellings of names, gates in two matrices, a class token with a position beside registers."""
-        tensors: State = {}
-        for name, tensor in source.tensors.items():
+
+        def usual(name: str) -> str:
             for pattern, spelling in _SPELLINGS:
                 name = re.sub(pattern, spelling, name)
-            if name in tensors:
-                raise CheckpointError(f"{source.name}: {name} twice, with prefix and without")
-            tensors[name] = tensor
+            return name
+
+        tensors = source.renamed(usual).tensors
         if "classifier.weight" in tensors or "cls_classifier.weight" in tensors:
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("pooler.")}
         _pack_gates(tensors)

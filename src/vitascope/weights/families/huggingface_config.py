@@ -90,7 +90,11 @@ def read_options(source: Source) -> dict[str, Any]:
             "shows the number of heads; give the architecture: from_pretrained(..., config=ViTConfig(...))"
         )
     values = {**_DEFAULTS[kind], **source.config}
-    embed_dim, hidden = _widths(source, values)
+    embed_dim = int(_number(source, values, "hidden_size", least=1))
+    if "mlp_ratio" in _DEFAULTS[kind]:
+        hidden = _hidden(embed_dim, _number(source, values, "mlp_ratio"), values["use_swiglu_ffn"])
+    else:
+        hidden = int(_number(source, values, "intermediate_size"))
     options: dict[str, Any] = {
         "image_size": sides(values["image_size"], source.name),
         "patch_size": sides(values["patch_size"], source.name),
@@ -144,14 +148,6 @@ def _class_names(source: Source, count: int) -> tuple[str, ...]:
     return () if nameless or None in names else tuple(map(str, names))
 
 
-def _widths(source: Source, values: Mapping[str, Any]) -> tuple[int, int]:
-    """The widths of a token and of the MLP's hidden layer."""
-    width = _number(source, values, "hidden_size", least=1)
-    if "mlp_ratio" not in _DEFAULTS[values["model_type"]]:
-        return int(width), int(_number(source, values, "intermediate_size"))
-    return int(width), _hidden(int(width), _number(source, values, "mlp_ratio"), values["use_swiglu_ffn"])
-
-
 def _hidden(width: int, ratio: float, gated: bool) -> int:
     """The width of DINOv2's hidden layer; a gated one has two thirds, rounded up to eights."""
     hidden = int(width * ratio)
@@ -198,8 +194,14 @@ def _activation(source: Source, values: Mapping[str, Any]) -> str:
 def written_config(config: ViTConfig) -> dict[str, Any]:
     """The `config.json` of a model."""
     kind, block, swiglu = model_type(config), config.block, config.block.mlp == "swiglu"
+    classifies = config.readout.head in ("linear", "zero")
+    suffix = "ForImageClassification" if classifies else "Model"
+    suffix += "WithTeacher" if classifies and config.readout.distillation_token else ""
+    # Without a head there are no classes, and their classifier gives features.
+    names = config.class_names or tuple(f"LABEL_{index}" for index in range(config.num_classes))
+    names = names if classifies else ()
     values: dict[str, Any] = {
-        "architectures": [_CLASSES[kind] + _class_suffix(config)],
+        "architectures": [_CLASSES[kind] + suffix],
         "model_type": kind,
         "hidden_size": config.embed_dim,
         "num_hidden_layers": config.depth,
@@ -209,7 +211,8 @@ def written_config(config: ViTConfig) -> dict[str, Any]:
         "image_size": _one_or_two(config.image_hw),
         "patch_size": _one_or_two(config.patch_hw),
         "num_channels": config.in_channels,
-        **_labels(config),
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
     }
     if kind in DINOV2_TYPES:
         values |= {"mlp_ratio": whole_ratio(config), "use_swiglu_ffn": swiglu}
@@ -231,20 +234,3 @@ def written_config(config: ViTConfig) -> dict[str, Any]:
 def _one_or_two(size: tuple[int, int]) -> int | list[int]:
     """The side of a square: their ViT divides by it."""
     return size[0] if size[0] == size[1] else list(size)
-
-
-def _class_suffix(config: ViTConfig) -> str:
-    if config.readout.head not in ("linear", "zero"):
-        return "Model"
-    return "ForImageClassification" + ("WithTeacher" if config.readout.distillation_token else "")
-
-
-def _labels(config: ViTConfig) -> dict[str, Any]:
-    """Class names; without a head there are no classes, and their classifier gives features."""
-    if config.readout.head not in ("linear", "zero"):
-        return {"id2label": {}, "label2id": {}}
-    names = config.class_names or tuple(f"LABEL_{index}" for index in range(config.num_classes))
-    return {
-        "id2label": {str(index): name for index, name in enumerate(names)},
-        "label2id": {name: index for index, name in enumerate(names)},
-    }

@@ -114,12 +114,9 @@ class Jax(Family):
         return source.has(prefix + "embedding/kernel") and source.has_any(prefix + "Transformer/")
 
     def arriving(self, source: Source) -> Source:
-        """The image model with separate blocks, under vit_jax's names; `config` has the kind of resize.
-
-        Tensors under other prefixes are left out: an optimizer, a step, SigLIP's text model.
-        """
+        """The image model with separate blocks, under vit_jax's names; `config` has the kind of resize."""
         prefix = _prefix(source)
-        tensors = {
+        tensors = {  # without those of an optimizer, a step, SigLIP's text model
             name.removeprefix(prefix): tensor
             for name, tensor in source.tensors.items()
             if name.startswith(prefix)
@@ -141,12 +138,6 @@ class Jax(Family):
         return _table(config)
 
     def read_config(self, source: Source) -> ViTConfig:
-        """The architecture by the shapes.
-
-        A file without positions has big_vision's fixed ones, and an image size of 224 or the largest multiple
-        of the patch below. (A vit_jax model with `add_position_embedding=False` would look the same; none is
-        published.)
-        """
         block = BLOCK.format(i=0)
         D, heads, _ = source.shape(block + "MultiHeadDotProductAttention_1/query/kernel", 3)
         hidden = source.shape(block + "MlpBlock_3/Dense_0/kernel", 2)[1]
@@ -161,8 +152,12 @@ class Jax(Family):
             "resample": "jax",
             "pool": pool,
             **_stem_options(source),
-            **_head_options(source),
         }
+        hidden = source.has("pre_logits/kernel")
+        options["head"] = "pre_logits" if hidden else "none"
+        if source.has("head/kernel"):
+            options["head"] = "mlp" if hidden else "linear"
+            options["num_classes"] = source.shape("head/kernel", 2)[1]
         return ViTConfig.from_dict(options | _place_options(source, options["patch_size"]))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
@@ -251,16 +246,10 @@ def _stem_options(source: Source) -> dict[str, Any]:
     }
 
 
-def _head_options(source: Source) -> dict[str, Any]:
-    hidden = source.has("pre_logits/kernel")
-    if not source.has("head/kernel"):
-        return {"head": "pre_logits" if hidden else "none"}
-    return {"head": "mlp" if hidden else "linear", "num_classes": source.shape("head/kernel", 2)[1]}
-
-
 def _place_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
     """The image size that the positions were made for, and whether they cover a class token."""
     if not source.has(POSITIONS):
+        # A vit_jax model with `add_position_embedding=False` would look the same; none is published.
         size = max(1, 224 // patch[0]) * patch[0], max(1, 224 // patch[1]) * patch[1]
         return {"positions": "sincos_2d_big_vision", "image_size": size}
     length = source.shape(POSITIONS, 3)[1]

@@ -25,7 +25,7 @@ from vitascope.weights.mapping import Family, Source, State
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-# Names in facebook's files that differ from timm's.
+# Names in facebook's files that differ from timm's; at most one pattern matches.
 _TIMMS_NAMES = {
     r"(register|storage)_tokens": "reg_token",
     r"(blocks\.\d+\.)gamma_([12])": r"\1ls\2.gamma",
@@ -53,8 +53,7 @@ class PthFamily(Family):
 
 
 def imagenet(config: ViTConfig, **options: Any) -> Preprocess:
-    """ImageNet's mean and std, or 0.5 for other than 3 channels; torchvision resizes the shorter side, then
-    crops."""
+    """ImageNet's mean and std, or 0.5 for other than 3 channels; a crop after the shorter side's resize."""
     half = (0.5,) * config.in_channels
     known = config.in_channels == 3
     statistics = {"mean": IMAGENET_MEAN if known else half, "std": IMAGENET_STD if known else half}
@@ -70,10 +69,7 @@ def shorter_side(image_size: tuple[int, int], share: float) -> tuple[int, int]:
 
 
 def dino_evaluation(config: ViTConfig, **options: Any) -> Preprocess:
-    """DINO's `make_classification_eval_transform`: bicubic, a crop of 224 from 256 pixels, at any image size.
-
-    A side that 224 pixels do not fit is the largest multiple of the patch below.
-    """
+    """DINO's `make_classification_eval_transform`: a crop of 224, or the multiple of the patch below, of 256."""
     ph, pw = config.patch_hw
     size = max(ph, 224 // ph * ph), max(pw, 224 // pw * pw)
     return imagenet(config, image_size=size, resize_to=shorter_side(size, 224 / 256), **options)
@@ -87,14 +83,15 @@ def has_timms_body(source: Source) -> bool:
 
 def with_timms_names(source: Source) -> Source:
     """The same tensors under timm's names, for reading shapes."""
-    tensors = {}
-    for name, tensor in source.tensors.items():
+
+    def timms(name: str) -> str:
         for pattern, replacement in _TIMMS_NAMES.items():
-            name, renamed = re.subn(rf"\A{pattern}\Z", replacement, name)
-            if renamed:
+            name, found = re.subn(rf"\A{pattern}\Z", replacement, name)
+            if found:
                 break
-        tensors[name] = tensor
-    return dataclasses.replace(source, tensors=tensors)
+        return name
+
+    return dataclasses.replace(source, tensors={timms(name): v for name, v in source.tensors.items()})
 
 
 def square_size(source: Source, key: str, prefix: int, patch: tuple[int, int]) -> tuple[int, int]:

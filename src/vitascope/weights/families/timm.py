@@ -22,6 +22,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.storage import write_json
 from vitascope.weights.families import timm_settings
+from vitascope.weights.families.pth import IMAGENET_MEAN, IMAGENET_STD
 from vitascope.weights.families.timm_body import BODY, GIVE_CONFIG, body_options, heads, place_options
 from vitascope.weights.families.timm_names import PLAIN, is_whole, unknown, unreadable
 from vitascope.weights.families.timm_settings import ARCHITECTURES, CROP_MODES, POOLS, only_one_of
@@ -65,7 +66,8 @@ _ACTIVATIONS = {
 }
 # SigLIP's later models were trained with JAX's default GELU, the tanh approximation.
 _GELU_TANH = re.compile(r".*(patch32_siglip|(so400m|giantopt)_patch16_siglip|large_patch16_siglip\D*512)")
-# By width, depth, patch size and number of patches: with average pooling, no tensor shows that it is SigLIP.
+# Published SigLIPs whose GELU or heads differ from the usual ones, by width, depth, patch size and number of
+# patches: with average pooling, no tensor shows that it is SigLIP.
 _BY_SHAPE = {
     (768, 12, 32, 64): "vit_base_patch32_siglip_gap_256",
     (1024, 24, 16, 1024): "vit_large_patch16_siglip_gap_512",
@@ -76,13 +78,8 @@ _BY_SHAPE = {
     (1536, 40, 16, 576): "vit_giantopt_patch16_siglip_gap_384",
 }
 # timm's defaults for a `pretrained_cfg`, and those of its ViTs, for a file without any.
-_UNSAID: dict[str, Any] = {
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
-    "crop_pct": 0.875,
-    "interpolation": "bicubic",
-    "crop_mode": "center",
-}
+_UNSAID: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "crop_pct": 0.875}
+_UNSAID |= {"interpolation": "bicubic", "crop_mode": "center"}
 _VIT: dict[str, Any] = _UNSAID | {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "crop_pct": 0.9}
 
 
@@ -143,8 +140,7 @@ class Timm(Family):
         for name in _names(source):
             if is_whole(name) and (reason := unreadable(name)):
                 raise CheckpointError(f"{source.name}: {reason}")
-        tensors = {name.removeprefix("timm_model."): tensor for name, tensor in source.tensors.items()}
-        return dataclasses.replace(source, tensors=tensors)
+        return source.renamed(lambda name: name.removeprefix("timm_model."))
 
     def table(self, config: ViTConfig) -> Table:
         if config.embedding.stem != "resnet":
@@ -156,7 +152,11 @@ class Timm(Family):
         options = body_options(source)
         if options["head"] == "linear":
             check_labels(source)
-        name = name or _known_by_shape(options, source)
+        pooled = not options["class_token"] and source.has("norm.weight") and source.has("pos_embed")
+        if not name and pooled and options["mlp"] == "gelu":
+            patches = source.shape("pos_embed")[-2]
+            shapes = (options["embed_dim"], options["depth"], options["patch_size"][0], patches)
+            name = _BY_SHAPE.get(shapes, "")
         options |= {
             "num_heads": args.get("num_heads") or heads(source, options["embed_dim"], name),
             "mlp": _activation(source, name, options["mlp"], args.get("act_layer")),
@@ -245,32 +245,19 @@ def _fits(source: Source) -> bool:
     return True
 
 
-def _known_by_shape(options: Mapping[str, Any], source: Source) -> str:
-    """The published SigLIP of these shapes, whose GELU or heads differ from the usual ones; else empty."""
-    pooled = not options["class_token"] and source.has("norm.weight") and source.has("pos_embed")
-    if not pooled or options["mlp"] != "gelu":
-        return ""
-    patches = source.shape("pos_embed")[-2]
-    shapes = (options["embed_dim"], options["depth"], options["patch_size"][0], patches)
-    return _BY_SHAPE.get(shapes, "")
-
-
 def _arguments(source: Source) -> Mapping[str, Any]:
     """`model_args`: the arguments of timm's constructor beside those of the architecture."""
-    args = _section(source, "model_args") if source.config else _trained_with(source)
+    if source.config:
+        args = dict(_section(source, "model_args"))
+    else:  # the arguments that timm's training script saved
+        saved, pool = source.training.get("model_kwargs"), source.training.get("gp")
+        args = (dict(saved) if isinstance(saved, Mapping) else {}) | ({"global_pool": pool} if pool else {})
     for name, value in args.items():
         if value not in (None, False) and not _ARGUMENTS.fullmatch(name):
             raise CheckpointError(f"{source.name}: vitascope has no model with timm's {name} {value!r}")
     if "embed_dim" in args and "num_heads" not in args:  # then they are as many as at the name's own width
         raise CheckpointError(f"{source.name}: model_args has an embed_dim without num_heads; {GIVE_CONFIG}")
     return args
-
-
-def _trained_with(source: Source) -> Mapping[str, Any]:
-    """The same from the arguments that timm's training script saved."""
-    args = source.training.get("model_kwargs") or {}
-    pool = source.training.get("gp")
-    return (dict(args) if isinstance(args, Mapping) else {}) | ({"global_pool": pool} if pool else {})
 
 
 def _section(source: Source, name: str) -> Mapping[str, Any]:
@@ -327,15 +314,10 @@ def _class_names(source: Source, count: int) -> tuple[str, ...]:
         names = ()
     if len(names) == count and not all(name == f"LABEL_{index}" for index, name in enumerate(names)):
         return tuple(map(str, names))
-    return imagenet_classes() if count == 1000 and is_imagenet(_tag(source)) else ()
-
-
-def _tag(source: Source) -> str:
-    """The tag of the weights, behind the architecture's name."""
     said = source.config or source.training
     named = str(said.get("architecture", said.get("arch", source.file)))
     tag = _pretrained(source).get("tag") or named.rpartition("/")[2].partition(".")[2].partition(".")[0]
-    return str(tag)
+    return imagenet_classes() if count == 1000 and is_imagenet(str(tag)) else ()
 
 
 def _per_channel(source: Source, values: Any, channels: int) -> tuple[float, ...]:

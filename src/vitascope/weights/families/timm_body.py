@@ -33,7 +33,6 @@ BODY: Table = {
     "head.*": "head.*",
 }
 GIVE_CONFIG = "give the architecture: from_pretrained(..., config=ViTConfig(...))"
-"""Advice for checkpoints that do not show enough."""
 
 # Heads whose width is not 64: by a part of the architecture's name, and by the width of a token.
 _HEADS_BY_NAME = {"base_patch16_gap_224": 16, "giantopt": 16, "test_vit": 2}
@@ -46,10 +45,8 @@ def body_options(source: Source) -> dict[str, Any]:
     options: dict[str, Any] = {"embed_dim": D, "patch_size": (ph, pw), "in_channels": channels}
     if source.has_any("patch_embed.backbone."):
         options |= _resnet_options(source, (ph, pw))
-    wide, hidden = (
-        source.shape("blocks.0.mlp.fc1.weight", 2)[0],
-        source.shape("blocks.0.mlp.fc2.weight", 2)[1],
-    )
+    wide = source.shape("blocks.0.mlp.fc1.weight", 2)[0]
+    hidden = source.shape("blocks.0.mlp.fc2.weight", 2)[1]
     options |= {
         "depth": source.count("blocks.{i}.norm1.weight"),
         "patch_bias": source.has("patch_embed.proj.bias"),
@@ -113,10 +110,8 @@ def assumed_heads(source: Source, config: ViTConfig) -> str:
 
 
 def place_options(source: Source, options: dict[str, Any], wanted: Any) -> dict[str, Any]:
-    """The image size of `pos_embed`, (1, N, D) or (1, P + N, D), and whether it covers the prefix.
-
-    `wanted` is the configuration's image size, if it has one: a side, or (height, width).
-    """
+    """The image size of `pos_embed`, (1, N, D) or (1, P + N, D): `wanted` (a side, or height and width) or a
+    square; and whether the positions cover the prefix."""
     ph, pw = options["patch_size"]
     prefix = options["class_token"] + options["distillation_token"] + options["num_registers"]
     sides = tuple(wanted) if isinstance(wanted, list | tuple) else (wanted, wanted)

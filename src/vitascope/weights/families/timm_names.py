@@ -31,6 +31,13 @@ _OTHERS = {
 }
 # Some names that are read, to suggest the nearest.
 _EXAMPLES = (
+    "vit_tiny_patch16_224 vit_small_patch16_224 vit_small_patch32_224 vit_base_patch8_224 vit_base_patch16_224 "
+    "vit_base_patch16_384 vit_base_patch32_224 vit_large_patch16_224 vit_base_patch16_clip_224 "
+    "vit_large_patch14_clip_224 vit_base_patch16_siglip_224 vit_so400m_patch14_siglip_224 "
+    "vit_small_patch14_dinov2 vit_base_patch14_reg4_dinov2 vit_medium_patch16_reg4_gap_256 "
+    "vit_small_r26_s32_224 deit_small_patch16_224 deit_base_distilled_patch16_224 deit3_base_patch16_224 "
+    "flexivit_base"
+)
     "vit_tiny_patch16_224",
     "vit_small_patch16_224",
     "vit_small_patch32_224",
@@ -51,7 +58,7 @@ _EXAMPLES = (
     "deit_base_distilled_patch16_224",
     "deit3_base_patch16_224",
     "flexivit_base",
-)
+]
 _FAMILIES = "vit_*, deit_*, deit3_* and flexivit_*"
 
 
@@ -69,13 +76,13 @@ def unreadable(name: str) -> str | None:
     """The reason to reject an architecture although a configuration may fit its tensors; else None."""
     for word, what in _OTHERS.items():
         if re.search(rf"(^|_)({word})(_|$)", name):
-            return f"timm's {name} has {what}; no model of vitascope has that{nearest(name, _EXAMPLES)}"
+            return f"timm's {name} has {what}; no model of vitascope has that{nearest(name, _EXAMPLES.split())}"
     return None
 
 
 def unknown(name: str) -> str:
     """The reason to reject a name that is not a plain ViT's."""
-    similar = nearest(name, _EXAMPLES) if re.match("vit|deit|flexivit", name) else ""
+    similar = nearest(name, _EXAMPLES.split()) if re.match("vit|deit|flexivit", name) else ""
     return f"{name} is no plain ViT of timm's; vitascope reads {_FAMILIES}{similar}"
 
 
@@ -95,8 +102,8 @@ def _timm_name(ours: str) -> str:
     return f"vit_{width}{'' if after else suffix}{patch}{suffix if after else ''}_{family}"
 
 
+# Our names by timm's, without image size and tag.
 TIMM_NAMES: dict[str, str] = {_timm_name(ours): ours for ours in NAMED_SIZES if _timm_name(ours)}
-"""Our names by timm's, without image size and tag."""
 TIMM_NAMES |= {
     "vit_small_r26_s32": "vit_r26_s32",
     "vit_base_r50_s16": "vit_r50_b16",
@@ -105,16 +112,13 @@ TIMM_NAMES |= {
 
 
 def from_timm_name(name: str) -> tuple[str, dict[str, Any]] | None:
-    """Our name of timm's model and the options that differ; None if there is none.
-
-    Image sizes are timm's: the number at the end, 256 for DINOv3.
-    """
+    """Our name of timm's model and the options that differ, such as its image size; None if there is none."""
     found = re.fullmatch(r"(.+?)(?:_(\d{3}))?(?:\..*)?", name)
     if found is None or found[1] not in TIMM_NAMES:
         return None
     ours = TIMM_NAMES[found[1]]
     if "dinov3" in ours:
-        return ours, {"image_size": int(found[2] or 256)}
+        return ours, {"image_size": int(found[2] or 256)}  # timm's size of DINOv3
     options: dict[str, Any] = {"image_size": int(found[2])} if found[2] else {}
     if NAMED_SIZES[ours].options.get("stem") == "resnet":
         options["resnet_dialect"] = "timm"

@@ -9,8 +9,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
 
-POOLS = {"token": "cls", "avg": "mean", "map": "map"}
-"""Our names of timm's `global_pool`."""
+POOLS = {"token": "cls", "avg": "mean", "map": "map"}  # our names of timm's `global_pool`
 ARCHITECTURES = {
     (2, 2, 2, 2): "vit_small_r26_s32_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
@@ -19,12 +18,9 @@ ARCHITECTURES = {
 }
 """The hybrids by the layers of their ResNet."""
 
-CROP_MODES: dict[str, Literal["crop", "squash", "border"]] = {
-    "center": "crop",
-    "squash": "squash",
-    "border": "border",
-}
-"""Our names of timm's `crop_mode`."""
+_Resize = Literal["crop", "squash", "border"]
+# Our names of timm's `crop_mode`.
+CROP_MODES: dict[str, _Resize] = {"center": "crop", "squash": "squash", "border": "border"}
 
 
 def read_rule(image_size: tuple[int, int], crop_pct: float, crop_mode: str) -> dict[str, Any]:
@@ -100,14 +96,19 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
     """`model_args`: the arguments with which that function builds this model."""
     (ph, pw), layers, scale = config.patch_hw, config.embedding.resnet_layers, config.block.layer_scale
     step = ResNetConfig(layers=layers).stride if config.embedding.stem == "resnet" else 1
+    D, hidden = (
+        config.embed_dim,
+        config.mlp_dim * (2 if config.block.mlp == "swiglu" else 1),
+    )  # gate and value
     args: dict[str, Any] = {
         "img_size": list(config.image_hw),
         "patch_size": [ph // step, pw // step],  # on a ResNet's feature map
         "in_chans": config.in_channels,
-        "embed_dim": config.embed_dim,
+        "embed_dim": D,
         "depth": config.depth,
         "num_heads": config.num_heads,
-        "mlp_ratio": _mlp_ratio(config),
+        # timm cuts where we round.
+        "mlp_ratio": hidden / D if int(D * (hidden / D)) == hidden else (hidden + 0.5) / D,
         "qkv_bias": config.block.qkv_bias == "all",
         # Not None, which timm takes for its function's own choice; 0 is none, so a start at 0 needs another.
         "init_values": 0.0 if scale is None else scale or 1e-5,
@@ -120,12 +121,6 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
         "pos_embed": "learn" if config.embedding.positions == "learned" else "none",
     }
     return args | ({} if config.block.mlp == "swiglu" else {"act_layer": config.block.mlp})
-
-
-def _mlp_ratio(config: ViTConfig) -> float:
-    """The ratio from which timm computes our hidden width; its SwiGLU counts gate and value."""
-    hidden, D = config.mlp_dim * (2 if config.block.mlp == "swiglu" else 1), config.embed_dim
-    return hidden / D if int(D * (hidden / D)) == hidden else (hidden + 0.5) / D  # timm cuts where we round
 
 
 def _pretrained(config: ViTConfig, preprocess: Preprocess) -> dict[str, Any]:

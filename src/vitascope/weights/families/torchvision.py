@@ -12,7 +12,6 @@ loads it. It has no place for class names and preprocessing.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 from vitascope.data.preprocess import Preprocess
@@ -41,22 +40,16 @@ TABLE: Table = {
     "head.*": "heads.head.*",
 }
 
-# The MLP's names before torchvision 0.14, which its own loading still takes.
-_OLD_MLP = re.compile(r"(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_([12])\.(weight|bias)")
-
 # How the published weights were evaluated, by their file: the share of the resized picture that the crop
 # keeps, and the filter. All others: 224 of 256 pixels, bilinear.
 _PLAIN = (224 / 256, "bilinear")
 _WHOLE = (1.0, "bicubic")
 _PUBLISHED = {
-    "vit_l_16-852ce7e3": (224 / 242, "bilinear"),
-    "vit_b_16_swag-9ac1b537": _WHOLE,
-    "vit_b_16_lc_swag-4e70ced5": _WHOLE,
-    "vit_l_16_swag-4f3808c9": _WHOLE,
-    "vit_l_16_lc_swag-4d563306": _WHOLE,
-    "vit_h_14_swag-80465313": _WHOLE,
-    "vit_h_14_lc_swag-c1eb923e": _WHOLE,
+    stem: _WHOLE
+    for stem in (file.removesuffix(".pth") for file in TORCHVISION_FILES.values())
+    if "_swag-" in stem
 }
+_PUBLISHED["vit_l_16-852ce7e3"] = (224 / 242, "bilinear")
 
 
 class Torchvision(pth.PthFamily):
@@ -78,13 +71,11 @@ class Torchvision(pth.PthFamily):
         return source.has("encoder.pos_embedding") and source.has_any("encoder.layers.encoder_layer_0.")
 
     def arriving(self, source: Source) -> Source:
-        """The MLP under its present names."""
-
-        def renamed(name: str) -> str:
-            old = _OLD_MLP.fullmatch(name)
-            return f"{old[1]}.{3 * (int(old[2]) - 1)}.{old[3]}" if old else name
-
-        return dataclasses.replace(source, tensors={renamed(k): v for k, v in source.tensors.items()})
+        """The MLP under its present names; those before torchvision 0.14 are `linear_1` and `linear_2`."""
+        old, number = r"(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_", {"1": "0", "2": "3"}
+        return source.renamed(
+            lambda name: re.sub(rf"\A{old}([12])\.", lambda found: f"{found[1]}.{number[found[2]]}.", name)
+        )
 
     def table(self, config: ViTConfig) -> Table:
         return TABLE
