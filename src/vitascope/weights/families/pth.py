@@ -69,7 +69,7 @@ def shorter_side(image_size: tuple[int, int], share: float) -> tuple[int, int]:
 
 
 def dino_evaluation(config: ViTConfig, **options: Any) -> Preprocess:
-    """DINO's `make_classification_eval_transform`: a crop of 224, or the multiple of the patch below, of 256."""
+    """DINO's `make_classification_eval_transform`: a crop of 224 (or the patches that fit) of 256."""
     ph, pw = config.patch_hw
     size = max(ph, 224 // ph * ph), max(pw, 224 // pw * pw)
     return imagenet(config, image_size=size, resize_to=shorter_side(size, 224 / 256), **options)

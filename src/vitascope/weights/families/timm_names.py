@@ -30,35 +30,14 @@ _OTHERS = {
     r"dinov3": "rotary positions in timm's layout; DINOv3 is read from facebook's and transformers' files",
 }
 # Some names that are read, to suggest the nearest.
-_EXAMPLES = (
-    "vit_tiny_patch16_224 vit_small_patch16_224 vit_small_patch32_224 vit_base_patch8_224 vit_base_patch16_224 "
-    "vit_base_patch16_384 vit_base_patch32_224 vit_large_patch16_224 vit_base_patch16_clip_224 "
-    "vit_large_patch14_clip_224 vit_base_patch16_siglip_224 vit_so400m_patch14_siglip_224 "
-    "vit_small_patch14_dinov2 vit_base_patch14_reg4_dinov2 vit_medium_patch16_reg4_gap_256 "
-    "vit_small_r26_s32_224 deit_small_patch16_224 deit_base_distilled_patch16_224 deit3_base_patch16_224 "
-    "flexivit_base"
-)
-    "vit_tiny_patch16_224",
-    "vit_small_patch16_224",
-    "vit_small_patch32_224",
-    "vit_base_patch8_224",
-    "vit_base_patch16_224",
-    "vit_base_patch16_384",
-    "vit_base_patch32_224",
-    "vit_large_patch16_224",
-    "vit_base_patch16_clip_224",
-    "vit_large_patch14_clip_224",
-    "vit_base_patch16_siglip_224",
-    "vit_so400m_patch14_siglip_224",
-    "vit_small_patch14_dinov2",
-    "vit_base_patch14_reg4_dinov2",
-    "vit_medium_patch16_reg4_gap_256",
-    "vit_small_r26_s32_224",
-    "deit_small_patch16_224",
-    "deit_base_distilled_patch16_224",
-    "deit3_base_patch16_224",
-    "flexivit_base",
-]
+_EXAMPLES = """
+    vit_tiny_patch16_224 vit_small_patch16_224 vit_small_patch32_224 vit_base_patch8_224 vit_base_patch16_224
+    vit_base_patch16_384 vit_base_patch32_224 vit_large_patch16_224 vit_base_patch16_clip_224
+    vit_large_patch14_clip_224 vit_base_patch16_siglip_224 vit_so400m_patch14_siglip_224
+    vit_small_patch14_dinov2 vit_base_patch14_reg4_dinov2 vit_medium_patch16_reg4_gap_256
+    vit_small_r26_s32_224 deit_small_patch16_224 deit_base_distilled_patch16_224 deit3_base_patch16_224
+    flexivit_base
+"""
 _FAMILIES = "vit_*, deit_*, deit3_* and flexivit_*"
 
 
@@ -76,7 +55,8 @@ def unreadable(name: str) -> str | None:
     """The reason to reject an architecture although a configuration may fit its tensors; else None."""
     for word, what in _OTHERS.items():
         if re.search(rf"(^|_)({word})(_|$)", name):
-            return f"timm's {name} has {what}; no model of vitascope has that{nearest(name, _EXAMPLES.split())}"
+            similar = nearest(name, _EXAMPLES.split())
+            return f"timm's {name} has {what}; no model of vitascope has that{similar}"
     return None
 
 
