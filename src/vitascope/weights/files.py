@@ -87,8 +87,8 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    """Read every tensor of a file: safetensors, PyTorch's pickle, `.npz` or the index of shards, by its content
-    where that is clear. Wrappers (`WRAPPERS`) and prefixes that all names share are removed."""
+    """Read every tensor of a file: safetensors, PyTorch's pickle, `.npz` or the index of shards, by its
+    content where that is clear. Wrappers (`WRAPPERS`) and prefixes that all names share are removed."""
     found = _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
     if not found.tensors:
         raise refusal(path, described([path.name]) or "no tensors in it")

@@ -29,6 +29,7 @@ INDEX = ".index.json"  # of a checkpoint in several files
 WEIGHTS = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
 # transformers' `save_pretrained(..., variant="fp16")`, in one file
 VARIANT = re.compile(r"(pytorch_)?model\.(?!.*-of-)[\w-]+\.(safetensors|bin)")
+_OF_TIMM = re.compile("^hf[-_]hub:")  # how timm marks a name of the hub
 _RNG_STATE = re.compile(r"rng_state\w*\.pth")  # of transformers' Trainer: no weights
 FILE_ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".npz", ".json")
 TORCHVISION_URL = "https://download.pytorch.org/models/"
@@ -51,7 +52,7 @@ def is_hub_id(ref: str) -> bool:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    name = _hub_name(ref)
+    name = _OF_TIMM.sub("", ref)
     owned = name.count("/") == 1 or name != ref
     if not owned or len(name) > MAX_ID or name.endswith(FILE_ENDINGS) or name.startswith("torchvision/"):
         return False
@@ -68,7 +69,7 @@ def fetch_hub(repo_id: str, revision: str | None = None) -> Path:
     """
     from huggingface_hub import HfApi, constants
 
-    repo_id, revision = _hub_name(repo_id), revision or constants.DEFAULT_REVISION
+    repo_id, revision = _OF_TIMM.sub("", repo_id), revision or constants.DEFAULT_REVISION
     with _explaining(repo_id, revision):
         try:
             info = HfApi().model_info(repo_id, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
@@ -99,10 +100,6 @@ def weights_name(place: object, names: Iterable[str]) -> str | None:
         if found:
             return found[0]
     return None
-
-
-def _hub_name(ref: str) -> str:
-    return re.sub("^hf[-_]hub:", "", ref)  # as timm writes it
 
 
 def _download(repo_id: str, revision: str, commit: str, names: list[str]) -> Path:

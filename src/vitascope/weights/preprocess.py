@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from typing import cast
 
 from vitascope.data.preprocess import Preprocess
@@ -9,15 +11,26 @@ from vitascope.model.classifier import Classifier
 from vitascope.model.sizes import ModelConfig
 from vitascope.weights.files import CheckpointError
 
+log = logging.getLogger(__name__)
+
+_WARNED: weakref.WeakSet[Classifier] = weakref.WeakSet()  # models whose preprocessing was assumed
 MAX_ENLARGED = 4  # times the model's side: the largest pictures that it gets, 16 times as many tokens
 SMALL_PICTURE = 512  # the side up to which pictures fit a model of any size
 
 
 def preprocess_of(model: Classifier) -> Preprocess:
-    """The preprocessing that a model carries; for a bare `VisionTransformer(config)`, the default."""
-    if model.preprocess is None:
-        return default_preprocess(model.config)
-    return cast("Preprocess", model.preprocess)
+    """The preprocessing that a model carries; for a bare `VisionTransformer(config)`, the default, with a
+    warning the first time."""
+    if model.preprocess is not None:
+        return cast("Preprocess", model.preprocess)
+    assumed = default_preprocess(model.config)
+    if model not in _WARNED:
+        _WARNED.add(model)
+        log.warning(
+            "the model has no preprocessing; assuming a centre crop of %dx%d pixels, mean 0.5 and std 0.5; "
+            "if that is wrong, set model.preprocess = Preprocess(...)", *assumed.image_size,
+        )  # fmt: skip
+    return assumed
 
 
 def default_preprocess(config: ModelConfig) -> Preprocess:

@@ -12,16 +12,12 @@ from typing import Any, Literal
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.families.pth import imagenet, shorter_side
+from vitascope.weights.families.pth import IMAGENET_MEAN, IMAGENET_STD, imagenet, shorter_side
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.preprocess import default_preprocess
 
 _HALF = (0.5, 0.5, 0.5)
-_IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
-_CLIP = {
-    "image_mean": (0.48145466, 0.4578275, 0.40821073),
-    "image_std": (0.26862954, 0.26130258, 0.27577711),
-}
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _SWITCHES = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")
 _STEPS = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
 _SQUASH = {**_STEPS, "size": 224, "resample": 2, "image_mean": _HALF, "image_std": _HALF}
@@ -30,17 +26,12 @@ _CROP = {**_SQUASH, "resample": 3, "do_center_crop": True, "crop_size": 224}
 _PROCESSORS: dict[str, dict[str, Any]] = {
     "ViT": _SQUASH,
     "DeiT": {**_CROP, "size": 256},
-    "Bit": {**_CROP, **_CLIP, "size": {"shortest_edge": 224}},
-    "DINOv3ViT": {**_SQUASH, **_IMAGENET},
+    "Bit": {**_CROP, "image_mean": _CLIP_MEAN, "image_std": _CLIP_STD, "size": {"shortest_edge": 224}},
+    "DINOv3ViT": {**_SQUASH, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD},
     "Siglip": {**_SQUASH, "resample": 3},
 }
-_OF_MODEL = {
-    "vit": "ViT",
-    "deit": "DeiT",
-    "dinov2": "Bit",
-    "dinov2_with_registers": "Bit",
-    "dinov3_vit": "DINOv3ViT",
-}
+_OF_MODEL = {"vit": "ViT", "deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit"}
+_OF_MODEL["dinov3_vit"] = "DINOv3ViT"
 _Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 _RESAMPLE: dict[int, _Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
@@ -71,15 +62,21 @@ def read_processor(name: str, told: Mapping[str, Any], model_type: str, config: 
         )
     if values["resample"] not in list(_RESAMPLE):
         raise CheckpointError(f"{name}: resample {values['resample']!r} is none of {_RESAMPLE}")
-    mean, std = _statistics(name, values, config)
+    # For pixels in [0, 1]; theirs are for pixels in [0, 255] times a factor.
+    scale = 255 * values["rescale_factor"] if values["do_rescale"] else 255.0
+    if not (isinstance(scale, int | float) and scale > 0):
+        raise CheckpointError(f"{name}: rescale_factor {values['rescale_factor']!r} of a processor")
+    if not values["do_normalize"]:
+        values |= {"image_mean": (0.0,), "image_std": (1.0,)}
+    mean, std = (_per_channel(name, values[key], config) for key in ("image_mean", "image_std"))
     if kind in ("Bit", "Siglip") and isinstance(values["size"], int):
         values["size"] = {"shortest_edge": values["size"]}
     return Preprocess(
         **_geometry(name, values, config),
         channels=config.in_channels,
         interpolation=_RESAMPLE[values["resample"]],
-        mean=mean,
-        std=std,
+        mean=tuple(value / scale for value in mean),
+        std=tuple(value / scale for value in std),
     )
 
 
@@ -120,19 +117,6 @@ def sides(value: Any, name: str) -> tuple[int, int]:
     if not (whole and len(both) == 2):
         raise CheckpointError(f"{name}: {value!r} is no size")
     return both[0], both[1]
-
-
-def _statistics(
-    name: str, values: Mapping[str, Any], config: ViTConfig
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std for pixels in [0, 1]; theirs are for pixels in [0, 255] times a factor."""
-    scale = 255 * values["rescale_factor"] if values["do_rescale"] else 255.0
-    if not (isinstance(scale, int | float) and scale > 0):
-        raise CheckpointError(f"{name}: rescale_factor {values['rescale_factor']!r} of a processor")
-    normalizes = values["do_normalize"]
-    mean = _per_channel(name, values["image_mean"] if normalizes else (0.0,), config)
-    std = _per_channel(name, values["image_std"] if normalizes else (1.0,), config)
-    return tuple(value / scale for value in mean), tuple(value / scale for value in std)
 
 
 def _per_channel(name: str, values: Any, config: ViTConfig) -> tuple[float, ...]:

@@ -298,9 +298,7 @@ def convolution(ours: str, theirs: str) -> Table:
 
 def _permuted(name: str, ours: tuple[int, ...]) -> Stored:
     theirs = tuple(ours.index(axis) for axis in range(len(ours)))
-    return reshaped(
-        name, lambda tensor: tensor.permute(theirs), lambda tensor: tensor.permute(ours).contiguous()
-    )
+    return reshaped(name, lambda it: it.permute(theirs), lambda it: it.permute(ours).contiguous())
 
 
 def resnet(config: ViTConfig) -> Iterable[Table]:

@@ -44,11 +44,7 @@ TABLE: Table = {
 # keeps, and the filter. All others: 224 of 256 pixels, bilinear.
 _PLAIN = (224 / 256, "bilinear")
 _WHOLE = (1.0, "bicubic")
-_PUBLISHED = {
-    stem: _WHOLE
-    for stem in (file.removesuffix(".pth") for file in TORCHVISION_FILES.values())
-    if "_swag-" in stem
-}
+_PUBLISHED = {file[:-4]: _WHOLE for file in TORCHVISION_FILES.values() if "_swag-" in file}
 _PUBLISHED["vit_l_16-852ce7e3"] = (224 / 242, "bilinear")
 
 
@@ -63,8 +59,7 @@ class Torchvision(pth.PthFamily):
 
     def objections(self, config: ViTConfig) -> list[str]:
         reasons = pth.not_square(config, "image_size", "patch_size")
-        if config.in_channels != 3:
-            reasons.append(f"in_channels {config.in_channels}")
+        reasons += [f"in_channels {config.in_channels}"] if config.in_channels != 3 else []
         return reasons or pth.untold(config)
 
     def recognizes(self, source: Source) -> bool:
@@ -99,13 +94,14 @@ class Torchvision(pth.PthFamily):
             "mlp_ratio": hidden / D,
             "head": "mlp" if source.has("heads.pre_logits.weight") else "linear",
         }
-        if is_published(source) and options["num_classes"] == 1000:  # every one is of ImageNet-1k
+        # The published names have digits of the content, and every one of them is of ImageNet-1k.
+        if source.file in TORCHVISION_FILES.values() and options["num_classes"] == 1000:
             options["class_names"] = imagenet_classes()
         return ViTConfig.from_dict(options)
 
     def assumed(self, source: Source, config: ViTConfig) -> str:
         named = re.fullmatch(r"vit_(b|l|h)_(14|16|32)", str(source.training.get("arch", "")))
-        return "" if is_published(source) or named else assumed_heads(source, config)
+        return "" if source.file in TORCHVISION_FILES.values() or named else assumed_heads(source, config)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The preprocessing of the published file of this name, or that of the plain weights."""
@@ -114,8 +110,3 @@ class Torchvision(pth.PthFamily):
         return pth.imagenet(
             config, resize_to=pth.shorter_side(config.image_hw, share), interpolation=interpolation
         )
-
-
-def is_published(source: Source) -> bool:
-    """Whether a file has the name, with digits of its content, under which torchvision publishes it."""
-    return source.file in TORCHVISION_FILES.values()
