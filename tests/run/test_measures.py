@@ -130,7 +130,7 @@ def test_a_score_that_guessing_may_reach_is_no_better(right: int, labels, no_bet
     assert score.no_better == no_better
     assert bool(score.warning()) == no_better
     assert ("trained weights" in score.warning()) == no_better
-    assert "--weights" not in score.warning(from_scratch=False)
+    assert "trained weights" not in score.warning(from_scratch=False)
 
 
 def test_a_score_says_its_interval_and_what_it_is_compared_with() -> None:
