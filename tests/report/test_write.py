@@ -376,9 +376,9 @@ def test_large_pictures_stay_small(tmp_path, quick, monkeypatch) -> None:
         (data / "train" / name).mkdir(parents=True)
         (data / "test" / name).mkdir(parents=True)
         for number in range(26):
-            pixels = draw.integers(0, 256, (400, 400, 3), dtype=np.uint8)
+            pixels = draw.integers(0, 256, (320, 320, 3), dtype=np.uint8)
             part = "train" if number < 2 else "test"
-            Image.fromarray(pixels).save(data / part / name / f"{number}.jpg", quality=95)
+            Image.fromarray(pixels).save(data / part / name / f"{number}.png", compress_level=0)
     run = tmp_path / "run"
     options = {"image_size": 320, "patch_size": 160, "epochs": 1, "lr": 1e-30}
     train.train(tiny_config(data, run=str(run), **options))

@@ -63,7 +63,7 @@ def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int
     per_epoch = epochs[-1]["step"] / epochs[-1]["epoch"] if epochs else 1.0
     if steps and name in steps[0]:
         x, y = _thinned([step["step"] / per_epoch for step in steps]), _thinned(values_of(steps, name))
-        faint: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.8, "label": "train, single steps"}
+        faint: dict[str, Any] = {"alpha": 0.5, "linewidth": 0.8, "label": "train, single steps"}
         axes.plot(x, y, color=SERIES[0], **({"linewidth": 1.6} if name == "lr" else faint))
     plain(axes, xlabel="epoch" if epochs else "step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -85,7 +85,7 @@ def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int
         axes.axvline(kept, color=GREY, linestyle=":", linewidth=1, label=f"kept, epoch {kept}")
     if name != "loss":
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(fontsize=8, facecolor="white", edgecolor="none", framealpha=0.75)  # legible over a curve
 
 
 def values_of(records: Records, name: str) -> npt.NDArray[np.float64]:
@@ -126,7 +126,7 @@ def draw_confusion(
         cell.set_in_layout(False)
         axes.add_patch(cell)
         if K <= WITH_COUNTS:
-            count, ink = str(confusion[true, guess]), "white" if strengths[true, guess] > 0.6 else INK
+            count, ink = str(confusion[true, guess]), "white" if strengths[true, guess] > 0.8 else INK
             text = axes.text(guess, true, count, ha="center", va="center", color=ink, fontsize=9)
             text.set_in_layout(False)
     if K <= MAX_CLASSES:
