@@ -27,7 +27,7 @@ from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.model.classifier import evaluation_mode
 from vitascope.model.hardware import resolve_device, resolve_precision
-from vitascope.training.tasks.distill import BothHeads
+from vitascope.training.tasks.classify import BothHeads
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
 

@@ -119,7 +119,8 @@ def test_an_image_that_cannot_be_read_counts_as_a_loss_of_nothing(data) -> None:
     gradients = []
     for each in (five, alone):
         trainer.optimizer.zero_grad()
-        loss = trainer._backward(each, each.planned, epoch=0)
+        ((part, weight),) = trainer._parts(each)
+        loss = trainer._backward(part, weight, epoch=0)
         gradients.append((loss, [p.grad.clone() for p in trainer.module.parameters() if p.grad is not None]))
     (share, ours), (mean, theirs) = gradients
     assert float(share) == pytest.approx(float(mean) * 5 / 8, rel=1e-6)

@@ -13,7 +13,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import augmentation_of
-from vitascope.training.optim import MOMENTUM, learning_rate, peak_rate
+from vitascope.training.optim import MOMENTUM, learning_rate
 from vitascope.training.recipes import GROUP_OF, RECIPES, TrainConfig, default_recipe
 from vitascope.weights.saving import save_pretrained
 
@@ -237,7 +237,7 @@ def test_every_recipe_makes_a_run_of_a_folder_of_photos_or_says_the_way_out(
         optimization = dataclasses.replace(optimization, warmup_steps=0)
     last = optimization.epochs * steps - 1
     rates = [learning_rate(optimization, optimization.batch_size, step, steps) for step in (0, last)]
-    peak = peak_rate(optimization, optimization.batch_size)
+    peak = optimization.lr * (optimization.batch_size / optimization.lr_batch if optimization.lr_batch else 1)
     assert all(0 < rate <= peak for rate in rates)
 
 

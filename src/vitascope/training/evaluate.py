@@ -113,24 +113,22 @@ def html_table(values: Mapping[str, Any]) -> str:
 @torch.inference_mode()
 def predict_split(model: nn.Module, loader: Loader, *, precision: torch.dtype = torch.float32) -> Evaluation:
     """Evaluate a model on every readable image of a split; each of several processes gets the whole."""
-    logits: list[Tensor] = []
-    labels: list[Tensor] = []
-    indices: list[npt.NDArray[np.int64]] = []
+    computed: list[tuple[Tensor, Tensor, npt.NDArray[np.int64]]] = []
     with evaluation_mode(model):
         for batch in loader.epoch():
             with torch.autocast(batch.pixels.device.type, precision, enabled=precision != torch.float32):
-                logits.append(model(loader.preprocess.normalize(batch.pixels)).float())  # (B, K)
-            labels.append(batch.labels)
-            indices.append(batch.indices)
+                logits = model(loader.preprocess.normalize(batch.pixels)).float()  # (B, K)
+            computed.append((logits, batch.labels, batch.indices))
     # Copied at the end: each copy waits for the accelerator, which would have no next batch meanwhile.
-    logits, labels = ([part.cpu() for part in parts] for parts in (logits, labels))
-    parts = gather((logits, labels, indices, loader.unreadable))
-    if not any(len(truth) for part in parts for truth in part[1]):
+    copied = [(logits.cpu(), labels.cpu(), indices) for logits, labels, indices in computed]
+    parts = gather((copied, loader.unreadable))
+    batches = [batch for part, _ in parts for batch in part]
+    if not any(len(labels) for _, labels, _ in batches):
         raise UserError(f"no image of the {loader.images.name} set could be read")
-    places = np.concatenate([place for part in parts for place in part[2]])
+    places = np.concatenate([indices for _, _, indices in batches])
     order = np.argsort(places, kind="stable")
-    outputs = torch.cat([logit for part in parts for logit in part[0]])[order]  # (N, K)
-    truths = torch.cat([truth for part in parts for truth in part[1]])[order]  # (N,)
+    outputs = torch.cat([logits for logits, _, _ in batches])[order]  # (N, K)
+    truths = torch.cat([labels for _, labels, _ in batches])[order]  # (N,)
     return Evaluation(
         split=loader.images.name,
         class_names=loader.images.class_names,
@@ -138,7 +136,7 @@ def predict_split(model: nn.Module, loader: Loader, *, precision: torch.dtype = 
         labels=truths.numpy(),
         probabilities=outputs.softmax(dim=1).numpy(),
         loss=float(F.cross_entropy(outputs, truths)),
-        unreadable=tuple({path: reason for part in parts for path, reason in part[3].items()}.values()),
+        unreadable=tuple({path: reason for _, part in parts for path, reason in part.items()}.values()),
     )
 
 
@@ -162,8 +160,7 @@ def evaluate(
         device: `auto`, or a torch device.
 
     Raises:
-        UserError: no such model or data, a model without a head, unknown classes, or no data for a model that
-            is not a run.
+        UserError: no such model or data, no head, unknown classes, or no data for a model that is no run.
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")

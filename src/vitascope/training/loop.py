@@ -27,6 +27,7 @@ from vitascope.model.hardware import suitable_threads
 from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
+from vitascope.training import distributed
 from vitascope.training.checkpoint.folders import checkpoints, save_checkpoint, to_resume
 from vitascope.training.checkpoint.state import (
     all_finite,
@@ -36,17 +37,6 @@ from vitascope.training.checkpoint.state import (
     restore_model,
     restore_optimizer,
     run_identity,
-)
-from vitascope.training.distributed import (
-    gather,
-    is_first,
-    largest,
-    rank,
-    reducing,
-    shard,
-    spread,
-    sum_over_processes,
-    world_size,
 )
 from vitascope.training.optim import freeze_body, learning_rate, optimizer_of, train_mode, update_average
 from vitascope.training.progress import Progress
@@ -91,9 +81,9 @@ class Trainer:
         self.average = copy.deepcopy(self.module).requires_grad_(False).eval() if options.ema else None
         if options.freeze:
             freeze_body(model)
-        self.parallel = spread(self.module, engine.parallel, device)
-        if self.average is not None and self.parallel is self.module and world_size() > 1:
-            shard(self.average, device)
+        self.parallel = distributed.spread(self.module, engine.parallel, device)
+        if self.average is not None and self.parallel is self.module and distributed.world_size() > 1:
+            distributed.shard(self.average, device)
         if engine.compile:
             self.module.compile()
         self.optimizer = optimizer_of(self.module, options)
@@ -120,7 +110,7 @@ class Trainer:
             seed=seed,
             device=self.device,
             workers=self.config.engine.workers,
-            part=(rank(), world_size()),
+            part=(distributed.rank(), distributed.world_size()),
             crop_scale=1.0 if seed is None else self.config.augmentation.crop_scale,
         )
 
@@ -134,10 +124,10 @@ class Trainer:
         images = len(self.train_loader)
         epoch, batch = divmod(self.step, self.steps_per_epoch)
         done = epoch * images + batch * self.batch_size
-        progress = Progress(self.config.optimization.epochs, images, done, shown=is_first())
+        progress = Progress(self.config.optimization.epochs, images, done, shown=distributed.is_first())
         progress.left_out(self._unreadable())
-        recorder = self.run.write_metrics(self.step) if is_first() else None
-        stopping = stop_signals(patient=world_size() > 1)
+        recorder = self.run.write_metrics(self.step) if distributed.is_first() else None
+        stopping = stop_signals(patient=distributed.world_size() > 1)
         try:
             with self.threads, torch.random.fork_rng(devices=[]), stopping as stop:
                 self._loop(recorder, progress, stop)
@@ -156,7 +146,7 @@ class Trainer:
                 loss = self._training_step(batch, epoch)
                 progress.advance(batch.planned)
                 if self.step % RECORD_EVERY == 0:
-                    value = float(sum_over_processes({"loss": loss})["loss"])
+                    value = float(distributed.sum_over_processes({"loss": loss})["loss"])
                     self._check_finite(value)
                     if recorder is not None:
                         recorder.record("step", self.step, {"loss": value, "lr": self.rate})
@@ -165,7 +155,7 @@ class Trainer:
                 now = time.monotonic()
                 self.seconds, clock = self.seconds + now - clock, now
                 due = now - saved >= self.config.engine.checkpoint_seconds
-                save, signum = largest(due, stop.signum)
+                save, signum = distributed.largest(due, stop.signum)
                 if save or signum:
                     self.save()
                     saved = time.monotonic()
@@ -176,13 +166,14 @@ class Trainer:
     def _training_step(self, batch: Batch, epoch: int) -> Tensor:
         """Forward, backward, update; returns this process's share of the global batch's mean loss."""
         # All randomness is a function of the seed and the counters.
-        torch.manual_seed(step_seed(self.config.seed, self.step * world_size() + rank()))
+        draw = self.step * distributed.world_size() + distributed.rank()
+        torch.manual_seed(step_seed(self.config.seed, draw))
         options = self.config.optimization
         self.rate = learning_rate(options, self.batch_size, self.step, self.steps_per_epoch)
         parts = self._parts(batch)
         total = torch.zeros((), device=self.device)
         for number, (part, weight) in enumerate(parts):
-            with reducing(self.parallel, number == len(parts) - 1):
+            with distributed.reducing(self.parallel, number == len(parts) - 1):
                 total += self._backward(part, weight, epoch)
         if parts:  # otherwise no image of the batch could be read
             self._update()
@@ -195,7 +186,7 @@ class Trainer:
         # Shares of the planned images: the weight of an image does not depend on unreadable others.
         split = batch.split(accumulate) if len(batch.labels) else []
         parts = [(part, len(part.labels) / batch.planned) for part in split]
-        if world_size() > 1:  # each takes part in collective operations, if need be with a black image
+        if distributed.world_size() > 1:  # for collective operations, if need be with a black image
             pixels, labels = batch.pixels.new_zeros(1, *batch.pixels.shape[1:]), batch.labels.new_zeros(1)
             black = dataclasses.replace(batch, pixels=pixels, labels=labels, indices=np.zeros(1, np.int64))
             parts += [(black, 0.0)] * (accumulate - len(parts))
@@ -207,7 +198,7 @@ class Trainer:
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             loss, sums = self.task.loss(self.parallel, examples)
         # The gradients are averaged over the processes, hence the factor.
-        self.scaler.scale(loss * (weight * world_size())).backward()
+        self.scaler.scale(loss * (weight * distributed.world_size())).backward()
         images = 1.0 if weight else 0.0
         self.sums = {name: self.sums.get(name, 0.0) + images * value for name, value in sums.items()}
         return loss.detach() * weight
@@ -251,7 +242,7 @@ class Trainer:
 
     def _end_epoch(self, epoch: int, recorder: MetricsWriter | None, progress: Progress) -> None:
         """Validate, record, and save the weights if they are the best so far."""
-        sums = sum_over_processes(self.sums)
+        sums = distributed.sum_over_processes(self.sums)
         means = {name: float(total / sums["count"]) for name, total in sums.items() if name != "count"}
         self._check_finite(means["loss"])
         self.sums = {}
@@ -275,13 +266,13 @@ class Trainer:
 
     def _unreadable(self) -> dict[str, str]:
         """Path and reason of the unreadable images that the processes have found so far."""
-        found = gather({**self.train_loader.unreadable, **self.val_loader.unreadable})
+        found = distributed.gather({**self.train_loader.unreadable, **self.val_loader.unreadable})
         return {path: reason for part in found for path, reason in part.items()}
 
     def save_model(self, folder: Path) -> None:
         """Save the trained model to a model folder, also if it is sharded."""
-        state = model_state(self.trained) if world_size() > 1 else self.trained.state_dict()
-        if not is_first():
+        state = model_state(self.trained) if distributed.world_size() > 1 else self.trained.state_dict()
+        if not distributed.is_first():
             return
         model = build(self.model_config)
         model.preprocess = self.preprocess
@@ -293,7 +284,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint with everything that the next step depends on."""
-        (broken,) = largest(not all_finite(self.module))
+        (broken,) = distributed.largest(not all_finite(self.module))
         if broken:
             self._check_finite(math.nan, "a weight")
         state: dict[str, Any] = {
@@ -302,7 +293,7 @@ class Trainer:
             "average": None if self.average is None else model_state(self.average, whole=False),
             "optimizer": optimizer_state(self.module, self.optimizer),
             "scaler": self.scaler.state_dict(),
-            "sums": self.sums if world_size() == 1 else sum_over_processes(self.sums),
+            "sums": self.sums if distributed.world_size() == 1 else distributed.sum_over_processes(self.sums),
             "best_loss": self.best_loss,
             "seconds": self.seconds,
         }
@@ -310,7 +301,7 @@ class Trainer:
 
     def restore(self, found: tuple[int, dict[str, Any]] | None) -> None:
         """Continue from a checkpoint (step, state), if there is one."""
-        if is_first():
+        if distributed.is_first():
             shutil.rmtree(self.run.figures, ignore_errors=True)
         if found is None:
             return
@@ -323,7 +314,7 @@ class Trainer:
         if state["scaler"]:  # empty if the run has had another precision so far
             self.scaler.load_state_dict(state["scaler"])
         self.best_loss, self.seconds = state["best_loss"], state["seconds"]
-        if is_first():
+        if distributed.is_first():
             self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
         else:
             self.sums = {name: torch.zeros((), device=self.device) for name in state["sums"]}
@@ -332,7 +323,7 @@ class Trainer:
 def images_at_once(config: TrainConfig) -> int:
     """The number of images that a process computes at once."""
     assert config.optimization.batch_size is not None
-    return max(1, config.optimization.batch_size // (world_size() * config.engine.accumulate))
+    return max(1, config.optimization.batch_size // (distributed.world_size() * config.engine.accumulate))
 
 
 def augmentation_of(config: TrainConfig) -> tuple[Augmentation, Mixing | None]:
@@ -341,10 +332,10 @@ def augmentation_of(config: TrainConfig) -> tuple[Augmentation, Mixing | None]:
     if config.task == "masked" and (options.mixup or options.cutmix):
         raise UserError("mixup and cutmix mix labels too, and pre-training has no labels; leave them out")
     names = ("flip", "crop_scale", "shift", "rotate", "color_jitter", "erase")
-    operations, magnitude, probability = options.randaugment, options.magnitude, options.operation_probability
-    randaugment = (
-        RandAugment(num_ops=operations, magnitude=magnitude, probability=probability) if operations else None
-    )
+    randaugment = None
+    if options.randaugment:
+        drawn = {"magnitude": options.magnitude, "probability": options.operation_probability}
+        randaugment = RandAugment(num_ops=options.randaugment, **drawn)
     augmentation = Augmentation(randaugment=randaugment, **{name: getattr(options, name) for name in names})
     mixes = options.mixup or options.cutmix
     return augmentation, Mixing(mixup=options.mixup, cutmix=options.cutmix) if mixes else None

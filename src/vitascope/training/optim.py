@@ -68,14 +68,9 @@ def train_mode(model: nn.Module, *, frozen: bool) -> None:
             part.train(name == "head")
 
 
-def peak_rate(options: Optimization, batch_size: int) -> float:
-    """The peak learning rate: `lr`, scaled linearly with the batch size if `lr_batch` is set."""
-    return options.lr if options.lr_batch is None else options.lr * batch_size / options.lr_batch
-
-
 def learning_rate(options: Optimization, batch_size: int, step: int, steps_per_epoch: int) -> float:
     """The learning rate of a step, counted from 0: linear warm-up to the peak, then the schedule."""
-    peak = peak_rate(options, batch_size)
+    peak = options.lr if options.lr_batch is None else options.lr * batch_size / options.lr_batch
     total = options.epochs * steps_per_epoch
     if options.warmup_steps is not None and options.warmup_steps >= total:
         epochs = counted(options.epochs, "epoch")

@@ -174,13 +174,7 @@ RECIPES["finetune"] = BASE.replace(epochs=20, lr=1e-4, layer_decay=0.75, crop_sc
 # The head alone, on frozen features, which measures the features (Chen et al. 2020, section 4). There is no
 # regularization, which would be measured too.
 RECIPES["linear-probe"] = RECIPES["finetune"].replace(
-    freeze=True,
-    lr=1e-3,
-    layer_decay=1.0,
-    warmup_epochs=0.0,
-    weight_decay=0.0,
-    label_smoothing=0.0,
-    ema=0.0,
+    freeze=True, lr=1e-3, layer_decay=1.0, warmup_epochs=0.0, weight_decay=0.0, label_smoothing=0.0, ema=0.0
 )
 
 # The common options of the published recipes below.

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from vitascope.errors import Interrupted
 from vitascope.run.run import Run
 
-Restore = Callable[[], None]
-
 
 @dataclasses.dataclass
 class Stop:
@@ -26,7 +24,7 @@ def stop_signals(*, patient: bool = False) -> Iterator[Stop]:
     """Turn SIGINT and SIGTERM into a request to stop after the step; a second signal acts at once."""
     stop = Stop()
 
-    def request(signum: int, restore: Restore) -> None:
+    def request(signum: int, restore: Callable[[], None]) -> None:
         stop.signum = signum
         if not patient:
             restore()
@@ -38,11 +36,10 @@ def stop_signals(*, patient: bool = False) -> Iterator[Stop]:
 @contextmanager
 def stopped_at_once(run: Run) -> Iterator[None]:
     """Turn SIGINT and SIGTERM into `Interrupted`, for work that a later command repeats from its start."""
-    received = 0
+    stop = Stop()
 
-    def interrupt(signum: int, restore: Restore) -> None:
-        nonlocal received
-        received = signum
+    def interrupt(signum: int, restore: Callable[[], None]) -> None:
+        stop.signum = signum
         restore()
         raise KeyboardInterrupt  # passes every `except Exception`
 
@@ -50,13 +47,13 @@ def stopped_at_once(run: Run) -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt as error:
-            if not received:
+            if not stop.signum:
                 raise
-            raise Interrupted(run.path, received, finished=run.finished) from error
+            raise Interrupted(run.path, stop.signum, finished=run.finished) from error
 
 
 @contextmanager
-def _handling(act: Callable[[int, Restore], None]) -> Iterator[None]:
+def _handling(act: Callable[[int, Callable[[], None]], None]) -> Iterator[None]:
     """Handle both signals with `act(signum, restore)`; only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield

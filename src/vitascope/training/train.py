@@ -32,25 +32,15 @@ from vitascope.report.write import write_report
 from vitascope.run.layout import has_model
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
+from vitascope.training import distributed
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.defaults import resolve_config
-from vitascope.training.distributed import (
-    by_all,
-    by_first,
-    is_first,
-    join_processes,
-    lost_connection,
-    print_first,
-    rank,
-    world_size,
-)
 from vitascope.training.evaluate import Evaluation, data_frame, html_table
 from vitascope.training.loop import Trainer, images_at_once
 from vitascope.training.recipes import GROUP_OF, TrainConfig
 from vitascope.training.signals import stopped_at_once
-from vitascope.training.tasks.classify import Classify
-from vitascope.training.tasks.distill import Distill
+from vitascope.training.tasks.classify import Classify, Distill
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
@@ -106,11 +96,6 @@ class PretrainResult(RunResult):
 
     model: VisionTransformer
     evaluation: PatchEvaluation
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """`loss`, and `accuracy` if patches are classified."""
-        return self.evaluation.metrics
 
 
 def train(config: TrainConfig | None = None, *, recipe: str | None = None, **options: Any) -> TrainResult:
@@ -183,15 +168,15 @@ def resume(run: str | PathLike[str], **engine: Any) -> TrainResult | PretrainRes
             f"{found.path}: this run has finished; `vitascope train --weights {named} --data DATA` trains "
             f"its model further, in a new run; `vitascope evaluate {named}` evaluates it"
         )
-    device = join_processes(config.engine.device)
+    device = distributed.join_processes(config.engine.device)
     with _locked(found), explaining_memory():
-        config, model_config, splits = by_all(lambda: _reopen(found, config))
+        config, model_config, splits = distributed.by_all(lambda: _open(config, found))
         trainer = build_trainer(found, config, model_config, splits, device)
         if checkpoint is None:
             trainer.restore(folders.load_checkpoint(found.path))
         else:
             trainer.restore(folders.load_checkpoint_at(checkpoint))
-            if is_first():
+            if distributed.is_first():
                 folders.discard_newer(checkpoint)
         _announce(trainer)
         trainer.fit()
@@ -215,17 +200,17 @@ def _configured(config: TrainConfig | None, recipe: str | None, options: dict[st
 
 def _run(config: TrainConfig) -> TrainResult | PretrainResult:
     """Create a run, train and finish it; a run that cannot start leaves no folder."""
-    device = join_processes(config.engine.device)
-    config, model_config, splits = by_all(lambda: _open(config))
-    run = by_first(lambda: Run.create(config.to_dict(), processes=world_size()))
+    device = distributed.join_processes(config.engine.device)
+    config, model_config, splits = distributed.by_all(lambda: _open(config))
+    run = distributed.by_first(lambda: Run.create(config.to_dict(), processes=distributed.world_size()))
     with _locked(run), explaining_memory():
         try:
             with explaining_memory():
                 trainer = build_trainer(run, config, model_config, splits, device)
-            if is_first():
+            if distributed.is_first():
                 run.record_split(splits)
         except (UserError, KeyboardInterrupt):
-            if is_first():
+            if distributed.is_first():
                 shutil.rmtree(run.path)
             raise
         _announce(trainer)
@@ -235,20 +220,16 @@ def _run(config: TrainConfig) -> TrainResult | PretrainResult:
         return _finish(trainer)
 
 
-def _open(config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
-    """The resolved configuration, that of the model, and the data."""
-    splits = open_data(config.data, seed=config.seed, labelled=config.task == "classify")
-    return *resolve_config(config, splits), splits
-
-
-def _reopen(run: Run, config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
-    """As `_open`, with the recorded splits; the first process compares all images by content."""
-    opened = run.open_data(check=("train", "val", "test") if is_first() else ())
+def _open(config: TrainConfig, run: Run | None = None) -> tuple[TrainConfig, ModelConfig, Splits]:
+    """The resolved configuration, that of the model, and the data, which a resumed run has recorded."""
+    if run is None:
+        splits = open_data(config.data, seed=config.seed, labelled=config.task == "classify")
+        return *resolve_config(config, splits), splits
+    # The first process compares all images by content, the others by name.
+    opened = run.open_data(check=("train", "val", "test") if distributed.is_first() else ())
     if opened.restored is not None and not opened.restored.complete:
-        raise UserError(
-            f"{run.path} cannot be resumed: {opened.note}; restore the data, or start another run"
-        )
-    if opened.note and is_first():
+        raise UserError(f"{run.path} cannot be resumed: {opened.note}; restore the data or start another run")
+    if opened.note and distributed.is_first():
         log.warning("%s", opened.note)
     return *resolve_config(config, opened.splits), opened.splits
 
@@ -256,12 +237,12 @@ def _reopen(run: Run, config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Sp
 @contextmanager
 def _locked(run: Run) -> Iterator[None]:
     """Hold the run folder, and explain lost connections to other processes in one line."""
-    with run.lock() if is_first() else nullcontext():
-        by_first(lambda: None)
+    with run.lock() if distributed.is_first() else nullcontext():
+        distributed.by_first(lambda: None)
         try:
             yield
         except RuntimeError as error:
-            if not lost_connection(error):
+            if not distributed.lost_connection(error):
                 raise
             named, saved = shlex.quote(str(run.path)), folders.checkpoints(run.path)
             where = f"it continues from {saved[-1].name}" if saved else "no checkpoint was saved yet"
@@ -270,8 +251,9 @@ def _locked(run: Run) -> Iterator[None]:
                 advice = f"the model is saved; `vitascope report {named}` draws its figures and report"
             reason = re.sub(r"^\[.*?\] *", "", str(error)).partition(". ")[0].partition("\n")[0][:200]
             raise UserError(
-                f"process {rank()} of {world_size()} has lost its connection to another process, which has "
-                f"ended or hangs: its own message or signal is the cause; {advice} ({reason})"
+                f"process {distributed.rank()} of {distributed.world_size()} has lost its connection to "
+                "another process, which has ended or hangs: its own message or signal is the cause; "
+                f"{advice} ({reason})"
             ) from error
 
 
@@ -301,7 +283,7 @@ def start_model(config: TrainConfig, model_config: ModelConfig, channels: int) -
     notes = transfer(weights, model, config.weights)
     if channels == 3 and model_config.in_channels == 1:
         notes.append("this model is grey: colour images are converted to grey")
-    print_first(f"weights of {config.weights}: {'; '.join(notes)}")
+    distributed.print_first(f"weights of {config.weights}: {'; '.join(notes)}")
     return model
 
 
@@ -331,8 +313,8 @@ def _announce(trainer: Trainer) -> None:
     data = "\n       ".join(described(trainer.splits))
     parameters = sum(p.numel() for p in trainer.module.parameters())
     start = "" if trainer.step == 0 else f", from step {trainer.step:,}"
-    several = f", {world_size()} processes" if world_size() > 1 else ""
-    print_first(
+    several = f", {distributed.world_size()} processes" if distributed.world_size() > 1 else ""
+    distributed.print_first(
         f"data   {config.data}: {data}\n"
         f"model  {parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}\n"
         f"run    {trainer.run.path}: {counted(config.optimization.epochs, 'epoch')} of "
@@ -351,16 +333,16 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
         kept = run.checkpoints / config.optimization.keep
         if config.optimization.keep == "last":
             trainer.save_model(kept)
-        by_first(lambda: None)  # until it is written
+        distributed.by_first(lambda: None)  # until it is written
         model = from_pretrained(kept).to(trainer.device)
         loader, seconds = trainer.loader(final), trainer.seconds
         finished = Finished(run, config, model, trainer.trained, loader, trainer.precision, seconds)
-        print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
+        distributed.print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
         tested = trainer.task.test(finished)
         if config.task == "classify" and config.data == "digits" and final.name == "test":
-            print_first(f"       {digits_baseline():.2%} scikit-learn's SVC() on the same split")
-        by_first(lambda: _save(trainer, model, tested))
-        figures, report = by_first(lambda: _draw(trainer, finished, tested))
+            distributed.print_first(f"       {digits_baseline():.2%} scikit-learn's SVC() on the same split")
+        distributed.by_first(lambda: _save(trainer, model, tested))
+        figures, report = distributed.by_first(lambda: _draw(trainer, finished, tested))
     made: dict[str, Any] = {"run": run.path, "model": model.cpu(), "seconds": trainer.seconds}
     made |= {"figures": figures, "report": report}
     return (TrainResult if config.task == "classify" else PretrainResult)(evaluation=tested, **made)
@@ -386,6 +368,6 @@ def _draw(trainer: Trainer, finished: Finished, tested: Any) -> tuple[dict[str, 
     advice = f"the model is saved in {run.model_folder}: {later}"
     with explaining_failure(run.path, "the figures", advice):
         figures = trainer.task.draw(finished, tested)
-    print_first("writing the report")
+    distributed.print_first("writing the report")
     with explaining_failure(run.path, "the report", advice):
         return figures, write_report(run, splits=trainer.splits, device=str(trainer.device))

@@ -1,11 +1,24 @@
+import copy
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from tests.model import random_images, small_model
+from tests.model import random_images, small_model, with_preprocess
+from tests.training import write_folder
+from vitascope.data.formats.folder import read_tree
+from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
-from vitascope.training.tasks.classify import Classify
+from vitascope.errors import UserError
+from vitascope.model.vit import VisionTransformer
+from vitascope.training.options import Distillation
+from vitascope.training.tasks.classify import BothHeads, Classify, Distill, MeanOfHeads
 from vitascope.training.tasks.task import Examples
+from vitascope.training.tasks.teachers import Teacher
+from vitascope.weights.preprocess import default_preprocess
 
 
 def examples_of(labels: torch.Tensor, targets: torch.Tensor) -> Examples:
@@ -41,3 +54,240 @@ def test_mixed_targets_are_learned_as_they_are_and_counted_by_the_images_own_cla
     smoothed = 0.7 * targets + 0.1
     torch.testing.assert_close(loss, -(smoothed * F.log_softmax(logits, dim=1)).sum(dim=1).mean())
     assert sums["correct"] == (logits.argmax(dim=1) == labels).sum()
+
+
+# Distillation
+
+
+K = 5
+OURS = Preprocess(image_size=(32, 32), mean=(0.2, 0.5, 0.6), std=(0.3, 0.2, 0.4))
+THEIRS = Preprocess(image_size=(32, 32), mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.3))
+
+
+def student(seed: int = 0, **options) -> VisionTransformer:
+    return small_model(seed, distillation_token=True, **options)
+
+
+def teacher(preprocess: Preprocess = THEIRS) -> Teacher:
+    model = small_model(seed=7, in_channels=preprocess.channels).requires_grad_(False)
+    return Teacher(name="the teacher", model=with_preprocess(model, preprocess))
+
+
+def distill(label_smoothing: float = 0.0, **options) -> Distill:
+    return Distill(
+        options=Distillation(**options),
+        preprocess=OURS,
+        teacher=teacher(),
+        label_smoothing=label_smoothing,
+    )
+
+
+def examples(count: int = 6, mixed: bool = False) -> Examples:
+    labels = torch.arange(count) % K
+    targets = F.one_hot(labels, K) * 0.7 + F.one_hot(labels.flip(0), K) * 0.3 if mixed else labels
+    return Examples(
+        images=random_images(count, 3, 32, 32).sigmoid(),
+        labels=labels,
+        targets=targets,
+        indices=np.arange(count),
+        seed=0,
+        epoch=0,
+    )
+
+
+@torch.no_grad()
+def answers(task: Distill, model: VisionTransformer, batch: Examples) -> tuple[Tensor, Tensor, Tensor]:
+    """Class head, distillation head and teacher, each (B, K) in float64, computed one by one."""
+    pooled = model.embed(
+        (batch.images - torch.tensor(OURS.mean).view(3, 1, 1)) / torch.tensor(OURS.std).view(3, 1, 1)
+    )
+    class_token, distillation_token = pooled[:, :16], pooled[:, 16:]
+    seen = (batch.images - torch.tensor(THEIRS.mean).view(3, 1, 1)) / torch.tensor(THEIRS.std).view(3, 1, 1)
+    by_label, by_teacher = model.head.linear(class_token), model.head.distillation(distillation_token)
+    return by_label.double(), by_teacher.double(), task.teacher.model(seen).double()
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_hard_distillation_is_equation_3(mixed: bool) -> None:
+    task, model, batch = distill(distill="hard", label_smoothing=0.2), student(), examples(mixed=mixed)
+    loss, _ = task.loss(task.module(model), batch)
+    by_label, by_teacher, taught = answers(task, model, batch)
+    total = 0.0
+    for row in range(6):
+        targets = F.one_hot(batch.targets, K)[row] if not mixed else batch.targets[row]
+        smoothed = targets.double() * 0.8 + 0.2 / K
+        decision = int(taught[row].argmax())  # never smoothed
+        from_label = -(smoothed * by_label[row].log_softmax(0)).sum()
+        from_teacher = -by_teacher[row].log_softmax(0)[decision]
+        total += float(0.5 * from_label + 0.5 * from_teacher) / 6
+    assert loss.item() == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("tau", [1.0, 3.0])
+def test_soft_distillation_is_equation_2(tau: float) -> None:
+    task, model, batch = distill(distill="soft", temperature=tau, distill_weight=0.1), student(), examples()
+    loss, _ = task.loss(task.module(model), batch)
+    by_label, by_teacher, taught = answers(task, model, batch)
+    total = 0.0
+    for row in range(6):
+        p = [float(value) for value in (taught[row] / tau).softmax(0)]
+        q = [float(value) for value in (by_teacher[row] / tau).softmax(0)]
+        divergence = sum(a * np.log(a / b) for a, b in zip(p, q, strict=True))
+        from_label = -float(by_label[row].log_softmax(0)[batch.labels[row]])
+        total += (0.9 * from_label + 0.1 * tau**2 * divergence) / 6
+    assert loss.item() == pytest.approx(total, rel=1e-5)
+
+
+def test_a_teacher_of_no_weight_leaves_the_loss_of_the_class_head() -> None:
+    task, model, batch = distill(distill_weight=0.0, label_smoothing=0.1), student(), examples(mixed=True)
+    loss, _ = task.loss(task.module(model), batch)
+    by_label, _ = BothHeads(model)(OURS.normalize(batch.images))
+    torch.testing.assert_close(loss, F.cross_entropy(by_label, batch.targets, label_smoothing=0.1))
+    loss.backward()
+    assert not model.head.distillation.weight.grad.any()
+
+
+def test_a_teacher_of_all_the_weight_leaves_no_say_to_the_labels() -> None:
+    model, batch = student(), examples()
+    for kind in ("hard", "soft"):
+        task = distill(distill=kind, distill_weight=1.0)
+        model.zero_grad()
+        task.loss(task.module(model), batch)[0].backward()
+        assert not model.head.linear.weight.grad.any()
+        assert model.head.distillation.weight.grad.any()
+
+
+def test_sums_count_the_mean_of_both_heads_and_what_the_teacher_agrees_with() -> None:
+    task, model, batch = distill(), student(), examples()
+    loss, sums = task.loss(task.module(model), batch)
+    _, by_teacher, taught = answers(task, model, batch)
+    assert sums.keys() == {"loss", "correct", "count", "agree"}
+    torch.testing.assert_close(sums["loss"], loss.detach() * 6)
+    said = model(OURS.normalize(batch.images)).argmax(1)
+    assert sums["correct"] == (said == batch.labels).sum()
+    assert sums["agree"] == (by_teacher.argmax(1) == taught.argmax(1)).sum()
+    assert sums["count"] == 6
+    assert not any(value.requires_grad for value in sums.values())
+
+
+def test_correct_is_what_both_heads_say_together() -> None:
+    """Each alone is surer of another class."""
+
+    class Torn(nn.Module):
+        def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+            right, *wrong = (F.one_hot((batch.labels + step) % K, K) for step in range(3))
+            return 2.0 * right + 3.0 * wrong[0], 2.0 * right + 3.0 * wrong[1]
+
+    batch = examples()
+    assert distill().loss(Torn(), batch)[1]["correct"] == 6
+
+
+def test_a_student_that_copies_its_teacher_agrees_with_it() -> None:
+    class Copying(nn.Module):
+        def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+            taught = task.teacher(
+                (images * torch.tensor(OURS.std).view(3, 1, 1)) + torch.tensor(OURS.mean).view(3, 1, 1)
+            )
+            return 100.0 * F.one_hot(batch.labels, K), taught
+
+    task, batch = distill(distill="soft"), examples()
+    loss, sums = task.loss(Copying(), batch)
+    assert loss.item() == pytest.approx(0, abs=1e-5)
+    assert sums["correct"] == sums["agree"] == sums["count"] == 6
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_only_the_student_learns(kind: str) -> None:
+    task, model = distill(distill=kind), student()
+    module = task.module(model)
+    before = copy.deepcopy(task.teacher.model.state_dict())
+    assert {id(p) for p in module.parameters()} == {id(p) for p in model.parameters()}
+    module.train()
+    task.loss(module, examples())[0].backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert all(parameter.grad is None for parameter in task.teacher.model.parameters())
+    assert not task.teacher.model.training
+    assert all(torch.equal(before[name], value) for name, value in task.teacher.model.state_dict().items())
+
+
+def test_losses_are_taken_in_float32_under_autocast() -> None:
+    task, model, batch = distill(distill="soft"), student(), examples()
+    exact, _ = task.loss(task.module(model), batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded, sums = task.loss(task.module(model), batch)
+    assert rounded.dtype == sums["loss"].dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_a_student_learns_from_a_teacher_without_ever_seeing_a_label(kind: str) -> None:
+    """The teacher says which quarter of an image is bright; the labels that are given are wrong."""
+
+    class Bright(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return 20 * images.mean(dim=(1, 2)).unflatten(1, (4, 8)).mean(dim=2)  # columns in four bands
+
+    plain = Preprocess(image_size=(32, 32))
+    task = Distill(
+        options=Distillation(distill=kind, distill_weight=1.0),
+        preprocess=plain,
+        teacher=Teacher(name="bright", model=with_preprocess(Bright(), plain)),
+    )
+    torch.manual_seed(0)
+    model = VisionTransformer(student(num_classes=4, depth=1).config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    bands = torch.arange(64) % 4
+    images = 0.3 * torch.rand(64, 3, 32, 32)
+    for image, band in zip(images, bands, strict=True):
+        image[:, :, 8 * band : 8 * band + 8] += 0.6
+    wrong = (bands + 1) % 4
+    batch = Examples(images=images, labels=wrong, targets=wrong, indices=np.arange(64), seed=0, epoch=0)
+    for _ in range(100):
+        loss, sums = task.loss(task.module(model), batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    _, by_teacher = BothHeads(model)(plain.normalize(images))
+    assert sums["agree"] == 64
+    assert torch.equal(by_teacher.argmax(1), bands)
+
+
+def test_a_student_without_a_second_token_is_refused() -> None:
+    with pytest.raises(UserError, match="needs a distillation token"):
+        distill().module(small_model())
+    with pytest.raises(UserError, match="needs a distillation token"):
+        distill().module(small_model(distillation_token=True, head="none"))
+
+
+def test_teacher_and_student_see_the_same_channels() -> None:
+    colour, grey = THEIRS, Preprocess(image_size=(32, 32), channels=1, mean=(0.5,), std=(0.5,))
+    for theirs, ours, message in (
+        (grey, colour, r"1 channel \(grey\), the student of 3 channels \(colour\)"),
+        (colour, grey, r"3 channels \(colour\), the student of 1 channel \(grey\)"),
+    ):
+        with pytest.raises(UserError, match=f"teacher the teacher takes images of {message}"):
+            Distill(options=Distillation(), preprocess=ours, teacher=teacher(theirs))
+
+
+@pytest.fixture
+def loader(tmp_path: Path) -> Loader:
+    root = write_folder(tmp_path / "data", per_class=5, side=32)
+    (root / "dark" / "000.png").unlink()  # four of one class, five of the other
+    return Loader(read_tree(root), default_preprocess(student().config), batch_size=3)
+
+
+def test_validation_measures_the_mean_of_both_heads_and_gives_the_mode_back(loader: Loader) -> None:
+    task, model = distill(), student(num_classes=2)
+    module = task.module(model).train()
+    assert task.validate(module, loader, torch.float32) == Classify(OURS).validate(
+        model, loader, torch.float32
+    )
+    assert module.training
+    assert model.training
+    task.validate(module.eval(), loader, torch.float32)
+    assert not model.training
+
+
+def test_the_mean_of_heads_is_what_the_model_says() -> None:
+    model, images = student(), random_images(2, 3, 32, 32)
+    torch.testing.assert_close(MeanOfHeads(BothHeads(model))(images), model(images))

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ from vitascope.weights.saving import save_pretrained
 from vitascope.weights.transfer import adapted, transfer
 
 TARGETS = ("mean_color", "downsampled", "pixels")
+
+
+def corruption_by(task: Masked, seed: int, epoch: int, indices: np.ndarray) -> Corruption:
+    return corruption(seed, epoch, indices, math.prod(task.config.grid), task.masking.corrupt)
 
 
 def masked_task(target: str = "mean_color", corrupt: float = 0.5, **options: Any) -> Masked:
@@ -147,7 +152,7 @@ def test_a_hidden_patch_has_no_gradient_and_all_others_do(masked: bool) -> None:
 def test_nothing_that_is_hidden_changes_what_is_said(target: str) -> None:
     task = masked_task(target)
     module, images = small_module(task), random_images(6, 3, 32, 32)
-    drawn = task.corruption(0, 0, np.arange(6))
+    drawn = corruption_by(task, 0, 0, np.arange(6))
     hidden = torch.zeros(6, 16, dtype=torch.bool)
     hidden.scatter_(1, drawn.places, drawn.masked | (drawn.sources != drawn.places))
     pixels = hidden.view(6, 1, 4, 4).repeat_interleave(8, 2).repeat_interleave(8, 3)  # (B, 1, H, W)
@@ -228,7 +233,7 @@ def test_mask_and_the_head_start_at_zero() -> None:
 def test_the_module_compiles_to_one_graph() -> None:
     task = masked_task(depth=1, positions="rotary")
     module, images = small_module(task), random_images(2, 3, 32, 32)
-    drawn = task.corruption(0, 0, np.arange(2))
+    drawn = corruption_by(task, 0, 0, np.arange(2))
     torch.compiler.reset()
     compiled: Any = torch.compile(module, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(images, *drawn), module(images, *drawn))
@@ -241,7 +246,7 @@ def test_the_module_compiles_to_one_graph() -> None:
 def test_only_corrupted_patches_are_asked_for(target: str) -> None:
     task, images = masked_task(target), pictures(12, 3, 32, 32)
     said = 0.1 * random_images(12, 8, task.target.outputs)
-    drawn = task.corruption(4, 1, np.arange(10, 22))
+    drawn = corruption_by(task, 4, 1, np.arange(10, 22))
 
     assert (drawn.sources != drawn.places).any()
 

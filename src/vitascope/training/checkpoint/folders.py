@@ -2,9 +2,7 @@
 
 A checkpoint is a folder `checkpoints/step-00001234/` with `state.pt`, the shards of several processes
 (`shards.py`), and `manifest.json` with the size and the SHA-256 of every file. It is written aside, flushed
-and renamed. Only then are old checkpoints removed; they are renamed before their files are deleted.
-
-All processes of a run call these functions together.
+and renamed; only then are old ones renamed, then removed. All processes call these functions.
 """
 
 from __future__ import annotations

@@ -173,8 +173,7 @@ class Masked:
 
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
         """The mean loss of the corrupted patches, and sums of the images' means, as `Target.measure` has."""
-        drawn = self.corruption(examples.seed, examples.epoch, examples.indices)
-        means = self._means(module, examples.images, drawn)
+        means = self._means(module, examples.images, examples.seed, examples.epoch, examples.indices)
         loss = means["loss"].sum() / max(1, len(examples.images))
         return loss, {name: values.detach().sum() for name, values in means.items()}
 
@@ -184,9 +183,9 @@ class Masked:
         sums: Sums = {}
         with evaluation_mode(module):
             for batch in loader.epoch():
-                drawn = self.corruption(0, 0, batch.indices)  # the same every time
                 with torch.autocast(batch.pixels.device.type, precision, enabled=precision != torch.float32):
-                    means = self._means(module, batch.pixels.float() / 255, drawn)
+                    images = batch.pixels.float() / 255
+                    means = self._means(module, images, 0, 0, batch.indices)  # the same corruption every time
                 sums = {name: sums.get(name, 0) + values.double().sum() for name, values in means.items()}
         sums = sum_over_processes(sums)
         if not sums.get("count"):
@@ -210,12 +209,11 @@ class Masked:
         """The figures that `test` has drawn."""
         return tested.figures
 
-    def corruption(self, seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> Corruption:
-        """`corruption` with this task's patches and share."""
-        return corruption(seed, epoch, indices, math.prod(self.config.grid), self.masking.corrupt)
-
-    def _means(self, module: nn.Module, images: Tensor, drawn: Corruption) -> dict[str, Tensor]:
+    def _means(
+        self, module: nn.Module, images: Tensor, seed: int, epoch: int, indices: npt.NDArray[np.int64]
+    ) -> dict[str, Tensor]:
         """The mean measures of each image's corrupted patches, and a `count` of 1, (B,) each."""
+        drawn = corruption(seed, epoch, indices, math.prod(self.config.grid), self.masking.corrupt)
         drawn = drawn.to(images.device)
         outputs = module(self.preprocess.normalize(images), *drawn)  # (B, n, outputs)
         means = self.target.measure(outputs, take_patches(self.target.targets(images), drawn.places))
@@ -238,7 +236,8 @@ def draw_masked(
         with contextlib.suppress(ImageError):  # the loader has reported it
             arrays.append(task.preprocess.pixels(images.sources[index]))
     pixels = torch.from_numpy(np.stack(arrays)).to(device) / 255  # (n, C, H, W)
-    drawn = task.corruption(0, 0, np.arange(len(pixels))).to(device)
+    N = math.prod(task.config.grid)
+    drawn = corruption(0, 0, np.arange(len(pixels)), N, task.masking.corrupt).to(device)
     with evaluation_mode(module):
         outputs = module(task.preprocess.normalize(pixels), *drawn)
     target, (patch, grid) = task.target, (task.config.patch_hw, task.config.grid)

@@ -79,7 +79,14 @@ def open_teacher(
             raise UserError(f"teacher {ref} gives features, not classes: a teacher needs a head")
     model = model.float().eval().requires_grad_(False).to(device)
     teacher = Teacher(name=ref, model=model, precision=precision)
-    order = class_order(ref, names, _count_classes(teacher, device), class_names)
+    shape = (1, teacher.preprocess.channels, *teacher.preprocess.image_size)
+    try:
+        output = teacher(torch.zeros(shape, device=device))
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"teacher {ref} does not take images {shape}: {_line(error)}") from error
+    if output.ndim != 2:
+        raise UserError(f"teacher {ref} returns {tuple(output.shape[1:])} for an image, which are not logits")
+    order = class_order(ref, names, output.shape[1], class_names)
     places = None if order is None else torch.tensor(order, device=device)
     return dataclasses.replace(teacher, order=places)
 
@@ -113,20 +120,6 @@ def class_order(ref: str, theirs: tuple[str, ...], count: int, ours: tuple[str, 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more or "none"
-
-
-def _count_classes(teacher: Teacher, device: torch.device | str) -> int:
-    """The number of the teacher's classes, from its output for a black image."""
-    shape = (1, teacher.preprocess.channels, *teacher.preprocess.image_size)
-    try:
-        output = teacher(torch.zeros(shape, device=device))
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"teacher {teacher.name} does not take images {shape}: {_line(error)}") from error
-    if output.ndim != 2:
-        raise UserError(
-            f"teacher {teacher.name} returns {tuple(output.shape[1:])} for an image, which are not logits"
-        )
-    return output.shape[1]
 
 
 class _Foreign(nn.Module):
@@ -176,18 +169,14 @@ def _from_transformers(ref: str, name: str) -> tuple[nn.Module, tuple[str, ...]]
     if unset:  # transformers initializes them at random with a warning
         raise UserError(f"teacher {ref} has no weights for {_some(unset)}: is it a classifier?")
     names = tuple(model.config.id2label[index] for index in sorted(model.config.id2label))
-    return _ForeignTransformer(model, _probed_preprocess(ref, outputs, colours)), names
-
-
-def _probed_preprocess(ref: str, outputs: Tensor, colours: Tensor) -> Preprocess:
-    """The size, mean and std of any of the dozens of processors, from its outputs for uniform images."""
+    # There are dozens of processors: the outputs for uniform images tell size, mean and std.
     size = (outputs.shape[2], outputs.shape[3])
     black, white = outputs[:2].double().amin(dim=(2, 3))  # (C,) each, the same at every pixel
     if outputs.shape[1] == 3 and bool((white > black).all()):
         std = 1 / (white - black)
         preprocess = Preprocess(image_size=size, mean=tuple((-black * std).tolist()), std=tuple(std.tolist()))
         if torch.allclose(preprocess.normalize(colours).expand_as(outputs), outputs.float(), atol=1e-4):
-            return preprocess
+            return _ForeignTransformer(model, preprocess), names
     raise UserError(f"teacher {ref}: its processor does more than resize, crop and normalize")
 
 
