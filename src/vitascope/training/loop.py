@@ -96,9 +96,7 @@ class Trainer:
         self.steps_per_epoch = self.train_loader.batches_per_epoch
         learning_rate(options, self.batch_size, 0, self.steps_per_epoch)  # rejects an endless warm-up
         self.identity = run_identity(config, self.model_config, splits.train)
-        self.step = 0
-        self.best_loss = math.inf
-        self.seconds = 0.0
+        self.step, self.seconds, self.best_loss = 0, 0.0, math.inf
         self.sums: Sums = {}
 
     def loader(self, images: ImageSet, seed: int | None = None) -> Loader:
@@ -276,9 +274,8 @@ class Trainer:
             return
         model = build(self.model_config)
         model.preprocess = self.preprocess
-        names = model.state_dict().keys()
         own = {name.removeprefix("body."): value for name, value in state.items()}
-        model.load_state_dict({name: own[name] for name in names})
+        model.load_state_dict({name: own[name] for name in model.state_dict()})
         with explaining_failure(folder, "the model", to_resume(self.run.path)):
             save_pretrained(model, folder)
 

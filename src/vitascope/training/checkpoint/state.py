@@ -1,4 +1,4 @@
-"""The state of a run: state dicts of model and optimizer; its identity."""
+"""The state of a run: its identity, and state dicts that are the same for one process, DDP and FSDP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from vitascope.training.distributed import world_size
 from vitascope.training.recipes import GROUP_OF, TrainConfig
 
 _PLACES = ("data", "run", "weights", "teacher")  # files may be moved
-# The functions below are the same for one process, DDP and FSDP.
 _WHOLE = StateDictOptions(full_state_dict=True, strict=True)
 
 

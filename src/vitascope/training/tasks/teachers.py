@@ -169,14 +169,18 @@ def _from_transformers(ref: str, name: str) -> tuple[nn.Module, tuple[str, ...]]
     if unset:  # transformers initializes them at random with a warning
         raise UserError(f"teacher {ref} has no weights for {_some(unset)}: is it a classifier?")
     names = tuple(model.config.id2label[index] for index in sorted(model.config.id2label))
-    # There are dozens of processors: the outputs for uniform images tell size, mean and std.
+    return _ForeignTransformer(model, _probed_preprocess(ref, outputs, colours)), names
+
+
+def _probed_preprocess(ref: str, outputs: Tensor, colours: Tensor) -> Preprocess:
+    """The size, mean and std of any of the dozens of processors, from its outputs for uniform images."""
     size = (outputs.shape[2], outputs.shape[3])
     black, white = outputs[:2].double().amin(dim=(2, 3))  # (C,) each, the same at every pixel
     if outputs.shape[1] == 3 and bool((white > black).all()):
         std = 1 / (white - black)
         preprocess = Preprocess(image_size=size, mean=tuple((-black * std).tolist()), std=tuple(std.tolist()))
         if torch.allclose(preprocess.normalize(colours).expand_as(outputs), outputs.float(), atol=1e-4):
-            return _ForeignTransformer(model, preprocess), names
+            return preprocess
     raise UserError(f"teacher {ref}: its processor does more than resize, crop and normalize")
 
 
