@@ -36,8 +36,7 @@ from contest import describe_machine, describe_versions, positive, rate
 from reports import markdown_table, note, publish
 from vitascope.data.reading import StreamingPool
 from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.image_files import find_images
-from vitascope.deploy.predict.predictor import Predictor
+from vitascope.deploy.predict.predictor import Predictor, find_images
 from vitascope.deploy.predict.result_file import ResultFile
 from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.hardware import reuse_freed_memory

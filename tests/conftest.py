@@ -1,6 +1,8 @@
 """What holds for every test."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +31,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def exported_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The file of `tests.exported`'s model by suffix, written when a test first needs it."""
+    from tests.exported import export_small
+
+    return functools.cache(functools.partial(export_small, tmp_path_factory.mktemp("exported")))

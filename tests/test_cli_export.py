@@ -11,17 +11,13 @@ from PIL import Image
 
 import vitascope as vs
 from tests.data import noise
-from tests.model import small_model, with_preprocess
+from tests.exported import NAMES, exportable_model, write_copies
 from vitascope.cli import main
-from vitascope.data.preprocess import Preprocess
-
-NAMES = ("ant", "bee", "cat", "dog", "eel")
 
 
 def exported(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """Save a small model, export it and give what was printed."""
-    fit = Preprocess(image_size=(32, 32))
-    vs.save_pretrained(with_preprocess(small_model(class_names=NAMES, depth=1), fit), folder / "small")
+    vs.save_pretrained(exportable_model(), folder / "small")
     Image.fromarray(noise(50, 40)).save(folder / "cat.jpg")
     assert main(["export", "small", "--data", "cat.jpg", *words]) == 0
     return capsys.readouterr().out
@@ -53,9 +49,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [("onnx", "onnxscript", ["small.onnx"]), ("openvino", "openvino", ["small.xml", "small.bin"])],
 )
 def test_file_is_written_here_and_the_printed_program_gives_the_label_of_predict(
-    format: str, library: str, names: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+    format: str,
+    library: str,
+    names: list[str],
+    folder: Path,
+    exported_file,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")
+    write_copies(monkeypatch, exported_file)
     printed = exported(folder, capsys, "--format", format)
     text, script = printed.split("To use it without vitascope:\n")
     files = [f"{name}  {(folder / name).stat().st_size:,} bytes" for name in names]

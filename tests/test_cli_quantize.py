@@ -7,20 +7,14 @@ import pytest
 
 import vitascope as vs
 from tests.data import write_tree
-from tests.model import small_model, with_preprocess
+from tests.exported import NAMES, exportable_model, write_copies
 from vitascope.cli import main
-from vitascope.data.preprocess import Preprocess
-
-NAMES = ("ant", "bee", "cat", "dog", "emu")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder."""
-    folder = tmp_path_factory.mktemp("models") / "small"
-    preprocess = Preprocess(image_size=(32, 32))
-    vs.save_pretrained(with_preprocess(small_model(class_names=NAMES, depth=1), preprocess), folder)
-    return folder
+    return vs.save_pretrained(exportable_model(), tmp_path_factory.mktemp("models") / "small")
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +23,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tree(tmp_path_factory.mktemp("data"), dict.fromkeys(NAMES, 10), size=(32, 32))
 
 
-def test_int8_file_is_written_and_its_comparison_printed(model, data, tmp_path: Path, capsys) -> None:
+def test_int8_file_is_written_and_its_comparison_printed(
+    model, data, exported_file, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("nncf", reason="NNCF is not installed (vitascope[openvino])")
+    write_copies(monkeypatch, exported_file)
     out = tmp_path / "small.xml"
     words = ["--format", "openvino", "--data", str(data), "--out", str(out), "--max-drop", "1"]
     assert main(["export", str(model), "--int8", *words, "--images", "7"]) == 0

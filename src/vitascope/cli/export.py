@@ -13,8 +13,7 @@ from vitascope.errors import UserError
 from vitascope.formatting import counted
 
 if TYPE_CHECKING:
-    from vitascope.deploy.export.accuracy import AccuracyComparison, Measured
-    from vitascope.deploy.export.quantize import QuantizationResult
+    from vitascope.deploy.export.quantize import AccuracyComparison, Measured, QuantizationResult
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -55,8 +55,7 @@ class Predict:
             raise UserError("no images given: vitascope predict MODEL IMAGE [IMAGE ...]")
         if self.resume and self.out is None:
             raise UserError("--resume needs the file to resume: --out FILE")
-        from vitascope.deploy.predict.image_files import find_images
-        from vitascope.deploy.predict.predictor import Predictor, check_top_k, check_workers
+        from vitascope.deploy.predict.predictor import Predictor, check_top_k, check_workers, find_images
         from vitascope.deploy.predict.result_file import ResultFile, check_out
         from vitascope.model.hardware import reuse_freed_memory
 
@@ -100,8 +99,8 @@ class Predict:
 
     def _stream(self, predictor: Predictor, file: ResultFile | None) -> None:
         """Predict images one after the other, into the file or to standard output."""
-        from vitascope.deploy.predict.image_files import find_images
-        from vitascope.deploy.predict.result_file import Tally
+        from vitascope.deploy.predict.predictor import find_images
+        from vitascope.deploy.predict.result_file import Tally, as_line
         from vitascope.training.signals import stop_signals
 
         paths = find_images(self.images)
@@ -116,7 +115,7 @@ class Predict:
                         file.write(result)
                     else:
                         tally.add(result.error)
-                        self._print(result)
+                        print(as_line(result)[:-1] if self.json else in_words(result, label_width(result)))
                     bar.update()
                     if stop.signum:
                         break
@@ -130,7 +129,7 @@ class Predict:
         """A progress bar on a terminal, unless results are printed there; it counts the images first."""
         from tqdm import tqdm
 
-        from vitascope.deploy.predict.image_files import find_images
+        from vitascope.deploy.predict.predictor import find_images
 
         shown = sys.stderr.isatty() and (file is not None or not sys.stdout.isatty())
         return tqdm(
@@ -142,14 +141,6 @@ class Predict:
             leave=False,
             bar_format="|{bar}| {n_fmt} of {total_fmt}, {rate_fmt}, {remaining} left",
         )
-
-    def _print(self, result: ImageResult) -> None:
-        from vitascope.deploy.predict.result_file import as_line
-
-        if self.json:
-            sys.stdout.write(as_line(result))
-        else:
-            print(in_words(result, label_width(result)))
 
     def _stopped(self, signum: int, tally: Tally) -> NoReturn:
         kept = "" if self.out is None else f" in {self.out}; repeat the command with --resume to continue"
@@ -184,19 +175,15 @@ def exit_if_unreadable(tally: Tally) -> None:
 
 def in_words(result: ImageResult, width: int) -> str:
     """An image and its classes, one line each, with labels of this width."""
-    lines = [
-        f"  {shown(guess.label):<{width}} {guess.score:>7.2%}  {'█' * round(24 * guess.score)}".rstrip()
-        for guess in result.predictions
-    ]
-    error = [f"  {printable(result.error)}"] if result.error is not None else []
-    return "\n".join([printable(result.image), *lines, *error])
+    lines = [printable(result.image)]
+    for guess in result.predictions:
+        label = f"{printable(guess.label, 80):<{width}}"
+        lines.append(f"  {label} {guess.score:>7.2%}  {'█' * round(24 * guess.score)}".rstrip())
+    if result.error is not None:
+        lines.append(f"  {printable(result.error)}")
+    return "\n".join(lines)
 
 
 def label_width(result: ImageResult) -> int:
-    """The longest label's length."""
-    return max((len(shown(guess.label)) for guess in result.predictions), default=0)
-
-
-def shown(label: str) -> str:
-    """A class name, which may be any text, shortened for one line."""
-    return printable(label, 80)
+    """The longest label's length; labels may be any text, and are shortened for one line."""
+    return max((len(printable(guess.label, 80)) for guess in result.predictions), default=0)

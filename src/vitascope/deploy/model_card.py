@@ -70,16 +70,12 @@ def push_to_hub(
 
 
 def model_card(model: Classifier, repo_id: str, run: Run | None = None) -> str:
-    """The README.md of a model on the hub: metadata in YAML, then Markdown.
-
-    Args:
-        model: with its preprocessing.
-        repo_id: `owner/name`, for the code that loads it.
-        run: the run that trained it, for its options and its test accuracy.
-    """
+    """The README.md of a model on the hub: metadata in YAML, then Markdown, with the results of its run."""
     config = model.config
     assert isinstance(model.preprocess, Preprocess)
-    preprocess = yaml.safe_dump(_plain(dataclasses.asdict(model.preprocess)), sort_keys=False)
+    values = dataclasses.asdict(model.preprocess)
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    preprocess = yaml.safe_dump(plain, sort_keys=False)
     parameters = sum(part.numel() for part in model.parameters())
     sections = [
         f"# {repo_id.rpartition('/')[2]}",
@@ -98,12 +94,20 @@ def model_card(model: Classifier, repo_id: str, run: Run | None = None) -> str:
     if run is not None and (tests := run.records("test")):
         result = tests[-1]
         sections.append(_results(run, result))
-        metadata["model-index"] = [_index(repo_id, run, result)]
+        data = Path(str(run.config["data"])).name
+        metadata["model-index"] = [  # the hub's pages show it as a table
+            {
+                "name": repo_id.rpartition("/")[2],
+                "results": [
+                    {
+                        "task": {"type": "image-classification"},
+                        "dataset": {"name": data, "type": data, "split": result["split"]},
+                        "metrics": [{"type": "accuracy", "value": round(float(result["accuracy"]), 4)}],
+                    }
+                ],
+            }
+        ]
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n" + "\n\n".join(sections) + "\n"
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _classes(names: tuple[str, ...], count: int) -> str:
@@ -126,18 +130,3 @@ def _results(run: Run, result: dict[str, Any]) -> str:
             f"always guessing the most frequent class: {result['majority']:.2%})."
         )
     return " ".join(lines)
-
-
-def _index(repo_id: str, run: Run, result: dict[str, Any]) -> dict[str, Any]:
-    """The result in the hub's `model-index` format, which its pages show as a table."""
-    data = Path(str(run.config["data"])).name
-    return {
-        "name": repo_id.rpartition("/")[2],
-        "results": [
-            {
-                "task": {"type": "image-classification"},
-                "dataset": {"name": data, "type": data, "split": result["split"]},
-                "metrics": [{"type": "accuracy", "value": round(float(result["accuracy"]), 4)}],
-            }
-        ],
-    }

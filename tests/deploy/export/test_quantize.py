@@ -9,13 +9,17 @@ import pytest
 import torch
 
 from tests.data import noise, write_picture, write_tree
-from tests.model import small_model, with_preprocess
-from vitascope.data.preprocess import Preprocess
+from tests.exported import NAMES, exportable_model
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export import quantize as module
-from vitascope.deploy.export.accuracy import compare_accuracy
 from vitascope.deploy.export.calibration import calibration_batches, rounding_error
-from vitascope.deploy.export.quantize import calibration_and_test, check_files, quantize_file, worst
+from vitascope.deploy.export.quantize import (
+    calibration_and_test,
+    check_files,
+    compare_accuracy,
+    quantize_file,
+    worst,
+)
 from vitascope.deploy.export.quantize_onnx import layers_of
 from vitascope.deploy.predict.runtimes import OnnxEngine, OpenVinoEngine
 from vitascope.errors import UserError
@@ -25,23 +29,14 @@ from vitascope.training.recipes import TrainConfig
 onnx = pytest.importorskip("onnx", reason="onnx is not installed (vitascope[onnx])")
 openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed (vitascope[openvino])")
 
-from vitascope.deploy.export.export import export  # noqa: E402 - after what it needs
-
-NAMES = ("ant", "bee", "cat", "dog", "emu")
 OPEN = {".onnx": OnnxEngine, ".xml": OpenVinoEngine}
 PICTURES = [noise(40, 36, seed=seed) for seed in range(40)]
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Exported files of a small model, by suffix; one takes pixels, one pictures."""
-    folder = tmp_path_factory.mktemp("fp32")
-    preprocess = Preprocess(image_size=(32, 32), crop_pct=0.9)
-    model = with_preprocess(small_model(class_names=NAMES, depth=1), preprocess)
-    return {
-        suffix: export(model, folder / f"model{suffix}", format=format, input=input, images=PICTURES[:2]).path
-        for suffix, format, input in ((".onnx", "onnx", "tensors"), (".xml", "openvino", "pictures"))
-    }
+def plain(exported_file) -> dict[str, Path]:
+    """Exported files of a small model, by suffix."""
+    return {suffix: exported_file(suffix) for suffix in (".onnx", ".xml")}
 
 
 @pytest.fixture(scope="module")
@@ -154,14 +149,23 @@ def test_layers_in_float_stay_as_they_are(plain, labelled, tmp_path: Path) -> No
     assert head in layers_of(onnx.load(tmp_path / "a.onnx").graph)
 
 
-def test_layer_with_an_outlier_among_its_inputs_loses_most(tmp_path: Path) -> None:
-    model = small_model(class_names=NAMES, depth=1)
-    block = model.encoder.blocks[0]
-    with torch.no_grad():  # the same function, with one channel 300 times the others
-        block.norm2.weight[0] *= 300
-        block.norm2.bias[0] *= 300
-        block.mlp.fc1.weight[:, 0] /= 300
-    source = export(model, tmp_path / "a.onnx", format="onnx", input="tensors", images=PICTURES[:1]).path
+def test_layer_with_an_outlier_among_its_inputs_loses_most(plain, tmp_path: Path) -> None:
+    source = tmp_path / "a.onnx"
+    file = onnx.load(plain[".onnx"])
+    weight = exportable_model().encoder.blocks[0].mlp.fc1.weight.detach().numpy().T  # (D, 4D)
+    changed = 0
+    for tensor in file.graph.initializer:  # the same function, with one channel 300 times the others
+        values = onnx.numpy_helper.to_array(tensor).copy()
+        if tensor.name.endswith(("norm2.weight", "norm2.bias")):
+            values[0] *= 300
+        elif np.array_equal(values, weight):
+            values[0] /= 300
+        else:
+            continue
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+        changed += 1
+    assert changed == 3
+    onnx.save(file, source)
     pictures = calibration_batches(OnnxEngine(source), PICTURES, 4, seed=0)
     losses = module.WRITERS[".onnx"](source, tmp_path / "b.onnx", pictures, (), {})
     _patches, _qkv, _proj, fc1, _fc2, _head = layers_of(onnx.load(source).graph)

@@ -19,8 +19,7 @@ from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import READ_AHEAD
 from vitascope.deploy.predict.engine import TorchEngine
-from vitascope.deploy.predict.image_files import find_images
-from vitascope.deploy.predict.predictor import Prediction, Predictor
+from vitascope.deploy.predict.predictor import Prediction, Predictor, find_images
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.weights.files import CheckpointError
@@ -100,6 +99,14 @@ def test_notebook_shows_the_picture_of_a_prediction(tmp_path: Path) -> None:
     path.unlink()
     assert "<img" not in found._repr_html_()
     assert found._repr_html_().count("<tr>") == 5
+
+
+def test_predictions_make_a_data_frame() -> None:
+    pandas = pytest.importorskip("pandas")
+    predictions = predictor()(noise(50, 40), top_k=3)
+    frame = pandas.DataFrame(predictions)
+    assert list(frame.columns) == ["label", "index", "score"]
+    assert frame.to_dict("records") == [vars(each) for each in predictions]
 
 
 def test_predictor_explains_one_picture_or_several() -> None:

@@ -51,12 +51,9 @@ def rounding_error(
 ) -> dict[str, float]:
     """The share of the energy of each layer's input that rounding loses, averaged over channels.
 
-    Each channel counts the same: in a sum, one that dwarfs the others would hide that it takes their range.
-
-    Args:
-        pairs: names of each layer's input before and after rounding, by the layer's name.
-        pictures: those tensors by name, for one picture after the other.
+    `pairs` names each layer's input before and after rounding; `pictures` are those tensors, per picture.
     """
+    # An average, because in a sum a channel that dwarfs the others would hide that it takes their range.
     energy: dict[str, npt.NDArray[np.float64]] = {}
     lost: dict[str, npt.NDArray[np.float64]] = {}
     for values in pictures:

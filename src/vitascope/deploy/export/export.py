@@ -204,7 +204,8 @@ def explained_in_one_line(name: str, format: str, dynamic_resolution: bool) -> I
         ) from error
 
 
-ONNX = """\
+PROGRAMS = {
+    ".onnx": """\
 import json
 import numpy, onnxruntime
 from PIL import Image, ImageOps
@@ -213,9 +214,8 @@ session = onnxruntime.InferenceSession({path!r})
 class_names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
 {pixels}
 probabilities, logits = session.run(None, {{"pixels": pixels}})
-print(class_names[probabilities[0].argmax()])"""
-
-OPENVINO = """\
+print(class_names[probabilities[0].argmax()])""",
+    ".xml": """\
 import json
 import numpy, openvino
 from PIL import Image, ImageOps
@@ -226,9 +226,8 @@ exact = {{"INFERENCE_PRECISION_HINT": "f32"}}  # {hint}
 compiled = openvino.compile_model(model, "CPU", exact)
 {pixels}
 found = compiled(pixels)
-print(class_names[found["probabilities"][0].argmax()])"""
-
-TORCH = """\
+print(class_names[found["probabilities"][0].argmax()])""",
+    ".pt2": """\
 import json
 import numpy, torch
 from PIL import Image, ImageOps
@@ -238,9 +237,8 @@ program = torch.export.load({path!r}, extra_files=texts).module()
 class_names = json.loads(texts["class_names"])
 {pixels}
 probabilities, logits = program(torch.tensor(pixels))
-print(class_names[probabilities[0].argmax()])"""
-
-PROGRAMS = {".onnx": ONNX, ".xml": OPENVINO, ".pt2": TORCH}
+print(class_names[probabilities[0].argmax()])""",
+}
 
 
 def usage(path: Path, preprocess: Preprocess, class_names: Sequence[str], input: InputMode) -> str:

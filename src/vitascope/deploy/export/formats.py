@@ -199,11 +199,6 @@ def write_openvino(program: ExportedProgram, path: Path, metadata: Mapping[str, 
     openvino.save_model(model, path, compress_to_fp16=False)
 
 
-def write_program(program: ExportedProgram, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a program of torch.export."""
-    torch.export.save(program, path, extra_files=dict(metadata))
-
-
 FORMATS = {
     "onnx": Format(suffix=".onnx", beside=(".onnx.data",), write=write_onnx, open=OnnxEngine),
     "openvino": Format(
@@ -212,6 +207,10 @@ FORMATS = {
         write=write_openvino,
         open=functools.partial(OpenVinoEngine, precision="fp32"),
     ),
-    "torch": Format(suffix=".pt2", write=write_program, open=ProgramEngine),
+    "torch": Format(
+        suffix=".pt2",
+        write=lambda program, path, metadata: torch.export.save(program, path, extra_files=dict(metadata)),
+        open=ProgramEngine,
+    ),
 }
 """By name."""

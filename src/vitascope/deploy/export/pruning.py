@@ -22,8 +22,6 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import MLP, SwiGLU
 from vitascope.model.vit import VisionTransformer
 
-State = dict[str, Tensor]
-
 
 def merge_tokens(model: Classifier, count: int) -> VisionTransformer:
     """A model of the same weights in which every block merges `count` patches with the most similar ones.
@@ -155,7 +153,7 @@ def watch(model: VisionTransformer, examples: Iterable[tuple[Tensor, Tensor]]) -
     return found
 
 
-def narrow(state: State, name: str, channels: Channels, kept: Tensor) -> None:
+def narrow(state: dict[str, Tensor], name: str, channels: Channels, kept: Tensor) -> None:
     """Keep only some channels of a module; the mean of the others goes into the bias of the next layer."""
     mean = channels.mean
     width = len(mean)

@@ -14,26 +14,34 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import statistics
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from vitascope.data.datasets import open_data, open_for_evaluation
-from vitascope.data.decoding import ImageSource, as_pictures
+from vitascope.data.decoding import ImageSource, as_pictures, source_name
+from vitascope.data.loading import MAX_UNREADABLE
+from vitascope.data.preprocess import Pixels
 from vitascope.data.splits import ImageSet
-from vitascope.deploy.export.accuracy import AccuracyComparison, compare_accuracy, size_of
 from vitascope.deploy.export.calibration import calibration_batches
 from vitascope.deploy.export.export import default_path, export
 from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
 from vitascope.deploy.export.quantize_onnx import write_onnx_int8
 from vitascope.deploy.export.quantize_openvino import write_openvino_int8
-from vitascope.deploy.predict.runtimes import Batch, InputMode, open_exported
+from vitascope.deploy.predict.runtimes import Batch, ExportedEngine, InputMode, files_of, open_exported
+from vitascope.deploy.predict.throughput import take_turns
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder
 
 CALIBRATION_IMAGES = 300
+BATCH_SIZE = 32
+"""Of accuracy."""
+TIMED_ROUNDS = 15
 MAX_DROP = 0.01
 """The accuracy that may be lost."""
 FLOAT_SHARES = (0.0, 1 / 8, 1 / 4)
@@ -42,7 +50,44 @@ FLOAT_SHARES = (0.0, 1 / 8, 1 / 4)
 Writer = Callable[[Path, Path, Sequence[Batch], Collection[str], Mapping[str, str]], dict[str, float]]
 """Writes the int8 file of a file; returns the rounding error of each int8 layer's input."""
 WRITERS: dict[str, Writer] = {".onnx": write_onnx_int8, ".xml": write_openvino_int8}
-"""By suffix."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One exported model."""
+
+    precision: str
+    """`fp32` or `int8`."""
+    correct: int
+    """Images whose most probable class is the true one."""
+    size: int
+    """Bytes of its files."""
+    seconds: float
+    """Median time of one image in a batch of its own."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AccuracyComparison:
+    """An exported model and the one made from it, on the same images."""
+
+    images: int
+    """Readable images."""
+    same: int
+    """Those for which both predict the same class."""
+    before: Measured
+    after: Measured
+    unreadable: dict[str, str]
+    """Path and reason of the images left out."""
+
+    @property
+    def agreement(self) -> float:
+        """`same` as a share of the images."""
+        return self.same / self.images
+
+    @property
+    def drop(self) -> float:
+        """The loss of accuracy; negative for a gain."""
+        return (self.before.correct - self.after.correct) / self.images
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -215,3 +260,46 @@ def worst(losses: Mapping[str, float], share: float) -> tuple[str, ...]:
     count = -(-len(losses) * share // 1)  # rounded up
     ranked = sorted(losses, key=lambda name: losses[name], reverse=True)[: int(count)]
     return tuple(name for name in losses if name in ranked)
+
+
+def compare_accuracy(before: ExportedEngine, after: ExportedEngine, images: ImageSet) -> AccuracyComparison:
+    """Measure two exported models that take the same pixels."""
+    if before.class_names:
+        images = images.in_classes(before.class_names, f"the {images.name} images")
+    unreadable: dict[str, str] = {}
+    engines, rows = (before, after), []
+    example: Pixels | None = None
+    for start in range(0, len(images), BATCH_SIZE):
+        places = range(start, min(start + BATCH_SIZE, len(images)))
+        pictures, errors = before.read([images.sources[place] for place in places])
+        unreadable |= {source_name(images.sources[places[at]]): error for at, error in errors.items()}
+        if pictures:
+            example = pictures[0] if example is None else example
+            labels = images.labels[[place for at, place in enumerate(places) if at not in errors]]
+            rows.append([labels, *(engine.predict(pictures).argmax(dim=1).numpy() for engine in engines)])
+    if example is None or len(unreadable) > MAX_UNREADABLE * len(images):
+        raise UserError(
+            f"{len(unreadable)} of {len(images)} {images.name} images cannot be read: "
+            f"{'; '.join(list(unreadable.values())[:3]) or 'there is none'}"
+        )
+    pixels = np.ascontiguousarray(example.transpose(1, 2, 0)[None])  # (1, H, W, C)
+    times = take_turns([lambda: before.run(pixels), lambda: after.run(pixels)], rounds=TIMED_ROUNDS)
+    labels, *classes = np.concatenate(rows, axis=1)  # (images,) each
+    first, second = (
+        Measured(
+            precision=engine.stored_precision,
+            correct=int((found == labels).sum()),
+            size=size_of(engine),
+            seconds=statistics.median(seconds),
+        )
+        for engine, found, seconds in zip(engines, classes, times, strict=True)
+    )
+    same = int((classes[0] == classes[1]).sum())
+    return AccuracyComparison(
+        images=len(labels), same=same, before=first, after=second, unreadable=unreadable
+    )
+
+
+def size_of(engine: ExportedEngine) -> int:
+    """Bytes of an exported model's files."""
+    return sum(file.stat().st_size for file in files_of(engine.path))

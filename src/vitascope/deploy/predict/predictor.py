@@ -1,4 +1,4 @@
-"""`Predictor`: pictures in, class names and probabilities out."""
+"""`Predictor`: pictures or folders of any size in, class names and probabilities out."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import overload
 import torch
 
 from vitascope.data.decoding import ImageError, ImageSource, as_pictures, is_one_picture, read_image
+from vitascope.data.formats.folder import IMAGE_SUFFIXES
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import StreamingPool
 from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.predict.explanation import Explanation, explain_pixels
-from vitascope.deploy.predict.image_files import find_images
 from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD
@@ -286,3 +286,38 @@ def check_workers(workers: int | None) -> None:
     """Reject a negative number of processes."""
     if workers is not None and workers < 0:
         raise UserError(f"workers must not be negative, not {workers}")
+
+
+def find_images(places: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Iterator[str]:
+    """Yield image files, and those below folders that have an image's suffix and are not hidden.
+
+    A folder's files come first, then its folders, each by name. Links to folders are not followed.
+    """
+    several = [places] if isinstance(places, str | os.PathLike) else places
+    for place in (os.fspath(place) for place in several):
+        if os.path.isdir(place):
+            yield from _below(place)
+        elif os.path.exists(place):
+            yield place
+        else:
+            raise UserError(f"{place}: no such file")
+
+
+def _below(folder: str) -> Iterator[str]:  # only the names in one folder and in its parents are in memory
+    files, folders = [], []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file():
+                    files.append(entry.name)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be listed: {error.strerror}") from error
+    for name in sorted(files):
+        yield os.path.join(folder, name)
+    del files
+    for name in sorted(folders):
+        yield from _below(os.path.join(folder, name))

@@ -30,25 +30,17 @@ from vitascope.model.sizes import ModelConfig, architecture_of
 from vitascope.weights.hub import CONFIG
 from vitascope.weights.loading import from_pretrained
 
-SUFFIXES = (".onnx", ".xml", ".pt2")
-"""Of exported models."""
+SUFFIXES = (".onnx", ".xml", ".pt2")  # of exported models
 InputMode = Literal["pictures", "tensors"]
 INPUT_MODES = ("pictures", "tensors")
-FORMER_INPUT_MODES = {"pixels": "tensors"}
-"""Names in files of earlier versions."""
-INPUT = "pixels"
-"""Name of the graph's input."""
-OUTPUTS = ("probabilities", "logits")
-"""Names of the graph's outputs."""
+FORMER_INPUT_MODES = {"pixels": "tensors"}  # names in files of earlier versions
+INPUT, OUTPUTS = "pixels", ("probabilities", "logits")  # names in the graph
 FORMAT_VERSION = 1
 KEYS = ("preprocess", "class_names", "num_classes", "input", "model", "precision", "vitascope", "format")
-SECTION = "vitascope"
-"""The section of OpenVINO's `rt_info` that has these keys. ONNX has them in its metadata."""
+SECTION = "vitascope"  # of OpenVINO's `rt_info`, for these keys; ONNX has them in its metadata
 
-Batch = npt.NDArray[np.uint8]
-"""uint8 (B, H, W, C)."""
-Outputs = npt.NDArray[np.float32]
-"""float32 (B, K)."""
+Batch = npt.NDArray[np.uint8]  # (B, H, W, C)
+Outputs = npt.NDArray[np.float32]  # (B, K)
 
 
 class ExportedModelError(UserError):

@@ -1,0 +1,46 @@
+"""One small model, exported once per format for all tests that need a file and not its writing."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.data import noise
+from tests.model import small_model, with_preprocess
+from vitascope.data.preprocess import Preprocess
+from vitascope.model.vit import VisionTransformer
+
+NAMES = ("ant", "bee", "cat", "dog", "emu")
+
+
+def exportable_model() -> VisionTransformer:
+    """The model of the files; its pictures are cropped."""
+    return with_preprocess(
+        small_model(class_names=NAMES, depth=1), Preprocess(image_size=(32, 32), crop_pct=0.9)
+    )
+
+
+def export_small(folder: Path, suffix: str) -> Path:
+    """A file that takes pictures."""
+    from vitascope.deploy.export.export import export
+    from vitascope.deploy.export.formats import FORMATS
+
+    format = next(name for name, kind in FORMATS.items() if kind.suffix == suffix)
+    return export(exportable_model(), folder / f"small{suffix}", format=format, images=noise(40, 36)).path
+
+
+def write_copies(monkeypatch: pytest.MonkeyPatch, file: Callable[[str], Path]) -> None:
+    """Let `export` copy the model's file instead of tracing the model; everything else happens."""
+    from vitascope.deploy.export import export as module
+    from vitascope.deploy.export.formats import FORMATS
+    from vitascope.deploy.predict.runtimes import files_of
+
+    def copy(_: object, path: Path, metadata: Mapping[str, str]) -> None:
+        for source in files_of(file(path.suffix)):
+            shutil.copyfile(source, path.with_suffix(source.suffix))
+
+    monkeypatch.setattr(module, "traced", lambda *_: None)
+    for name, kind in list(FORMATS.items()):
+        monkeypatch.setitem(FORMATS, name, dataclasses.replace(kind, write=copy))
