@@ -38,6 +38,7 @@ Method = Literal[
     "positions",
     "filters",
 ]
+MaybePatch = Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN", help_behavior_hint="")]
 SAMPLED = 50
 """Pictures for --compare and `distance`, by default."""
 SHOWN = 32
@@ -76,9 +77,7 @@ class Explain:
     """The layer, from 0; -1 is the last. Default: the last; for hires-cam and layer-cam the first."""
     head: MaybeInt = None
     """The head, from 0. Default: the mean of all heads."""
-    patch: Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN", help_behavior_hint="")] = (
-        None
-    )
+    patch: MaybePatch = None
     """The patch whose attention is shown, from 0. Default: the one in the middle."""
     fusion: Annotated[
         Literal["mean", "max", "min"] | None,
@@ -212,11 +211,7 @@ class Explain:
 
 
 def own_test_images(ref: str) -> ImageSet:
-    """The test images of a run.
-
-    Raises:
-        UserError: not a run folder, or its data are gone.
-    """
+    """The test images of a run; UserError if it is none, or its data are gone."""
     from vitascope.run.run import Run
 
     run = Run(Path(ref))

@@ -43,12 +43,7 @@ Workers = Annotated[
 
 
 def parse(command: type[T], name: str, args: Sequence[str], default: Any = None) -> T:
-    """Parse arguments into a command's dataclass.
-
-    Raises:
-        UserError: an unknown option (names the nearest), a list given twice, a missing value or one of the
-            wrong type.
-    """
+    """Parse arguments into a command's dataclass; UserError names the nearest of an unknown option."""
     given = [word.split("=")[0].replace("_", "-") for word in args]
     fields = {f"--{field.name.replace('_', '-')}": field for field in fields_of(command)}
     for option, field in fields.items():

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from vitascope.data.splits import ImageSet
 from vitascope.explain import plots
-from vitascope.explain.learned import patch_filters, position_similarity
+from vitascope.explain.figures import draw_filters, draw_positions
 from vitascope.model.classifier import Classifier
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
@@ -68,12 +68,9 @@ def draw_embedding(model: VisionTransformer) -> dict[str, Figure]:
     """Learned parts of equation 1: `positions` and `filters`, as far as the model has them."""
     figures: dict[str, Figure] = {}
     if model.positions.table(model.config.grid) is not None:
-        similarity = position_similarity(model).cpu().numpy()
-        figures["positions"] = plots.draw_position_similarity(similarity)
+        figures["positions"] = draw_positions(model)
     if model.config.in_channels in (1, 3) and isinstance(model.patch_embedding, ConvPatches):
-        filters = patch_filters(model)
-        components, shares = filters.components.cpu().numpy(), filters.shares.cpu().numpy()
-        figures["filters"] = plots.draw_patch_filters(components, shares)
+        figures["filters"] = draw_filters(model)
     return figures
 
 
