@@ -561,7 +561,7 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         (["evaluate", "runs/tinny"], "nearest: runs/tiny"),
         (["evaluate", "runs/tiny/model"], "not a run folder with test images of its own: set data"),
         (["evaluate", "runs/tiny", "--data", "other"], "green"),
-        (["predict", "runs/tiny"], "no pictures given"),
+        (["predict", "runs/tiny"], "no images given"),
         (["predict", "runs/tiny", "nowhere.jpg"], "nowhere.jpg: no such file"),
         (["predict", "runs/tiny", "data/red/0.png", "--top-k", "0"], "at least 1"),
         (["predict", "data", "data/red/0.png"], "data: not a model"),
