@@ -4,7 +4,7 @@ import pytest
 
 from vitascope.errors import UserError
 from vitascope.model.sizes import architecture_of
-from vitascope.weights.families.timm_names import TIMM_NAMES
+from vitascope.weights.families.timm_settings import TIMM_NAMES
 from vitascope.weights.transfer import create_model
 
 TINY = {"depth": 1, "num_classes": 2}

@@ -92,8 +92,8 @@ def read_weights(path: Path) -> Weights:
     found = _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
     if not found.tensors:
         raise refusal(path, described([path.name]) or "no tensors in it")
-    if reason := adapter_reason(found.tensors):
-        raise refusal(path, reason)
+    if any(re.search(r"\blora_[AB]\b", name) for name in found.tensors):
+        raise refusal(path, _MERGE)
     return dataclasses.replace(found, tensors=_strip_prefixes(found.tensors))
 
 
@@ -369,11 +369,6 @@ def described(names: Iterable[str]) -> str | None:
             f"not a model, but transformers' Trainer left {len(folders)} in it; add the name of one: {newest}"
         )
     return None
-
-
-def adapter_reason(names: Iterable[str]) -> str | None:
-    """The reason that tensors of LoRA are no whole model; None for others."""
-    return _MERGE if any(re.search(r"\blora_[AB]\b", name) for name in names) else None
 
 
 def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> Path:

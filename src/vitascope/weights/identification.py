@@ -16,7 +16,7 @@ from vitascope.run import layout
 from vitascope.weights import hub
 from vitascope.weights.families.facebook import Deit, Dinov2, Dinov3
 from vitascope.weights.families.huggingface import HuggingFace
-from vitascope.weights.families.huggingface_config import readable_instead
+from vitascope.weights.families.huggingface_settings import readable_instead
 from vitascope.weights.families.jax import Jax
 from vitascope.weights.families.own import Vitascope
 from vitascope.weights.families.timm import Timm

@@ -212,6 +212,15 @@ def check_claims(source: Source, config: ModelConfig) -> None:
         )
 
 
+def class_names(told: object, count: int) -> tuple[str, ...]:
+    """The names of classes in a list or a numbered mapping, if each has one; LABEL_0 and so on are none."""
+    if isinstance(told, Mapping):
+        told = [told.get(str(index)) for index in range(len(told))]
+    names = list(told) if isinstance(told, list | tuple) else []
+    nameless = all(name == f"LABEL_{index}" for index, name in enumerate(names))
+    return () if nameless or None in names or len(names) != count else tuple(map(str, names))
+
+
 def check_labels(source: Source) -> None:
     """Reject a classifier of transformers whose classes are not exclusive: its softmax would be wrong."""
     problem = source.config.get("problem_type")

@@ -13,7 +13,7 @@ from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.own import Vitascope
-from vitascope.weights.families.timm_names import TIMM_NAMES, from_timm_name, is_readable
+from vitascope.weights.families.timm_settings import TIMM_NAMES, from_timm_name, is_readable
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.mapping import Source, from_family, refuse

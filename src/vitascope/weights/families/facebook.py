@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -60,6 +59,7 @@ class Deit(pth.PthFamily):
     """facebook's DeiT, with or without a distillation token, and DeiT-III."""
 
     name = "deit"
+    wrapper = "model"
     holds = PLAIN_VIT | holding(
         "position_prefix layer_scale distillation_token",
         qkv_bias=("all", "none"),
@@ -102,9 +102,6 @@ class Deit(pth.PthFamily):
         is_third = config.block.layer_scale is not None
         side = int(max(config.image_hw) / (1.0 if is_third else 0.875))
         return pth.imagenet(config, resize_to=(side, side))
-
-    def wrapped(self, state: State) -> Mapping[str, Any]:
-        return {"model": state}
 
 
 class Dinov2(pth.PthFamily):

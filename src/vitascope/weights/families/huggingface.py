@@ -15,17 +15,8 @@ import torch
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.storage import write_json
-from vitascope.weights.families.huggingface_config import (
-    DINOV2_TYPES,
-    MODEL_TYPES,
-    model_type,
-    read_options,
-    rule,
-    runs_at_its_size,
-    whole_ratio,
-    written_config,
-)
-from vitascope.weights.families.huggingface_processor import published, read_processor, written_processor
+from vitascope.weights.families import huggingface_settings as settings
+from vitascope.weights.families.huggingface_settings import DINOV2_TYPES, MODEL_TYPES, model_type, rule
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, holding, stacked
 
@@ -127,8 +118,10 @@ class HuggingFace(Family):
             f"head {readout.head!r} and rotary positions": dinov3 and readout.head != "none",
             f"head 'pre_logits' in a {kind} model": dinov2 and readout.head == "pre_logits",
             "pool 'cls_mean' without a linear head": readout.pool == "cls_mean" and not classifies,
-            f"mlp_ratio {block.mlp_ratio:g} in a {kind} model": dinov2 and whole_ratio(config) is None,
-            f"image_size {config.image_size} in a {kind} model": dinov2 and not runs_at_its_size(config),
+            f"mlp_ratio {block.mlp_ratio:g} in a {kind} model": dinov2
+            and settings.whole_ratio(config) is None,
+            f"image_size {config.image_size} in a {kind} model": dinov2
+            and not settings.runs_at_its_size(config),
         }
         return [reason for reason, stands in against.items() if stands]
 
@@ -185,9 +178,9 @@ class HuggingFace(Family):
         return {name if "classifier." in name else prefix + name: tensor for name, tensor in state.items()}
 
     def read_config(self, source: Source) -> ViTConfig:
-        config = ViTConfig.from_dict(read_options(source))
+        config = ViTConfig.from_dict(settings.read_options(source))
         kind = model_type(config)
-        if kind in DINOV2_TYPES and not runs_at_its_size(config):
+        if kind in DINOV2_TYPES and not settings.runs_at_its_size(config):
             height, width = config.image_hw
             raise CheckpointError(f"{source.name}: {kind} has no positions for images of {height}x{width}")
         return config
@@ -197,14 +190,14 @@ class HuggingFace(Family):
         told = source.config.get("model_type")
         kind = told if told in MODEL_TYPES else model_type(config)
         if not source.preprocessor:
-            return published(kind, config)
-        return read_processor(source.name, source.preprocessor, kind, config)
+            return settings.published(kind, config)
+        return settings.read_processor(source.name, source.preprocessor, kind, config)
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        processor = written_processor(preprocess)
+        processor = settings.written_processor(preprocess)
         weights = write_safetensors(folder / "model.safetensors", state)
-        settings = write_json(folder / "config.json", written_config(config))
-        return [weights, settings, write_json(folder / "preprocessor_config.json", processor)]
+        described = write_json(folder / "config.json", settings.written_config(config))
+        return [weights, described, write_json(folder / "preprocessor_config.json", processor)]
 
 
 def _pack_gates(tensors: State) -> None:

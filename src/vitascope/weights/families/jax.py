@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +124,16 @@ class Jax(Family):
         squash = prefix == "params/img/" or POSITIONS in tensors
         if not source.has_any(prefix + BLOCK.format(i=0)):
             tensors = dict(_unstacked(tensors))
-        tensors = _renamed(tensors, _first_name)
         for name, tensor in tensors.items():
             if _GROUP_NORM.fullmatch(name) and tensor.shape[:-1] == (1, 1, 1):
                 tensors[name] = tensor.flatten()
         settings = {**source.config, "resize": "squash" if squash else "crop"}
-        return dataclasses.replace(source, tensors=tensors, config=settings)
+        return dataclasses.replace(source, tensors=tensors, config=settings).renamed(_first_name)
 
     def leaving(self, state: State, config: ViTConfig) -> State:
-        return _renamed(state, _todays_name) if _is_big_vision(config) else state
+        if not _is_big_vision(config):
+            return state
+        return {_todays_name(name): tensor for name, tensor in state.items()}
 
     def table(self, config: ViTConfig) -> Table:
         return _table(config)
@@ -200,15 +201,6 @@ def _unstacked(tensors: State) -> Iterable[tuple[str, Tensor]]:
             yield name, tensor
 
 
-def _renamed(tensors: State, rename: Callable[[str], str]) -> State:
-    """Tensors under other names; a taken name is not used, so that the tensor is rejected as extra."""
-    renamed: State = {}
-    for name, tensor in tensors.items():
-        other = rename(name)
-        renamed[name if other in tensors or other in renamed else other] = tensor
-    return renamed
-
-
 def _first_name(name: str) -> str:
     """vit_jax's name of a tensor from any version."""
     if name in ("pos_embedding", "Transformer/pos_embedding"):
@@ -266,12 +258,9 @@ def _place_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
 def _table(config: ViTConfig) -> Table:
     """The place of each of our tensors, for the options of a configuration."""
     D, heads = config.embed_dim, (config.num_heads, config.head_dim)
+    is_hybrid = config.embedding.stem == "resnet"
     tables = [
-        *(
-            resnet(config)
-            if config.embedding.stem == "resnet"
-            else [convolution("patch_embedding", "embedding")]
-        ),
+        *(resnet(config) if is_hybrid else [convolution("patch_embedding", "embedding")]),
         WHOLE,
         *(norm(ours, theirs) for ours, theirs in NORMS.items()),
         *(into_heads(ours, *theirs, D, heads) for ours, theirs in INTO_HEADS.items()),

@@ -12,7 +12,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,15 +35,13 @@ _TIMMS_NAMES = {
 
 
 class PthFamily(Family):
-    """A family whose file is `model.pth`: the state itself, in the names of its repository."""
+    """A family whose file is `model.pth`: the state, in the names of its repository."""
+
+    wrapper: ClassVar[str] = ""  # the key of the state in the file, which otherwise is the state
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        torch.save(_alone(self.wrapped(state)), folder / "model.pth")
+        torch.save(_alone({self.wrapper: state} if self.wrapper else state), folder / "model.pth")
         return [folder / "model.pth"]
-
-    def wrapped(self, state: State) -> Mapping[str, Any]:
-        """The content of the file."""
-        return state
 
     def assumed(self, source: Source, config: ViTConfig) -> str:
         """The heads, unless the file or the training script has a name of this family."""

@@ -21,24 +21,15 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.storage import write_json
+from vitascope.weights import mapping
 from vitascope.weights.families import timm_settings
 from vitascope.weights.families.pth import IMAGENET_MEAN, IMAGENET_STD
 from vitascope.weights.families.timm_body import BODY, GIVE_CONFIG, body_options, heads, place_options
-from vitascope.weights.families.timm_names import PLAIN, is_whole, unknown, unreadable
-from vitascope.weights.families.timm_settings import ARCHITECTURES, CROP_MODES, POOLS, only_one_of
+from vitascope.weights.families.timm_settings import ARCHITECTURES, CROP_MODES, PLAIN, POOLS, only_one_of
 from vitascope.weights.files import CheckpointError, write_safetensors
 from vitascope.weights.hub import CONFIG
 from vitascope.weights.imagenet import imagenet_classes, is_imagenet
-from vitascope.weights.mapping import (
-    PLAIN_VIT,
-    Family,
-    Source,
-    State,
-    Table,
-    check_labels,
-    from_family,
-    holding,
-)
+from vitascope.weights.mapping import PLAIN_VIT, Family, Source, State, Table, holding
 
 ATTENTION_POOL: Table = {"pool.query": "attn_pool.latent", "pool.*": "attn_pool.*"}
 _UNIT = "patch_embed.backbone.stages.{s}.blocks.{u}."
@@ -138,7 +129,7 @@ class Timm(Family):
     def arriving(self, source: Source) -> Source:
         """Without the prefix of transformers' `TimmWrapper`; rejects other models with the same tensors."""
         for name in _names(source):
-            if is_whole(name) and (reason := unreadable(name)):
+            if timm_settings.is_whole(name) and (reason := timm_settings.unreadable(name)):
                 raise CheckpointError(f"{source.name}: {reason}")
         return source.renamed(lambda name: name.removeprefix("timm_model."))
 
@@ -151,7 +142,7 @@ class Timm(Family):
         name, args = _architecture(source), _arguments(source)
         options = body_options(source)
         if options["head"] == "linear":
-            check_labels(source)
+            mapping.check_labels(source)
         pooled = not options["class_token"] and source.has("norm.weight") and source.has("pos_embed")
         if not name and pooled and options["mlp"] == "gelu":
             patches = source.shape("pos_embed")[-2]
@@ -211,7 +202,7 @@ def _architecture(source: Source) -> str:
         name = str(source.config.get("architecture")).partition(".")[0]
         if not PLAIN.fullmatch(name):
             mine = f"; if it is a plain ViT under a name of your own, {GIVE_CONFIG}" if _fits(source) else ""
-            raise CheckpointError(f"{source.name}: {unknown(name)}{mine}")
+            raise CheckpointError(f"{source.name}: {timm_settings.unknown(name)}{mine}")
         return name
     if name := _named(source):
         return name
@@ -226,7 +217,9 @@ def _architecture(source: Source) -> str:
 
 def _named(source: Source) -> str:
     """The architecture named by a training checkpoint, the file or its folder."""
-    return next((name for name in _names(source) if PLAIN.fullmatch(name) and is_whole(name)), "")
+    return next(
+        (name for name in _names(source) if PLAIN.fullmatch(name) and timm_settings.is_whole(name)), ""
+    )
 
 
 def _names(source: Source) -> list[str]:
@@ -239,7 +232,7 @@ def _fits(source: Source) -> bool:
     """Whether the tensors are those of some plain ViT."""
     probe = dataclasses.replace(source, config={}, options={"num_heads": 1, "mlp": "gelu"})
     try:
-        from_family(Timm(), probe, Timm().read_config(probe))
+        mapping.from_family(Timm(), probe, Timm().read_config(probe))
     except UserError:
         return False
     return True
@@ -307,13 +300,9 @@ def _pool(source: Source, args: Mapping[str, Any]) -> str:
 
 def _class_names(source: Source, count: int) -> tuple[str, ...]:
     """`label_names`, if each class has one (not LABEL_0 and so on), or ImageNet-1k's by the tag."""
-    names = source.config.get("label_names") or _pretrained(source).get("label_names") or ()
-    if isinstance(names, Mapping):
-        names = [names[str(index)] for index in range(len(names)) if str(index) in names]
-    if not isinstance(names, list | tuple):
-        names = ()
-    if len(names) == count and not all(name == f"LABEL_{index}" for index, name in enumerate(names)):
-        return tuple(map(str, names))
+    told = source.config.get("label_names") or _pretrained(source).get("label_names")
+    if names := mapping.class_names(told, count):
+        return names
     said = source.config or source.training
     named = str(said.get("architecture", said.get("arch", source.file)))
     tag = _pretrained(source).get("tag") or named.rpartition("/")[2].partition(".")[2].partition(".")[0]

@@ -1,18 +1,172 @@
-"""Hugging Face's `config.json`, read and written.
+"""Hugging Face's `preprocessor_config.json` and `config.json`, read and written.
 
-Facts: transformers 5.23.0, `models/{vit,deit,dinov2,dinov2_with_registers,dinov3_vit}/configuration_*.py`.
+Facts: transformers 5.23.0, `image_processing_pil_{vit,deit,bit}.py`, `image_processing_dinov3_vit.py`, and
+`models/{vit,deit,dinov2,dinov2_with_registers,dinov3_vit}/configuration_*.py`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
-from vitascope.weights.families.huggingface_processor import sides
+from vitascope.weights.families.pth import IMAGENET_MEAN, IMAGENET_STD, imagenet, shorter_side
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Source, check_labels
+from vitascope.weights.mapping import Source, check_labels, class_names
+from vitascope.weights.preprocess import default_preprocess
+
+_HALF = (0.5, 0.5, 0.5)
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_SWITCHES = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")
+_STEPS = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+_SQUASH = {**_STEPS, "size": 224, "resample": 2, "image_mean": _HALF, "image_std": _HALF}
+_CROP = {**_SQUASH, "resample": 3, "do_center_crop": True, "crop_size": 224}
+# The defaults of its classes.
+_PROCESSORS: dict[str, dict[str, Any]] = {
+    "ViT": _SQUASH,
+    "DeiT": {**_CROP, "size": 256},
+    "Bit": {**_CROP, "image_mean": _CLIP_MEAN, "image_std": _CLIP_STD, "size": {"shortest_edge": 224}},
+    "DINOv3ViT": {**_SQUASH, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD},
+    "Siglip": {**_SQUASH, "resample": 3},
+}
+_OF_MODEL = {"vit": "ViT", "deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit"}
+_OF_MODEL["dinov3_vit"] = "DINOv3ViT"
+_Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+_RESAMPLE: dict[int, _Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+
+def published(model_type: str, config: ViTConfig) -> Preprocess:
+    """The preprocessing of a model's authors, for folders without a processor."""
+    processor = _OF_MODEL[model_type]
+    options: dict[str, Any] = {"resize": "squash", "interpolation": "bilinear"}
+    if processor in ("DeiT", "Bit"):
+        options = {"resize_to": shorter_side(config.image_hw, 0.875), "crop_rounding": "down"}
+    if processor == "ViT":
+        return dataclasses.replace(default_preprocess(config), **options)
+    return imagenet(config, **options)
+
+
+def read_processor(name: str, told: Mapping[str, Any], model_type: str, config: ViTConfig) -> Preprocess:
+    """The preprocessing of a `preprocessor_config.json`; `name` is the checkpoint's, for messages."""
+    # A step that is null is left out, as if it were false; any other null means the default.
+    given = {key: value for key, value in told.items() if value is not None or key in _SWITCHES}
+    kind = given.get("image_processor_type") or given.get("feature_extractor_type") or _OF_MODEL[model_type]
+    kind = re.sub("(ImageProcessor|FeatureExtractor).*", "", str(kind))
+    if kind not in _PROCESSORS:
+        raise CheckpointError(f"{name}: {kind}ImageProcessor is none of {', '.join(_PROCESSORS)}")
+    values = {**_PROCESSORS[kind], **given}
+    if values.get("do_pad") and values.get("pad_size"):
+        raise CheckpointError(
+            f"{name}: pad_size {values['pad_size']!r}: vitascope has no padding after the crop"
+        )
+    if values["resample"] not in list(_RESAMPLE):
+        raise CheckpointError(f"{name}: resample {values['resample']!r} is none of {_RESAMPLE}")
+    # For pixels in [0, 1]; theirs are for pixels in [0, 255] times a factor.
+    scale = 255 * values["rescale_factor"] if values["do_rescale"] else 255.0
+    if not (isinstance(scale, int | float) and scale > 0):
+        raise CheckpointError(f"{name}: rescale_factor {values['rescale_factor']!r} of a processor")
+    if not values["do_normalize"]:
+        values |= {"image_mean": (0.0,), "image_std": (1.0,)}
+    mean, std = (_per_channel(name, values[key], config) for key in ("image_mean", "image_std"))
+    if kind in ("Bit", "Siglip") and isinstance(values["size"], int):
+        values["size"] = {"shortest_edge": values["size"]}
+    return Preprocess(
+        **_geometry(name, values, config),
+        channels=config.in_channels,
+        interpolation=_RESAMPLE[values["resample"]],
+        mean=tuple(value / scale for value in mean),
+        std=tuple(value / scale for value in std),
+    )
+
+
+def _geometry(name: str, values: Mapping[str, Any], config: ViTConfig) -> dict[str, Any]:
+    """The resize and the crop of their `PilBackend`, as options of `Preprocess`."""
+    crop = sides(values.get("crop_size"), name) if values.get("do_center_crop") else None
+    if not values["do_resize"]:
+        if crop is not None:
+            raise CheckpointError(f"{name}: a processor that crops but does not resize")
+        # A picture of the right size stays as it is.
+        return {"image_size": config.image_hw, "resize": "squash"}
+    size = values["size"]
+    keeps_proportions = isinstance(size, Mapping) and "shortest_edge" in size
+    if keeps_proportions:
+        if size.get("longest_edge"):
+            raise CheckpointError(
+                f"{name}: size {dict(size)} bounds both edges; vitascope has no such resize"
+            )
+        size = size["shortest_edge"]
+    whole = sides(size, name)
+    if crop is None and not keeps_proportions:
+        return {"image_size": whole, "resize": "squash"}
+    return {
+        # Without a crop their picture may be oblong; the model gets the square in its centre.
+        "image_size": crop or whole,
+        "resize": "crop" if keeps_proportions else "squash",
+        "resize_to": whole,
+        "crop_rounding": "down",
+    }
+
+
+def sides(value: Any, name: str) -> tuple[int, int]:
+    """A size of theirs (one side, two, or named ones) as (height, width)."""
+    if isinstance(value, Mapping):
+        value = (value.get("height"), value.get("width"))
+    both = (value, value) if isinstance(value, int) else value
+    whole = isinstance(both, list | tuple) and all(isinstance(side, int) and side > 0 for side in both)
+    if not (whole and len(both) == 2):
+        raise CheckpointError(f"{name}: {value!r} is no size")
+    return both[0], both[1]
+
+
+def _per_channel(name: str, values: Any, config: ViTConfig) -> tuple[float, ...]:
+    """Mean or std by channel; equal numbers fit any number of channels."""
+    numbers = tuple(values) if isinstance(values, list | tuple) else (values,)
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise CheckpointError(f"{name}: mean or std {values!r} are no numbers")
+    if len(set(numbers)) == 1:
+        return (numbers[0],) * config.in_channels
+    if len(numbers) != config.in_channels:
+        raise CheckpointError(
+            f"{name}: mean or std {list(numbers)} does not fit a model of {config.in_channels} channels; "
+            "correct preprocessor_config.json"
+        )
+    return numbers
+
+
+def written_processor(preprocess: Preprocess) -> dict[str, Any]:
+    """The `preprocessor_config.json` of the nearest of ViT's, DeiT's and BiT's processors."""
+    (height, width), channels = preprocess.image_size, preprocess.channels
+    values: dict[str, Any] = {
+        **_STEPS,
+        "resample": {ours: theirs for theirs, ours in _RESAMPLE.items()}[preprocess.interpolation],
+        "image_mean": list(preprocess.mean),
+        "image_std": list(preprocess.std),
+        "do_convert_rgb": channels == 3,
+    }
+    share, size = preprocess.crop_pct, {"height": height, "width": width}
+    resized = preprocess.resize_to or (round(height / share), round(width / share))
+    crop = {"do_center_crop": True, "crop_size": size}
+    if preprocess.resize == "squash":
+        if share == 1 and preprocess.resize_to is None:
+            return {"image_processor_type": "ViTImageProcessor", "size": size, **values}
+        whole = dict(zip(("height", "width"), resized, strict=True))
+        return {"image_processor_type": "DeiTImageProcessor", "size": whole, **crop, **values}
+    if preprocess.resize == "border":
+        raise CheckpointError(
+            f"huggingface has no preprocessing that adds a border up to {height}x{width}; "
+            'only a crop, or the whole picture: Preprocess(resize="squash")'
+        )
+    if resized[0] != resized[1]:
+        raise CheckpointError(
+            f"huggingface has no preprocessing that covers {resized[0]}x{resized[1]} and crops "
+            f'{height}x{width}; only a square, or the whole picture: Preprocess(resize="squash")'
+        )
+    edge = {"shortest_edge": resized[0]}
+    return {"image_processor_type": "BitImageProcessor", "size": edge, **crop, **values}
+
 
 # The defaults of configurations.
 _SIZE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
@@ -128,7 +282,8 @@ def _readout(source: Source, values: Mapping[str, Any], kind: str) -> dict[str, 
     if source.has(head):
         check_labels(source)
         count = source.shape(head)[0]
-        options |= {"head": "linear", "num_classes": count, "class_names": _class_names(source, count)}
+        names = class_names(source.config.get("id2label"), count)
+        options |= {"head": "linear", "num_classes": count, "class_names": names}
         both = source.shape(head)[1] == 2 * _number(source, values, "hidden_size")
         return options | ({"pool": "cls_mean"} if both else {})
     if not source.has("pooler.dense.weight"):
@@ -136,16 +291,6 @@ def _readout(source: Source, values: Mapping[str, Any], kind: str) -> dict[str, 
     if values.get("pooler_act", "tanh") != "tanh":
         raise CheckpointError(f"{source.name}: pooler_act {values['pooler_act']!r}; vitascope has only tanh")
     return options | {"head": "pre_logits"}
-
-
-def _class_names(source: Source, count: int) -> tuple[str, ...]:
-    """`id2label`, if it has a name for each class; LABEL_0 and so on are none."""
-    told = source.config.get("id2label")
-    if not isinstance(told, Mapping) or len(told) != count:  # more names are those of another head
-        return ()
-    names = [told.get(str(index)) for index in range(count)]
-    nameless = all(name == f"LABEL_{index}" for index, name in enumerate(names))
-    return () if nameless or None in names else tuple(map(str, names))
 
 
 def _hidden(width: int, ratio: float, gated: bool) -> int:
