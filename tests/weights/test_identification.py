@@ -157,6 +157,7 @@ def test_options_that_no_tensor_tells_can_be_named_before_a_file(
 ) -> None:
     model = small_model(embed_dim=128, num_heads=2)
     save_pretrained(model, tmp_path, format="torchvision")
+    caplog.clear()
     file = tmp_path / "model.pth"
     found = from_pretrained(f"torchvision:num_heads=4,mlp=gelu_tanh,norm_eps=1e-5:{file}").config
     assert found == model.config.replace(num_heads=4, mlp="gelu_tanh", norm_eps=1e-5, resample="torchvision")

@@ -63,10 +63,8 @@ def is_hub_id(ref: str) -> bool:
 
 
 def fetch_hub(repo_id: str, revision: str | None = None) -> Path:
-    """Fetch a model's settings and one form of its weights into the hub's cache; returns the folder.
-
-    If the hub cannot be reached, that revision is used as it was last fetched whole, with a warning.
-    """
+    """Fetch a model's settings and one form of its weights into the hub's cache; returns the folder. If the
+    hub cannot be reached, that revision is used as it was last fetched whole, with a warning."""
     from huggingface_hub import HfApi, constants
 
     repo_id, revision = _OF_TIMM.sub("", repo_id), revision or constants.DEFAULT_REVISION

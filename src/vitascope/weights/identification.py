@@ -92,7 +92,7 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
             expected = f"not a model: expected a run folder, or {CONFIG} and model.safetensors in a folder"
             raise refusal(ref, described(names) or expected)
         path = path / file
-    belong = path.name in hub.WEIGHTS or hub.VARIANT.fullmatch(path.name)  # the settings in the folder
+    belong = path.name in hub.WEIGHTS or hub.VARIANT.fullmatch(path.name) is not None  # the settings
     with contextlib.suppress(CheckpointError):  # several weights: the settings belong to none
         belong = belong or weights_name(path.name, names) == path.name
     settings = {}

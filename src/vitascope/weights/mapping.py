@@ -107,7 +107,7 @@ class Source:
         tensors: State = {}
         for name, tensor in self.tensors.items():
             if (other := rename(name)) in tensors:
-                raise CheckpointError(f"{self.name}: {other} is there twice, once as {name}")
+                raise CheckpointError(f"{self.name}: {other} twice, once as {name}")
             tensors[other] = tensor
         return dataclasses.replace(self, tensors=tensors)
 

@@ -256,10 +256,7 @@ class Dinov3(pth.PthFamily):
         return ViTConfig.from_dict(options | place_options(source, options, None))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
-        """The preprocessing of the paper's classification; satellite models have statistics of their own.
-
-        Its README and Hugging Face squash the picture for features, with a bilinear filter.
-        """
+        """That of the paper's classification; its README squashes the picture for features, bilinearly."""
         satellite = "sat493m" in f"{source.name} {source.file}".lower() and config.in_channels == 3
         return pth.dino_evaluation(config, **(_SATELLITE if satellite else {}))
 
