@@ -16,13 +16,7 @@ from vitascope.report.charts import MAX_CLASSES, WITH_COUNTS, draw_calibration, 
 from vitascope.report.page import sure
 from vitascope.report.svg import blank_figure, embed
 from vitascope.report.thumbnails import Pixels, attention_over, name_of_image, read_pixels
-from vitascope.run.measures import (
-    ConfusedPair,
-    calibration,
-    surest_mistakes,
-    wilson_interval,
-    worst_pairs,
-)
+from vitascope.run.measures import ConfusedPair, calibration, surest_mistakes, wilson_interval, worst_pairs
 from vitascope.run.predictions import Predictions
 
 MISTAKES = 24

@@ -133,10 +133,7 @@ def confusion_matrix(
 
 
 def worst_pairs(confusion: npt.NDArray[np.int64], count: int) -> list[ConfusedPair]:
-    """At most `count` pairs of classes, most frequent confusion first, then the larger share of its class.
-
-    `confusion` has counts (K, K), true class down.
-    """
+    """At most `count` pairs in counts (K, K): most frequent confusion first, then larger share of a class."""
     totals = confusion.sum(axis=1)
     trues, others = np.nonzero(confusion - np.diag(confusion.diagonal()))
     counts = confusion[trues, others]
