@@ -12,6 +12,7 @@ from vitascope._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from vitascope import explain
+    from vitascope.data.preprocess import Preprocess
     from vitascope.deploy.export.compress import compress
     from vitascope.deploy.export.export import export
     from vitascope.deploy.export.quantize import quantize
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Prediction": "deploy.predict.predictor",
     "Predictor": "deploy.predict.predictor",
+    "Preprocess": "data.preprocess",
     "ResNet": "model.resnet",
     "ResNetConfig": "model.resnet_config",
     "Run": "run.run",
@@ -62,6 +64,7 @@ _HOMES = {
 __all__ = [
     "Prediction",
     "Predictor",
+    "Preprocess",
     "ResNet",
     "ResNetConfig",
     "Run",

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.run.run import Run, load_with_run
+from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 
 MAX_CLASSES = 50
@@ -72,8 +72,7 @@ def push_to_hub(
 def model_card(model: Classifier, repo_id: str, run: Run | None = None) -> str:
     """The README.md of a model on the hub: metadata in YAML, then Markdown, with the results of its run."""
     config = model.config
-    assert isinstance(model.preprocess, Preprocess)
-    values = dataclasses.asdict(model.preprocess)
+    values = dataclasses.asdict(preprocess_of(model))
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     preprocess = yaml.safe_dump(plain, sort_keys=False)
     parameters = sum(part.numel() for part in model.parameters())

@@ -28,7 +28,7 @@ def preprocess_of(model: Classifier) -> Preprocess:
         _WARNED.add(model)
         log.warning(
             "the model has no preprocessing; assuming a centre crop of %dx%d pixels, mean 0.5 and std 0.5; "
-            "if that is wrong, set model.preprocess = Preprocess(...)", *assumed.image_size,
+            "if that is wrong, set model.preprocess = vitascope.Preprocess(...)", *assumed.image_size,
         )  # fmt: skip
     return assumed
 
