@@ -2,7 +2,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -31,14 +31,14 @@ def export_small(folder: Path, suffix: str) -> Path:
     return export(exportable_model(), folder / f"small{suffix}", format=format, images=noise(40, 36)).path
 
 
-def write_copies(monkeypatch: pytest.MonkeyPatch, file: Callable[[str], Path]) -> None:
+def write_copies(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     """Let `export` copy the model's file instead of tracing the model; everything else happens."""
     from vitascope.deploy.export import export as module
     from vitascope.deploy.export.formats import FORMATS
     from vitascope.deploy.predict.runtimes import files_of
 
     def copy(_: object, path: Path, metadata: Mapping[str, str]) -> None:
-        for source in files_of(file(path.suffix)):
+        for source in files_of(file):
             shutil.copyfile(source, path.with_suffix(source.suffix))
 
     monkeypatch.setattr(module, "traced", lambda *_: None)

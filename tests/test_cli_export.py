@@ -58,7 +58,7 @@ def test_file_is_written_here_and_the_printed_program_gives_the_label_of_predict
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")
-    write_copies(monkeypatch, exported_file)
+    write_copies(monkeypatch, exported_file(Path(names[0]).suffix))
     printed = exported(folder, capsys, "--format", format)
     text, script = printed.split("To use it without vitascope:\n")
     files = [f"{name}  {(folder / name).stat().st_size:,} bytes" for name in names]

@@ -27,7 +27,7 @@ def test_int8_file_is_written_and_its_comparison_printed(
     model, data, exported_file, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("nncf", reason="NNCF is not installed (vitascope[openvino])")
-    write_copies(monkeypatch, exported_file)
+    write_copies(monkeypatch, exported_file(".xml"))
     out = tmp_path / "small.xml"
     words = ["--format", "openvino", "--data", str(data), "--out", str(out), "--max-drop", "1"]
     assert main(["export", str(model), "--int8", *words, "--images", "7"]) == 0

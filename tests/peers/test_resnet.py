@@ -71,6 +71,7 @@ def test_gradients_equal_timm() -> None:
 def test_channels_and_grid_are_those_of_timms_hybrid(name: str) -> None:
     embedding = timm.create_model(BACKBONES[name], pretrained=False, depth=1).patch_embed
     with torch.device("meta"):
-        ours = ResNetFeatures(ResNetConfig(layers=RESNETS[name]))
-    assert ours.channels == embedding.proj.in_channels
-    assert (ours.stride, ours.stride) == embedding.feature_ratio
+        config = ResNetConfig(layers=RESNETS[name])
+        maps = ResNetFeatures(config)(torch.empty(1, 3, 64, 64))
+    assert maps.shape[1] == embedding.proj.in_channels
+    assert (config.stride, config.stride) == embedding.feature_ratio

@@ -347,7 +347,7 @@ def test_arguments_of_models_that_are_not_ours_are_refused(
         (
             "vit_base_patch16_224",
             {"embed_dim": 96, "num_heads": 3},
-            "heads cannot be told from a width of 96",
+            "the number of heads does not follow from a width of 96",
         ),
         ("vit_base_patch16_224", {"img_size": (32, 96)}, "13 positions are no square grid"),
         ("vit_base_patch16_224", {"patch_size": (8, 16), "img_size": (32, 64)}, "no square grid"),
