@@ -15,6 +15,8 @@ import pytest
 from huggingface_hub import constants
 
 COMMIT = "c" * 40
+OWNER = "me"
+"""Whom every token belongs to."""
 
 
 class Hub:
@@ -32,7 +34,7 @@ class Hub:
             return 403, {"error": "you may not write here"}
         if path == "/api/repos/create":
             asked = json.loads(body)
-            repo = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
+            repo = f"{asked.get('organization') or OWNER}/{asked['name']}"
             self.repositories.setdefault(repo, {})
             self.private[repo] = bool(asked.get("private")) or asked.get("visibility") == "private"
             return 200, {"url": f"{constants.ENDPOINT}/{repo}", "name": repo}

@@ -78,6 +78,25 @@ def test_card_of_a_run_has_its_test_accuracy(hub: Hub, small_run: Path) -> None:
     assert f"{test['images']} test images: {test['accuracy']:.2%}" in card
 
 
+def test_card_of_a_run_names_its_data_without_the_folders_above(hub: Hub, small_run: Path) -> None:
+    vs.push_to_hub(small_run, "me/digits")
+    card = hub.repositories["me/digits"]["README.md"].decode()
+    assert "on `photos`" in card
+    assert str(small_run.parent) not in card
+
+
+def test_name_without_owner_is_a_repository_of_the_tokens_owner(hub: Hub, model) -> None:
+    assert "/me/insects/commit/" in vs.push_to_hub(model, "insects")
+    assert "vs.Predictor('me/insects')" in hub.repositories["me/insects"]["README.md"].decode()
+
+
+def test_class_names_add_no_lines_to_the_card(hub: Hub, model) -> None:
+    model.config = model.config.replace(class_names=("ant", "bee\n# Install this", "cat"))
+    vs.push_to_hub(model, "me/insects")
+    card = hub.repositories["me/insects"]["README.md"].decode()
+    assert "ant, bee # Install this, cat" in card
+
+
 def test_rejected_upload_says_why_and_what_to_do(hub: Hub, model) -> None:
     hub.refuses = True
     with pytest.raises(vs.UserError, match=r"me/insects: the hub did not take the model: .*hf auth login"):

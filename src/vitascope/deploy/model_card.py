@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from vitascope.errors import UserError
+from vitascope.errors import UserError, printable
 from vitascope.model.classifier import Classifier
 from vitascope.run.run import Run, load_with_run
 from vitascope.weights.preprocess import preprocess_of
@@ -35,7 +35,7 @@ def push_to_hub(
 
     Args:
         model: a model, or a MODEL argument; a run folder brings its numbers along.
-        repo_id: `owner/name` on the hub.
+        repo_id: `owner/name` on the hub; a name alone is a repository of the token's owner.
         private: make a new repository private.
         token: an access token; None uses the one that `hf auth login` saved.
         format: as for `save_pretrained`; "timm" and "huggingface" suit those libraries.
@@ -53,10 +53,10 @@ def push_to_hub(
     model, run = load_with_run(model)
     with tempfile.TemporaryDirectory() as scratch:
         folder = save_pretrained(model, Path(scratch) / "model", format=format)
-        (folder / "README.md").write_text(model_card(model, repo_id, run), encoding="utf-8")
         api = HfApi(token=token)
         try:
-            api.create_repo(repo_id, private=private, exist_ok=True)
+            repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id  # with its owner
+            (folder / "README.md").write_text(model_card(model, repo_id, run), encoding="utf-8")
             done = api.upload_folder(
                 repo_id=repo_id, folder_path=folder, commit_message="Upload a vitascope model"
             )
@@ -92,8 +92,8 @@ def model_card(model: Classifier, repo_id: str, run: Run | None = None) -> str:
         metadata["pipeline_tag"] = "image-classification"
     if run is not None and (tests := run.records("test")):
         result = tests[-1]
-        sections.append(_results(run, result))
-        data = Path(str(run.config["data"])).name
+        data = Path(str(run.config["data"])).name  # the folders above it may name a person
+        sections.append(_results(run, data, result))
         metadata["model-index"] = [  # the hub's pages show it as a table
             {
                 "name": repo_id.rpartition("/")[2],
@@ -110,6 +110,7 @@ def model_card(model: Classifier, repo_id: str, run: Run | None = None) -> str:
 
 
 def _classes(names: tuple[str, ...], count: int) -> str:
+    names = tuple(map(printable, names))
     if not names:
         return f"{count} classes without names." if count else "None: the model gives features."
     if len(names) > MAX_CLASSES:
@@ -117,11 +118,9 @@ def _classes(names: tuple[str, ...], count: int) -> str:
     return ", ".join(names)
 
 
-def _results(run: Run, result: dict[str, Any]) -> str:
+def _results(run: Run, data: str, result: dict[str, Any]) -> str:
     """The section about a run: its data, its length and its accuracy."""
-    lines = [
-        f"## Training and results\n\nTrained for {run.config['epochs']} epochs on `{run.config['data']}`."
-    ]
+    lines = [f"## Training and results\n\nTrained for {run.config['epochs']} epochs on `{printable(data)}`."]
     if "accuracy_low" in result:
         lines.append(
             f"Accuracy on {result['images']:,} {result['split']} images: {result['accuracy']:.2%} "

@@ -1,5 +1,6 @@
 """Exported files: the answers of the model, in every runtime, from the file alone."""
 
+import copy
 import dataclasses
 import json
 import logging
@@ -309,6 +310,13 @@ def test_file_that_answers_the_same_gets_its_name(answering: Answering, tmp_path
     done = export(answering.model, tmp_path / "a" / "model.pt2", format="torch")
     assert done.agreement.pictures == 16  # of scikit-learn's photographs
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["model.pt2"]
+
+
+def test_callers_model_keeps_its_precision_and_its_mode(answering: Answering, tmp_path: Path) -> None:
+    model = copy.deepcopy(answering.model).double().train()
+    export(model, tmp_path / "model.pt2", format="torch", images=pictures())
+    assert {part.dtype for part in model.parameters()} == {torch.float64}
+    assert model.training
 
 
 @pytest.mark.parametrize("one", ["path", "array"])

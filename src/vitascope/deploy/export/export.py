@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import tempfile
@@ -37,7 +38,7 @@ class ExportResult:
     files: list[Path]
     """The file to open, and those beside it: OpenVINO's weights, or those of an ONNX file above 2 GB."""
     model: Classifier
-    """The model that was exported."""
+    """The model that was exported, on the CPU in float32."""
     input: InputMode
     """`pictures` or `tensors`."""
     dynamic_resolution: bool
@@ -109,7 +110,10 @@ def export(
     kind = FORMATS[format]
     path = default_path(model, kind.suffix) if path is None else Path(path)
     check_path(path, kind)
-    model, run = load_with_run(model)
+    given = model
+    model, run = load_with_run(given)
+    if model is given:  # the caller's own stays on its device and in its precision
+        model = copy.deepcopy(model)
     sources: Sequence[ImageSource] = [] if images is None else as_pictures(images)
     compared_on = "the given pictures"
     if not sources and run is not None:
