@@ -100,7 +100,7 @@ def visit(address: str) -> Iterator[Visit]:
         assert visit.faults == []
 
 
-def test_a_picture_comes_in_and_is_answered(visit: Visit, tmp_path: Path) -> None:
+def test_opened_picture_shows_its_prediction(visit: Visit, tmp_path: Path) -> None:
     hostile = write_picture(tmp_path / "<img src=x onerror=alert(2)>.png", size=(50, 40))
     visit.page.set_input_files("input[type=file]", str(hostile))
     visit.wait_for_answer(visit.page.locator(".panel").first)
@@ -110,7 +110,7 @@ def test_a_picture_comes_in_and_is_answered(visit: Visit, tmp_path: Path) -> Non
     assert visit.page.locator(".name *, .predictions span *, .title *").count() == 0
 
 
-def test_moving_changes_the_map_and_leaving_returns_to_the_class_token(visit: Visit) -> None:
+def test_moving_the_pointer_changes_the_map_and_leaving_returns_to_the_class_token(visit: Visit) -> None:
     visit.open_sample()
     rest = visit.drawing()
     assert "class token looks" in visit.text(".title")
@@ -125,7 +125,7 @@ def test_moving_changes_the_map_and_leaving_returns_to_the_class_token(visit: Vi
     assert alike(visit.drawing(), rest)
 
 
-def test_a_click_holds_a_patch_and_moving_then_reads_its_weights(visit: Visit) -> None:
+def test_click_selects_a_patch_and_moving_then_shows_its_weights(visit: Visit) -> None:
     visit.open_sample()
     visit.hover(0.4, 0.4)
     visit.page.mouse.down()
@@ -182,7 +182,7 @@ def test_a_class_is_chosen_by_its_bar_and_by_search(visit: Visit) -> None:
     assert visit.text(".title") == "HiResCAM: what speaks for “cat”"
 
 
-def test_everything_is_to_be_had_by_keys(visit: Visit) -> None:
+def test_everything_is_reachable_by_keyboard(visit: Visit) -> None:
     visit.open_sample()
     visit.press("ArrowRight")
     assert "patch in row 1, column 1" in visit.text(".title")
@@ -233,7 +233,7 @@ def test_a_png_is_saved(visit: Visit, tmp_path: Path) -> None:
         assert len(saved.convert("RGB").getcolors(1 << 24)) > 1000
 
 
-def test_the_sharp_picture_is_where_the_models_pixels_are(visit: Visit) -> None:
+def test_sharp_picture_is_aligned_with_the_models_pixels(visit: Visit) -> None:
     visit.open_sample()
     visit.page.locator("#strength").fill("0")
     visit.settle()
@@ -245,7 +245,7 @@ def test_the_sharp_picture_is_where_the_models_pixels_are(visit: Visit) -> None:
     assert alike(sharp, raw, most=16)
 
 
-def test_the_sharp_picture_follows_the_rule_of_whole_pixels(visit: Visit) -> None:
+def test_sharp_picture_follows_a_resize_to_whole_pixels(visit: Visit) -> None:
     rules: list[dict[str, Any]] = [
         {"resize_to": (37, 37), "crop_rounding": "down"},
         {"resize_to": (36, 36)},
@@ -278,7 +278,7 @@ def test_dark_and_light_can_be_changed(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-def test_every_kind_of_model_can_be_looked_into(options: dict[str, Any]) -> None:
+def test_every_kind_of_model_can_be_explored(options: dict[str, Any]) -> None:
     model = small_model(**options)
     with serving(engine_of(model)) as address, visiting(address) as visit:
         visit.open_sample()
@@ -295,7 +295,7 @@ def test_every_kind_of_model_can_be_looked_into(options: dict[str, Any]) -> None
         assert visit.faults == []
 
 
-def test_a_resnet_has_class_maps_and_says_why_no_attention() -> None:
+def test_resnet_has_class_maps_and_the_reason_for_no_attention() -> None:
     with serving(engine_of(small_resnet())) as address, visiting(address) as visit:
         visit.open_sample()
         assert "no attention" in visit.text("#missing")
@@ -306,7 +306,7 @@ def test_a_resnet_has_class_maps_and_says_why_no_attention() -> None:
         assert visit.faults == []
 
 
-def test_a_phone_is_wide_enough_and_a_finger_moves_the_patch(address: str) -> None:
+def test_page_fits_a_phone_and_touch_moves_the_patch(address: str) -> None:
     phone = {
         "viewport": {"width": 390, "height": 844},
         "has_touch": True,
@@ -350,7 +350,7 @@ def test_long_class_names_stay_in_their_column(width: int) -> None:
         visit.page.locator(".predictions button").first.click()  # which no other panel covers
 
 
-def test_waiting_for_a_class_map_is_said_and_another_method_ends_it(visit: Visit) -> None:
+def test_pending_class_map_is_shown_and_another_method_cancels_it(visit: Visit) -> None:
     visit.open_sample()
     visit.page.route("**/v1/heatmap?method=occlusion**", lambda route: None)  # never answered
     visit.press("g")
@@ -367,7 +367,7 @@ def test_waiting_for_a_class_map_is_said_and_another_method_ends_it(visit: Visit
     assert not visit.page.locator(".fault").is_visible()
 
 
-def test_a_class_map_that_fails_is_asked_for_again_only_when_told(address: str) -> None:
+def test_failed_class_map_is_requested_again_only_on_retry(address: str) -> None:
     asked: list[str] = []
     with visiting(address) as visit:
         visit.open_sample()
@@ -388,7 +388,7 @@ def test_a_class_map_that_fails_is_asked_for_again_only_when_told(address: str) 
         assert not visit.page.locator(".fault").is_visible()
 
 
-def test_try_again_sends_the_picture_though_its_file_has_gone(address: str, tmp_path: Path) -> None:
+def test_retry_sends_the_picture_even_if_its_file_is_gone(address: str, tmp_path: Path) -> None:
     path = write_picture(tmp_path / "mine.png", size=(50, 40))
     with visiting(address) as visit:
         visit.page.route("**/v1/attention", lambda route: route.abort("connectionrefused"))
@@ -403,7 +403,7 @@ def test_try_again_sends_the_picture_though_its_file_has_gone(address: str, tmp_
         assert not visit.page.locator(".fault").is_visible()
 
 
-def test_a_picture_that_came_before_the_model_waits_to_be_sent_again(address: str, tmp_path: Path) -> None:
+def test_picture_opened_before_the_model_is_ready_can_be_retried(address: str, tmp_path: Path) -> None:
     loading = {"status": 503, "json": {"error": "the model is still loading"}}
     with visiting(address) as visit:
         visit.page.route("**/v1/**", lambda route: route.fulfill(**loading))
@@ -417,7 +417,7 @@ def test_a_picture_that_came_before_the_model_waits_to_be_sent_again(address: st
         assert visit.text(".name") == "early.png"
 
 
-def test_a_link_carries_the_token_and_the_tab_keeps_it() -> None:
+def test_link_contains_the_token_and_the_tab_keeps_it() -> None:
     token = "a+b/c d&e"
     with (
         serving(engine_of(small_model()), token) as address,
@@ -441,7 +441,7 @@ def test_the_title_names_the_model() -> None:
         assert visit.text("#model") == f"<b>photos</b> · {engine.architecture}"
 
 
-def test_a_model_without_a_head_shows_attention_alone() -> None:
+def test_model_without_a_head_shows_attention_only() -> None:
     with serving(engine_of(small_model(head="none"))) as address, visiting(address) as visit:
         visit.page.locator(".samples button").first.click()
         visit.page.locator(".panel.full").wait_for()
@@ -460,7 +460,7 @@ def test_a_model_without_a_head_shows_attention_alone() -> None:
         assert visit.faults == []
 
 
-def test_a_broken_picture_is_said_so_and_the_next_one_works(address: str, tmp_path: Path) -> None:
+def test_broken_picture_is_reported_and_the_next_one_works(address: str, tmp_path: Path) -> None:
     with visiting(address) as visit:
         broken = tmp_path / "broken.png"
         broken.write_bytes(b"no picture at all")
@@ -472,7 +472,7 @@ def test_a_broken_picture_is_said_so_and_the_next_one_works(address: str, tmp_pa
         assert not visit.page.locator(".fault").is_visible()
 
 
-def test_a_file_that_is_dropped_anywhere_is_opened(visit: Visit) -> None:
+def test_file_dropped_anywhere_is_opened(visit: Visit) -> None:
     written = io.BytesIO()
     Image.fromarray(noise(20, 20)).save(written, "PNG")
     visit.page.evaluate(

@@ -45,7 +45,7 @@ def metadata_of(card: str) -> dict:
     return yaml.safe_load(card.split("---\n")[1])
 
 
-def test_a_pushed_model_answers_from_the_hub_as_it_did_here(hub: Hub, model) -> None:
+def test_pushed_model_loaded_from_the_hub_has_equal_predictions(hub: Hub, model) -> None:
     url = vs.push_to_hub(model, "me/insects")
     assert url.endswith(f"/me/insects/commit/{'c' * 40}")
     assert set(hub.repositories["me/insects"]) >= {
@@ -57,7 +57,7 @@ def test_a_pushed_model_answers_from_the_hub_as_it_did_here(hub: Hub, model) -> 
     assert vs.Predictor("me/insects")(picture) == vs.Predictor(model)(picture)
 
 
-def test_card_names_classes_preprocessing_and_the_way_to_load(hub: Hub, model) -> None:
+def test_card_lists_classes_preprocessing_and_how_to_load(hub: Hub, model) -> None:
     vs.push_to_hub(model, "me/insects", private=True)
     assert hub.private["me/insects"]
     card = hub.repositories["me/insects"]["README.md"].decode()
@@ -85,7 +85,7 @@ def test_card_of_a_run_names_its_data_without_the_folders_above(hub: Hub, small_
     assert str(small_run.parent) not in card
 
 
-def test_name_without_owner_is_a_repository_of_the_tokens_owner(hub: Hub, model) -> None:
+def test_name_without_owner_uses_the_tokens_owner(hub: Hub, model) -> None:
     assert "/me/insects/commit/" in vs.push_to_hub(model, "insects")
     assert "vs.Predictor('me/insects')" in hub.repositories["me/insects"]["README.md"].decode()
 
@@ -97,7 +97,7 @@ def test_class_names_add_no_lines_to_the_card(hub: Hub, model) -> None:
     assert "ant, bee # Install this, cat" in card
 
 
-def test_rejected_upload_says_why_and_what_to_do(hub: Hub, model) -> None:
+def test_rejected_upload_reports_the_reason_and_advice(hub: Hub, model) -> None:
     hub.refuses = True
     with pytest.raises(vs.UserError, match=r"me/insects: the hub did not take the model: .*hf auth login"):
         vs.push_to_hub(model, "me/insects")
@@ -109,6 +109,6 @@ def test_bad_repository_name_is_rejected_before_anything_is_sent(hub: Hub, model
     assert not hub.repositories
 
 
-def test_token_is_the_one_given(hub: Hub, model) -> None:
+def test_given_token_is_used(hub: Hub, model) -> None:
     vs.push_to_hub(model, "me/insects", token="hf_given")
     assert set(hub.tokens) == {"Bearer hf_given"}

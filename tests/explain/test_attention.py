@@ -47,7 +47,7 @@ def directly(model: VisionTransformer, images: Tensor, layer: int, head: int | N
 
 
 @of_every_model
-def test_tokens_that_count_are_those_that_the_model_pools(options: dict[str, Any]) -> None:
+def test_shares_cover_exactly_the_pooled_tokens(options: dict[str, Any]) -> None:
     model = small_model(**options)
     share = shares(model.config)
     assert share.sum() == pytest.approx(1)
@@ -63,7 +63,7 @@ def test_tokens_that_count_are_those_that_the_model_pools(options: dict[str, Any
 @pytest.mark.parametrize("method", METHODS)
 @of_every_model
 @pytest.mark.parametrize("shape", SHAPES)
-def test_heatmaps_have_the_grid_of_the_patches_and_largest_value_one(
+def test_heatmaps_have_the_patch_grid_and_a_maximum_of_one(
     method: Any, options: dict[str, Any], shape: dict[str, Any]
 ) -> None:
     model = small_model(**options, **shape)
@@ -80,7 +80,7 @@ def test_heatmaps_have_the_grid_of_the_patches_and_largest_value_one(
 @of_every_model
 @pytest.mark.parametrize("layer", [0, 1, 2, -1, -3])
 @pytest.mark.parametrize("head", [None, 0, 1])
-def test_map_is_that_of_the_traced_weights(options: dict[str, Any], layer: int, head: int | None) -> None:
+def test_map_equals_the_traced_weights(options: dict[str, Any], layer: int, head: int | None) -> None:
     model = small_model(image_size=(16, 48), **options)
     images = images_of(model)
     heat = explain.attention(model, images, layer, head).numpy()
@@ -88,7 +88,7 @@ def test_map_is_that_of_the_traced_weights(options: dict[str, Any], layer: int, 
 
 
 @of_every_model
-def test_map_shows_only_what_goes_from_tokens_that_are_read_to_patches(options: dict[str, Any]) -> None:
+def test_map_shows_only_attention_from_pooled_tokens_to_patches(options: dict[str, Any]) -> None:
     model = small_model(**options)
     images, T = images_of(model), model.config.num_tokens
     rows = torch.rand(3, T, T, generator=torch.Generator().manual_seed(0))
@@ -118,7 +118,7 @@ def fails(module: Any, inputs: Any) -> None:
     raise AssertionError("a block runs that nothing needs")
 
 
-def test_weights_of_a_layer_are_whole_as_traced() -> None:
+def test_weights_of_a_layer_equal_the_trace() -> None:
     model = small_model(distillation_token=True).train()
     images = images_of(model)
     traced = model.eval().trace(images, attention=True).attention
@@ -136,7 +136,7 @@ def test_last_layer_and_mean_of_heads_are_the_default() -> None:
     assert torch.equal(explain.attention(model, images), explain.attention(model, images, 2, None))
 
 
-def test_patch_that_the_class_token_looks_at_is_the_warmest() -> None:
+def test_patch_attended_by_the_class_token_is_the_warmest() -> None:
     model = small_model(depth=1, num_heads=1, embed_dim=8)
     with torch.no_grad():  # keys that are large for patches of one colour, a constant query
         model.encoder.blocks[0].attention.qkv.weight.zero_()
@@ -156,7 +156,7 @@ def test_patch_that_the_class_token_looks_at_is_the_warmest() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @of_every_model
-def test_other_resolution_gives_its_own_grid(method: Any, options: dict[str, Any]) -> None:
+def test_other_resolution_has_its_own_grid(method: Any, options: dict[str, Any]) -> None:
     model = small_model(**options)
     images = random_images(2, 3, 48, 16)
     heat = method(model, images)
@@ -166,14 +166,14 @@ def test_other_resolution_gives_its_own_grid(method: Any, options: dict[str, Any
 
 
 @pytest.mark.parametrize("layer", [3, 99, -4])
-def test_layer_that_is_not_there_names_the_range(layer: int) -> None:
+def test_missing_layer_is_rejected_with_the_range(layer: int) -> None:
     model = small_model()
     with pytest.raises(UserError, match=rf"no layer {layer}: the model has 3, 0 to 2"):
         explain.attention(model, images_of(model), layer=layer)
 
 
 @pytest.mark.parametrize("head", [2, -1])
-def test_head_that_is_not_there_names_the_range(head: int) -> None:
+def test_missing_head_is_rejected_with_the_range(head: int) -> None:
     model = small_model()
     with pytest.raises(UserError, match=rf"no head {head}: each layer has 2, 0 to 1"):
         explain.attention(model, images_of(model), head=head)
@@ -181,7 +181,7 @@ def test_head_that_is_not_there_names_the_range(head: int) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("training", [True, False])
-def test_model_is_run_as_in_evaluation_and_left_as_it_was(method: Any, training: bool) -> None:
+def test_model_runs_in_evaluation_mode_and_is_restored(method: Any, training: bool) -> None:
     model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
     images = images_of(model)
     expected = method(model, images)
@@ -192,7 +192,7 @@ def test_model_is_run_as_in_evaluation_and_left_as_it_was(method: Any, training:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("without", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_nothing_of_model_and_images_is_changed(method: Any, without: Any) -> None:
+def test_model_and_images_are_not_changed(method: Any, without: Any) -> None:
     model, images = small_model(), random_images(2, 3, 32, 32)
     expected, values = method(model, images), images.clone()
     images.requires_grad_()
@@ -207,7 +207,7 @@ def test_nothing_of_model_and_images_is_changed(method: Any, without: Any) -> No
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_model_is_left_as_it_was_after_a_refusal_too(method: Any) -> None:
+def test_model_is_restored_after_an_error(method: Any) -> None:
     model = small_model().train()
     with pytest.raises(UserError):
         method(model, random_images(1, 3, 33, 32))
@@ -216,7 +216,7 @@ def test_model_is_left_as_it_was_after_a_refusal_too(method: Any) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @of_every_model
-def test_half_precision_model_gives_float32_maps(method: Any, options: dict[str, Any]) -> None:
+def test_half_precision_model_has_float32_maps(method: Any, options: dict[str, Any]) -> None:
     model = small_model(**options)
     images = images_of(model)
     expected = method(model, images)
@@ -225,14 +225,14 @@ def test_half_precision_model_gives_float32_maps(method: Any, options: dict[str,
     torch.testing.assert_close(heat, expected, atol=0.1, rtol=0)
 
 
-def test_a_model_that_looks_at_no_patch_has_a_map_of_zeros() -> None:
+def test_model_that_attends_to_no_patch_has_a_map_of_zeros() -> None:
     model = small_model(num_registers=1)
     rows = torch.zeros(2, 18, 18)
     rows[:, :, 1] = 1  # everything looks at the register
     assert torch.equal(to_heatmap(model, random_images(2, 3, 32, 32), rows), torch.zeros(2, 4, 4))
 
 
-def test_a_resnet_is_refused() -> None:
+def test_resnet_is_rejected() -> None:
     for method in METHODS:
         with pytest.raises(UserError, match="a ResNet has no attention to show"):
             method(small_resnet(), random_images(1, 3, 32, 32))
@@ -242,7 +242,7 @@ def test_a_resnet_is_refused() -> None:
 
 
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
-def test_each_map_is_that_of_its_layer_and_head(options: dict[str, Any]) -> None:
+def test_each_map_equals_that_of_its_layer_and_head(options: dict[str, Any]) -> None:
     model = small_model(image_size=(16, 48), **options)
     images = random_images(2, 3, 16, 48)
     maps = head_maps(model, images)
@@ -256,7 +256,7 @@ def test_each_map_is_that_of_its_layer_and_head(options: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_model_of_heads_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> None:
+def test_model_of_heads_runs_in_evaluation_mode_and_is_restored(training: bool) -> None:
     model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5)
     images = random_images(2, 3, 32, 32)
     expected = head_maps(model, images)
@@ -265,7 +265,7 @@ def test_model_of_heads_is_run_as_in_evaluation_and_left_as_it_was(training: boo
     assert model.training is training
 
 
-def test_head_maps_of_a_resnet_are_rejected() -> None:
+def test_head_maps_of_resnet_are_rejected() -> None:
     with pytest.raises(UserError, match="a ResNet has no attention to show"):
         head_maps(small_resnet(), random_images(1, 3, 32, 32))
 
@@ -279,7 +279,7 @@ def images_for_patch_attention(model: VisionTransformer, count: int = 2) -> Tens
 
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize(("layer", "head"), [(0, None), (1, 1), (-1, 0), (-3, None)])
-def test_map_is_the_row_of_the_patch_in_the_traced_weights(
+def test_map_is_the_patchs_row_of_the_traced_weights(
     options: dict[str, Any], layer: int, head: int | None
 ) -> None:
     model = small_model(image_size=(16, 48), **options)
@@ -321,7 +321,7 @@ def test_patch_attends_within_its_window() -> None:
     assert heat.sum() == heat[:, :2, 2:].sum()
 
 
-def test_patch_that_attends_to_other_tokens_alone_has_a_map_of_zeros() -> None:
+def test_patch_that_attends_only_to_other_tokens_has_a_map_of_zeros() -> None:
     model = small_model(depth=1, num_heads=1, positions="none", num_registers=1)
     attention = model.encoder.blocks[0].attention
     with torch.no_grad():  # the register's key is far along the queries of all
@@ -340,28 +340,28 @@ def test_patch_that_attends_to_other_tokens_alone_has_a_map_of_zeros() -> None:
 
 
 @pytest.mark.parametrize("patch", [(2, 0), (-1, 0), (0, 6), (0, -1), (5, 1)])
-def test_patch_that_is_not_there_names_rows_and_columns(patch: tuple[int, int]) -> None:
+def test_missing_patch_is_rejected_with_rows_and_columns(patch: tuple[int, int]) -> None:
     model = small_model(image_size=(16, 48))
     with pytest.raises(UserError, match=r"no patch .*the grid is 2x6, rows 0 to 1 and columns 0 to 5"):
         patch_attention(model, images_for_patch_attention(model), patch)
 
 
 @pytest.mark.parametrize("layer", [3, -4])
-def test_layer_of_patch_attention_that_does_not_exist_names_the_range(layer: int) -> None:
+def test_missing_layer_of_patch_attention_is_rejected_with_the_range(layer: int) -> None:
     model = small_model()
     with pytest.raises(UserError, match=f"no layer {layer}: the model has 3, 0 to 2"):
         patch_attention(model, images_for_patch_attention(model), (0, 0), layer)
 
 
 @pytest.mark.parametrize("head", [2, -1])
-def test_head_of_patch_attention_that_does_not_exist_names_the_range(head: int) -> None:
+def test_missing_head_of_patch_attention_is_rejected_with_the_range(head: int) -> None:
     model = small_model()
     with pytest.raises(UserError, match=f"no head {head}: each layer has 2, 0 to 1"):
         patch_attention(model, images_for_patch_attention(model), (0, 0), head=head)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_model_of_patch_attention_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> None:
+def test_model_of_patch_attention_runs_in_evaluation_mode_and_is_restored(training: bool) -> None:
     model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
     images = images_for_patch_attention(model)
     expected = patch_attention(model, images, (0, 1))
@@ -382,7 +382,7 @@ SOME = ["class_token", "distilled_registers", "mean", "axial_mean", "window", "r
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_what_is_handed_on_is_the_traced_attention_in_order(name: str) -> None:
+def test_stream_yields_the_traced_attention_in_order(name: str) -> None:
     model, images = small_model(**MODELS[name]), random_images(2, 3, 32, 32)
     handed: list[Tensor] = []
     stream_attention(model, images, handed.append)
@@ -395,7 +395,7 @@ def test_what_is_handed_on_is_the_traced_attention_in_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("read", [slice(0, 1), slice(0, 2), slice(None)])
-def test_only_rows_that_are_read_come_of_the_last_block(read: slice) -> None:
+def test_last_block_yields_only_the_pooled_rows(read: slice) -> None:
     model, images = small_model(num_registers=1), random_images(2, 3, 32, 32)
     handed: list[Tensor] = []
     stream_attention(model, images, handed.append, read)
@@ -407,7 +407,7 @@ def test_only_rows_that_are_read_come_of_the_last_block(read: slice) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"pool": "mean"}])
 @pytest.mark.parametrize("rollout_options", [{}, {"fusion": "max"}, {"discard": 0.5}])
-def test_attention_of_two_layers_is_never_there_at_once(
+def test_attention_of_only_one_layer_is_in_memory(
     options: dict[str, Any], rollout_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Watched where rollout gets it: when the next layer's comes, the last one is gone."""
@@ -434,7 +434,7 @@ def test_nothing_else_is_kept() -> None:
     assert stream.attention == []
 
 
-def test_model_of_streams_is_run_as_in_evaluation_and_left_as_it_was() -> None:
+def test_model_of_streams_runs_in_evaluation_mode_and_is_restored() -> None:
     model, images = small_model(dropout=0.5, drop_path=0.5), random_images(2, 3, 32, 32)
     expected: list[Tensor] = []
     stream_attention(model, images, expected.append)

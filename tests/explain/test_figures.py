@@ -16,7 +16,7 @@ from vitascope.explain import plots
 from vitascope.explain.figures import VIEWS, draw
 
 
-def test_heatmap_of_one_picture_lies_beside_it() -> None:
+def test_heatmap_is_drawn_beside_its_picture() -> None:
     model = model_with_preprocess()
     figure = draw(model, PICTURES[0], "rollout")
     left, right = figure.axes
@@ -73,7 +73,7 @@ def test_unreadable_pictures_of_several_are_left_out_with_a_warning(caplog: pyte
         ({"method": "filters", "target": 1}, "target does not apply to filters"),
     ],
 )
-def test_requests_that_make_no_figure_are_rejected(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_figure_requests_are_rejected(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         draw(model_with_preprocess(), **arguments)
 

@@ -9,7 +9,7 @@ from vitascope.explain.methods import METHODS
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.many_passes])
-def test_methods_of_many_passes_pause_before_each_and_end_there(name: str) -> None:
+def test_hook_runs_before_each_pass_and_can_end_the_method(name: str) -> None:
     model = small_model()
     images = torch.randn(1, 3, *model.config.image_hw)
     passes: list[int] = []
@@ -34,12 +34,12 @@ def test_methods_of_many_passes_pause_before_each_and_end_there(name: str) -> No
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.many_passes])
-def test_images_at_once_change_no_heatmap(name: str) -> None:
+def test_batch_size_does_not_change_heatmaps(name: str) -> None:
     model = small_model()
     images = torch.randn(1, 3, *model.config.image_hw)
     expected = METHODS[name](model, images, 1)
     torch.testing.assert_close(METHODS[name](model, images, 1, batch_size=2), expected, atol=1e-4, rtol=0)
 
 
-def test_without_a_caller_there_is_nothing_to_do() -> None:
+def test_call_without_a_hook_does_nothing() -> None:
     call_hook()

@@ -126,7 +126,7 @@ def assert_is_cam(
 
 
 @of_every_model
-def test_map_is_that_of_the_formula(options: dict[str, Any]) -> None:
+def test_map_equals_the_formula(options: dict[str, Any]) -> None:
     model = small_model(image_size=(16, 48), num_heads=4, **options)
     images = random_images(3, 3, 16, 48)
     assert_is_cam(model, images, CLASSES, logits_of(CLASSES))
@@ -134,32 +134,32 @@ def test_map_is_that_of_the_formula(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("layer", [0, 1, -1])
 @pytest.mark.parametrize("name", ["class_token", "mean_beside_class_token", "post_norm", "window_map"])
-def test_a_layer_is_what_its_attention_reads(name: str, layer: int) -> None:
+def test_layer_is_the_input_of_its_attention(name: str, layer: int) -> None:
     model, images = small_model(**MODELS[name]), random_images(3, 3, 32, 32)
     assert_is_cam(model, images, CLASSES, logits_of(CLASSES), layer)
 
 
-def test_a_resnet_is_explained_at_its_last_feature_map() -> None:
+def test_resnet_is_explained_at_its_last_feature_map() -> None:
     model, images = small_resnet(), random_images(3, 3, 96, 64)
     assert grad_cam(model, images).shape == (3, 12, 8)
     assert_is_cam(model, images, CLASSES, logits_of(CLASSES))
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean", "cls_mean"])
-def test_other_resolution_gives_its_own_grid(pool: str) -> None:
+def test_other_resolution_has_its_own_grid(pool: str) -> None:
     model, images = small_model(pool=pool, num_registers=1), random_images(3, 3, 48, 16)
     assert grad_cam(model, images).shape == (3, 6, 2)
     assert_is_cam(model, images, CLASSES, logits_of(CLASSES))
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_a_class_token_reads_patches_last_in_the_last_block(norm: str) -> None:
+def test_last_layer_is_the_last_block_with_a_class_token(norm: str) -> None:
     model, images = small_model(norm=norm), random_images(2, 3, 32, 32)
     assert torch.equal(grad_cam(model, images, layer="last"), grad_cam(model, images, layer=-1))
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_default_is_the_last_place_or_where_each_place_counts_by_itself_the_first(pool: str) -> None:
+def test_default_layer_is_the_last_for_grad_cam_and_the_first_for_elementwise_variants(pool: str) -> None:
     model, images = small_model(pool=pool), random_images(2, 3, 32, 32)
     for variant in VARIANTS:
         layer: Layer = "last" if variant.startswith("grad-cam") else 0
@@ -168,7 +168,7 @@ def test_default_is_the_last_place_or_where_each_place_counts_by_itself_the_firs
 
 
 @pytest.mark.parametrize("options", [{}, {"pool": "mean"}, {"pool": "map", "num_registers": 1}])
-def test_gradients_are_those_of_finite_differences(options: dict[str, Any]) -> None:
+def test_gradients_equal_finite_differences(options: dict[str, Any]) -> None:
     """No autograd in the reference: each activation is moved a little, and the logit is computed again."""
     model = small_model(image_size=16, embed_dim=8, depth=2, **options)
     images, step = random_images(1, 3, 16, 16), 1e-5
@@ -195,7 +195,7 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, Any]) -> N
         np.testing.assert_allclose(heat, cam(variant, activations, gradients), atol=1e-3)
 
 
-def test_a_difference_of_classes_is_one_number_to_explain() -> None:
+def test_difference_of_classes_is_explained_as_one_score() -> None:
     model, images = small_model(), random_images(3, 3, 32, 32)
     target = ClassDifference(torch.tensor(CLASSES), torch.tensor([1]))
 
@@ -206,7 +206,7 @@ def test_a_difference_of_classes_is_one_number_to_explain() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"pool": "cls_mean"}, {"pool": "map"}])
-def test_likeness_is_explained_where_there_are_no_classes(options: dict[str, Any]) -> None:
+def test_similarity_is_explained_without_classes(options: dict[str, Any]) -> None:
     model, images = small_model(head="none", **options), random_images(3, 3, 32, 32)
     features = model.embed(random_images(1, 3, 32, 32, seed=7)).detach()
 
@@ -219,7 +219,7 @@ def test_likeness_is_explained_where_there_are_no_classes(options: dict[str, Any
 
 @of_every_variant
 @pytest.mark.parametrize("options", [{}, THEN_NORM])
-def test_silent_channels_say_nothing(variant: Variant, options: dict[str, Any]) -> None:
+def test_zero_channels_add_nothing(variant: Variant, options: dict[str, Any]) -> None:
     """Activations of zero, gradients of zero."""
     model, images = small_model(**options), random_images(3, 3, 32, 32)
     with torch.no_grad():
@@ -246,7 +246,7 @@ def test_scores_of_any_size_have_a_map(variant: Variant, size: float) -> None:
     np.testing.assert_allclose(heat, expected, atol=1e-3)
 
 
-def test_only_what_lies_above_is_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_layers_above_are_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = small_model(depth=4), random_images(2, 3, 32, 32)
     recorded: list[bool] = []
     for block in model.encoder.blocks:
@@ -256,17 +256,17 @@ def test_only_what_lies_above_is_differentiated(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("layer", [3, -4, 99])
-def test_layer_that_is_not_there_names_the_range(layer: int) -> None:
+def test_missing_layer_is_rejected_with_the_range(layer: int) -> None:
     with pytest.raises(UserError, match=rf"no layer {layer}: the model has 3, 0 to 2"):
         grad_cam(small_model(), random_images(1, 3, 32, 32), layer=layer)
 
 
-def test_a_layer_of_a_resnet_is_refused() -> None:
+def test_layer_of_a_resnet_is_rejected() -> None:
     with pytest.raises(UserError, match="layer 0: a ResNet has only its last feature map"):
         grad_cam(small_resnet(), random_images(1, 3, 32, 32), layer=0)
 
 
-def test_unknown_variant_names_those_there_are() -> None:
+def test_unknown_variant_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(UserError, match="grad-cam"):
         grad_cam(small_model(), random_images(1, 3, 32, 32), variant="gradcam++")
 
@@ -275,7 +275,7 @@ def test_unknown_variant_names_those_there_are() -> None:
 
 
 @of_every_method
-def test_the_predicted_class_is_the_default(method: Any) -> None:
+def test_default_target_is_the_predicted_class(method: Any) -> None:
     model, images = small_model(seed=2, pool="mean"), random_images(4, 3, 32, 32)
     with torch.no_grad():
         model.head.bias -= model(images).mean(dim=0)  # so that images differ in their class
@@ -285,7 +285,7 @@ def test_the_predicted_class_is_the_default(method: Any) -> None:
 
 
 @of_every_method
-def test_a_class_has_a_number_a_name_and_a_score(method: Any) -> None:
+def test_class_is_selected_by_number_name_or_score(method: Any) -> None:
     model = small_model(class_names=("ant", "bee", "cat", "dog", "eel"))
     images = random_images(3, 3, 32, 32)
     expected = method(model, images, 2)
@@ -304,7 +304,7 @@ def test_each_image_is_explained_by_itself(method: Any, options: dict[str, Any])
 
 
 @of_every_method
-def test_half_precision_model_gives_float32_maps(method: Any) -> None:
+def test_half_precision_model_has_float32_maps(method: Any) -> None:
     model, images = small_model(), random_images(3, 3, 32, 32)
     expected = method(model, images, 1)
     heat = method(model.to(torch.bfloat16), images.to(torch.bfloat16), 1)
@@ -315,7 +315,7 @@ def test_half_precision_model_gives_float32_maps(method: Any) -> None:
 
 @of_every_method
 @pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
-def test_a_caller_without_gradients_gets_the_same_map(method: Any, without: Any) -> None:
+def test_map_is_the_same_under_no_grad(method: Any, without: Any) -> None:
     model, images = small_model(positions="rotary"), random_images(2, 3, 32, 32)
     expected = method(model, images)
     with without():
@@ -326,7 +326,7 @@ def test_a_caller_without_gradients_gets_the_same_map(method: Any, without: Any)
 
 @of_every_method
 @pytest.mark.parametrize("kind", ["vit", "mean", "resnet"])
-def test_nothing_of_model_and_images_is_changed(method: Any, kind: str) -> None:
+def test_model_and_images_are_not_changed(method: Any, kind: str) -> None:
     if kind == "resnet" and method is gradient_rollout:
         pytest.skip("a ResNet has no attention")
     model = small_resnet() if kind == "resnet" else small_model(pool="mean" if kind == "mean" else "cls")
@@ -354,7 +354,7 @@ def test_nothing_of_model_and_images_is_changed(method: Any, kind: str) -> None:
 
 
 @of_every_method
-def test_model_whose_parameters_are_all_frozen_is_explained_too(method: Any) -> None:
+def test_model_with_only_frozen_parameters_is_explained(method: Any) -> None:
     model, images = small_model(), random_images(2, 3, 32, 32)
     expected = method(model, images)
     for parameter in model.parameters():
@@ -363,7 +363,7 @@ def test_model_whose_parameters_are_all_frozen_is_explained_too(method: Any) -> 
 
 
 @of_every_method
-def test_model_is_run_as_in_evaluation_and_left_as_it_was(method: Any) -> None:
+def test_model_runs_in_evaluation_mode_and_is_restored(method: Any) -> None:
     model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
     images = random_images(2, 3, 32, 32)
     expected = method(model, images)
@@ -387,16 +387,14 @@ def test_model_is_run_as_in_evaluation_and_left_as_it_was(method: Any) -> None:
         ({"head": "none"}, FeatureCosine(torch.ones(1, 3)), r"features \(B, 16\).*not \(1, 3\)"),
     ],
 )
-def test_what_cannot_be_explained_is_refused(
-    method: Any, options: dict[str, Any], target: Any, message: str
-) -> None:
+def test_invalid_request_is_rejected(method: Any, options: dict[str, Any], target: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         method(small_model(**options), random_images(2, 3, 32, 32), target)
 
 
 @of_every_method
 @pytest.mark.parametrize("shape", [(1, 3, 33, 32), (1, 4, 32, 32), (3, 32, 32)])
-def test_images_that_do_not_fit_are_refused(method: Any, shape: tuple[int, ...]) -> None:
+def test_images_of_a_wrong_shape_are_rejected(method: Any, shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError):
         method(small_model(), random_images(*shape))
 

@@ -12,19 +12,19 @@ from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_
 
 
 @pytest.mark.parametrize("size", [(32, 32), (16, 48), (8, 24)])
-def test_grid_of_a_vision_transformer_is_that_of_its_patches(size: tuple[int, int]) -> None:
+def test_grid_of_a_vision_transformer_is_its_patch_grid(size: tuple[int, int]) -> None:
     assert grid_of(small_model(), random_images(1, 3, *size)) == (size[0] // 8, size[1] // 8)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (17, 40), (5, 9)])
 @pytest.mark.parametrize("root", ["imagenet", "cifar"])
-def test_grid_of_a_resnet_is_that_of_its_last_feature_maps(size: tuple[int, int], root: str) -> None:
+def test_grid_of_a_resnet_is_its_last_feature_map(size: tuple[int, int], root: str) -> None:
     model, images = small_resnet(root=root), random_images(1, 3, *size)
     assert grid_of(model, images) == tuple(model.features(images).shape[2:])
 
 
 @pytest.mark.parametrize("model", [small_model(), small_resnet()], ids=["vit", "resnet"])
-def test_what_is_no_batch_of_images_has_no_grid(model: torch.nn.Module) -> None:
+def test_input_that_is_not_a_batch_of_images_has_no_grid(model: torch.nn.Module) -> None:
     with pytest.raises(UserError, match=r"images must be \(batch, 3, height, width\), not \(3, 32, 32\)"):
         grid_of(model, random_images(3, 32, 32))
     with pytest.raises(UserError, match=r"normalized floats, not torch\.uint8"):
@@ -71,7 +71,7 @@ def test_an_image_without_evidence_stays_all_zeros_and_leaves_the_others(value: 
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_refused_and_names_the_image(value: float) -> None:
+def test_heat_that_is_not_finite_is_rejected_naming_the_image(value: float) -> None:
     heat = torch.ones(4, 2, 2)
     heat[1, 0, 1] = heat[3, 1, 1] = value
     with pytest.raises(UserError, match="heatmap of image 1, 3 has values that are not finite"):
@@ -79,12 +79,12 @@ def test_what_is_not_finite_is_refused_and_names_the_image(value: float) -> None
 
 
 @pytest.mark.parametrize("value", [0, -2, 1.5, "3", True, None])
-def test_a_count_is_a_whole_number_of_at_least_one(value: object) -> None:
+def test_count_must_be_a_positive_integer(value: object) -> None:
     with pytest.raises(UserError, match=f"steps must be a whole number, at least 1, not {value!r}"):
         check_count("steps", value)
 
 
-def test_a_count_is_no_larger_than_it_may_be() -> None:
+def test_count_above_its_maximum_is_rejected() -> None:
     check_count("window", 4, most=4)
     with pytest.raises(UserError, match="window must be a whole number, at least 1 and at most 4, not 5"):
         check_count("window", 5, most=4)

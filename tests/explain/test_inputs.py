@@ -49,12 +49,12 @@ def test_one_picture_of_any_kind_is_a_batch_of_one(kind: str, tmp_path: Path) ->
             assert torch.equal(as_images(model, pictures), normalized(model, PICTURES[:1]))
 
 
-def test_tensors_are_taken_as_they_are() -> None:
+def test_tensors_are_not_preprocessed() -> None:
     images = random_images(2, 3, 32, 32)
     assert as_images(small_model(), images) is images
 
 
-def test_pictures_follow_the_model_to_its_dtype() -> None:
+def test_pictures_get_the_models_dtype() -> None:
     model = model_with_preprocess().to(torch.bfloat16)
     assert as_images(model, PICTURES).dtype == torch.bfloat16
 
@@ -74,12 +74,12 @@ def test_pictures_follow_the_model_to_its_dtype() -> None:
         explain.feature_colours,
     ],
 )
-def test_every_method_explains_pictures_like_their_tensors(method: Any) -> None:
+def test_every_method_explains_pictures_and_their_tensors_equally(method: Any) -> None:
     model = model_with_preprocess()
     assert torch.equal(method(model, PICTURES), method(model, normalized(model, PICTURES)))
 
 
-def test_patch_attention_and_comparison_take_pictures() -> None:
+def test_patch_attention_and_comparison_accept_pictures() -> None:
     model = model_with_preprocess()
     images = normalized(model, PICTURES)
     expected = explain.patch_attention(model, images, (1, 2))
@@ -94,7 +94,7 @@ def test_pictures_for_a_model_without_preprocessing_are_rejected() -> None:
         explain.rollout(small_model(), PICTURES)
 
 
-def test_no_pictures_are_rejected() -> None:
+def test_empty_list_of_pictures_is_rejected() -> None:
     with pytest.raises(UserError, match="no pictures: give at least one"):
         explain.rollout(model_with_preprocess(), [])
 
@@ -110,6 +110,6 @@ def test_sample_is_drawn_by_seed_and_keeps_the_order() -> None:
 
 
 @pytest.mark.parametrize(("count", "seed", "message"), [(0, 0, "images must be"), (1, -1, "seed must be")])
-def test_sample_rejects_no_images_and_a_negative_seed(count: int, seed: int, message: str) -> None:
+def test_sample_rejects_empty_sets_and_negative_seeds(count: int, seed: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         sample(["a.png"], count, seed)

@@ -59,7 +59,7 @@ def gap(model: Classifier, images: Tensor, target: Target, steps: int) -> Tensor
 
 
 @of_every_vit
-def test_attributions_are_the_integral_of_the_gradients(options: dict[str, Any]) -> None:
+def test_attributions_equal_the_integral_of_the_gradients(options: dict[str, Any]) -> None:
     model = small_model(**options)
     images, target = images_of(model), ClassScore(torch.tensor([1, 3]))
     attributions = pixel_attributions(model, images, target, steps=48, batch_size=16)
@@ -79,7 +79,7 @@ def test_attributions_sum_to_the_difference_from_the_blank_image(options: dict[s
     ("build", "options"),
     [(small_model, HYBRID | {"resnet_layers": (), "depth": 1}), (small_resnet, {"layers": (1,)})],
 )
-def test_sum_holds_where_a_norm_makes_contrast_matter_only_near_the_blank_image(
+def test_attributions_sum_even_if_gradients_concentrate_near_the_blank_image(
     build: Any, options: dict[str, Any]
 ) -> None:
     model = build(**options)
@@ -154,7 +154,7 @@ def test_other_targets_are_explained(target: Target) -> None:
     torch.testing.assert_close(integrated_gradients(model, images, target), expected, atol=1e-3, rtol=0)
 
 
-def test_difference_of_classes_is_the_difference_of_their_attributions() -> None:
+def test_difference_of_classes_has_the_difference_of_their_attributions() -> None:
     model = small_model()
     images, one, other = images_of(model), torch.tensor([1]), torch.tensor([3])
     targets = ClassScore(one), ClassScore(other), ClassDifference(one, other)
@@ -172,7 +172,7 @@ def test_batches_equal_single_images_and_any_batch_size(build: Any, options: dic
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_model_is_never_given_more_images_than_the_batch_size(batch_size: int) -> None:
+def test_model_never_gets_more_images_than_the_batch_size(batch_size: int) -> None:
     model = small_model()
     given = []
     model.patch_embedding.register_forward_pre_hook(lambda _, inputs: given.append(len(inputs[0])))
@@ -187,7 +187,7 @@ def test_blank_image_has_a_map_of_zeros() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_model_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> None:
+def test_model_runs_in_evaluation_mode_and_is_restored(training: bool) -> None:
     model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
     model.norm.weight.requires_grad_(False)
     model.head.weight.grad = torch.ones_like(model.head.weight)
@@ -206,7 +206,7 @@ def test_model_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> Non
     assert images.grad is None
 
 
-def test_frozen_model_is_explained_too() -> None:
+def test_frozen_model_is_explained() -> None:
     model = small_model()
     expected = integrated_gradients(model, images_of(model), steps=3)
     model.requires_grad_(False)
@@ -214,7 +214,7 @@ def test_frozen_model_is_explained_too() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_gradients_are_taken_also_where_the_caller_has_none(mode: Any) -> None:
+def test_gradients_are_computed_under_no_grad(mode: Any) -> None:
     model = small_model()
     expected = integrated_gradients(model, images_of(model), steps=3)
     with mode():
@@ -224,7 +224,7 @@ def test_gradients_are_taken_also_where_the_caller_has_none(mode: Any) -> None:
 
 
 @of_every_model
-def test_half_precision_model_gives_float32_maps(build: Any, options: dict[str, Any]) -> None:
+def test_half_precision_model_has_float32_maps(build: Any, options: dict[str, Any]) -> None:
     model = build(**options)
     images = images_of(model).to(torch.bfloat16)
     heat = integrated_gradients(model.to(torch.bfloat16), images, 1, steps=2)
@@ -243,13 +243,13 @@ def test_half_precision_map_is_close() -> None:
 
 @pytest.mark.parametrize("name", ["steps", "batch_size"])
 @pytest.mark.parametrize("value", [0, -1, 2.5])
-def test_number_below_one_is_refused(name: str, value: Any) -> None:
+def test_number_below_one_is_rejected(name: str, value: Any) -> None:
     model = small_model()
     with pytest.raises(UserError, match=f"{name} must be a whole number, at least 1, not {value}"):
         integrated_gradients(model, images_of(model), **{name: value})
 
 
-def test_what_cannot_be_explained_is_refused_and_leaves_the_mode() -> None:
+def test_invalid_request_is_rejected_and_the_mode_restored() -> None:
     model = small_model().train()
     with pytest.raises(UserError, match="no class 5; the model has 5, 0 to 4"):
         integrated_gradients(model, images_of(model), 5)

@@ -114,7 +114,7 @@ def test_distance_is_in_pixels_whatever_the_stem(options: dict[str, Any]) -> Non
 )
 @pytest.mark.parametrize("stem", [{}, *STEMS.values()], ids=["conv", *STEMS])
 @pytest.mark.parametrize("attention", ["global", "axial"])
-def test_attending_to_all_alike_has_the_mean_distance_of_all_pairs(
+def test_uniform_attention_has_the_mean_distance_of_all_pairs(
     options: dict[str, Any], stem: dict[str, Any], attention: str
 ) -> None:
     model = attending_to_all_alike(attention=attention, **options, **stem)
@@ -140,7 +140,7 @@ def test_attention_in_windows_reaches_no_further_than_the_window(window: Any) ->
     np.testing.assert_allclose(attention_distance(alike, images), np.full((3, 2), expected), rtol=1e-5)
 
 
-def test_distances_are_those_of_the_images_that_are_given() -> None:
+def test_distances_depend_on_the_given_images() -> None:
     model = small_model()
     images = random_images(2, 3, 48, 16)
     reached = attention_distance(model, images)
@@ -150,7 +150,7 @@ def test_distances_are_those_of_the_images_that_are_given() -> None:
     assert expected == pytest.approx(between(model.config).mean())
 
 
-def test_images_weigh_the_same_however_many_are_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_have_equal_weight_in_any_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
     images = images_of(model, 5)
     expected = attention_distance(model, images)
@@ -191,7 +191,7 @@ def test_patches_that_attend_to_no_patch_are_left_out(monkeypatch: pytest.Monkey
     assert reached[:, 1].isnan().all()
 
 
-def test_weights_that_are_not_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_not_finite_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
     weights = torch.full((2, 2, 17, 17), 1 / 17)
     weights[1, 1, 5, 6] = float("nan")
@@ -202,7 +202,7 @@ def test_weights_that_are_not_finite_are_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("method", [attention_distance, head_maps])
 @pytest.mark.parametrize("attention", ["global", "window"])
-def test_one_layer_of_weights_is_there_at_a_time(
+def test_only_one_layer_of_weights_is_in_memory(
     method: Any, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small_model(depth=5, attention=attention, window=2)
@@ -220,7 +220,7 @@ def test_one_layer_of_weights_is_there_at_a_time(
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_model_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> None:
+def test_model_runs_in_evaluation_mode_and_is_restored(training: bool) -> None:
     model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
     images = images_of(model)
     expected = attention_distance(model, images)
@@ -238,12 +238,12 @@ def test_half_precision_model_has_float32_distances() -> None:
     torch.testing.assert_close(reached, expected, rtol=0.05, atol=0)
 
 
-def test_no_images_are_refused() -> None:
+def test_no_images_are_rejected() -> None:
     with pytest.raises(UserError, match="give at least one"):
         attention_distance(small_model(), random_images(0, 3, 32, 32))
 
 
-def test_a_resnet_is_refused() -> None:
+def test_resnet_is_rejected() -> None:
     for method in (attention_distance, uniform_distance):
         with pytest.raises(UserError, match="a ResNet has no attention to show"):
             method(small_resnet(), random_images(1, 3, 32, 32))
@@ -281,7 +281,7 @@ def places(model: VisionTransformer) -> np.ndarray:
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("shape", POSITIONS_SHAPES, ids=str)
-def test_similarity_is_the_cosine_of_what_is_added_to_the_patches(
+def test_similarity_is_the_cosine_of_position_embeddings(
     options: dict[str, Any], shape: dict[str, Any]
 ) -> None:
     model = small_model(**options, **shape)
@@ -310,7 +310,7 @@ def test_half_precision_model_has_float32_similarity() -> None:
     torch.testing.assert_close(similarity, expected, atol=0.02, rtol=0)
 
 
-def test_embedding_of_zeros_is_like_no_other() -> None:
+def test_zero_embedding_has_zero_similarity() -> None:
     model = small_model(pool="mean", image_size=(8, 24))
     weight = model.get_parameter("positions.weight")
     with torch.no_grad():
@@ -328,7 +328,7 @@ def test_embedding_of_zeros_is_like_no_other() -> None:
         ("rotary", "rotate queries and keys"),
     ],
 )
-def test_positions_that_add_nothing_are_refused_and_explained(positions: str, why: str) -> None:
+def test_positions_that_add_nothing_are_rejected_and_explained(positions: str, why: str) -> None:
     with pytest.raises(UserError, match=f"{why}.*no position embeddings to compare; .*learned"):
         position_similarity(small_model(positions=positions))
 
@@ -378,7 +378,7 @@ def test_components_are_the_directions_in_which_filters_differ_most(
         assert filters.shares.sum().item() == pytest.approx(1)
 
 
-def test_one_pattern_in_all_filters_is_the_first_component() -> None:
+def test_pattern_of_all_filters_is_the_first_component() -> None:
     model = small_model()
     assert isinstance(model.patch_embedding, ConvPatches)
     pattern = torch.zeros(3, 8, 8)
@@ -392,12 +392,12 @@ def test_one_pattern_in_all_filters_is_the_first_component() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -3])
-def test_count_below_one_is_refused(count: int) -> None:
+def test_count_below_one_is_rejected(count: int) -> None:
     with pytest.raises(UserError, match=f"at least 1, not {count}"):
         patch_filters(small_model(), count)
 
 
-def test_filters_that_are_all_the_same_are_refused() -> None:
+def test_identical_filters_are_rejected() -> None:
     model = small_model()
     assert isinstance(model.patch_embedding, ConvPatches)
     with torch.no_grad():
@@ -406,7 +406,7 @@ def test_filters_that_are_all_the_same_are_refused() -> None:
         patch_filters(model)
 
 
-def test_stems_that_do_not_embed_pixels_are_refused() -> None:
+def test_stems_that_do_not_embed_pixels_are_rejected() -> None:
     with pytest.raises(UserError, match="feature map"):
         patch_filters(small_model(**VARIANTS["resnet"]))
     with pytest.raises(UserError, match="a ResNet has no patch embedding"):
@@ -457,7 +457,7 @@ def test_colours_are_the_scores_of_the_first_three_components(
     np.testing.assert_allclose(colours, directly_of_features(model, images, layer), atol=1e-3)
 
 
-def test_last_layer_is_the_default_and_that_of_forward_features() -> None:
+def test_default_layer_is_the_last_and_equals_forward_features() -> None:
     model = small_model()
     images = images_for_features(model)
     colours = feature_colours(model, images)
@@ -470,7 +470,7 @@ def test_last_layer_is_the_default_and_that_of_forward_features() -> None:
     assert np.corrcoef(strongest, away)[0, 1] > 0.95  # but for what is cut off at the ends
 
 
-def test_a_colour_means_the_same_in_each_image() -> None:
+def test_colours_are_consistent_across_images() -> None:
     model = small_model()
     one, other = images_for_features(model, 2)
     colours = feature_colours(model, torch.stack([one, other, one]))
@@ -479,7 +479,7 @@ def test_a_colour_means_the_same_in_each_image() -> None:
     torch.testing.assert_close(turned, colours[[1, 0, 2]], atol=1e-4, rtol=0)
 
 
-def test_patches_that_differ_have_other_colours_than_patches_that_are_alike() -> None:
+def test_different_patches_have_different_colours() -> None:
     model = small_model(positions="none")
     images = torch.zeros(1, 3, 32, 32)
     images[..., 16:] = 1  # the right half is white
@@ -490,20 +490,20 @@ def test_patches_that_differ_have_other_colours_than_patches_that_are_alike() ->
     assert torch.equal(colours[..., 1:], torch.full((4, 4, 2), 0.5))  # they differ in one direction
 
 
-def test_patches_that_are_all_alike_are_grey() -> None:
+def test_identical_patches_are_grey() -> None:
     model = small_model(positions="none")
     assert torch.equal(feature_colours(model, torch.ones(2, 3, 32, 32)), torch.full((2, 4, 4, 3), 0.5))
 
 
 @pytest.mark.parametrize("layer", [3, -4])
-def test_layer_that_is_not_there_names_the_range(layer: int) -> None:
+def test_missing_layer_is_rejected_with_the_range(layer: int) -> None:
     model = small_model()
     with pytest.raises(UserError, match=f"no layer {layer}: the model has 3, 0 to 2"):
         feature_colours(model, images_for_features(model), layer)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_model_of_features_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> None:
+def test_model_of_features_runs_in_evaluation_mode_and_is_restored(training: bool) -> None:
     model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
     images = images_for_features(model)
     expected = feature_colours(model, images)
@@ -529,7 +529,7 @@ def test_features_of_a_resnet_are_rejected() -> None:
         feature_colours(small_resnet(), random_images(1, 3, 32, 32))
 
 
-def test_features_that_are_not_finite_are_refused() -> None:
+def test_features_that_are_not_finite_are_rejected() -> None:
     model = small_model()
     images = images_for_features(model)
     images[0, 0, 0, 0] = float("nan")
@@ -549,7 +549,7 @@ def by_svd(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("shape", [(40, 6), (6, 40), (9, 9), (2, 5)], ids=str)
 @pytest.mark.parametrize("count", [1, 3])
-def test_components_are_those_of_the_singular_value_decomposition(shape: tuple[int, int], count: int) -> None:
+def test_components_equal_the_singular_value_decomposition(shape: tuple[int, int], count: int) -> None:
     values = random_images(1, 1, *shape)[0, 0] * torch.linspace(1, 3, shape[1]) + 5
     components, shares = principal_components(values, count)
     expected, expected_shares = by_svd(values.double().numpy(), min(count, shape[0] - 1))
@@ -560,7 +560,7 @@ def test_components_are_those_of_the_singular_value_decomposition(shape: tuple[i
 
 @law
 @given(rows=st.integers(2, 12), width=st.integers(1, 12), seed=st.integers(0, 99))
-def test_all_components_together_explain_all(rows: int, width: int, seed: int) -> None:
+def test_all_components_explain_all_variance(rows: int, width: int, seed: int) -> None:
     values = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     components, shares = principal_components(values, 99)
     assert len(components) == min(rows - 1, width)
@@ -579,7 +579,7 @@ def test_entry_of_largest_magnitude_is_positive(rows: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(30, 7), (7, 30)], ids=str)
-def test_directions_in_which_nothing_differs_are_no_components(shape: tuple[int, int]) -> None:
+def test_directions_without_variance_are_no_components(shape: tuple[int, int]) -> None:
     left, right = random_images(1, 1, shape[0], 2)[0, 0], random_images(1, 1, 2, shape[1])[0, 0]
     assert len(principal_components(left @ right + 1000, 5)[0]) == 2
     assert len(principal_components(torch.full(shape, 0.1), 5)[0]) == 0
@@ -587,6 +587,6 @@ def test_directions_in_which_nothing_differs_are_no_components(shape: tuple[int,
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_are_refused(value: float) -> None:
+def test_values_that_are_not_finite_are_rejected(value: float) -> None:
     with pytest.raises(UserError, match="finite"):
         principal_components(torch.tensor([[1.0, 2.0], [value, 0.0]]), 1)

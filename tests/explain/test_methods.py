@@ -10,7 +10,7 @@ from vitascope.explain.methods import DEFAULT_METHOD, METHODS, check_settings, m
 from vitascope.explain.targets import FeatureCosine
 
 
-def test_heatmap_is_that_of_the_method_with_its_settings() -> None:
+def test_heatmap_equals_the_methods_with_its_settings() -> None:
     model, images = small_model(), random_images(2, 3, 32, 32)
     attention = explain.heatmap(model, images, "attention", layer=0, head=1)
     assert torch.equal(attention, explain.attention(model, images, layer=0, head=1))
@@ -39,7 +39,7 @@ def test_unknown_methods_and_settings_are_rejected(method: str, settings: dict, 
         explain.heatmap(small_model(), random_images(1, 3, 32, 32), method, **settings)
 
 
-def test_settings_of_methods_elsewhere_are_named_too() -> None:
+def test_error_names_other_methods_that_have_the_setting() -> None:
     with pytest.raises(UserError, match="patch does not apply to rollout, only to one-patch"):
         check_settings("rollout", ["patch"], {"one-patch": ["patch"]})
 

@@ -65,7 +65,7 @@ def class_score(classes: list[int]) -> Any:
 
 
 @of_every_model
-def test_heat_is_how_far_the_predicted_class_falls(build: Any, options: dict[str, Any]) -> None:
+def test_heat_is_the_drop_of_the_predicted_class(build: Any, options: dict[str, Any]) -> None:
     model = build(**options)
     images = images_of(model)
     heat = occlusion(model, images)
@@ -117,7 +117,7 @@ def test_difference_of_classes_is_explained() -> None:
     np.testing.assert_allclose(heat, directly(model, images, (4, 4), 1, score), atol=1e-4)
 
 
-def test_likeness_is_explained_of_a_model_without_a_head() -> None:
+def test_similarity_is_explained_for_a_model_without_a_head() -> None:
     model = small_model(head="none", distillation_token=True)
     images = images_of(model)
     features = model.embed(images.flip(0)).detach()
@@ -140,7 +140,7 @@ def test_batches_equal_single_images_and_any_batch_size(build: Any, options: dic
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
-def test_model_is_never_given_more_images_than_the_batch_size(batch_size: int) -> None:
+def test_model_never_gets_more_images_than_the_batch_size(batch_size: int) -> None:
     model = small_model()
     given = []
     model.patch_embedding.register_forward_pre_hook(lambda _, inputs: given.append(len(inputs[0])))
@@ -149,7 +149,7 @@ def test_model_is_never_given_more_images_than_the_batch_size(batch_size: int) -
     assert sum(given) == 5 + 5 * 16  # each image once, and once for each cell
 
 
-def test_what_is_the_mean_colour_already_cannot_be_hidden() -> None:
+def test_areas_of_the_mean_colour_have_no_heat() -> None:
     model = small_model()
     images = images_of(model)
     images[0, :, 8:16, :16] = 0
@@ -161,7 +161,7 @@ def test_what_is_the_mean_colour_already_cannot_be_hidden() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_model_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> None:
+def test_model_runs_in_evaluation_mode_and_is_restored(training: bool) -> None:
     model = small_model(dropout=0.5, attention_dropout=0.5, drop_path=0.5, patch_dropout=0.5)
     images = images_of(model)
     expected = occlusion(model, images)
@@ -173,7 +173,7 @@ def test_model_is_run_as_in_evaluation_and_left_as_it_was(training: bool) -> Non
 
 
 @of_every_model
-def test_half_precision_model_gives_float32_maps(build: Any, options: dict[str, Any]) -> None:
+def test_half_precision_model_has_float32_maps(build: Any, options: dict[str, Any]) -> None:
     model = build(**options)
     images = images_of(model)
     heat = occlusion(model.to(torch.bfloat16), images.to(torch.bfloat16), 1)
@@ -191,7 +191,7 @@ def test_half_precision_map_is_close() -> None:
 
 
 @pytest.mark.parametrize("window", [0, -1, 5, 1.5])
-def test_window_that_does_not_fit_the_grid_is_refused(window: Any) -> None:
+def test_window_that_does_not_fit_the_grid_is_rejected(window: Any) -> None:
     with pytest.raises(
         UserError, match=f"window must be a whole number, at least 1 and at most 4, not {window}"
     ):
@@ -199,13 +199,13 @@ def test_window_that_does_not_fit_the_grid_is_refused(window: Any) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
-def test_batch_size_below_one_is_refused(batch_size: int) -> None:
+def test_batch_size_below_one_is_rejected(batch_size: int) -> None:
     model = small_model()
     with pytest.raises(UserError, match=f"batch_size must be a whole number, at least 1, not {batch_size}"):
         occlusion(model, images_of(model), batch_size=batch_size)
 
 
-def test_what_cannot_be_explained_is_refused_and_leaves_the_mode() -> None:
+def test_invalid_request_is_rejected_and_the_mode_restored() -> None:
     model = small_model().train()
     with pytest.raises(UserError, match="no class 5; the model has 5, 0 to 4"):
         occlusion(model, images_of(model), 5)

@@ -44,7 +44,7 @@ def test_overlay_is_dark_where_the_heat_is_zero_and_keeps_the_colours() -> None:
     np.testing.assert_allclose(mixed, picture * 0.35, atol=0.51)
 
 
-def test_overlay_is_light_where_the_heat_is() -> None:
+def test_overlay_is_brightest_at_the_heat() -> None:
     picture = np.full((32, 32, 3), 128, dtype=np.uint8)
     heat = np.zeros((4, 4))
     heat[1, 2] = 1
@@ -55,7 +55,7 @@ def test_overlay_is_light_where_the_heat_is() -> None:
     assert brightness[:, :8].max() < 64
 
 
-def test_overlay_of_an_oblong_grid_is_not_turned() -> None:
+def test_overlay_of_an_oblong_grid_is_not_transposed() -> None:
     heat = np.zeros((2, 6))
     heat[0, 5] = 1
     brightness = plots.overlay(np.full((20, 60, 3), 128, dtype=np.uint8), heat).mean(axis=-1)
@@ -150,7 +150,7 @@ def test_pictures_have_matplotlib_layout() -> None:
     np.testing.assert_array_equal(plots.to_picture(pixels[:1]), pixels[0])
 
 
-def test_framed_patch_is_that_of_its_row_and_column() -> None:
+def test_framed_patch_is_at_its_row_and_column() -> None:
     figure = plots.draw_explanation(noise(8, 12), np.ones((2, 3)), "a title")
     plots.frame_patches(figure.axes[0], np.array([[False] * 3, [False, False, True]]), plots.INK)
     (frame,) = figure.axes[0].patches
@@ -158,7 +158,7 @@ def test_framed_patch_is_that_of_its_row_and_column() -> None:
     assert not figure.axes[1].patches
 
 
-def test_figures_leave_matplotlib_global_state_alone() -> None:
+def test_figures_do_not_change_matplotlibs_global_state() -> None:
     import sys
 
     plots.draw_explanation(noise(8, 8), np.eye(4), "a title")
@@ -234,7 +234,7 @@ def test_patch_filters_show_every_component_on_its_own_scale(tmp_path: Path, sha
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 2), (12, 12)])
-def test_attention_distance_has_a_dot_a_head_and_a_line_of_means(
+def test_attention_distance_has_a_dot_per_head_and_a_line_of_means(
     tmp_path: Path, shape: tuple[int, int]
 ) -> None:
     distances = np.random.default_rng(0).uniform(1, 90, shape)
@@ -255,7 +255,7 @@ def test_attention_distance_has_a_dot_a_head_and_a_line_of_means(
     assert all(label in texts(figure) for label in lines)
 
 
-def test_heads_without_a_distance_are_left_out_of_the_means(tmp_path: Path) -> None:
+def test_heads_without_a_distance_are_excluded_from_the_means(tmp_path: Path) -> None:
     distances = np.array([[np.nan, 3.0], [np.nan, np.nan], [1.0, 2.0]])
     figure = plots.draw_attention_distance(distances, uniform=2.5)
     assert_shows_something(drawn(figure, tmp_path))
@@ -292,7 +292,7 @@ def test_heads_are_laid_out_by_layer_and_head(
 
 
 @pytest.mark.parametrize("count", [1, 3, 11])
-def test_feature_colours_lie_below_their_pictures(tmp_path: Path, count: int) -> None:
+def test_feature_colours_are_drawn_below_their_pictures(tmp_path: Path, count: int) -> None:
     pictures = [noise(8, 12, 1 if number % 2 else 3, seed=number) for number in range(count)]
     colours = np.random.default_rng(0).random((count, 2, 3, 3))
     figure = plots.draw_feature_colours(pictures, colours)
@@ -344,7 +344,7 @@ def confusion(names: list[str], path: Path) -> str:
     return texts(figure)
 
 
-def test_names_with_dollars_signs_and_other_scripts_are_drawn_literally(tmp_path: Path) -> None:
+def test_names_with_dollar_signs_and_other_scripts_are_drawn_literally(tmp_path: Path) -> None:
     written = confusion(ODD_NAMES, tmp_path / "confusion.png").splitlines()
     assert {*ODD_NAMES[:4], "\N{HIRAGANA LETTER NO}"} <= set(written)
     assert "test: all of $5 to $10" in written
@@ -360,7 +360,7 @@ def test_formula_is_not_typeset(tmp_path: Path) -> None:
     assert with_dollars > 1.5 * literal.get_window_extent().width
 
 
-def test_every_figure_with_class_names_takes_odd_ones(tmp_path: Path) -> None:
+def test_every_figure_accepts_unusual_class_names(tmp_path: Path) -> None:
     pictures = [np.zeros((8, 8), np.uint8)] * len(ODD_NAMES)
     figure = plots.draw_grid(
         pictures, [plots.caption(name, 0.5, name[::-1]) for name in ODD_NAMES], "$ and $"
@@ -371,7 +371,7 @@ def test_every_figure_with_class_names_takes_odd_ones(tmp_path: Path) -> None:
         plots.save_figure(figure, tmp_path / "seen.png")
 
 
-def test_letters_that_the_default_font_lacks_come_from_another_that_is_installed(tmp_path: Path) -> None:
+def test_missing_letters_are_drawn_in_another_installed_font(tmp_path: Path) -> None:
     letter = "\N{HIRAGANA LETTER NO}"  # in STIX, which comes with matplotlib, and not in DejaVu Sans
     figure = plots.new_figure(4, 2, f"a {letter}")
     plots.save_figure(figure, tmp_path / "seen.png")
@@ -391,7 +391,7 @@ def no_cjk_font(monkeypatch: pytest.MonkeyPatch):
         cache.cache_clear()
 
 
-def test_letters_of_no_font_are_code_points_under_a_note(no_cjk_font, tmp_path: Path) -> None:
+def test_letters_without_a_font_are_drawn_as_code_points_with_a_note(no_cjk_font, tmp_path: Path) -> None:
     cat, dog = "\N{CJK UNIFIED IDEOGRAPH-732B}", "\N{CJK UNIFIED IDEOGRAPH-72D7}"
     written = confusion([cat, dog], tmp_path / "confusion.png").splitlines()
     assert {"U+732B", "U+72D7", "test: all of U+732B", plots.NOTE} <= set(written)

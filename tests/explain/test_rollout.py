@@ -80,7 +80,7 @@ def test_distillation_token_counts_like_the_class_token() -> None:
     torch.testing.assert_close(explain.rollout(model, images), heat)
 
 
-def test_nothing_flows_from_one_window_to_another() -> None:
+def test_windows_do_not_mix() -> None:
     """Without prefix tokens each window keeps to itself, so that all give the mean of the patches alike."""
     model = small_model(attention="window", window=2, pool="mean", image_size=(32, 48))
     heat = explain.rollout(model, random_images(3, 3, 32, 48))
@@ -139,7 +139,7 @@ def test_other_resolutions_are_fused_alike(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("discard", [0.0, 0.6])
 @pytest.mark.parametrize("fusion", get_args(Fusion))
-def test_each_image_is_rolled_out_by_itself(fusion: Fusion, discard: float) -> None:
+def test_rollout_of_each_image_is_independent(fusion: Fusion, discard: float) -> None:
     model, images = small_model(), random_images(4, 3, 32, 32)
     images[1] *= 20
     images[2] = 0
@@ -154,18 +154,18 @@ def test_the_smallest_share_of_each_image_is_set_to_zero() -> None:
     assert torch.equal(without_smallest(weights.clone(), 0.2), weights)  # less than one of four
 
 
-def test_a_small_share_is_not_the_same_as_none() -> None:
+def test_small_share_changes_the_map() -> None:
     model, images = small_model(), random_images(1, 3, 32, 32)
     assert not torch.allclose(explain.rollout(model, images, discard=0.05), explain.rollout(model, images))
 
 
 @pytest.mark.parametrize("discard", [1.0, -0.1, 90, float("nan")])
-def test_a_share_outside_zero_to_one_is_refused(discard: float) -> None:
+def test_share_outside_zero_to_one_is_rejected(discard: float) -> None:
     with pytest.raises(UserError, match=r"discard is a share in \[0, 1\), not"):
         explain.rollout(small_model(), random_images(1, 3, 32, 32), discard=discard)
 
 
-def test_an_unknown_fusion_names_those_there_are() -> None:
+def test_unknown_fusion_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"fusion.*mean"):
         explain.rollout(small_model(), random_images(1, 3, 32, 32), fusion="avg")
 
@@ -211,7 +211,7 @@ def assert_is_recursion(
 
 @of_every_model
 @pytest.mark.parametrize("shape", [{}, {"image_size": (16, 48), "num_heads": 4}])
-def test_relevance_is_that_of_the_papers_recursion(options: dict[str, Any], shape: dict[str, Any]) -> None:
+def test_relevance_equals_the_papers_recursion(options: dict[str, Any], shape: dict[str, Any]) -> None:
     model = small_model(**options, **shape)
     images = random_images(3, 3, *model.config.image_hw)
     assert_is_recursion(model, images, CLASSES, logits_of(CLASSES))
@@ -219,19 +219,19 @@ def test_relevance_is_that_of_the_papers_recursion(options: dict[str, Any], shap
 
 @pytest.mark.parametrize("depth", [1, 2, 6])
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_depth_is_the_length_of_the_recursion(depth: int, pool: str) -> None:
+def test_relevance_equals_the_recursion_at_every_depth(depth: int, pool: str) -> None:
     model = small_model(depth=depth, pool=pool)
     assert_is_recursion(model, random_images(3, 3, 32, 32), CLASSES, logits_of(CLASSES))
 
 
 @pytest.mark.parametrize("name", ["class_token", "rotary", "relative", "mean_beside_registers"])
-def test_other_resolution_gives_its_own_grid(name: str) -> None:
+def test_other_resolution_has_its_own_grid(name: str) -> None:
     model, images = small_model(**MODELS[name]), random_images(3, 3, 48, 16)
     assert gradient_rollout(model, images, CLASSES).shape == (3, 6, 2)
     assert_is_recursion(model, images, CLASSES, logits_of(CLASSES))
 
 
-def test_a_difference_of_classes_is_one_number_to_explain() -> None:
+def test_difference_of_classes_is_explained_as_one_score() -> None:
     model, images = small_model(), random_images(3, 3, 32, 32)
     target = ClassDifference(torch.tensor(CLASSES), torch.tensor([1]))
 
@@ -242,7 +242,7 @@ def test_a_difference_of_classes_is_one_number_to_explain() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"pool": "mean"}])
-def test_likeness_is_explained_where_there_are_no_classes(options: dict[str, Any]) -> None:
+def test_similarity_is_explained_without_classes(options: dict[str, Any]) -> None:
     model, images = small_model(head="none", **options), random_images(3, 3, 32, 32)
     features = model.embed(random_images(1, 3, 32, 32, seed=7)).detach()
 
@@ -270,7 +270,7 @@ def test_the_size_of_the_score_does_not_matter() -> None:
     torch.testing.assert_close(gradient_rollout(model, images, 1), expected)
 
 
-def test_what_lowers_the_score_is_no_evidence() -> None:
+def test_evidence_for_and_against_a_score_is_disjoint() -> None:
     """Of one layer, a pair of tokens raises the score or its negative, in each head."""
     model, images = small_model(depth=1, num_heads=1), random_images(2, 3, 32, 32)
     up = gradient_rollout(model, images, ClassDifference(torch.tensor([1]), torch.tensor([3]))) > 0
@@ -281,7 +281,7 @@ def test_what_lowers_the_score_is_no_evidence() -> None:
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_attention_of_two_layers_is_never_there_at_once(pool: str) -> None:
+def test_attention_of_only_one_layer_is_in_memory(pool: str) -> None:
     model, images = small_model(depth=4, pool=pool), random_images(2, 3, 32, 32)
     made: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
@@ -301,6 +301,6 @@ def test_attention_of_two_layers_is_never_there_at_once(pool: str) -> None:
     assert alive == [0] * 4
 
 
-def test_a_resnet_is_refused() -> None:
+def test_resnet_is_rejected() -> None:
     with pytest.raises(UserError, match="a ResNet has no attention to show"):
         gradient_rollout(small_resnet(), random_images(1, 3, 32, 32))

@@ -57,11 +57,11 @@ def scores(target: TargetLike) -> list[float]:
         (ClassDifference(torch.tensor([1]), torch.tensor([4, 2, 0])), [-8, -4, -1]),
     ],
 )
-def test_score_is_of_the_classes_that_are_asked_for(target: Any, expected: list[float]) -> None:
+def test_score_is_of_the_requested_classes(target: Any, expected: list[float]) -> None:
     assert scores(target) == expected
 
 
-def test_cosine_is_that_of_the_representations() -> None:
+def test_cosine_is_of_the_representations() -> None:
     features = random_images(3, 16, seed=4)
     pooled, others = POOLED.double().numpy(), features.double().numpy()
     lengths = np.linalg.norm(pooled, axis=1) * np.linalg.norm(others, axis=1)
@@ -92,7 +92,7 @@ of_every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGET
 
 @of_every_target
 @pytest.mark.parametrize("variants", [1, 4])
-def test_target_of_one_image_is_asked_of_any_number_of_variants(target: Target, variants: int) -> None:
+def test_target_of_one_image_scores_any_number_of_variants(target: Target, variants: int) -> None:
     together = target.score(POOLED, LOGITS)
     for image in range(3):
         rows = torch.full((variants,), image)
@@ -101,7 +101,7 @@ def test_target_of_one_image_is_asked_of_any_number_of_variants(target: Target, 
 
 
 @of_every_target
-def test_gradients_flow_to_what_the_score_reads(target: Target) -> None:
+def test_gradients_flow_to_the_inputs_of_the_score(target: Target) -> None:
     pooled, logits = POOLED.clone().requires_grad_(), LOGITS.clone().requires_grad_()
     score = as_target(target, PLAIN, logits).score(pooled, logits)
     assert score.shape == (3,)
@@ -117,7 +117,7 @@ def test_predicted_classes_hold_no_graph() -> None:
 
 
 @pytest.mark.parametrize("index", [5, -1, "5", 99])
-def test_number_that_is_no_class_names_the_range(index: int | str) -> None:
+def test_class_number_out_of_range_is_rejected_with_the_range(index: int | str) -> None:
     for target in (index, [0, index, 1]):
         with pytest.raises(UserError, match=rf"no class {index}; the model has 5, 0 to 4$"):
             as_target(target, PLAIN, LOGITS)
@@ -134,12 +134,12 @@ def test_number_that_is_no_class_names_the_range(index: int | str) -> None:
         ClassDifference(torch.tensor([0]), torch.tensor([0, 1, 7])),
     ],
 )
-def test_target_of_a_class_that_is_not_there_names_the_range(target: Target) -> None:
+def test_target_class_out_of_range_is_rejected_with_the_range(target: Target) -> None:
     with pytest.raises(UserError, match="no class 7; the model has 5, 0 to 4"):
         as_target(target, PLAIN, LOGITS)
 
 
-def test_name_that_is_no_class_names_the_nearest() -> None:
+def test_unknown_class_name_is_rejected_with_the_nearest() -> None:
     with pytest.raises(
         UserError, match="no class 'tigger'; nearest: tiger; the model has 5, 0 to 4: cat, dog"
     ):
@@ -154,7 +154,7 @@ def test_many_names_are_not_all_listed() -> None:
         class_index("?", config)
 
 
-def test_names_that_are_numbers_are_names_first() -> None:
+def test_numeric_class_names_take_precedence_over_class_numbers() -> None:
     config = small_config(class_names=["4", "3", "2", "1", "0"])
     assert class_index("4", config) == 0
     assert class_index(4, config) == 4
@@ -163,7 +163,7 @@ def test_names_that_are_numbers_are_names_first() -> None:
 @pytest.mark.parametrize(
     "label", [1.5, True, None, [1], torch.tensor([0.0, 1.0, 2.0]), [[0], [1], [2]], np.float32(2)]
 )
-def test_what_is_no_number_and_no_name_is_refused(label: Any) -> None:
+def test_class_of_another_type_is_rejected(label: Any) -> None:
     with pytest.raises(UserError, match="a class is a whole number or a name, not "):
         as_target(label if isinstance(label, Tensor) else [label], PLAIN, LOGITS)
 
@@ -178,7 +178,7 @@ def test_what_is_no_number_and_no_name_is_refused(label: Any) -> None:
         (FeatureCosine(torch.ones(2, 16)), "2 features for 3 images"),
     ],
 )
-def test_another_number_than_there_are_images_is_refused(target: TargetLike, message: str) -> None:
+def test_number_of_targets_must_equal_the_number_of_images(target: TargetLike, message: str) -> None:
     with pytest.raises(UserError, match=f"{message}: give one for all, or one per image"):
         as_target(target, PLAIN, LOGITS)
 
@@ -187,13 +187,13 @@ def test_another_number_than_there_are_images_is_refused(target: TargetLike, mes
     "classes",
     [torch.tensor(1), torch.tensor([[1]]), torch.tensor([1.0]), torch.tensor([1], dtype=torch.int32)],
 )
-def test_classes_of_a_target_are_int64_of_one_dimension(classes: Tensor) -> None:
+def test_classes_of_a_target_must_be_one_dimensional_int64(classes: Tensor) -> None:
     for target in (ClassScore(classes), ClassDifference(torch.tensor([1]), classes)):
         with pytest.raises(UserError, match=r"must be int64 \(B,\) or \(1,\), not torch\."):
             as_target(target, PLAIN, LOGITS)
 
 
-def test_features_that_are_no_batch_of_the_model_are_refused() -> None:
+def test_features_of_a_wrong_shape_are_rejected() -> None:
     with pytest.raises(UserError, match=r"features \(B, D\) from `model.embed`, not \(16,\)"):
         as_target(FeatureCosine(torch.ones(16)), PLAIN, LOGITS)
     with pytest.raises(UserError, match=r"features \(B, 16\) from `model.embed`, not \(1, 9\)"):
@@ -202,13 +202,13 @@ def test_features_that_are_no_batch_of_the_model_are_refused() -> None:
 
 @pytest.mark.parametrize("head", ["none", "pre_logits"])
 @pytest.mark.parametrize("target", [None, 1, "cat", [0, 1, 2], TARGETS["class"], TARGETS["differences"]])
-def test_classes_of_a_model_without_a_head_are_refused(head: str, target: TargetLike) -> None:
+def test_classes_of_a_model_without_a_head_are_rejected(head: str, target: TargetLike) -> None:
     with pytest.raises(UserError, match=r"no head, so there is no class.*explain a `FeatureCosine`"):
         as_target(target, small_config(head=head), LOGITS)
 
 
 @pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"pool": "cls_mean"}])
-def test_a_model_without_a_head_is_asked_for_a_cosine(options: dict[str, Any]) -> None:
+def test_error_for_a_model_without_a_head_suggests_a_cosine(options: dict[str, Any]) -> None:
     model = small_model(head="none", **options)
     pooled, logits = pooled_and_logits(model, random_images(3, 3, 32, 32))
     target = as_target(FeatureCosine(pooled[1:2]), model.config, logits)
@@ -220,7 +220,7 @@ def test_a_model_without_a_head_is_asked_for_a_cosine(options: dict[str, Any]) -
 @pytest.mark.parametrize(
     "model", [small_model(dropout=0.5, drop_path=0.5), small_resnet()], ids=["vit", "resnet"]
 )
-def test_answers_are_those_of_evaluation_without_gradients(model: Any) -> None:
+def test_outputs_are_computed_in_evaluation_mode_without_gradients(model: Any) -> None:
     images = random_images(2, 3, 32, 32)
     expected = model.embed(images), model(images)
     model.train()
@@ -231,7 +231,7 @@ def test_answers_are_those_of_evaluation_without_gradients(model: Any) -> None:
 
 
 @pytest.mark.parametrize("digits", [400, 5000])
-def test_class_number_of_any_length_is_refused_in_a_short_line(digits: int) -> None:
+def test_long_class_number_is_rejected_in_a_short_line(digits: int) -> None:
     with pytest.raises(UserError, match="no class '999") as refused:
         class_index("9" * digits, small_config())
     assert len(str(refused.value)) < 400

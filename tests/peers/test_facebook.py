@@ -196,7 +196,7 @@ def test_dinov2_equals_timm_both_ways(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @torch.no_grad()
-def test_half_precision_with_registers_is_read_without_rounding(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_with_registers_is_loaded_without_rounding(dtype: torch.dtype, tmp_path: Path) -> None:
     name, options = DINOV2S["registers"]
     state = {key: value.to(dtype) for key, value in hub_names(timm_model(name, **options)).items()}
     ours = loaded(DINOV2, opened(DINOV2, saved(state, tmp_path)))
@@ -384,7 +384,7 @@ def test_dinov3_equals_transformers_both_ways(options: dict[str, Any], tmp_path:
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_dinov3_qkvb", "vit_small_plus_patch16_dinov3_qkvb"])
 @torch.no_grad()
-def test_dinov3_files_are_read_by_timm_as_by_us(name: str, tmp_path: Path) -> None:
+def test_dinov3_files_load_equally_in_timm(name: str, tmp_path: Path) -> None:
     gated = "plus" in name
     config = dinov3_config(use_gated_mlp=gated, intermediate_size=512)
     state = dinov3_names(randomize(transformers.DINOv3ViTModel(config)))
@@ -412,7 +412,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PUBLISHED.items())
-def test_published_shapes_are_read_as_the_named_models(ours: str, theirs: str) -> None:
+def test_published_shapes_are_recognized_as_the_named_models(ours: str, theirs: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(theirs)
         state = deit_names(model)["model"] if "deit" in theirs else hub_names(model)
@@ -426,7 +426,7 @@ def test_published_shapes_are_read_as_the_named_models(ours: str, theirs: str) -
 
 
 @pytest.mark.parametrize("name", ["dinov3_s16", "dinov3_s16_plus", "dinov3_h16_plus", "dinov3_7b16"])
-def test_shapes_of_dinov3_are_read_as_the_named_models(name: str) -> None:
+def test_dinov3_shapes_are_recognized_as_the_named_models(name: str) -> None:
     named = named_config(name)
     with torch.device("meta"):
         config = dinov3_config(
@@ -470,7 +470,7 @@ def test_preprocessing_is_the_published_one() -> None:
         assert (found.mean, found.std) == imagenet
 
 
-def test_satellite_models_are_known_by_their_file_and_have_statistics_of_their_own() -> None:
+def test_satellite_models_are_recognized_by_file_name_and_have_their_own_statistics() -> None:
     expected = timm.create_model("vit_large_patch16_dinov3.sat493m", depth=1).pretrained_cfg
     file = "dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"
     found = DINOV3.read_preprocess(Source(name="x", file=file, tensors={}), named_config("dinov3_l16"))
@@ -497,7 +497,7 @@ def altered(family: Family, **changed: Tensor | None) -> Source:
 
 
 @pytest.mark.parametrize("family", [DEIT, DINOV2, DINOV3], ids=lambda family: family.name)
-def test_keys_that_are_missing_left_over_or_misshapen_are_listed(family: Family) -> None:
+def test_missing_extra_and_misshapen_keys_are_listed(family: Family) -> None:
     source = altered(
         family, blocks__1__norm2__bias=None, cls_norm__weight=torch.zeros(3), norm__weight=torch.zeros(5)
     )
@@ -510,7 +510,7 @@ def test_keys_that_are_missing_left_over_or_misshapen_are_listed(family: Family)
 
 @pytest.mark.parametrize("family", [DEIT, DINOV2, DINOV3], ids=lambda family: family.name)
 @pytest.mark.parametrize("shape", [(), (3,), (128, 0), (1, 1, 5)], ids=str)
-def test_whatever_is_misshapen_is_refused_in_a_line_of_ours(family: Family, shape: tuple[int, ...]) -> None:
+def test_any_misshapen_tensor_is_rejected_in_one_line(family: Family, shape: tuple[int, ...]) -> None:
     for name in states()[family]:
         if name != "mask_token":
             with pytest.raises(CheckpointError, match=r"^altered\.pth: "):
@@ -563,7 +563,7 @@ HELD = {
 @pytest.mark.parametrize(
     ("family", "options"), REFUSED, ids=[f"{family.name} {options}" for family, options in REFUSED]
 )
-def test_what_a_family_has_not_is_refused_by_name(
+def test_unsupported_option_is_rejected_by_name(
     family: Family, options: dict[str, Any], tmp_path: Path
 ) -> None:
     held = {"embed_dim": 64, "num_heads": 1, "image_size": 32, **HELD[family]}
@@ -574,7 +574,7 @@ def test_what_a_family_has_not_is_refused_by_name(
     assert not (tmp_path / "refused").exists()
 
 
-def test_a_grid_that_is_not_square_is_refused_in_writing_and_asked_for_in_reading(tmp_path: Path) -> None:
+def test_non_square_grid_is_rejected_in_writing_and_needs_a_config_in_reading(tmp_path: Path) -> None:
     config = small_config(embed_dim=64, num_heads=1, image_size=(32, 48))
     with pytest.raises(CheckpointError, match="4x6"):
         written(DEIT, VisionTransformer(config), tmp_path)
@@ -588,7 +588,7 @@ def test_a_grid_that_is_not_square_is_refused_in_writing_and_asked_for_in_readin
     assert relative_error(ours(images), theirs(images)) < 1e-5
 
 
-def test_other_epsilons_and_rules_of_resampling_are_settled_and_told() -> None:
+def test_other_epsilons_and_resampling_rules_are_replaced_and_reported() -> None:
     for family, eps, rule in ((DEIT, 1e-6, "huggingface"), (DINOV2, 1e-6, "dinov2"), (DINOV3, 1e-5, None)):
         config = small_config(norm_eps=1e-3, resample="jax")
         told = " ".join(changes(family, config))
@@ -596,20 +596,20 @@ def test_other_epsilons_and_rules_of_resampling_are_settled_and_told() -> None:
         assert rule is None or f"resample 'jax' becomes '{rule}'" in told
 
 
-def test_a_width_that_tells_no_heads_asks_for_the_architecture() -> None:
+def test_width_that_does_not_determine_the_heads_needs_a_config() -> None:
     narrow = timm_model("deit_tiny_patch16_224", embed_dim=48, num_heads=3, img_size=32)
     with pytest.raises(CheckpointError, match=r"width of 48.*config=ViTConfig"):
         DEIT.read_config(Source(name="narrow.pth", tensors=narrow.state_dict()))
 
 
-def test_blocks_of_one_number_in_two_chunks_are_refused() -> None:
+def test_duplicate_block_in_two_chunks_is_rejected() -> None:
     tensors = {"blocks.0.0.norm1.weight": torch.ones(3), "blocks.1.0.norm1.weight": torch.ones(3)}
     with pytest.raises(CheckpointError, match=r"blocks\.0\.norm1\.weight twice"):
         DINOV2.arriving(Source(name="chunks.pth", tensors=tensors))
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-def test_the_periods_of_a_file_are_those_that_the_model_turns_by(rounded: bool) -> None:
+def test_rotary_periods_of_the_file_are_the_models(rounded: bool) -> None:
     stored = periods(16).bfloat16() if rounded else periods(16)
     config = DINOV3.read_config(altered(DINOV3, rope_embed__periods=stored))
     assert config.embedding.rotary_rounded == rounded
@@ -622,7 +622,7 @@ def test_the_periods_of_a_file_are_those_that_the_model_turns_by(rounded: bool) 
     )
 
 
-def test_periods_of_another_base_are_refused_with_both_and_rounded_ones_are_not() -> None:
+def test_periods_of_another_base_are_rejected_and_rounded_ones_accepted() -> None:
     altered(DINOV3, rope_embed__periods=periods(16).bfloat16())
     with pytest.raises(CheckpointError, match=r"periods\[1\] is 1\.778, but 1\.334 .* base of 100"):
         altered(DINOV3, rope_embed__periods=10000 ** (torch.arange(16) / 16))
@@ -634,7 +634,7 @@ def test_periods_of_another_base_are_refused_with_both_and_rounded_ones_are_not(
         DINOV3.read_config(altered(DINOV3, rope_embed__periods=None))
 
 
-def test_a_mask_that_does_not_bar_the_keys_alone_is_refused() -> None:
+def test_bias_mask_of_other_parts_than_the_keys_is_rejected() -> None:
     ones, zeros = torch.ones(128), torch.zeros(128)
     altered(DINOV3, blocks__1__attn__qkv__bias_mask=torch.cat([ones, torch.nan * ones, ones]))
     for parts in ((ones, ones, ones), (zeros, zeros, ones), (ones, zeros, torch.nan * ones), (ones[1:],)):
@@ -642,7 +642,7 @@ def test_a_mask_that_does_not_bar_the_keys_alone_is_refused() -> None:
             altered(DINOV3, blocks__1__attn__qkv__bias_mask=torch.cat(parts))
 
 
-def test_the_norm_of_local_crops_is_of_training_only_and_goes_with_the_largest_model() -> None:
+def test_norm_of_local_crops_is_ignored_in_reading_and_written_for_the_largest_model() -> None:
     source = altered(DINOV3, local_cls_norm__weight=torch.ones(128), local_cls_norm__bias=torch.ones(128))
     assert_same_tensors(loaded(DINOV3, source), loaded(DINOV3, altered(DINOV3)))
     state = {"cls_token": torch.zeros(1, 1, 4096), "norm.weight": torch.ones(9), "norm.bias": torch.ones(9)}
@@ -650,7 +650,7 @@ def test_the_norm_of_local_crops_is_of_training_only_and_goes_with_the_largest_m
     assert {"local_cls_norm.weight", "local_cls_norm.bias"} <= left.keys()
 
 
-def test_positions_without_a_prefix_are_written_for_dinov2_with_a_place_that_adds_nothing(
+def test_positions_without_a_prefix_are_written_with_a_zero_prefix_for_dinov2(
     tmp_path: Path,
 ) -> None:
     options = {"embed_dim": 64, "num_heads": 1, "head": "none", "position_prefix": False}
@@ -659,7 +659,7 @@ def test_positions_without_a_prefix_are_written_for_dinov2_with_a_place_that_add
     assert relative_error(again(images), ours(images)) < 1e-6
 
 
-def test_a_written_file_holds_its_tensors_and_nothing_that_they_were_cut_from(tmp_path: Path) -> None:
+def test_written_file_stores_only_its_tensors(tmp_path: Path) -> None:
     model = loaded(DINOV3, altered(DINOV3)).to(torch.bfloat16)
     whole = torch.randn(1000, 1000)
     model.norm.weight = nn.Parameter(whole[0, :128])
@@ -671,9 +671,7 @@ def test_a_written_file_holds_its_tensors_and_nothing_that_they_were_cut_from(tm
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_file_that_cannot_be_written_is_one_line_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(values: object, path: Path) -> None:
         raise RuntimeError("PytorchStreamWriter failed writing file")
 

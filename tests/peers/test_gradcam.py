@@ -68,7 +68,7 @@ def by_the_tool(kind: Any, model: nn.Module, layer: nn.Module, images: Tensor) -
         ("mean, then norm", "norm"),
     ],
 )
-def test_maps_are_those_of_pytorch_grad_cam(case: str, part: str, variant: Variant, tmp_path: Path) -> None:
+def test_maps_equal_pytorch_grad_cam(case: str, part: str, variant: Variant, tmp_path: Path) -> None:
     ours, theirs = models(case, tmp_path)
     images = images_for(ours.config)
     expected = by_the_tool(TOOLS[variant], theirs, theirs.get_submodule(part), images)

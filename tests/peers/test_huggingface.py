@@ -196,7 +196,7 @@ def assert_agrees(ours: VisionTransformer, peer: nn.Module) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_outputs_and_attention_equal_transformers_there_and_back(case: str, tmp_path: Path) -> None:
+def test_outputs_and_attention_equal_transformers_both_ways(case: str, tmp_path: Path) -> None:
     peer = saved(case, tmp_path / "theirs")
     ours = ours_from(read_folder(tmp_path / "theirs"))
     for option, value in CASES[case][2].items():
@@ -215,7 +215,7 @@ def test_outputs_and_attention_equal_transformers_there_and_back(case: str, tmp_
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_names_that_version_5_has_in_memory_are_read_too(case: str, tmp_path: Path) -> None:
+def test_in_memory_names_of_version_5_are_read(case: str, tmp_path: Path) -> None:
     peer = saved(case, tmp_path)
     expected = ours_from(read_folder(tmp_path)).state_dict()
     in_memory = Source(name="in memory", tensors=peer.state_dict(), config=peer.config.to_dict())
@@ -226,7 +226,7 @@ def test_the_names_that_version_5_has_in_memory_are_read_too(case: str, tmp_path
 
 
 @pytest.mark.parametrize("case", ["vit", "deit with teacher", "dinov2 classifier", "registers, classifier"])
-def test_a_classifier_is_read_without_its_prefix_too(case: str, tmp_path: Path) -> None:
+def test_classifier_without_its_prefix_is_read(case: str, tmp_path: Path) -> None:
     saved(case, tmp_path)
     source = read_folder(tmp_path)
     prefix = f"{source.config['model_type']}."
@@ -282,7 +282,7 @@ HELD = {
 
 @pytest.mark.parametrize("options", HELD.values(), ids=HELD)
 @torch.no_grad()
-def test_our_models_leave_for_transformers_and_come_back(options: dict[str, Any], tmp_path: Path) -> None:
+def test_our_models_convert_to_transformers_and_back(options: dict[str, Any], tmp_path: Path) -> None:
     ours = small_model(**options)
     to_family(FAMILY, ours, preprocess_of(ours.config), tmp_path)
     peer = loaded_by_peer(ours.config, tmp_path)
@@ -291,7 +291,7 @@ def test_our_models_leave_for_transformers_and_come_back(options: dict[str, Any]
 
 
 @torch.no_grad()
-def test_a_body_without_pooler_gives_its_features_as_a_classifier_without_classes(tmp_path: Path) -> None:
+def test_body_without_pooler_equals_a_classifier_without_classes(tmp_path: Path) -> None:
     ours = small_model(head="none")
     to_family(FAMILY, ours, preprocess_of(ours.config), tmp_path)
     peer, report = transformers.AutoModelForImageClassification.from_pretrained(
@@ -329,7 +329,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_transformers_has_no_model_for_is_refused_with_its_option(reason: str, tmp_path: Path) -> None:
+def test_model_that_transformers_cannot_run_is_rejected_naming_the_option(
+    reason: str, tmp_path: Path
+) -> None:
     ours = small_model(**REFUSED[reason])
     with pytest.raises(CheckpointError) as refusal:
         to_family(FAMILY, ours, preprocess_of(ours.config), tmp_path / "never")
@@ -337,7 +339,7 @@ def test_what_transformers_has_no_model_for_is_refused_with_its_option(reason: s
     assert not (tmp_path / "never").exists()
 
 
-def test_a_conversion_tells_the_other_rule_of_interpolation() -> None:
+def test_conversion_reports_the_changed_interpolation_rule() -> None:
     assert changes(FAMILY, ViTConfig()) == ["resample 'timm' becomes 'huggingface': huggingface has no other"]
     assert changes(FAMILY, ViTConfig().replace(resample="huggingface")) == []
     assert changes(FAMILY, ViTConfig().replace(positions="rotary", head="none")) == []
@@ -362,7 +364,7 @@ def test_missing_extra_and_misshapen_tensors_are_listed(tmp_path: Path) -> None:
         assert part in str(refusal.value)
 
 
-def test_layers_that_the_configuration_promises_are_missed(tmp_path: Path) -> None:
+def test_layers_missing_from_the_file_are_listed(tmp_path: Path) -> None:
     saved("vit", tmp_path)
     source = read_folder(tmp_path)
     tensors = {name: tensor for name, tensor in source.tensors.items() if "layer.1." not in name}
@@ -370,7 +372,7 @@ def test_layers_that_the_configuration_promises_are_missed(tmp_path: Path) -> No
         ours_from(Source(name="cut", tensors=tensors, config=source.config))
 
 
-def test_a_name_with_prefix_and_without_is_refused(tmp_path: Path) -> None:
+def test_name_with_and_without_prefix_is_rejected(tmp_path: Path) -> None:
     saved("vit", tmp_path)
     source = read_folder(tmp_path)
     source.tensors["layernorm.bias"] = torch.zeros(48)
@@ -404,7 +406,7 @@ def test_a_pooler_beside_a_classifier_is_not_read(tmp_path: Path) -> None:
         ("vit", {"model_type": "beit"}, "model_type"),
     ],
 )
-def test_a_configuration_that_none_of_our_models_has_is_refused(
+def test_unsupported_configuration_is_rejected(
     case: str, changed: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     saved(case, tmp_path)
@@ -436,7 +438,7 @@ def test_other_models_are_not_recognized() -> None:
 
 
 @pytest.mark.parametrize("case", ["vit", "deit", "dinov2 classifier", "registers, classifier", "dinov3"])
-def test_a_configuration_that_says_nothing_means_its_class_s_defaults(case: str, tmp_path: Path) -> None:
+def test_empty_configuration_means_the_defaults_of_its_class(case: str, tmp_path: Path) -> None:
     saved(case, tmp_path)
     source = read_folder(tmp_path)
     defaults = getattr(transformers, CASES[case][0]).config_class()
@@ -454,7 +456,7 @@ def test_a_configuration_that_says_nothing_means_its_class_s_defaults(case: str,
     assert config.readout.num_registers == (case == "deit") + getattr(defaults, "num_register_tokens", 0)
 
 
-def test_class_names_go_there_and_back(tmp_path: Path) -> None:
+def test_class_names_survive_a_round_trip(tmp_path: Path) -> None:
     names = ("crane", "drake", "crane", "1", "", "ö", "x")  # ImageNet has two cranes
     saved("vit", tmp_path / "theirs", id2label=dict(enumerate(names)))
     ours = ours_from(read_folder(tmp_path / "theirs"))
@@ -463,13 +465,13 @@ def test_class_names_go_there_and_back(tmp_path: Path) -> None:
     assert loaded_by_peer(ours.config, tmp_path / "back").config.id2label == dict(enumerate(names))
 
 
-def test_generic_class_names_are_none(tmp_path: Path) -> None:
+def test_generic_class_names_are_ignored(tmp_path: Path) -> None:
     saved("vit", tmp_path)
     assert read_folder(tmp_path).config["id2label"]["6"] == "LABEL_6"
     assert ours_from(read_folder(tmp_path)).config.class_names == ()
 
 
-def test_class_names_follow_their_numbers_and_not_their_place_in_the_file(tmp_path: Path) -> None:
+def test_class_names_are_ordered_by_number(tmp_path: Path) -> None:
     saved("vit", tmp_path, num_labels=12)
     numbers = sorted(map(str, range(12)))  # "10" stands before "2", as JSON with sorted keys has it
     file = tmp_path / "config.json"
@@ -482,7 +484,7 @@ def test_class_names_follow_their_numbers_and_not_their_place_in_the_file(tmp_pa
 
 
 @pytest.mark.parametrize("count", [6, 8])
-def test_names_of_other_classes_are_left_out(count: int, tmp_path: Path) -> None:
+def test_names_of_a_different_number_of_classes_are_ignored(count: int, tmp_path: Path) -> None:
     saved("vit", tmp_path)
     source = FAMILY.arriving(read_folder(tmp_path))
     names = {str(index): f"class {index}" for index in range(count)}
@@ -579,14 +581,14 @@ def test_preprocessing_of_a_square_picture_equals_transformers(case: str, tmp_pa
 
 
 @pytest.mark.parametrize("case", [case for case in PROCESSORS if case.endswith("by default")])
-def test_a_file_that_says_nothing_means_its_processor_s_defaults(case: str, tmp_path: Path) -> None:
+def test_empty_processor_file_means_the_processors_defaults(case: str, tmp_path: Path) -> None:
     whole, _ = both_preprocessings(case, tmp_path)
     told = json.loads((tmp_path / "preprocessor_config.json").read_text())
     assert read_preprocess({"image_processor_type": told["image_processor_type"]}) == whole
 
 
 @pytest.mark.parametrize("step", ["do_resize", "do_center_crop", "do_rescale", "do_normalize"])
-def test_a_step_that_is_null_is_left_out_as_transformers_does(step: str, tmp_path: Path) -> None:
+def test_null_step_is_skipped_as_in_transformers(step: str, tmp_path: Path) -> None:
     sides = {"height": 64, "width": 64}
     cropped = step != "do_resize"  # which has to come before a crop
     transformers.DeiTImageProcessorPil(
@@ -649,7 +651,7 @@ def test_preprocessing_of_an_oblong_picture_equals_transformers(
         ({"do_resize": True, "size": None, "crop_size": None}, {"image_size": (224, 224)}),
     ],
 )
-def test_older_files_of_processors_are_read(told: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_older_processor_files_are_read(told: dict[str, Any], expected: dict[str, Any]) -> None:
     ours = read_preprocess(told)
     assert {name: getattr(ours, name) for name in expected} == expected
 
@@ -671,12 +673,12 @@ def test_older_files_of_processors_are_read(told: dict[str, Any], expected: dict
         ({"image_std": "half"}, "no numbers"),
     ],
 )
-def test_processors_that_we_have_not_are_refused(told: dict[str, Any], reason: str) -> None:
+def test_unsupported_processors_are_rejected(told: dict[str, Any], reason: str) -> None:
     with pytest.raises(CheckpointError, match=reason):
         read_preprocess(told)
 
 
-def test_equal_statistics_fit_one_channel() -> None:
+def test_equal_statistics_apply_to_one_channel() -> None:
     ours = read_preprocess({"image_mean": [0.5, 0.5, 0.5]}, in_channels=1)
     assert (ours.channels, ours.mean, ours.std) == (1, (0.5,), (0.5,))
 
@@ -691,7 +693,7 @@ def test_equal_statistics_fit_one_channel() -> None:
         ("dinov3_vit", "squash", None, "bilinear", 0.485),
     ],
 )
-def test_without_a_file_the_published_preprocessing_counts(
+def test_published_preprocessing_is_the_default_without_a_file(
     kind: str, resize: str, resize_to: tuple[int, int] | None, interpolation: str, mean: float
 ) -> None:
     ours = read_preprocess({}, kind)
@@ -712,7 +714,7 @@ def test_without_a_file_the_published_preprocessing_counts(
         {"resize_to": (73, 73), "image_size": (64, 40)},
     ],
 )
-def test_written_preprocessing_is_what_their_processor_does(options: dict[str, Any], tmp_path: Path) -> None:
+def test_written_preprocessing_equals_their_processors(options: dict[str, Any], tmp_path: Path) -> None:
     crop_rounding = "down" if "resize_to" in options else "even"
     preprocess = Preprocess(**{"image_size": (64, 64), "crop_rounding": crop_rounding, **options})
     to_family(FAMILY, small_model(), preprocess, tmp_path)
@@ -722,7 +724,7 @@ def test_written_preprocessing_is_what_their_processor_does(options: dict[str, A
     assert again == preprocess
 
 
-def test_a_crop_that_is_not_square_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_crop_that_is_not_square_is_rejected_before_anything_is_written(tmp_path: Path) -> None:
     preprocess = Preprocess(image_size=(64, 32), resize="crop")
     with pytest.raises(CheckpointError, match=r'64x32.*resize="squash"'):
         to_family(FAMILY, small_model(image_size=(64, 32)), preprocess, tmp_path)

@@ -250,7 +250,7 @@ def in_numpy(arrays: Arrays, images: torch.Tensor, prefix: str = "") -> numpy_vi
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @torch.no_grad()
-def test_logits_and_attention_equal_the_equations_and_so_do_those_of_what_is_written(
+def test_logits_and_attention_equal_the_equations_before_and_after_writing(
     layout: Layout, tmp_path: Path
 ) -> None:
     arrays = layout.arrays()
@@ -271,9 +271,7 @@ def test_logits_and_attention_equal_the_equations_and_so_do_those_of_what_is_wri
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_what_is_written_has_their_names_their_shapes_and_the_same_bits(
-    layout: Layout, tmp_path: Path
-) -> None:
+def test_written_arrays_have_their_names_shapes_and_identical_values(layout: Layout, tmp_path: Path) -> None:
     model = loaded(save(layout.arrays(), tmp_path))
     file = written(model, tmp_path)
     assert file.name == "model.npz"
@@ -322,7 +320,7 @@ def test_options_are_read_from_names_and_shapes(name: str) -> None:
         assert config.option(option) == value, option
 
 
-def test_bfloat16_is_read_as_numpy_stores_it(tmp_path: Path) -> None:
+def test_bfloat16_is_read_from_numpys_storage(tmp_path: Path) -> None:
     halves = {name: torch.from_numpy(array).bfloat16() for name, array in LAYOUTS["siglip"].arrays().items()}
     stored = {name: tensor.view(torch.int16).numpy().view("V2") for name, tensor in halves.items()}
     model = loaded(save(stored, tmp_path))
@@ -348,7 +346,7 @@ def test_other_precisions_are_written_without_loss(dtype: torch.dtype, stored: s
         assert torch.equal(again[name].double(), parameter.double()), name
 
 
-def test_what_lies_beside_the_image_model_is_left_out(tmp_path: Path) -> None:
+def test_arrays_outside_the_image_model_are_ignored(tmp_path: Path) -> None:
     layout = LAYOUTS["siglip"]
     text = {
         "params/txt/Encoder_0/encoderblock_0/LayerNorm_0/scale": np.ones(3, np.float32),
@@ -381,7 +379,7 @@ def test_what_lies_beside_the_image_model_is_left_out(tmp_path: Path) -> None:
         ("i1k-s16", {"resize": "crop", "side_rounding": "nearest", "crop_rounding": "down"}),
     ],
 )
-def test_preprocessing_is_that_of_the_code_around(name: str, expected: dict[str, Any]) -> None:
+def test_preprocessing_is_that_of_the_original_code(name: str, expected: dict[str, Any]) -> None:
     layout = LAYOUTS[name]
     source = source_of(layout)
     preprocess = JAX.read_preprocess(source, JAX.read_config(source))
@@ -411,7 +409,7 @@ TIMM_LAYOUTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", TIMM_LAYOUTS)
 @torch.no_grad()
-def test_timm_reads_what_is_written_and_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+def test_timm_reads_written_files_with_equal_logits(name: str, tmp_path: Path) -> None:
     timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
     layout = LAYOUTS[name]
     model = loaded(save(layout.arrays(), tmp_path))
@@ -432,7 +430,7 @@ def test_timm_reads_what_is_written_and_gives_the_same_logits(name: str, tmp_pat
 
 
 @torch.no_grad()
-def test_timm_reads_a_hybrid_that_is_written(tmp_path: Path) -> None:
+def test_timm_reads_a_written_hybrid(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
     body = {"embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5, "mlp": "gelu_tanh"}
     stem = {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "resnet_dialect": "timm", "patch_size": 32}
@@ -477,7 +475,7 @@ FLAX_MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", FLAX_MODELS)
 @torch.no_grad()
-def test_flax_gives_the_same_logits_before_and_after(name: str, tmp_path: Path) -> None:
+def test_flax_has_equal_logits_before_and_after(name: str, tmp_path: Path) -> None:
     flax = pytest.importorskip("flax", reason="flax is not installed")
     import jax
 
@@ -534,7 +532,7 @@ HELD = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_kind_of_model_is_written_whole_or_refused(name: str, tmp_path: Path) -> None:
+def test_every_kind_of_model_is_written_completely_or_rejected(name: str, tmp_path: Path) -> None:
     model = small_model(**{"mlp": "gelu_tanh", **VARIANTS[name]})
     if name not in HELD:
         with pytest.raises(CheckpointError, match="jax has no model with"):
@@ -563,12 +561,12 @@ def test_every_kind_of_model_is_written_whole_or_refused(name: str, tmp_path: Pa
         ),
     ],
 )
-def test_a_model_that_they_do_not_have_is_refused_by_its_options(options: dict[str, Any], told: str) -> None:
+def test_unsupported_model_is_rejected_naming_its_options(options: dict[str, Any], told: str) -> None:
     with pytest.raises(CheckpointError, match=re.escape(f"jax has no model with {told}")):
         check_holds(JAX, small_config(**{"mlp": "gelu_tanh", **options}))
 
 
-def test_an_epsilon_of_another_library_becomes_theirs_and_is_told() -> None:
+def test_epsilon_of_another_library_is_replaced_and_reported() -> None:
     config = small_config(mlp="gelu_tanh", norm_eps=1e-5, resample="jax")
     assert changes(JAX, config) == ["norm_eps 1e-05 becomes 1e-06: jax has no other"]
 
@@ -614,7 +612,7 @@ def test_missing_extra_and_misshapen_arrays_are_listed_by_their_names() -> None:
         ("MAPHead_0/probe", "missing MAPHead_0/MultiHeadDotProductAttention_0/query/kernel"),
     ],
 )
-def test_the_same_part_twice_is_refused(extra: str, told: str) -> None:
+def test_duplicate_part_is_rejected(extra: str, told: str) -> None:
     def read() -> None:
         source = source_of(Layout(), change={extra: np.ones((2, 32), np.float32)})
         from_family(JAX, source, JAX.read_config(source))
@@ -624,7 +622,7 @@ def test_the_same_part_twice_is_refused(extra: str, told: str) -> None:
     assert told in str(caught.value)
 
 
-def test_positions_that_are_no_square_need_an_architecture(tmp_path: Path) -> None:
+def test_non_square_positions_need_an_architecture(tmp_path: Path) -> None:
     arrays = Layout().arrays()
     place = "Transformer/posembed_input/pos_embedding"
     arrays[place] = np.random.default_rng(1).normal(0, 0.5, (1, 1 + 2 * 3, 32)).astype(np.float32)
@@ -648,13 +646,13 @@ def test_positions_that_are_no_square_need_an_architecture(tmp_path: Path) -> No
         ("head/kernel", ()),
     ],
 )
-def test_other_shapes_than_a_vits_are_refused_by_name(name: str, shape: tuple[int, ...]) -> None:
+def test_shapes_of_no_vit_are_rejected_by_name(name: str, shape: tuple[int, ...]) -> None:
     source = source_of(Layout(), change={name: np.ones(shape, np.float32)})
     with pytest.raises(CheckpointError, match=re.escape(f"{name} {shape}")):
         JAX.read_config(source)
 
 
-def test_other_checkpoints_are_not_taken_for_these() -> None:
+def test_other_checkpoints_are_not_recognized() -> None:
     mixer = {"stem/kernel": torch.ones(1), "MixerBlock_0/LayerNorm_0/scale": torch.ones(1)}
     assert not JAX.recognizes(Source(name="mixer.npz", tensors=mixer))
     ours = {"patch_embedding.weight": torch.ones(1)}

@@ -34,7 +34,7 @@ def timm_mixed(images: torch.Tensor, labels: torch.Tensor, smoothing: float) -> 
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_mixup_is_timm_s(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixup_equals_timm(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = torch.rand(6, 3, 10, 14), torch.tensor([0, 3, 1, 4, 2, 2])
     monkeypatch.setattr(Mixing, "_draw", lambda *_: (0.37, None))
     monkeypatch.setattr(timm_mixup.Mixup, "_params_per_batch", lambda _: (0.37, False))
@@ -45,7 +45,9 @@ def test_mixup_is_timm_s(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.8])
 @pytest.mark.parametrize("centre", [(0.0, 0.99), (0.5, 0.5), (0.93, 0.2)])
-def test_cutmix_is_timm_s(share: float, centre: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cutmix_equals_timm(
+    share: float, centre: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Given:
         """A generator that draws what it is told."""
 

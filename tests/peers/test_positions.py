@@ -50,7 +50,7 @@ def assert_agreement(rule: str, old: Grid, new: Grid, expected: Tensor, prefix: 
 
 @pytest.mark.parametrize("prefix", [0, 1, 3])
 @pytest.mark.parametrize(("old", "new"), GRIDS)
-def test_timms_rule_is_timms(old: Grid, new: Grid, prefix: int) -> None:
+def test_timm_rule_equals_timm(old: Grid, new: Grid, prefix: int) -> None:
     layers = pytest.importorskip("timm.layers", reason="timm is not installed (vitascope[peers])")
     expected = layers.resample_abs_pos_embed(
         positions_of(old, prefix), list(new), list(old), num_prefix_tokens=prefix
@@ -84,7 +84,7 @@ def huggingface_embeddings(family: str, grid: Grid) -> nn.Module:
 @pytest.mark.parametrize("family", HUGGINGFACE)
 @pytest.mark.parametrize(("old", "new"), GRIDS_FROM_SQUARES)
 @torch.no_grad()
-def test_transformers_has_the_rule_that_we_say(family: str, old: Grid, new: Grid) -> None:
+def test_stated_rule_equals_transformers(family: str, old: Grid, new: Grid) -> None:
     tokens = torch.zeros(1, 1 + new[0] * new[1], D)
     expected = huggingface_embeddings(family, old).interpolate_pos_encoding(
         tokens, new[0] * PATCH, new[1] * PATCH
@@ -94,7 +94,7 @@ def test_transformers_has_the_rule_that_we_say(family: str, old: Grid, new: Grid
 
 @pytest.mark.parametrize("family", HUGGINGFACE)
 @torch.no_grad()
-def test_no_other_rule_is_the_one_of_transformers(family: str) -> None:
+def test_other_rules_differ_from_transformers(family: str) -> None:
     old, new = (14, 14), (7, 10)
     tokens = torch.zeros(1, 1 + new[0] * new[1], D)
     theirs = huggingface_embeddings(family, old).interpolate_pos_encoding(tokens, 7 * PATCH, 10 * PATCH)
@@ -103,7 +103,7 @@ def test_no_other_rule_is_the_one_of_transformers(family: str) -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), SQUARE_GRIDS)
-def test_torchvisions_rule_is_torchvisions(old: Grid, new: Grid) -> None:
+def test_torchvision_rule_equals_torchvision(old: Grid, new: Grid) -> None:
     peer = pytest.importorskip("torchvision.models.vision_transformer", reason="torchvision is not installed")
     state = {"encoder.pos_embedding": positions_of(old)}
     resized = peer.interpolate_embeddings(new[0] * PATCH, PATCH, state)
@@ -111,7 +111,7 @@ def test_torchvisions_rule_is_torchvisions(old: Grid, new: Grid) -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), GRIDS)
-def test_torchvisions_rule_is_its_formula_for_any_shape(old: Grid, new: Grid) -> None:
+def test_torchvision_rule_equals_its_formula_for_any_shape(old: Grid, new: Grid) -> None:
     # Its function takes squares only; this is the line that it does its work in.
     positions = positions_of(old)
     image = nn.functional.interpolate(
@@ -150,17 +150,17 @@ def by_cubic_convolution(positions: Tensor, old: Grid, new: Grid, offset: float)
 # facebookresearch/dinov2, models/vision_transformer.py, `interpolate_pos_encoding`: interpolate_offset is 0.1
 # by default, 0 in the models with registers, which are antialiased besides.
 @pytest.mark.parametrize(("old", "new"), GRIDS)
-def test_dinov2s_rule_steps_by_a_scale_of_a_tenth_more_than_the_grid(old: Grid, new: Grid) -> None:
+def test_dinov2_rule_scales_by_the_grid_plus_a_tenth(old: Grid, new: Grid) -> None:
     assert_agreement("dinov2", old, new, by_cubic_convolution(positions_of(old), old, new, offset=0.1))
 
 
 @pytest.mark.parametrize(("old", "new"), GRIDS)
-def test_huggingfaces_rule_is_the_same_without_the_tenth(old: Grid, new: Grid) -> None:
+def test_huggingface_rule_scales_by_the_grid(old: Grid, new: Grid) -> None:
     assert_agreement("huggingface", old, new, by_cubic_convolution(positions_of(old), old, new, offset=0.0))
 
 
 @pytest.mark.parametrize(("old", "new"), GRIDS)
-def test_jaxs_rule_is_the_zoom_of_scipy(old: Grid, new: Grid) -> None:
+def test_jax_rule_equals_scipys_zoom(old: Grid, new: Grid) -> None:
     # vit_jax/checkpoint.py, `interpolate_posembed`.
     ndimage = pytest.importorskip("scipy.ndimage")
     positions = positions_of(old)

@@ -70,7 +70,7 @@ def timm_transform(told: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("crop_pct", [0.875, 0.9, 0.95, 1.0])
 @pytest.mark.parametrize("size", [(96, 96), (64, 80), (90, 56)])
-def test_timms_transform(size: tuple[int, int], crop_pct: float, mode: str) -> None:
+def test_preprocessing_equals_timms_transform(size: tuple[int, int], crop_pct: float, mode: str) -> None:
     told = {
         "input_size": (3, *size),
         "crop_pct": crop_pct,
@@ -85,7 +85,7 @@ def test_timms_transform(size: tuple[int, int], crop_pct: float, mode: str) -> N
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
-def test_timms_filters(interpolation: str) -> None:
+def test_filters_equal_timm(interpolation: str) -> None:
     told = {"input_size": (3, 96, 96), "crop_pct": 0.9, "interpolation": interpolation}
     assert_same(read_timm(told), timm_transform(told))
 
@@ -100,12 +100,12 @@ def test_timms_filters(interpolation: str) -> None:
         "vit_base_patch16_clip_384.laion2b_ft_in12k_in1k",
     ],
 )
-def test_published_models_of_timm(name: str) -> None:
+def test_preprocessing_of_published_timm_models_is_equal(name: str) -> None:
     told = timm.get_pretrained_cfg(name).to_dict()
     assert_same(read_timm(told), timm_transform(told), PICTURES[:8])
 
 
-def test_a_strip_a_thousand_times_as_long_as_high() -> None:
+def test_very_long_strip_is_resized_as_in_timm() -> None:
     told = {"input_size": (3, 224, 224), "crop_pct": 0.875}
     assert_same(read_timm(told), timm_transform(told), [picture(1, 1000)])
 
@@ -148,7 +148,7 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", PROCESSORS)
-def test_transformers_processors(case: str, tmp_path: Path) -> None:
+def test_preprocessing_equals_transformers_processors(case: str, tmp_path: Path) -> None:
     kind, name, options = PROCESSORS[case]
     processor = getattr(transformers, name)(**options)
     processor.save_pretrained(tmp_path)
@@ -172,7 +172,7 @@ def test_transformers_processors(case: str, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_torchvisions_presets(weights: Any) -> None:
+def test_preprocessing_equals_torchvisions_presets(weights: Any) -> None:
     name, size = str(weights).split("_Weights")[0].lower(), weights.meta["min_size"][0]
     config = named_config("vit_" + name.removeprefix("vit_").replace("_", ""), image_size=size)
     source = Source(name=f"torchvision/{name}", file=weights.url.rsplit("/")[-1], tensors={})
@@ -188,7 +188,9 @@ def test_torchvisions_presets(weights: Any) -> None:
         ("dinov3", "dinov3_s16", {}, 256),
     ],
 )
-def test_facebooks_evaluation(family: str, name: str, options: dict[str, Any], resized: int) -> None:
+def test_preprocessing_equals_facebooks_evaluation(
+    family: str, name: str, options: dict[str, Any], resized: int
+) -> None:
     """A resize of the shorter side and a crop, as their code composes them of torchvision's transforms."""
     ours = FAMILIES[family].read_preprocess(Source(name="x", tensors={}), named_config(name, **options))
     transforms = torchvision.transforms
@@ -249,7 +251,7 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", RULES)
 @torch.no_grad()
-def test_after_convert_the_other_librarys_own_transform_gives_our_logits(case: str, tmp_path: Path) -> None:
+def test_converted_model_with_its_librarys_transform_has_our_logits(case: str, tmp_path: Path) -> None:
     to, rule = RULES[case]
     fit = Preprocess(image_size=(32, 32), **IMAGENET, **rule)
     resample = {"huggingface": "huggingface", "torchvision": "torchvision"}.get(to, "timm")
@@ -265,9 +267,7 @@ def test_after_convert_the_other_librarys_own_transform_gives_our_logits(case: s
 
 @pytest.mark.parametrize("to", ["timm", "huggingface"])
 @torch.no_grad()
-def test_convert_tells_how_far_a_rule_that_the_other_library_has_not_changes_its_answers(
-    to: str, tmp_path: Path
-) -> None:
+def test_convert_reports_the_effect_of_an_unsupported_preprocessing_rule(to: str, tmp_path: Path) -> None:
     fit = Preprocess(image_size=(32, 32), crop_pct=0.875)
     ours = from_pretrained(own_folder(tmp_path / "ours", fit))
     done = convert(tmp_path / "ours", tmp_path / "theirs", format=to, images=PICTURES[:2])
@@ -281,7 +281,7 @@ def test_convert_tells_how_far_a_rule_that_the_other_library_has_not_changes_its
     assert done.prepared.logits > 100 * done.parity.logits
 
 
-def test_what_a_loaded_model_is_saved_with_is_its_librarys_own_preprocessing(tmp_path: Path) -> None:
+def test_loaded_model_is_saved_with_its_librarys_preprocessing(tmp_path: Path) -> None:
     """Without `preprocess=`, which then says mean and std of 0.5 of a model that was trained with others."""
     peer = timm.create_model(
         "deit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=64, num_heads=1, depth=1, num_classes=5

@@ -54,7 +54,7 @@ def applied(name: str, levels: torch.Tensor, argument: float) -> torch.Tensor:
     return apply_operations(levels, np.full(count, OPERATIONS.index(name)), np.full(count, argument))
 
 
-def test_timm_s_increasing_list_has_our_operations() -> None:
+def test_operations_equal_timms_increasing_list() -> None:
     missing = {TIMM.get(name, name) for name in NAMES} - set(timm_augment._RAND_INCREASING_TRANSFORMS)
     assert not missing
     others = set(timm_augment._RAND_INCREASING_TRANSFORMS) - {TIMM.get(name, name) for name in NAMES}
@@ -63,21 +63,21 @@ def test_timm_s_increasing_list_has_our_operations() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_arguments_are_timm_s(name: str, sign: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_equal_timm(name: str, sign: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timm_augment, "_randomly_negate", lambda value: sign * value)
     for magnitude in np.linspace(0, 9.99, 81):
         expected = (*timm_arguments(name, magnitude), 0.0)[0]  # 0 where there is none
         assert our_argument(name, magnitude, sign) == pytest.approx(expected), magnitude
 
 
-def test_posterize_keeps_a_bit_where_timm_makes_a_black_picture() -> None:
+def test_posterize_keeps_one_bit_unlike_timm() -> None:
     assert timm_arguments("Posterize", 10.0) == (0,)
     assert our_argument("Posterize", 10.0, 1.0) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("magnitude", [2.0, 9.0])
-def test_pictures_are_timm_s(name: str, magnitude: float) -> None:
+def test_pictures_equal_timm(name: str, magnitude: float) -> None:
     levels = pictures()
     random.seed(1)
     arguments = timm_arguments(name, magnitude)
@@ -107,7 +107,7 @@ def test_pictures_are_timm_s(name: str, magnitude: float) -> None:
         ("Sharpness", 1.7, "adjust_sharpness"),
     ],
 )
-def test_pictures_are_torchvision_s(name: str, argument: float, function: str) -> None:
+def test_pictures_equal_torchvision(name: str, argument: float, function: str) -> None:
     levels = pictures()
     options = () if argument == 0 else (int(argument) if argument > 2 else argument,)
     theirs = getattr(torchvision, function)(levels.byte(), *options)

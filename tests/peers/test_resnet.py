@@ -68,7 +68,7 @@ def test_gradients_equal_timm() -> None:
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_channels_and_grid_are_those_of_timms_hybrid(name: str) -> None:
+def test_channels_and_grid_equal_timms_hybrid(name: str) -> None:
     embedding = timm.create_model(BACKBONES[name], pretrained=False, depth=1).patch_embed
     with torch.device("meta"):
         config = ResNetConfig(layers=RESNETS[name])

@@ -50,7 +50,7 @@ def vit_explain(layers: list[np.ndarray], fusion: Fusion, axis_is_right: bool) -
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("fusion", "right"), [("mean", False), ("max", True), ("min", True)])
-def test_rollout_is_the_recursion_of_timms_attention(
+def test_rollout_equals_the_recursion_on_timms_attention(
     case: str, fusion: Fusion, right: bool, tmp_path: Path
 ) -> None:
     theirs = peer_model(case)
@@ -63,7 +63,7 @@ def test_rollout_is_the_recursion_of_timms_attention(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_layer_is_timms_attention_of_it(case: str, tmp_path: Path) -> None:
+def test_layer_map_equals_timms_attention(case: str, tmp_path: Path) -> None:
     theirs = peer_model(case)
     ours = loaded(saved(theirs, tmp_path))
     images = images_for(ours.config)

@@ -44,7 +44,7 @@ def test_webdataset_decodes_our_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["cls", "json"])
-def test_shards_that_webdataset_wrote_are_read(tmp_path: Path, how: str) -> None:
+def test_shards_of_webdataset_are_read(tmp_path: Path, how: str) -> None:
     written = []
     with webdataset.ShardWriter(str(tmp_path / "set-%03d.tar"), maxcount=7, verbose=0) as writer:
         for number in range(20):

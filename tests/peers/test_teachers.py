@@ -48,7 +48,7 @@ def saved_by_timm(timm: Any, folder: Path, names: tuple[str, ...] = (), **option
     return model
 
 
-def test_a_model_of_timm_answers_as_behind_timms_preprocessing(timm, tmp_path: Path) -> None:
+def test_timm_teacher_equals_timm_with_its_preprocessing(timm, tmp_path: Path) -> None:
     peer, seen = saved_by_timm(timm, tmp_path), picture(48, 64)
     config = timm.data.resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path}", pretrained=True))
     transform = timm.data.create_transform(**config | {"crop_pct": 1.0}, is_training=False)
@@ -60,7 +60,7 @@ def test_a_model_of_timm_answers_as_behind_timms_preprocessing(timm, tmp_path: P
         assert relative_error(teacher(as_images(seen)), expected) < 1e-5
 
 
-def test_a_model_of_timm_that_names_its_classes_is_put_in_order(timm, tmp_path: Path, capsys) -> None:
+def test_timm_teacher_with_class_names_is_reordered(timm, tmp_path: Path, capsys) -> None:
     saved_by_timm(timm, tmp_path, NAMES)
     ours, images = ("cat", "ant", "bee"), as_images(picture(48, 64))
     alike, permuted = (open_teacher(f"timm:{tmp_path}", names, device="cpu") for names in (NAMES, ours))
@@ -70,7 +70,7 @@ def test_a_model_of_timm_that_names_its_classes_is_put_in_order(timm, tmp_path: 
         open_teacher(f"timm:{tmp_path}", ("ant", "bee", "dog"), device="cpu")
 
 
-def test_what_timm_cannot_load_is_said_in_one_line(timm, tmp_path: Path) -> None:
+def test_model_that_timm_cannot_load_fails_in_one_line(timm, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^teacher timm:no_such cannot be loaded by timm: .*Unknown model"):
         open_teacher("timm:no_such", NAMES, device="cpu")
     saved_by_timm(timm, tmp_path)
@@ -119,7 +119,7 @@ PROCESSORS = {
 
 
 @pytest.mark.parametrize("case", PROCESSORS)
-def test_a_model_of_transformers_answers_as_behind_its_processor(
+def test_transformers_teacher_equals_transformers_with_its_processor(
     case: str, transformers, tmp_path: Path
 ) -> None:
     kind, options, size = PROCESSORS[case]
@@ -134,7 +134,7 @@ def test_a_model_of_transformers_answers_as_behind_its_processor(
     torch.testing.assert_close(permuted(as_images(seen)), teacher(as_images(seen))[:, [2, 0, 1]])
 
 
-def test_a_processor_that_swaps_colours_is_refused(transformers, tmp_path: Path) -> None:
+def test_processor_that_swaps_colours_is_rejected(transformers, tmp_path: Path) -> None:
     saved_by_transformers(
         transformers, tmp_path, "MobileViTImageProcessorPil", size={"shortest_edge": 64}, crop_size=64
     )
@@ -142,7 +142,7 @@ def test_a_processor_that_swaps_colours_is_refused(transformers, tmp_path: Path)
         open_teacher(f"transformers:{tmp_path}", NAMES, device="cpu")
 
 
-def test_a_head_that_would_be_drawn_at_random_is_refused(transformers, tmp_path: Path) -> None:
+def test_randomly_initialized_head_is_rejected(transformers, tmp_path: Path) -> None:
     """transformers only warns of it."""
     peer, _ = saved_by_transformers(transformers, tmp_path)
     peer.resnet.save_pretrained(tmp_path)
@@ -150,7 +150,7 @@ def test_a_head_that_would_be_drawn_at_random_is_refused(transformers, tmp_path:
         open_teacher(f"transformers:{tmp_path}", NAMES, device="cpu")
 
 
-def test_what_transformers_cannot_load_is_said_in_one_line(transformers, tmp_path: Path) -> None:
+def test_model_that_transformers_cannot_load_fails_in_one_line(transformers, tmp_path: Path) -> None:
     ref = f"transformers:{tmp_path}"
     for spoil in ("config.json", "preprocessor_config.json", "model.safetensors"):
         saved_by_transformers(transformers, tmp_path)

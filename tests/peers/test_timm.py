@@ -64,14 +64,14 @@ def assert_alike(ours: VisionTransformer, peer: nn.Module, images: Tensor, toler
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_a_model_that_timm_saved_gives_timms_answers(case: str, tmp_path: Path) -> None:
+def test_model_saved_by_timm_has_timms_outputs(case: str, tmp_path: Path) -> None:
     peer = peer_model(case)
     ours = loaded(saved(peer, tmp_path))
     assert_alike(ours, peer, images_for(ours.config), tolerance=1e-5)
 
 
 @torch.no_grad()
-def test_a_training_checkpoint_of_timms_tells_its_architecture(
+def test_timm_training_checkpoint_determines_its_architecture(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """16 heads of 48, where shapes suggest 12 of 64; timm's saver writes them so."""
@@ -87,7 +87,7 @@ def test_a_training_checkpoint_of_timms_tells_its_architecture(
     assert caplog.messages == []
 
 
-def test_a_model_that_transformers_wrapped_gives_timms_answers(tmp_path: Path) -> None:
+def test_timm_model_wrapped_by_transformers_has_timms_outputs(tmp_path: Path) -> None:
     """transformers' Trainer saves a model of timm's so."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.TimmWrapperConfig(
@@ -103,7 +103,7 @@ def test_a_model_that_transformers_wrapped_gives_timms_answers(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("case", HYBRIDS)
-def test_a_hybrid_that_timm_saved_gives_timms_answers(case: str, tmp_path: Path) -> None:
+def test_hybrid_saved_by_timm_has_timms_outputs(case: str, tmp_path: Path) -> None:
     """In float64: in float32, what a ResNet of random weights rounds away is 1e-5 in timm itself."""
     peer = peer_model(case)
     ours = loaded(saved(peer, tmp_path))
@@ -111,7 +111,7 @@ def test_a_hybrid_that_timm_saved_gives_timms_answers(case: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("case", MODELS | HYBRIDS)
-def test_a_model_goes_to_us_and_back_without_a_change(case: str, tmp_path: Path) -> None:
+def test_timm_model_survives_a_round_trip_unchanged(case: str, tmp_path: Path) -> None:
     peer = peer_model(case)
     ours = loaded(saved(peer, tmp_path / "theirs"))
     assert changes(TIMM, ours.config) == []
@@ -124,7 +124,7 @@ def test_a_model_goes_to_us_and_back_without_a_change(case: str, tmp_path: Path)
 
 
 @torch.no_grad()
-def test_the_distilled_tokens_have_a_head_each(tmp_path: Path) -> None:
+def test_each_distilled_token_has_its_own_head(tmp_path: Path) -> None:
     peer = peer_model("DeiT distilled")
     ours = loaded(saved(peer, tmp_path))
     images = images_for(ours.config)
@@ -191,7 +191,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", [name for name in VARIANTS if name not in REFUSED] + list(MORE))
-def test_our_models_give_their_answers_in_timm(case: str, tmp_path: Path) -> None:
+def test_our_models_have_equal_outputs_in_timm(case: str, tmp_path: Path) -> None:
     ours = small_model(**(VARIANTS | MORE)[case])
     config = TIMM.settled(ours.config)
     peer = in_timm(ours, tmp_path)
@@ -219,7 +219,7 @@ def what_runs(config: ViTConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_timm_has_no_model_for_is_refused_with_its_options(case: str, tmp_path: Path) -> None:
+def test_model_that_timm_cannot_run_is_rejected_naming_its_options(case: str, tmp_path: Path) -> None:
     model = small_model(**VARIANTS[case])
     with pytest.raises(CheckpointError) as error:
         to_family(TIMM, model, default_preprocess(model.config), tmp_path / "new")
@@ -240,7 +240,7 @@ def test_what_timm_has_no_model_for_is_refused_with_its_options(case: str, tmp_p
         ),
     ],
 )
-def test_what_timm_decides_is_told_and_is_what_it_runs(
+def test_options_fixed_by_timm_are_reported_and_applied(
     options: dict[str, Any], change: str, tmp_path: Path
 ) -> None:
     ours = small_model(**options)
@@ -269,7 +269,7 @@ def test_what_timm_decides_is_told_and_is_what_it_runs(
         ),
     ],
 )
-def test_options_that_timm_has_only_apart_are_refused_together(options: dict[str, Any], reason: str) -> None:
+def test_combination_that_timm_lacks_is_rejected(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(CheckpointError, match=f"timm has no model with {reason}"):
         check_holds(TIMM, small_config(**options))
 
@@ -335,7 +335,7 @@ def test_missing_extra_and_misshapen_tensors_are_listed(case: str, tmp_path: Pat
     assert "head.bias is (6,)" in str(error.value)
 
 
-def test_a_mask_token_is_left_out(tmp_path: Path) -> None:
+def test_mask_token_is_ignored(tmp_path: Path) -> None:
     source = saved(peer_model("DINOv2"), tmp_path)
     masked = dataclasses.replace(source, tensors={**source.tensors, "mask_token": torch.zeros(1, 384)})
     config = TIMM.read_config(masked)

@@ -133,7 +133,7 @@ def differences(config: ViTConfig, peer: nn.Module) -> dict[str, Any]:
     return {name: (ours[name], value) for name, value in facts(peer).items() if ours[name] != value}
 
 
-def test_every_vit_of_timm_is_read_as_it_is_or_refused() -> None:
+def test_every_vit_of_timm_is_read_correctly_or_rejected() -> None:
     wrong: dict[str, Any] = {}
     num_read = 0
     for name in architectures(*PLAIN_VITS):
@@ -151,7 +151,7 @@ def test_every_vit_of_timm_is_read_as_it_is_or_refused() -> None:
     assert num_read >= 151  # of 193 in timm 1.0.31
 
 
-def test_models_with_the_tensors_of_vits_are_refused() -> None:
+def test_other_models_with_the_tensors_of_vits_are_rejected() -> None:
     """Rotary and relative positions, and more: some have a ViT's tensors exactly."""
     shallow = {
         name: {} if re.search("naflex|sapiens2", name) else {"depth": 2} for name in architectures(*LIKE_VITS)
@@ -172,7 +172,7 @@ def test_models_with_the_tensors_of_vits_are_refused() -> None:
         ("vit_relpos_base_patch16_224", "relative positions", "vit_base_patch16_224"),
     ],
 )
-def test_an_architecture_with_a_vits_tensors_is_refused_whoever_gives_a_configuration(
+def test_other_architecture_with_a_vits_tensors_is_rejected_even_with_a_config(
     name: str, reason: str, similar: str, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
@@ -186,7 +186,7 @@ def test_an_architecture_with_a_vits_tensors_is_refused_whoever_gives_a_configur
         from_pretrained(f"timm:{tmp_path / 'model_best.pth.tar'}", config=config)
 
 
-def test_a_configuration_is_asked_for_only_where_it_can_be_right() -> None:
+def test_error_suggests_a_config_only_if_one_can_apply() -> None:
     mine = source_of("my_vit", build("vit_base_patch16_224", depth=2))
     with pytest.raises(CheckpointError, match=r"my_vit is no plain ViT of timm's.*config=ViTConfig"):
         TIMM.read_config(mine)
@@ -196,7 +196,7 @@ def test_a_configuration_is_asked_for_only_where_it_can_be_right() -> None:
         assert "config=" not in str(caught.value)
 
 
-def test_every_other_architecture_of_timm_is_refused_by_its_name() -> None:
+def test_every_other_architecture_of_timm_is_rejected_by_name() -> None:
     others = set(timm.list_models()) - set(architectures(*PLAIN_VITS))
     assert len(others) > 1000
     for name in others:
@@ -256,7 +256,7 @@ def test_old_names_and_tags_mean_the_same_architecture(old: str, new: str) -> No
         ("dinov2_g14_reg", "vit_giant_patch14_reg4_dinov2"),
     ],
 )
-def test_named_sizes_are_timms(ours: str, theirs: str) -> None:
+def test_named_sizes_equal_timm(ours: str, theirs: str) -> None:
     config = named_config(ours)
     num_classes = 0 if config.readout.head == "none" else config.num_classes
     peer = build(theirs, num_classes=num_classes, weight_init="skip")
@@ -293,7 +293,7 @@ def with_arguments(name: str, **args: Any) -> Source:
         ("vit_base_patch16_224", {"init_values": 0.1, "dynamic_img_size": True}),
     ],
 )
-def test_arguments_come_before_the_name(name: str, args: dict[str, Any]) -> None:
+def test_arguments_override_the_name(name: str, args: dict[str, Any]) -> None:
     config = read(with_arguments(name, **args))
     assert config is not None
     assert differences(config, build(name, depth=2, **args)) == {}
@@ -331,9 +331,7 @@ def test_arguments_come_before_the_name(name: str, args: dict[str, Any]) -> None
         ("vit_base_patch16_224", {"img_size": 72}, "image 72x72 is not a multiple of patch 16"),
     ],
 )
-def test_arguments_of_models_that_are_not_ours_are_refused(
-    name: str, args: dict[str, Any], reason: str
-) -> None:
+def test_unsupported_arguments_are_rejected(name: str, args: dict[str, Any], reason: str) -> None:
     source = with_arguments(name, **args)
     with pytest.raises(CheckpointError, match=reason):
         from_family(TIMM, source, TIMM.read_config(source))
@@ -353,7 +351,7 @@ def test_arguments_of_models_that_are_not_ours_are_refused(
         ("vit_base_patch16_224", {"patch_size": (8, 16), "img_size": (32, 64)}, "no square grid"),
     ],
 )
-def test_what_a_file_without_settings_leaves_open_is_asked_for(
+def test_ambiguous_file_without_settings_needs_a_config(
     name: str, options: dict[str, Any], reason: str
 ) -> None:
     source = bare(build(name, depth=2, **options))
@@ -381,7 +379,7 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("where", ["file", "folder", "training"])
-def test_a_file_without_settings_is_read_by_the_architecture_that_it_names(name: str, where: str) -> None:
+def test_file_without_settings_is_read_by_its_named_architecture(name: str, where: str) -> None:
     told: dict[str, Any] = {
         "file": {"file": f"{name}.augreg_in1k.safetensors"},
         "folder": {"name": f"downloads/{name}"},
@@ -395,7 +393,7 @@ def test_a_file_without_settings_is_read_by_the_architecture_that_it_names(name:
     assert TIMM.assumed(source, config) == ""
 
 
-def test_what_timms_training_gave_its_constructor_is_read() -> None:
+def test_constructor_arguments_of_timms_training_are_read() -> None:
     args = {"num_heads": 6, "act_layer": "gelu_tanh", "img_size": 64}
     peer = build("vit_base_patch16_224", depth=2, global_pool="avg", fc_norm=False, **args)
     training = {"arch": "vit_base_patch16_224", "model_kwargs": args, "gp": "avg"}
@@ -403,7 +401,7 @@ def test_what_timms_training_gave_its_constructor_is_read() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ODD if "siglip" in name])
-def test_published_siglip_is_known_by_its_shapes(name: str) -> None:
+def test_published_siglip_is_recognized_by_its_shapes(name: str) -> None:
     peer = build(name, weight_init="skip")
     source = bare(peer)
     config = TIMM.read_config(source)
@@ -411,7 +409,7 @@ def test_published_siglip_is_known_by_its_shapes(name: str) -> None:
     assert TIMM.assumed(source, config) == f"num_heads {config.num_heads} and mlp gelu_tanh"
 
 
-def test_what_a_user_names_with_a_file_is_not_asked_for() -> None:
+def test_given_options_resolve_an_ambiguous_file() -> None:
     peer = build("vit_base_patch16_clip_quickgelu_224", depth=2)
     source = bare(peer, options={"mlp": "quick_gelu"})
     config = TIMM.read_config(source).replace(**source.options)
@@ -432,7 +430,7 @@ def test_what_a_user_names_with_a_file_is_not_asked_for() -> None:
         ("head.weight", (1000,)),
     ],
 )
-def test_tensors_of_impossible_shapes_are_refused_by_name(key: str, shape: tuple[int, ...] | None) -> None:
+def test_tensors_of_impossible_shapes_are_rejected_by_name(key: str, shape: tuple[int, ...] | None) -> None:
     source = source_of("vit_tiny_patch16_224", build("vit_tiny_patch16_224", depth=2))
     tensors = {name: tensor for name, tensor in source.tensors.items() if name != key}
     if shape is not None:

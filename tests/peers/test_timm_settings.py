@@ -47,7 +47,7 @@ timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peer
         Preprocess(image_size=(32, 32), resize_to=(32, 32), channels=1, mean=(0.25,), std=(0.75,)),
     ],
 )
-def test_timm_prepares_pictures_as_we_do(preprocess: Preprocess, tmp_path: Path) -> None:
+def test_preprocessing_equals_timm(preprocess: Preprocess, tmp_path: Path) -> None:
     ours = small_model(in_channels=preprocess.channels)
     to_family(TIMM, ours, preprocess, tmp_path)
     peer = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
@@ -107,7 +107,7 @@ def test_the_preprocessing_of_every_published_checkpoint_is_read() -> None:
 
 @law
 @given(st.sets(st.sampled_from(["mean", "std", "crop_pct", "crop_mode", "interpolation"])), st.booleans())
-def test_what_a_checkpoint_does_not_say_is_what_timm_assumes(unsaid: set[str], is_old: bool) -> None:
+def test_missing_settings_have_timms_defaults(unsaid: set[str], is_old: bool) -> None:
     told = timm.get_pretrained_cfg("vit_large_patch14_clip_336.openai_ft_in12k_in1k").to_dict()
     told = {name: value for name, value in told.items() if name not in unsaid}
     config = {"architecture": "vit_large_patch14_clip_336"}
@@ -118,7 +118,7 @@ def test_what_a_checkpoint_does_not_say_is_what_timm_assumes(unsaid: set[str], i
     assert agrees(read, timm.data.resolve_data_config(pretrained_cfg=told))
 
 
-def test_statistics_of_another_number_of_channels_are_timms(tmp_path: Path) -> None:
+def test_statistics_of_other_channel_counts_equal_timm(tmp_path: Path) -> None:
     peer = timm.create_model("vit_base_patch16_clip_224", in_chans=1, **SMALL)
     source = saved(peer, tmp_path)
     expected = source.config["pretrained_cfg"]
@@ -153,7 +153,7 @@ def test_a_file_without_settings_has_the_preprocessing_of_the_paper(tmp_path: Pa
         ({"crop_pct": 1e-320}, "x: crop_pct 1e-320 is no share of a picture"),
     ],
 )
-def test_crops_that_timm_has_not_are_refused(told: dict[str, Any], reason: str) -> None:
+def test_crops_that_timm_lacks_are_rejected(told: dict[str, Any], reason: str) -> None:
     source = Source(name="x", tensors={}, config={"pretrained_cfg": told})
     with pytest.raises(CheckpointError, match=reason):
         TIMM.read_preprocess(source, small_config())
@@ -175,7 +175,7 @@ def test_class_names_are_read_and_written(names: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [["cat", "dog"], {0: "cat", 1: "dog", 2: "bird", 3: "fish", 5: "worm"}])
-def test_names_of_other_classes_are_left_out(names: Any, tmp_path: Path) -> None:
+def test_names_of_a_different_number_of_classes_are_ignored(names: Any, tmp_path: Path) -> None:
     source = saved(peer_model("ViT"), tmp_path, model_config={"label_names": names})
     assert TIMM.read_config(source).class_names == ()
 
@@ -183,9 +183,7 @@ def test_names_of_other_classes_are_left_out(names: Any, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "options", [{}, {"distillation_token": True}, {"stem": "resnet", "resnet_layers": ()}]
 )
-def test_a_model_that_sees_pictures_at_another_size_does_so_in_timm(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_model_with_another_input_size_keeps_it_in_timm(options: dict[str, Any], tmp_path: Path) -> None:
     ours = small_model(resnet_dialect="timm", **options)
     preprocess = Preprocess(image_size=(48, 24), resize_to=(48, 24), side_rounding="nearest")
     to_family(TIMM, ours, preprocess, tmp_path)
@@ -203,7 +201,7 @@ def test_a_model_that_sees_pictures_at_another_size_does_so_in_timm(
 @law
 @example(49, 1, "gelu")  # 49 * (1 / 49) is less than 1
 @given(st.integers(1, 5000), st.integers(1, 20000), st.sampled_from(["gelu", "swiglu"]))
-def test_timm_makes_our_width_of_the_ratio(embed_dim: int, mlp_dim: int, mlp: str) -> None:
+def test_timm_computes_our_mlp_width_from_the_ratio(embed_dim: int, mlp_dim: int, mlp: str) -> None:
     """`int(dim * mlp_ratio)`, as timm's Block has it; of it, SwiGLU has half for the gate."""
     config = ViTConfig.from_dict(
         {"embed_dim": embed_dim, "num_heads": 1, "mlp": mlp, "mlp_ratio": mlp_dim / embed_dim}
@@ -256,7 +254,7 @@ def a_source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 @law
 @given(st.sampled_from(PLACES), JUNK)
-def test_settings_that_make_no_sense_are_refused_in_words(
+def test_invalid_settings_are_rejected_with_a_message(
     a_source: Source, place: tuple[str, ...], junk: Any
 ) -> None:
     config = dict(a_source.config)

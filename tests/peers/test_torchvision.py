@@ -104,7 +104,7 @@ def test_outputs_and_attention_equal_torchvision_both_ways(arguments: dict[str, 
 
 
 @torch.no_grad()
-def test_heads_that_no_tensor_tells_are_assumed_aloud_and_can_be_named(
+def test_number_of_heads_is_assumed_with_a_note_and_can_be_given(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     theirs, images = peer(**SMALL | {"num_heads": 4, "num_classes": 7}), random_images(2, 3, 64, 64)
@@ -125,7 +125,7 @@ def test_heads_that_no_tensor_tells_are_assumed_aloud_and_can_be_named(
 
 
 @torch.no_grad()
-def test_old_names_of_the_mlp_are_read_as_torchvision_reads_them(tmp_path: Path) -> None:
+def test_old_mlp_names_are_read_as_in_torchvision(tmp_path: Path) -> None:
     theirs, images = peer(**PEERS["plain"]), random_images(2, 3, 64, 64)
     old = {
         name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
@@ -138,7 +138,7 @@ def test_old_names_of_the_mlp_are_read_as_torchvision_reads_them(tmp_path: Path)
 
 
 @pytest.mark.parametrize("weights", PUBLISHED, ids=str)
-def test_published_files_are_read_as_the_models_and_preprocessing_that_torchvision_says(weights: Any) -> None:
+def test_published_files_have_torchvisions_models_and_preprocessing(weights: Any) -> None:
     name, size = str(weights).split("_Weights")[0].lower(), weights.meta["min_size"][0]
     with torch.device("meta"):
         model = torchvision.models.get_model(name, weights=None, image_size=size)
@@ -160,7 +160,7 @@ def test_published_files_are_read_as_the_models_and_preprocessing_that_torchvisi
     assert (found.mean, found.std, found.resize) == (tuple(said.mean), tuple(said.std), "crop")
 
 
-def test_a_file_of_another_name_has_the_plain_preprocessing() -> None:
+def test_file_of_another_name_has_the_default_preprocessing() -> None:
     config = small_config(image_size=320, patch_size=16)
     found = FAMILY.read_preprocess(Source(name="mine/vit_l_16-mine.pth", tensors={}), config)
     assert (found.image_size, found.resize_to, found.interpolation) == ((320, 320), (366, 366), "bilinear")
@@ -191,14 +191,14 @@ def test_a_file_of_another_name_has_the_plain_preprocessing() -> None:
     ],
     ids=str,
 )
-def test_what_torchvision_has_not_is_refused_by_name(options: dict[str, Any], tmp_path: Path) -> None:
+def test_option_that_torchvision_lacks_is_rejected_by_name(options: dict[str, Any], tmp_path: Path) -> None:
     model = small_model(**{"embed_dim": 64, "num_heads": 1, **options})
     with pytest.raises(CheckpointError, match=f"torchvision has no model with .*{next(iter(options))}"):
         to_family(FAMILY, model, plain_preprocess(small_model()), tmp_path / "written")
     assert not (tmp_path / "written").exists()
 
 
-def test_other_epsilons_and_rules_of_resampling_are_settled_and_told() -> None:
+def test_other_epsilons_and_resampling_rules_are_replaced_and_reported() -> None:
     config = small_config(norm_eps=1e-5, resample="jax", embed_dim=64, num_heads=1)
     told = " ".join(changes(FAMILY, config))
     assert "norm_eps 1e-05 becomes 1e-06" in told
@@ -206,7 +206,7 @@ def test_other_epsilons_and_rules_of_resampling_are_settled_and_told() -> None:
     assert not changes(FAMILY, FAMILY.settled(config))
 
 
-def test_keys_that_are_missing_left_over_or_misshapen_are_listed(tmp_path: Path) -> None:
+def test_missing_extra_and_misshapen_keys_are_listed(tmp_path: Path) -> None:
     source = saved(peer(**PEERS["plain"]), tmp_path)
     del source.tensors["encoder.layers.encoder_layer_1.ln_2.bias"]
     source.tensors["encoder.more"] = torch.zeros(3)
@@ -219,7 +219,7 @@ def test_keys_that_are_missing_left_over_or_misshapen_are_listed(tmp_path: Path)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (128, 0), (1, 1, 5)], ids=str)
-def test_whatever_is_misshapen_is_refused_in_a_line_of_ours(shape: tuple[int, ...]) -> None:
+def test_any_misshapen_tensor_is_rejected_in_one_line(shape: tuple[int, ...]) -> None:
     state = peer(**PEERS["representation"]).state_dict()
     for name in state:
         source = Source(name="altered.pth", tensors={**state, name: torch.zeros(shape)})
@@ -227,7 +227,7 @@ def test_whatever_is_misshapen_is_refused_in_a_line_of_ours(shape: tuple[int, ..
             loaded(FAMILY.arriving(source))
 
 
-def test_models_that_are_none_of_ours_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_unsupported_models_are_rejected_with_the_reason(tmp_path: Path) -> None:
     stem = torchvision.models.vision_transformer.ConvStemConfig(8, 3, 16)
     source = saved(peer(**PEERS["plain"], conv_stem_configs=[stem]), tmp_path)
     with pytest.raises(CheckpointError, match="conv_stem_configs"):
@@ -241,7 +241,7 @@ def test_models_that_are_none_of_ours_are_refused_with_the_reason(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["b_16", "b_32", "l_16", "l_32"])
-def test_parameters_and_operations_are_those_that_torchvision_publishes(name: str) -> None:
+def test_parameters_and_operations_equal_torchvisions_published_numbers(name: str) -> None:
     published = torchvision.models.get_model_weights(f"vit_{name}").IMAGENET1K_V1.meta
     config = named_config(f"vit_{name.replace('_', '')}")
     assert config.num_parameters == published["num_params"]

@@ -68,7 +68,7 @@ def test_long_names_that_begin_alike_stay_different_in_the_confusion_matrix(tmp_
     assert axes.get_position().width > 0.4  # the names leave the matrix its room
 
 
-def test_the_kept_epoch_and_the_learning_rate_are_drawn() -> None:
+def test_selected_epoch_and_learning_rate_are_drawn() -> None:
     steps = [{"kind": "step", "step": step, "loss": 1.0, "lr": step / 30} for step in range(1, 31)]
     loss, accuracy, rate = draw_curves(epochs(3), steps, 2).axes
     assert [axes.get_title() for axes in (loss, accuracy, rate)] == ["loss", "accuracy", "learning rate"]
@@ -78,7 +78,7 @@ def test_the_kept_epoch_and_the_learning_rate_are_drawn() -> None:
     np.testing.assert_allclose(line.get_xdata(), [step["step"] / 10 for step in steps])
 
 
-def test_cells_of_the_page_name_their_classes_in_letters_of_any_script() -> None:
+def test_confusion_cells_name_classes_in_any_script() -> None:
     names = ['<b>&"', "\N{CJK UNIFIED IDEOGRAPH-732B}", "$x$"]
     confusion = np.array([[3, 1, 0], [0, 2, 0], [0, 0, 1]])
     drawing = [

@@ -30,7 +30,7 @@ def answers(n: int, K: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @law
 @given(n=st.integers(1, 200), K=st.integers(2, 5), count=st.integers(4, 32), seed=st.integers(0, 10**6))
-def test_images_shown_are_of_the_set_and_none_comes_twice(n: int, K: int, count: int, seed: int) -> None:
+def test_shown_images_are_from_the_set_without_duplicates(n: int, K: int, count: int, seed: int) -> None:
     labels, probabilities = answers(n, K, seed)
     shown = choose_shown(labels, probabilities, count)
     assert len(set(shown.tolist())) == len(shown)
@@ -40,7 +40,7 @@ def test_images_shown_are_of_the_set_and_none_comes_twice(n: int, K: int, count:
 
 @law
 @given(n=st.integers(32, 200), K=st.integers(2, 5), seed=st.integers(0, 10**6))
-def test_surest_mistakes_are_among_those_shown(n: int, K: int, seed: int) -> None:
+def test_most_confident_mistakes_are_shown(n: int, K: int, seed: int) -> None:
     labels, probabilities = answers(n, K, seed)
     wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
     surest = sorted(wrong, key=lambda index: -probabilities[index].max())[:8]
@@ -49,7 +49,7 @@ def test_surest_mistakes_are_among_those_shown(n: int, K: int, seed: int) -> Non
 
 @law
 @given(n=st.integers(64, 300), mistakes=st.integers(0, 8), seed=st.integers(0, 10**6))
-def test_rest_is_spread_evenly_over_the_set(n: int, mistakes: int, seed: int) -> None:
+def test_other_images_are_spread_evenly_over_the_set(n: int, mistakes: int, seed: int) -> None:
     labels = np.zeros(n, dtype=np.int64)
     probabilities = np.tile(np.float32([0.9, 0.1]), (n, 1))
     wrong = np.random.default_rng(seed).choice(n, mistakes, replace=False)
@@ -84,14 +84,14 @@ RESNET = {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 32}
         ({"positions": "relative", "num_registers": 1, **RESNET}, {"positions", "filters"}),
     ],
 )
-def test_every_figure_is_drawn_and_shows_something(
+def test_every_figure_is_drawn_and_not_blank(
     tmp_path: Path, options: dict[str, Any], missing: set[str]
 ) -> None:
     names = {"curves", "confusion", "predictions", "attention", "positions", "filters"}
     assert drawn(tmp_path, small_model(class_names=NAMES, **options)) == names - missing
 
 
-def test_a_resnet_has_the_figures_that_need_no_attention(tmp_path: Path) -> None:
+def test_resnet_has_the_figures_that_need_no_attention(tmp_path: Path) -> None:
     model = small_resnet(class_names=NAMES, in_channels=1)
     assert drawn(tmp_path, model) == {"curves", "confusion", "predictions"}
 
@@ -117,7 +117,7 @@ def drawn(folder: Path, model: Classifier) -> set[str]:
     return set(figures)
 
 
-def test_masked_patches_are_covered_and_framed_in_what_was_given(
+def test_masked_patches_are_covered_and_framed_in_the_input_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pixels = np.stack([noise(8, 12, seed=seed).transpose(2, 0, 1) for seed in (1, 2)])

@@ -25,7 +25,7 @@ def shown(text: str) -> dict[str, dict[str, object]]:
 
 @law
 @given(text=plain)
-def test_values_are_read_as_they_were_given(text: str) -> None:
+def test_values_are_escaped_and_unchanged(text: str) -> None:
     read = page(text, **shown(text))
     assert read.text.count(text) >= 3
     assert {name for name, _ in read.elements} == {name for name, _ in page(**shown("text")).elements}
@@ -40,14 +40,14 @@ def test_tables_escape_their_cells() -> None:
     assert ("td", {"class": "number"}) in read.elements
 
 
-def test_descriptions_of_images_are_read_as_they_were_given() -> None:
+def test_image_descriptions_are_escaped_and_unchanged() -> None:
     text = 'a "<b>" & more'
     read = Reader(image_element(np.zeros((3, 8, 8), np.uint8), text))
     ((name, attributes),) = read.elements
     assert (name, attributes["alt"], attributes["class"]) == ("img", text, "coarse")
 
 
-def test_a_page_is_whole_and_lists_its_sections_in_order() -> None:
+def test_page_is_complete_and_lists_its_sections_in_order() -> None:
     rows: list[tuple[str, str]] = []
     sections = {
         "environment": {"found": {}},
@@ -64,7 +64,7 @@ def test_a_page_is_whole_and_lists_its_sections_in_order() -> None:
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in read.elements
 
 
-def test_only_a_certain_probability_is_100_percent() -> None:
+def test_only_a_probability_of_one_is_100_percent() -> None:
     assert [sure(share) for share in (1, 0.99996, 0.9994, 0.5, 0.0001, 0)] == [
         "100.0%",
         "> 99.9%",

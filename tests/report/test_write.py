@@ -85,7 +85,7 @@ def test_training_writes_a_report_of_everything(made) -> None:
 
 
 @pytest.mark.parametrize("weights", [None, "somewhere/model"])
-def test_a_model_no_better_than_the_most_frequent_class_comes_with_a_hint(run, quick, weights) -> None:
+def test_model_no_better_than_the_most_frequent_class_gets_a_hint(run, quick, weights) -> None:
     kept = Run(run).predictions
     assert kept is not None
     config = (run / "config.yaml").read_text()
@@ -110,7 +110,7 @@ def test_one_epoch_is_singular(run, quick) -> None:
     assert "1 epochs" not in said
 
 
-def test_it_needs_nothing_but_itself(made) -> None:
+def test_report_needs_no_other_files(made) -> None:
     text = (made / "run" / "report.html").read_text(encoding="utf-8")
     places = {"src", "href", "xlink:href", "srcset", "data", "action", "poster", "background"}
     for name, attributes in Reader(text).elements:
@@ -133,7 +133,7 @@ def test_every_reference_inside_the_page_has_one_target(made) -> None:
     assert referred <= set(names)
 
 
-def test_pictures_say_what_they_show(made) -> None:
+def test_pictures_have_text_descriptions(made) -> None:
     elements = read(made / "run" / "report.html").elements
     pictures = [attributes for name, attributes in elements if name == "img"]
     drawings = [attributes for name, attributes in elements if name == "svg"]
@@ -143,7 +143,7 @@ def test_pictures_say_what_they_show(made) -> None:
     assert all(attributes["aria-label"] for attributes in drawings)
 
 
-def test_names_of_classes_and_values_are_text(made, run, quick) -> None:
+def test_class_names_and_values_are_escaped(made, run, quick) -> None:
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(
         config.replace("optimizer: adamw", "optimizer: '<script>alert(1)</script>'")
@@ -159,13 +159,13 @@ def test_names_of_classes_and_values_are_text(made, run, quick) -> None:
     assert "2026-01-02 03:04" in page.text
 
 
-def test_it_is_the_same_again(run, quick) -> None:
+def test_rewritten_report_is_identical(run, quick) -> None:
     first = write_report(Run(run), device="cpu").read_bytes()
     assert write_report(Run(run), device="cpu").read_bytes() == first
     assert not (run / ".report.html").exists()
 
 
-def test_the_surest_mistakes_and_the_worst_pair_are_shown(made, run, quick) -> None:
+def test_most_confident_mistakes_and_the_worst_pair_are_shown(made, run, quick) -> None:
     kept = Run(run).predictions
     assert kept is not None
     probabilities = np.array([[0.01, 0.99], [0.3, 0.7], [0.6, 0.4], [0.2, 0.8]], dtype=np.float32)
@@ -189,7 +189,7 @@ def test_a_classifier_without_mistakes_has_no_such_section(run, quick) -> None:
     assert "There are no mistakes" in read(page).text
 
 
-def test_a_resnet_has_what_needs_no_attention(run, quick) -> None:
+def test_resnet_report_has_the_sections_that_need_no_attention(run, quick) -> None:
     shutil.rmtree(run / "model")
     names = (STRANGE, "light")
     save_pretrained(small_resnet(class_names=names, num_classes=2, image_size=16), run / "model")
@@ -198,7 +198,7 @@ def test_a_resnet_has_what_needs_no_attention(run, quick) -> None:
     assert "attention" not in read(page).text.partition("Configuration")[0].lower()
 
 
-def test_a_run_without_recorded_answers_says_so(run, quick) -> None:
+def test_run_without_recorded_predictions_is_reported(run, quick) -> None:
     (run / "predictions.npz").unlink()
     (run / "environment.json").unlink()
     page = write_report(Run(run))
@@ -209,7 +209,7 @@ def test_a_run_without_recorded_answers_says_so(run, quick) -> None:
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_an_unfinished_run_shows_how_far_it_is_and_how_it_goes_on(run, epochs: int, quick) -> None:
+def test_unfinished_run_shows_its_progress_and_how_to_resume(run, epochs: int, quick) -> None:
     shutil.rmtree(run / "model")
     (run / "predictions.npz").unlink()
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -232,7 +232,7 @@ def away(made) -> Iterator[Path]:
     (made / "away").rename(made / "photos")
 
 
-def test_without_its_data_a_report_that_is_there_is_kept(made, run, away, capsys) -> None:
+def test_existing_report_is_kept_if_the_data_are_missing(made, run, away, capsys) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert main(["report", str(run)]) == 2
     out, err = capsys.readouterr()
@@ -243,14 +243,14 @@ def test_without_its_data_a_report_that_is_there_is_kept(made, run, away, capsys
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_data_in_another_place_are_shown_from_there(made, run, away, monkeypatch, capsys, quick) -> None:
+def test_data_option_reads_moved_data(made, run, away, monkeypatch, capsys, quick) -> None:
     monkeypatch.setattr(write, "draw_figures", lambda *_: {})
     assert main(["report", str(run), "--data", str(away)]) == 0
     assert capsys.readouterr() == (f"{run / 'report.html'}\n", "")
     assert "<img" in (run / "report.html").read_text()
 
 
-def test_other_data_than_the_run_was_measured_on_are_refused(run, tmp_path, capsys) -> None:
+def test_other_data_than_the_run_was_measured_on_are_rejected(run, tmp_path, capsys) -> None:
     others = write_folder(tmp_path / "others", per_class=30, side=9, classes=(STRANGE, "light"))
     before = (run / "report.html").read_bytes()
     assert main(["report", str(run), "--data", str(others)]) == 2
@@ -258,7 +258,7 @@ def test_other_data_than_the_run_was_measured_on_are_refused(run, tmp_path, caps
     assert (run / "report.html").read_bytes() == before
 
 
-def test_a_report_draws_the_figures_again(made, run, quick) -> None:
+def test_report_redraws_the_figures(made, run, quick) -> None:
     figures = {path.name: path.read_bytes() for path in (run / "figures").iterdir()}
     shutil.rmtree(run / "figures")
     assert main(["report", str(run)]) == 0
@@ -266,9 +266,7 @@ def test_a_report_draws_the_figures_again(made, run, quick) -> None:
 
 
 @pytest.mark.parametrize("place", ["draw_figures", "page"])
-def test_a_full_disk_keeps_the_old_report_and_names_the_way_out(
-    run, monkeypatch, capsys, place: str, quick
-) -> None:
+def test_full_disk_keeps_the_old_report_and_gives_advice(run, monkeypatch, capsys, place: str, quick) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -284,7 +282,7 @@ def test_a_full_disk_keeps_the_old_report_and_names_the_way_out(
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_data_that_are_gone_are_named_and_the_rest_is_there(made, run, away, capsys, quick) -> None:
+def test_missing_data_are_named_and_the_other_sections_written(made, run, away, capsys, quick) -> None:
     data = made / "photos"
     (run / "report.html").unlink()
     assert main(["report", str(run)]) == 0
@@ -297,7 +295,7 @@ def test_data_that_are_gone_are_named_and_the_rest_is_there(made, run, away, cap
     assert not [name for name, _ in page.elements if name == "img"]
 
 
-def test_data_that_are_others_by_now_are_not_shown(made, run, quick) -> None:
+def test_changed_data_are_not_shown(made, run, quick) -> None:
     kept = Run(run).predictions
     assert kept is not None
     for changed in ({"labels": kept.labels[::-1]}, {"indices": kept.indices + 1000}, {"split": "val"}):
@@ -307,7 +305,7 @@ def test_data_that_are_others_by_now_are_not_shown(made, run, quick) -> None:
         assert not [name for name, _ in page.elements if name == "img"]
 
 
-def test_pictures_and_answers_belong_together_when_images_were_deleted(made, run, tmp_path, quick) -> None:
+def test_pictures_match_their_predictions_after_images_were_deleted(made, run, tmp_path, quick) -> None:
     kept = Run(run).predictions
     assert kept is not None
     wrong = np.eye(2, dtype=np.float32)[1 - kept.labels]
@@ -333,7 +331,7 @@ def test_pictures_and_answers_belong_together_when_images_were_deleted(made, run
     assert "32 train, 4 val, 4 test" in said  # as it was trained
 
 
-def test_pictures_that_cannot_be_read_any_more_are_counted(made, run, monkeypatch, quick) -> None:
+def test_pictures_that_became_unreadable_are_counted(made, run, monkeypatch, quick) -> None:
     kept = Run(run).predictions
     assert kept is not None
     wrong = np.eye(2, dtype=np.float32)[1 - kept.labels]
@@ -351,7 +349,7 @@ def test_pictures_that_cannot_be_read_any_more_are_counted(made, run, monkeypatc
     assert "1 image could not be read" in said
 
 
-def test_many_classes_have_their_worst_pairs_and_no_matrix(made, run, quick) -> None:
+def test_many_classes_show_the_worst_pairs_instead_of_a_matrix(made, run, quick) -> None:
     kept = Run(run).predictions
     assert kept is not None
     names = tuple(f"class {k}" for k in range(61))
@@ -387,7 +385,7 @@ def test_large_pictures_stay_small(tmp_path, quick, monkeypatch) -> None:
     assert len(text) < 5_000_000
 
 
-def test_pre_training_shows_hidden_patches_and_no_answers(made, tmp_path, quick) -> None:
+def test_pre_training_shows_hidden_patches_and_no_predictions(made, tmp_path, quick) -> None:
     result = train.pretrain(tiny_config(made / "photos", run=str(tmp_path / "pre"), epochs=1, task="masked"))
     assert result.report == tmp_path / "pre" / "report.html"
     assert sections(result.report) == ALL - ABOUT_PREDICTIONS | {"masked"}
@@ -413,7 +411,7 @@ def test_any_vision_transformer_has_a_report(run, options) -> None:
     assert sections(write_report(Run(run))) == ALL - without
 
 
-def test_what_is_no_run_is_refused(tmp_path, capsys) -> None:
+def test_folder_that_is_not_a_run_is_rejected(tmp_path, capsys) -> None:
     with pytest.raises(UserError, match="not a run folder"):
         write_report(Run(tmp_path / "nothing"))
     assert main(["report", str(tmp_path)]) == 2

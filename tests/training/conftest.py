@@ -9,7 +9,7 @@ WRITING = ("test_faults.py", "test_folders.py")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _no_waiting_for_the_disk(request: pytest.FixtureRequest) -> Iterator[None]:
+def _no_fsync(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.path.name not in WRITING:
             patch.setattr(os, "fsync", lambda descriptor: None)

@@ -20,24 +20,24 @@ def data(tmp_path):
     return write_folder(tmp_path / "greys")
 
 
-def test_small_images_are_trained_on_at_their_own_size(data) -> None:
+def test_small_images_keep_their_size(data) -> None:
     config, model = resolve_config(TrainConfig().replace(data=str(data)), open_data(str(data)))
     assert (*sizes(config), model.grid) == (16, 2, (8, 8))
 
 
-def test_photographs_are_trained_on_at_224(tmp_path) -> None:
+def test_photographs_are_resized_to_224(tmp_path) -> None:
     folder = write_folder(tmp_path / "photos", per_class=4, side=300)
     config, model = resolve_config(TrainConfig().replace(data=str(folder)), open_data(str(folder)))
     assert (*sizes(config), model.grid) == (224, 16, (14, 14))
     assert config.architecture.model == "vit_ti16"
 
 
-def test_a_small_size_that_is_named_gets_patches_of_an_eighth(data) -> None:
+def test_given_small_size_has_patches_of_an_eighth(data) -> None:
     config, model = resolve_config(TrainConfig().replace(data=str(data), image_size=32), open_data(str(data)))
     assert (sizes(config)[1], model.grid) == (4, (8, 8))
 
 
-def test_what_is_named_is_kept(data) -> None:
+def test_given_options_are_kept(data) -> None:
     named = TrainConfig().replace(
         data=str(data), image_size=96, patch_size=32, batch_size=3, model="vit_s32", pool="mean", ema=0.5
     )
@@ -47,20 +47,20 @@ def test_what_is_named_is_kept(data) -> None:
     assert model.class_names == ("dark", "light")
 
 
-def test_a_named_size_that_patches_do_not_tile_is_refused(data) -> None:
+def test_size_that_patches_do_not_tile_is_rejected(data) -> None:
     with pytest.raises(UserError, match="nearest: 36x36"):
         resolve_config(TrainConfig().replace(data=str(data), image_size=35), open_data(str(data)))
 
 
 @pytest.mark.parametrize("images", [1, 20, 71, 511, 512, 50_000])
-def test_the_batch_leaves_an_epoch_four_steps_unless_it_is_the_smallest(images: int) -> None:
+def test_batch_size_leaves_four_steps_per_epoch_down_to_a_minimum(images: int) -> None:
     batch = default_batch_size(images)
     assert 8 <= batch <= 128
     assert batch == 8 or images / batch >= 4
     assert batch == 128 or images / (2 * batch) < 4
 
 
-def test_weights_of_another_architecture_are_refused_in_its_words(data, tmp_path) -> None:
+def test_weights_of_another_architecture_are_rejected_with_the_difference(data, tmp_path) -> None:
     save_pretrained(small_model(), tmp_path / "m")
     config = TrainConfig().replace(data=str(data), weights=str(tmp_path / "m"), model="vit_s16")
     with pytest.raises(UserError, match=r"depth is 3, not 12; embed_dim is 16, not 384.*leave out the model"):
@@ -75,7 +75,7 @@ def test_weights_of_another_architecture_are_refused_in_its_words(data, tmp_path
         {"stem": "overlap", "pool": "map", "position_prefix": False, "layer_scale": 0.1},
     ],
 )
-def test_weights_keep_the_options_that_a_run_has_no_name_for(data, tmp_path, options) -> None:
+def test_weights_keep_options_that_the_run_does_not_set(data, tmp_path, options) -> None:
     base = small_model(**options).config
     save_pretrained(small_model(**options), tmp_path / "m")
     config = TrainConfig().replace(data=str(data), weights=str(tmp_path / "m"), image_size=16, drop_path=0.1)
@@ -85,7 +85,7 @@ def test_weights_keep_the_options_that_a_run_has_no_name_for(data, tmp_path, opt
     )
 
 
-def test_options_of_the_model_reach_it(data) -> None:
+def test_model_options_reach_the_model(data) -> None:
     config = TrainConfig().replace(
         data=str(data), options=["positions=rotary", "window=[2, 4]", "attention=window"]
     )
@@ -103,6 +103,6 @@ def test_options_of_the_model_reach_it(data) -> None:
         (["attention=axial", "window=3"], "window has no effect with attention=axial"),
     ],
 )
-def test_options_of_the_model_that_cannot_be_or_do_nothing_are_refused(data, options, reason) -> None:
+def test_invalid_or_ineffective_model_options_are_rejected(data, options, reason) -> None:
     with pytest.raises(UserError, match=re.escape(reason)):
         resolve_config(TrainConfig().replace(data=str(data), options=options), open_data(str(data)))

@@ -122,7 +122,7 @@ def test_no_step_waits_for_the_device(tmp_path: Path, recipe: str, options: dict
         lambda: torch.nn.utils.clip_grad_norm_([with_gradient()], 1.0, error_if_nonfinite=True),
     ],
 )
-def test_what_waits_is_seen(step: Callable[[], object]) -> None:
+def test_waiting_operations_are_detected(step: Callable[[], object]) -> None:
     assert waits_of(step)
     assert not waits_of(lambda: F.one_hot(torch.arange(3), 4))
 

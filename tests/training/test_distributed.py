@@ -47,7 +47,7 @@ LAYOUTS = ("ddp", "fsdp")
 RUNS = (("plain", "ddp"), ("mixed", "ddp"), ("mixed", "fsdp"), ("sgd", "fsdp"))
 
 
-def of_two(path: Path, name: str, kind: str, **options: Any) -> TrainConfig:
+def write_config(path: Path, name: str, kind: str, **options: Any) -> TrainConfig:
     """Write what two processes shall do."""
     data = path.parent / "data"
     config = tiny_config(data, run=str(path / "runs" / name), **SHARED | KINDS[kind], **options)
@@ -68,18 +68,18 @@ def place(tmp_path_factory) -> Path:
             config = tiny_config(root / "data", run=str(root / "one" / kind), **SHARED | KINDS[kind])
             train.train(config)
         for kind, layout in RUNS:
-            of_two(two, f"{kind}-{layout}", kind, parallel=layout)
+            write_config(two, f"{kind}-{layout}", kind, parallel=layout)
         for layout in LAYOUTS:
-            of_two(two, f"stopped-{layout}", "mixed", parallel=layout)
-            stop_one(of_two(two, f"resumed-{layout}", "mixed", parallel=layout))
-        run_two(two)
+            write_config(two, f"stopped-{layout}", "mixed", parallel=layout)
+            stop_in_one_process(write_config(two, f"resumed-{layout}", "mixed", parallel=layout))
+        run_two_processes(two)
         for layout in LAYOUTS:
             assert len(checkpoints(two / "runs" / f"stopped-{layout}")) == 1
             train.resume(two / "runs" / f"stopped-{layout}")
     return root
 
 
-def stop_one(config: TrainConfig) -> None:
+def stop_in_one_process(config: TrainConfig) -> None:
     """One process begins a run, and is stopped."""
     from tests.training import two_processes
 
@@ -90,7 +90,7 @@ def stop_one(config: TrainConfig) -> None:
         two_processes.rank = rank
 
 
-def run_two(folder: Path) -> None:
+def run_two_processes(folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "tests.training.two_processes", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
@@ -104,7 +104,7 @@ def losses(run: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize(("kind", "layout"), RUNS)
-def test_two_processes_have_the_loss_curve_of_one(place, kind: str, layout: str) -> None:
+def test_two_processes_reproduce_the_loss_curve_of_one(place, kind: str, layout: str) -> None:
     one, two = losses(place / "one" / kind), losses(place / "two" / "runs" / f"{kind}-{layout}")
     assert len(one) == 12 + 2 * 3 + 1
     assert [step for step, _ in one] == [step for step, _ in two]
@@ -113,7 +113,7 @@ def test_two_processes_have_the_loss_curve_of_one(place, kind: str, layout: str)
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("begun", ["stopped", "resumed"])
-def test_a_run_goes_on_with_another_number_of_processes(place, begun: str, layout: str) -> None:
+def test_run_resumes_with_another_number_of_processes(place, begun: str, layout: str) -> None:
     """`stopped` began with two processes and went on with one, `resumed` the other way round."""
     whole, run = place / "one" / "mixed", place / "two" / "runs" / f"{begun}-{layout}"
     assert [step for step, _ in losses(run)] == [step for step, _ in losses(whole)]
@@ -137,7 +137,7 @@ def begin(run: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("saved", ["nothing", "checkpoint", "model"])
-def test_the_others_of_a_dead_process_say_how_to_go_on(tmp_path, capfd, saved: str) -> None:
+def test_survivors_of_a_dead_process_explain_how_to_resume(tmp_path, capfd, saved: str) -> None:
     if saved == "checkpoint":
         save_checkpoint(tmp_path, 12, {"weights": torch.zeros(1)})
     elif saved == "model":
@@ -168,12 +168,12 @@ def test_the_others_of_a_dead_process_say_how_to_go_on(tmp_path, capfd, saved: s
     assert expected[saved] in said
 
 
-def test_other_errors_than_of_the_connection_keep_their_traceback(tmp_path) -> None:
+def test_errors_other_than_the_connections_keep_their_traceback(tmp_path) -> None:
     with pytest.raises(RuntimeError, match="a fault of ours"), train._locked(Run(tmp_path)):
         raise RuntimeError("a fault of ours")
 
 
-def test_one_process_is_left_as_it_is() -> None:
+def test_collectives_of_one_process_return_their_input() -> None:
     assert by_first(lambda: 3) == 3
     assert gather("a") == ["a"]
     assert largest(1.0, 0.0) == (1.0, 0.0)

@@ -31,7 +31,7 @@ def loader(tmp_path):
     return Loader(images, default_preprocess(config), batch_size=3)
 
 
-def test_every_image_is_judged_once_in_the_order_of_the_split(loader) -> None:
+def test_every_image_is_evaluated_once_in_the_order_of_the_split(loader) -> None:
     model = small_model(num_classes=2)
     found = predict_split(model, loader)
     pixels = np.stack([loader.preprocess.pixels(source) for source in loader.images.sources])
@@ -43,7 +43,7 @@ def test_every_image_is_judged_once_in_the_order_of_the_split(loader) -> None:
     assert found.accuracy == int((logits.argmax(dim=1) == labels).sum()) / len(labels)
 
 
-def test_the_confusion_matrix_has_the_truth_down_and_the_guess_across(loader) -> None:
+def test_confusion_matrix_has_truth_in_rows_and_predictions_in_columns(loader) -> None:
     found = predict_split(small_model(num_classes=2), loader)
     for truth in range(2):
         for guess in range(2):
@@ -51,7 +51,7 @@ def test_the_confusion_matrix_has_the_truth_down_and_the_guess_across(loader) ->
             assert found.confusion[truth, guess] == pairs.sum()
 
 
-def test_training_mode_is_given_back(loader) -> None:
+def test_training_mode_is_restored(loader) -> None:
     model = small_model(num_classes=2).train()
     predict_split(model, loader)
     assert model.training
@@ -67,19 +67,19 @@ def test_unreadable_images_are_named_and_not_counted(tmp_path) -> None:
     assert ["broken.png" in reason for reason in found.unreadable] == [True]
 
 
-def test_a_model_folder_needs_to_be_told_the_data(tmp_path) -> None:
+def test_model_folder_without_data_is_rejected(tmp_path) -> None:
     save_pretrained(small_model(num_classes=2), tmp_path / "m")
     with pytest.raises(UserError, match="not a run folder with test images of its own: set data"):
         evaluate(tmp_path / "m")
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_a_batch_of_nothing_is_refused(tmp_path, size: int) -> None:
+def test_batch_size_of_zero_is_rejected(tmp_path, size: int) -> None:
     with pytest.raises(UserError, match=f"batch_size must be at least 1, not {size}"):
         evaluate(tmp_path / "m", "digits", batch_size=size)
 
 
-def test_classes_are_matched_by_name_not_by_order(tmp_path) -> None:
+def test_classes_are_matched_by_name(tmp_path) -> None:
     root = write_folder(tmp_path / "data", per_class=3, side=32, classes=("a", "b", "c"))
     swapped = small_model(num_classes=3, class_names=("c", "a", "b"))
     save_pretrained(swapped, tmp_path / "m")
@@ -87,7 +87,7 @@ def test_classes_are_matched_by_name_not_by_order(tmp_path) -> None:
     assert found.labels.tolist() == [1, 1, 1, 2, 2, 2, 0, 0, 0]
 
 
-def test_a_class_that_the_model_does_not_know_is_refused(tmp_path) -> None:
+def test_class_unknown_to_the_model_is_rejected(tmp_path) -> None:
     root = write_folder(tmp_path / "data", per_class=3, side=32, classes=("cat", "dgo"))
     save_pretrained(small_model(num_classes=2, class_names=("cat", "dog")), tmp_path / "m")
     with pytest.raises(UserError, match="dgo; nearest: dog"):
@@ -124,7 +124,7 @@ def paths(project: Path, split: str) -> list[Path]:
     return [project / "photos" / name for name in names]
 
 
-def test_nothing_is_measured_on_images_that_were_trained_on(project, caplog) -> None:
+def test_training_images_are_not_evaluated(project, caplog) -> None:
     run = project / "runs" / "photos"
     before = evaluate(run, device="cpu")
     assert (before.summary()["images"], before.changes) == (
@@ -145,7 +145,7 @@ def test_nothing_is_measured_on_images_that_were_trained_on(project, caplog) -> 
     assert not [path for path in Run.open(run).test_images().sources if path.read_bytes() in trained]
 
 
-def test_training_images_among_other_data_are_left_out_and_counted(project, capsys, caplog) -> None:
+def test_training_images_in_other_data_are_left_out_and_counted(project, capsys, caplog) -> None:
     run, other = project / "runs" / "photos", project / "other"
     for number, path in enumerate(paths(project, "train")[:7] + paths(project, "test")[:2]):
         (other / path.parent.name).mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def test_training_images_among_other_data_are_left_out_and_counted(project, caps
     assert evaluate(run / "model", str(other), device="cpu").trained_on == 7
 
 
-def test_an_accuracy_on_training_images_alone_is_called_that(project, caplog) -> None:
+def test_accuracy_on_training_images_alone_is_labelled_so(project, caplog) -> None:
     other = project / "other"
     for number, path in enumerate(paths(project, "train")[:7]):
         (other / path.parent.name).mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ def test_an_accuracy_on_training_images_alone_is_called_that(project, caplog) ->
     assert "was trained on all 7 of these images" in caplog.text
 
 
-def test_a_moved_project_finds_its_data_and_no_others_of_that_name(project, caplog) -> None:
+def test_moved_project_finds_its_own_data_only(project, caplog) -> None:
     run = project / "runs" / "photos"
     write_tree(Path("photos"), {"cat": 30, "dog": 30}, size=(18, 18))  # where we are
     sources = Run.open(run).test_images().sources
@@ -182,7 +182,7 @@ def test_a_moved_project_finds_its_data_and_no_others_of_that_name(project, capl
         Run.open(run).test_images().sources  # noqa: B018
 
 
-def test_a_run_without_a_record_of_its_split_says_that_it_cannot_be_verified(project, caplog) -> None:
+def test_run_without_a_split_record_reports_that_it_cannot_be_verified(project, caplog) -> None:
     run = project / "runs" / "photos"
     (run / SPLIT).unlink()
     config = (run / "config.yaml").read_text()

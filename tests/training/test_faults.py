@@ -81,7 +81,7 @@ def save_and_die(run: Path, number: int) -> None:
     save_checkpoint(run, 2, state(2), keep=1)
 
 
-def test_killed_at_any_point_of_a_save_a_whole_checkpoint_loads(tmp_path: Path) -> None:
+def test_intact_checkpoint_loads_after_a_kill_at_any_point_of_a_save(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "before", 1, state(1))
     number, ending = 0, -signal.SIGKILL
     while ending == -signal.SIGKILL:
@@ -111,7 +111,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-def test_a_disk_that_fills_up_anywhere_in_a_save_loses_nothing(small_disk: Path) -> None:
+def test_full_disk_at_any_point_of_a_save_loses_nothing(small_disk: Path) -> None:
     save_checkpoint(small_disk, 1, state(1, size=8000))
     ballast, refused = small_disk / "ballast", 0
     for free in range(0, 65536, 4096):  # bytes that the next save finds
@@ -140,7 +140,7 @@ def refusal(run: Path, step: int, values: dict[str, Any]) -> str | None:
     return None
 
 
-def test_a_file_that_may_not_grow_further_loses_nothing(tmp_path: Path) -> None:
+def test_file_size_limit_loses_nothing(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, state(1))
 
     def save() -> None:
@@ -198,7 +198,7 @@ def flip_a_bit(path: Path) -> None:
         ("sharded", "__0_0.distcp"),
     ],
 )
-def test_a_rotten_newest_checkpoint_is_named_and_the_one_before_resumed(
+def test_corrupt_newest_checkpoint_is_named_and_the_previous_one_resumed(
     two: dict[str, Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -225,7 +225,7 @@ def test_a_rotten_newest_checkpoint_is_named_and_the_one_before_resumed(
 # 4: what is deleted, and what is not
 
 
-def test_strays_and_the_best_are_neither_counted_nor_deleted(tmp_path: Path) -> None:
+def test_stray_folders_and_the_best_model_are_neither_counted_nor_deleted(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     strays = ["best", "step-1", "step-00000000-mine", "step-later", ".step-notes", "step-00000000"]
     for stray in strays:
@@ -247,7 +247,7 @@ def test_strays_and_the_best_are_neither_counted_nor_deleted(tmp_path: Path) -> 
     assert_loads(tmp_path, 3)
 
 
-def save_as_nobody(run: Path, step: int) -> None:
+def save_as_unprivileged_user(run: Path, step: int) -> None:
     """Save without root's right to delete anything."""
     os.chdir(run)  # the way there is root's alone
     if os.geteuid() == 0:
@@ -255,7 +255,7 @@ def save_as_nobody(run: Path, step: int) -> None:
     save_checkpoint(Path(), step, state(step), keep=1)
 
 
-def test_a_delete_that_fails_is_a_warning_and_the_run_goes_on(
+def test_failed_delete_is_a_warning_and_the_run_continues(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for step in (1, 2):
@@ -264,13 +264,13 @@ def test_a_delete_that_fails_is_a_warning_and_the_run_goes_on(
         path.chmod(0o777 if path.is_dir() else 0o666)
     (tmp_path / "run/checkpoints/step-00000001").chmod(0o555)  # its files cannot be deleted
     for step in (3, 4):
-        assert in_a_child(save_as_nobody, tmp_path / "run", step) == 0
+        assert in_a_child(save_as_unprivileged_user, tmp_path / "run", step) == 0
         assert ".step-00000001.old cannot be removed: Permission denied" in capfd.readouterr().err
         assert [path.name for path in checkpoints(tmp_path / "run")] == [f"step-{step:08d}"]
         assert_loads(tmp_path / "run", step)
 
 
-def test_a_checkpoint_that_cannot_even_lose_its_name_stays_whole(
+def test_checkpoint_that_cannot_be_renamed_stays_intact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rename = os.replace

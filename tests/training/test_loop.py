@@ -80,7 +80,7 @@ def saved_state(run: Path) -> dict[str, Any]:
     return {name: value for name, value in found[1].items() if name != "seconds"}
 
 
-def spoil_from(monkeypatch, epoch: int, poison: float = math.nan) -> None:
+def nan_from(monkeypatch, epoch: int, poison: float = math.nan) -> None:
     """From an epoch on, augmentation gives no numbers."""
     augment = Augmentation.__call__
 
@@ -96,7 +96,7 @@ def spoil_from(monkeypatch, epoch: int, poison: float = math.nan) -> None:
 
 @pytest.mark.parametrize("mixing", [{}, {"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
 @pytest.mark.parametrize("accumulate", [2, 4])
-def test_a_batch_in_parts_is_the_step_of_the_whole_batch(data, accumulate: int, mixing) -> None:
+def test_gradient_accumulation_equals_the_step_of_the_full_batch(data, accumulate: int, mixing) -> None:
     """20 images in batches of 11: the parts differ in size, the last batch is smaller and odd."""
     options = EXACT | mixing | {"batch_size": 11, "clip_grad": 0.5, "crop_scale": 0.5}
     whole = trainer_of(tiny_config(data, **options))
@@ -110,7 +110,7 @@ def test_a_batch_in_parts_is_the_step_of_the_whole_batch(data, accumulate: int, 
     assert sums["count"] == 20
 
 
-def test_an_image_that_cannot_be_read_counts_as_a_loss_of_nothing(data) -> None:
+def test_unreadable_image_adds_nothing_to_the_loss(data) -> None:
     """The others weigh what they would have weighed; the batch is not filled up with them."""
     trainer = trainer_of(tiny_config(data, batch_size=8, **EXACT))
     batch = next(trainer.train_loader.epoch())
@@ -132,7 +132,7 @@ def test_an_image_that_cannot_be_read_counts_as_a_loss_of_nothing(data) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_batch_none_of_which_can_be_read_changes_nothing(data, precision: str, optimizer: str) -> None:
+def test_batch_of_unreadable_images_changes_nothing(data, precision: str, optimizer: str) -> None:
     options = EXACT | {"precision": precision, "optimizer": optimizer, "ema": 0.5, "accumulate": 2}
     trainer = trainer_of(tiny_config(data, **options))
     batch = next(trainer.train_loader.epoch())
@@ -146,7 +146,7 @@ def test_a_batch_none_of_which_can_be_read_changes_nothing(data, precision: str,
     assert trainer.step == 4
 
 
-def test_a_streamed_run_with_broken_images_trains_on_the_others(streamed, tmp_path) -> None:
+def test_streamed_run_with_broken_images_trains_on_the_others(streamed, tmp_path) -> None:
     folder = write_folder(tmp_path / "data", per_class=20)
     broken = Path(str(open_data(str(folder)).train.sources[3]))
     broken.write_bytes(broken.read_bytes()[:60])
@@ -162,7 +162,7 @@ def test_a_streamed_run_with_broken_images_trains_on_the_others(streamed, tmp_pa
 # What is trained
 
 
-def test_gradient_checkpointing_reaches_the_model_and_changes_no_number(data) -> None:
+def test_gradient_checkpointing_reaches_the_model_and_changes_no_weights(data) -> None:
     plain, checkpointed = (
         trainer_of(tiny_config(data, gradient_checkpointing=wanted, **EXACT)) for wanted in (False, True)
     )
@@ -173,7 +173,9 @@ def test_gradient_checkpointing_reaches_the_model_and_changes_no_number(data) ->
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.5])
-def test_a_frozen_body_stays_bitwise_and_in_evaluation_mode(data, tmp_path, monkeypatch, ema: float) -> None:
+def test_frozen_body_stays_bitwise_identical_and_in_evaluation_mode(
+    data, tmp_path, monkeypatch, ema: float
+) -> None:
     modes = []
     step = Trainer._training_step
 
@@ -195,7 +197,7 @@ def test_a_frozen_body_stays_bitwise_and_in_evaluation_mode(data, tmp_path, monk
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-def test_every_group_has_its_share_of_the_rate_in_every_step(data, schedule: str) -> None:
+def test_every_parameter_group_has_its_learning_rate_in_every_step(data, schedule: str) -> None:
     options = EXACT | {
         "layer_decay": 0.5,
         "schedule": schedule,
@@ -222,7 +224,7 @@ def test_every_group_has_its_share_of_the_rate_in_every_step(data, schedule: str
     assert rates[-1] == pytest.approx(peak * last)
 
 
-def test_accuracy_under_mixing_is_of_the_images_own_classes(data, monkeypatch) -> None:
+def test_accuracy_under_mixing_counts_the_images_own_classes(data, monkeypatch) -> None:
     trainer = trainer_of(tiny_config(data, mixup=0.8, cutmix=1.0, batch_size=20, **EXACT))
     seen = []
     ask = type(trainer.module).forward
@@ -239,7 +241,9 @@ def test_accuracy_under_mixing_is_of_the_images_own_classes(data, monkeypatch) -
         assert int(trainer.sums["correct"]) == int((seen[-1].argmax(dim=1) == batch.labels).sum())
 
 
-def test_a_compiled_model_trains_to_the_same_loss_and_keeps_its_names(data, tmp_path, monkeypatch) -> None:
+def test_compiled_model_trains_to_the_same_loss_and_keeps_parameter_names(
+    data, tmp_path, monkeypatch
+) -> None:
     backends = []
     compile_module = torch.nn.Module.compile
 
@@ -264,7 +268,7 @@ def test_a_compiled_model_trains_to_the_same_loss_and_keeps_its_names(data, tmp_
 # fp16
 
 
-def test_fp16_resumes_bitwise_with_the_state_of_its_scaler(data, tmp_path) -> None:
+def test_fp16_resumes_bitwise_with_its_scaler_state(data, tmp_path) -> None:
     options = {
         "precision": "fp16",
         "checkpoint_seconds": 0.0,
@@ -284,7 +288,7 @@ def test_fp16_resumes_bitwise_with_the_state_of_its_scaler(data, tmp_path) -> No
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_an_overflow_in_fp16_skips_the_step_and_not_the_run(data, optimizer: str) -> None:
+def test_fp16_overflow_skips_one_step_only(data, optimizer: str) -> None:
     options = EXACT | {"precision": "fp16", "optimizer": optimizer}
     trainer = trainer_of(tiny_config(data, **options))
     trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
@@ -299,7 +303,7 @@ def test_an_overflow_in_fp16_skips_the_step_and_not_the_run(data, optimizer: str
     assert bool(torch.isfinite(weights_of(trainer)).all())
 
 
-def test_a_checkpoint_before_the_first_real_step_takes_no_step(data) -> None:
+def test_checkpoint_before_the_first_real_step_performs_no_step(data) -> None:
     """torch's own way to an optimizer's state would take one, with a rate of 0."""
     options = EXACT | {"precision": "fp16", "weight_decay": 0.1}
     ends = []
@@ -317,7 +321,7 @@ def test_a_checkpoint_before_the_first_real_step_takes_no_step(data) -> None:
 
 
 @pytest.mark.parametrize(("begun", "resumed"), [("fp32", "fp16"), ("fp16", "fp32"), ("fp16", "bf16")])
-def test_a_run_goes_on_in_another_precision(data, tmp_path, begun: str, resumed: str) -> None:
+def test_run_resumes_in_another_precision(data, tmp_path, begun: str, resumed: str) -> None:
     run = stopped(tiny_config(data, run=str(tmp_path / "run"), precision=begun))
     train.resume(run, precision=resumed)
     assert Run(run).metrics[-1]["kind"] == "test"
@@ -355,7 +359,7 @@ def all_numbers(run: Path) -> bool:
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_data_that_are_no_numbers_stop_the_run_and_keep_the_last_good_checkpoint(
+def test_nan_inputs_stop_the_run_and_keep_the_last_good_checkpoint(
     data, tmp_path, monkeypatch, capsys, poison: float
 ) -> None:
     run = tmp_path / "run"
@@ -364,7 +368,7 @@ def test_data_that_are_no_numbers_stop_the_run_and_keep_the_last_good_checkpoint
     file.write_text(config.to_yaml())
     whole = train.train(config.replace(run=str(tmp_path / "whole")))
     with monkeypatch.context() as patch:
-        spoil_from(patch, epoch=1, poison=poison)
+        nan_from(patch, epoch=1, poison=poison)
         assert main(["train", "--config", str(file)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -376,9 +380,7 @@ def test_data_that_are_no_numbers_stop_the_run_and_keep_the_last_good_checkpoint
     assert_bitwise(saved_state(run), saved_state(whole.run))
 
 
-def test_weights_that_are_no_numbers_are_never_written_though_no_loss_was_looked_at(
-    data, tmp_path, monkeypatch
-) -> None:
+def test_nan_weights_are_never_written_even_before_the_loss_is_checked(data, tmp_path, monkeypatch) -> None:
     """The loss is a number still, and seven steps from being looked at, when the checkpoint is due."""
     step = Trainer._training_step
 
@@ -396,7 +398,7 @@ def test_weights_that_are_no_numbers_are_never_written_though_no_loss_was_looked
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_weights_that_break_in_the_last_step_of_an_epoch_are_not_the_best(
+def test_nan_weights_from_the_last_step_of_an_epoch_are_not_the_best(
     data, tmp_path, monkeypatch, precision: str
 ) -> None:
     update = Trainer._update
@@ -414,7 +416,7 @@ def test_weights_that_break_in_the_last_step_of_an_epoch_are_not_the_best(
     assert not Run(run).metrics
 
 
-def test_sums_of_an_epoch_survive_a_stop_in_its_middle(data, tmp_path) -> None:
+def test_sums_of_an_epoch_survive_a_stop_in_mid_epoch(data, tmp_path) -> None:
     whole = train.train(tiny_config(data, run=str(tmp_path / "whole"))).run
     run = stopped(tiny_config(data, run=str(tmp_path / "run")))
     train.resume(run)
@@ -426,7 +428,7 @@ def test_sums_of_an_epoch_survive_a_stop_in_its_middle(data, tmp_path) -> None:
     assert ours == theirs
 
 
-def test_what_is_recorded_has_the_documented_names(data, tmp_path) -> None:
+def test_recorded_metrics_have_the_documented_names(data, tmp_path) -> None:
     run = train.train(tiny_config(data, run=str(tmp_path / "run"), mixup=0.8)).run
     names = {record["kind"]: list(record) for record in Run(run).metrics}
     assert names["step"] == ["kind", "step", "loss", "lr"]
@@ -444,7 +446,7 @@ def test_what_is_recorded_has_the_documented_names(data, tmp_path) -> None:
     )
 
 
-def test_a_warm_up_that_would_not_end_leaves_no_run(data, tmp_path, capsys) -> None:
+def test_too_long_warm_up_leaves_no_run_folder(data, tmp_path, capsys) -> None:
     config = tiny_config(data, run=str(tmp_path / "run"), warmup_steps=15)
     (tmp_path / "c.yaml").write_text(config.to_yaml())
     assert main(["train", "--config", str(tmp_path / "c.yaml")]) == 2
@@ -453,7 +455,7 @@ def test_a_warm_up_that_would_not_end_leaves_no_run(data, tmp_path, capsys) -> N
     assert trainer_of(config.replace(warmup_steps=14)).steps_per_epoch == 5
 
 
-def test_a_finished_checkpoint_is_resumed_into_its_ending_alone(data, tmp_path, monkeypatch) -> None:
+def test_run_killed_after_the_last_step_only_finishes(data, tmp_path, monkeypatch) -> None:
     """Killed after the last step: no step is done again."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:

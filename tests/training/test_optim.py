@@ -30,7 +30,7 @@ STATES = ("class_token", "distillation_token", "registers", "pool.query", "posit
         {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 32, "embedding_norm": True},
     ],
 )
-def test_decay_touches_weight_matrices_only(options: dict[str, Any]) -> None:
+def test_weight_decay_applies_to_weight_matrices_only(options: dict[str, Any]) -> None:
     model = small_model(**options)
     optimizer = optimizer_of(model, Optimization(weight_decay=0.1))
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
@@ -51,24 +51,24 @@ def test_the_rate_warms_up_linearly_then_falls_along_a_cosine_to_zero() -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 8, 100])
-def test_a_twentieth_of_the_run_is_warm_up_unless_something_else_is_said(epochs: int) -> None:
+def test_warm_up_is_a_twentieth_of_the_run_by_default(epochs: int) -> None:
     config = Optimization(epochs=epochs, lr=0.5)
     rates = [learning_rate(config, 128, step, steps_per_epoch=40) for step in range(40 * epochs)]
     assert rates.index(max(rates)) == 2 * epochs - 1
     assert rates[0] == pytest.approx(0.5 / (2 * epochs))
 
 
-def test_warm_up_longer_than_the_run_still_gives_a_rate_for_every_step() -> None:
+def test_warm_up_longer_than_the_run_has_a_rate_for_every_step() -> None:
     config = Optimization(epochs=1, warmup_epochs=5, lr=1.0)
     rates = [learning_rate(config, 128, step, steps_per_epoch=3) for step in range(3)]
     assert all(0 < rate <= 1 for rate in rates)
 
 
-def test_one_step_runs_at_the_peak() -> None:
+def test_run_of_one_step_has_the_peak_rate() -> None:
     assert learning_rate(Optimization(epochs=1, lr=1.0), 128, 0, steps_per_epoch=1) == 1.0
 
 
-def test_the_running_average_is_exponential_with_a_decay_that_is_warmed_up() -> None:
+def test_running_average_is_exponential_with_a_warmed_up_decay() -> None:
     layer, average = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
     expected = None
     for step, (value, decay) in enumerate([(1.0, None), (3.0, 2 / 11), (-2.0, 0.2), (5.0, 0.2)]):
@@ -79,12 +79,12 @@ def test_the_running_average_is_exponential_with_a_decay_that_is_warmed_up() -> 
 
 
 @pytest.mark.parametrize(("step", "decay"), [(0, 0.1), (8, 0.5), (89_989, 0.9999), (10**6, 0.9999)])
-def test_the_decay_of_the_average_reaches_its_value_after_many_steps_only(step: int, decay: float) -> None:
+def test_decay_of_the_average_takes_many_steps_to_reach_its_value(step: int, decay: float) -> None:
     assert average_decay(0.9999, step) == pytest.approx(decay, abs=1e-6)
 
 
 @pytest.mark.parametrize("decay", [0.9999, 0.99996])
-def test_in_a_short_run_the_average_leaves_the_first_weights(decay: float) -> None:
+def test_average_leaves_the_initial_weights_in_a_short_run(decay: float) -> None:
     """The weights go from 0 to 1 in 100 steps, and the average follows."""
     layer, average = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
     for step in range(100):
@@ -101,18 +101,18 @@ def test_the_linear_schedule_falls_in_equal_steps_and_the_constant_one_stays() -
     assert [learning_rate(constant, 128, step, 1) for step in range(10)] == [0.5] + 9 * [1.0]
 
 
-def test_the_rate_is_in_proportion_to_the_batch_that_it_is_meant_for() -> None:
+def test_rate_is_scaled_by_the_batch_size() -> None:
     options = Optimization(epochs=1, warmup_epochs=0, lr=5e-4, lr_batch=512, schedule="constant")
     assert learning_rate(options, 1024, 0, 5) == pytest.approx(1e-3)
     assert learning_rate(options, 128, 0, 5) == pytest.approx(1.25e-4)
 
 
-def test_a_warm_up_in_steps_that_would_not_end_is_refused_with_the_numbers() -> None:
+def test_warm_up_longer_than_the_run_in_steps_is_rejected_with_the_numbers() -> None:
     with pytest.raises(UserError, match=r"10,000 steps would not end: the run has 30 \(3 epochs of 10\)"):
         learning_rate(Optimization(epochs=3, warmup_steps=10_000), 128, 0, 10)
 
 
-def test_layer_decay_slows_the_layers_near_the_image() -> None:
+def test_layer_decay_lowers_the_rate_of_early_layers() -> None:
     model = small_model(depth=3, positions="learned")
     optimizer = optimizer_of(model, Optimization(layer_decay=0.5))
     scale = {id(p): group["lr_scale"] for group in optimizer.param_groups for p in group["params"]}
@@ -151,7 +151,7 @@ def test_layer_decay_is_the_same_for_a_model_inside_a_tasks_module() -> None:
     assert groups == alone | {id(around.mask_token): (0.5**3, 0.0)}
 
 
-def test_layer_decay_of_a_model_without_blocks_is_refused() -> None:
+def test_layer_decay_of_a_model_without_blocks_is_rejected() -> None:
     with pytest.raises(UserError, match="no blocks"):
         optimizer_of(torch.nn.Linear(2, 2), Optimization(layer_decay=0.5))
 
@@ -162,7 +162,7 @@ def test_sgd_has_momentum() -> None:
     assert {group["momentum"] for group in optimizer.param_groups} == {0.9}
 
 
-def test_of_a_frozen_model_the_head_alone_is_trained() -> None:
+def test_only_the_head_of_a_frozen_model_is_trained() -> None:
     model = small_model(dropout=0.5)
     freeze_body(model)
     train_mode(model, frozen=True)

@@ -22,9 +22,7 @@ def terminal(request, monkeypatch) -> bool:
     return request.param
 
 
-def test_every_epoch_of_a_short_run_leaves_a_line_with_its_losses_accuracy_and_time(
-    terminal: bool, capsys
-) -> None:
+def test_each_epoch_of_a_short_run_prints_losses_accuracy_and_time(terminal: bool, capsys) -> None:
     lines(5)
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in out] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
@@ -36,7 +34,7 @@ def test_every_epoch_of_a_short_run_leaves_a_line_with_its_losses_accuracy_and_t
 
 
 @pytest.mark.parametrize("epochs", [21, 39, 100, 300, 1000])
-def test_a_long_run_leaves_about_twenty_lines_the_last_among_them(terminal: bool, epochs, capsys) -> None:
+def test_long_run_prints_about_twenty_lines_including_the_last_epoch(terminal: bool, epochs, capsys) -> None:
     lines(epochs)
     out = capsys.readouterr().out.splitlines()
     assert 10 <= len(out) <= 22
@@ -62,7 +60,7 @@ def test_without_a_terminal_nothing_goes_to_stderr(capsys) -> None:
 @pytest.mark.parametrize(
     ("seconds", "said"), [(1e4, "0.001 images/s"), (4.0, "2.5 images/s"), (0.001, "10,000 images/s")]
 )
-def test_a_slow_run_is_not_said_to_stand_still(monkeypatch, capsys, seconds: float, said: str) -> None:
+def test_slow_run_does_not_print_a_speed_of_zero(monkeypatch, capsys, seconds: float, said: str) -> None:
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     bar = Progress(epochs=1, images_per_epoch=10)
@@ -72,12 +70,12 @@ def test_a_slow_run_is_not_said_to_stand_still(monkeypatch, capsys, seconds: flo
     assert f"  {said}  " in capsys.readouterr().out
 
 
-def test_speed_counts_this_process_only() -> None:
+def test_speed_ignores_images_of_earlier_starts() -> None:
     bar = Progress(epochs=10, images_per_epoch=1000, done=9000)
     assert bar.images_per_second == 0
 
 
-def test_a_long_epoch_without_a_terminal_is_not_silent(monkeypatch, capsys) -> None:
+def test_long_epoch_without_a_terminal_prints_progress(monkeypatch, capsys) -> None:
     """A line every half minute, or twenty for the whole run where that is longer."""
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
@@ -92,14 +90,14 @@ def test_a_long_epoch_without_a_terminal_is_not_silent(monkeypatch, capsys) -> N
         assert re.match(r"\d+ of 1,000 images  ", out[0])
 
 
-def test_images_that_cannot_be_read_are_named_once(capsys) -> None:
+def test_unreadable_images_are_named_once(capsys) -> None:
     bar = Progress(epochs=2, images_per_epoch=10)
     bar.left_out({"a.jpg": "a.jpg: truncated"})
     bar.left_out({"a.jpg": "a.jpg: truncated", "b.jpg": "no picture"})
     assert capsys.readouterr().out == "left out: a.jpg: truncated\nleft out: b.jpg: no picture\n"
 
 
-def test_only_the_first_of_several_processes_speaks(capsys) -> None:
+def test_only_the_first_process_prints(capsys) -> None:
     bar = Progress(epochs=1, images_per_epoch=10, shown=False)
     bar.advance(10)
     bar.left_out({"a.jpg": "a.jpg: truncated"})

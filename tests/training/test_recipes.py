@@ -41,23 +41,23 @@ def test_options_override_the_recipe() -> None:
         ({"data": "digits", "task": "masked"}, "masked"),
     ],
 )
-def test_the_recipe_follows_from_what_is_asked_for(options: dict[str, str], recipe: str) -> None:
+def test_recipe_follows_from_the_given_options(options: dict[str, str], recipe: str) -> None:
     assert default_recipe(TrainConfig.from_dict(options)) == recipe
     assert TrainConfig.from_recipe(**options) == RECIPES[recipe].replace(**options)
 
 
-def test_options_of_the_model_are_added_to_the_recipes() -> None:
+def test_model_options_are_added_to_the_recipes() -> None:
     config = TrainConfig.from_recipe("small-data", options=["positions=rotary", "resnet_layers=[3]"])
     assert config.architecture.options == ("stem=resnet", "positions=rotary", "resnet_layers=[3]")
 
 
-def test_a_recipes_option_goes_with_the_one_that_it_matters_with() -> None:
+def test_dependent_recipe_option_is_dropped_with_its_base_option() -> None:
     assert TrainConfig.from_recipe("small-data", options=["stem=conv"]).architecture.options == ("stem=conv",)
     same = TrainConfig.from_recipe("small-data", options=["stem=resnet"])
     assert same.architecture.options == ("resnet_layers=[2]", "stem=resnet")
 
 
-def test_every_option_has_one_name_and_one_place() -> None:
+def test_every_option_has_a_unique_name_and_one_group() -> None:
     config = TrainConfig()
     groups = [getattr(config, group) for group in set(GROUP_OF.values()) - {None}]
     names = [field.name for part in (config, *groups) for field in dataclasses.fields(part)]
@@ -109,7 +109,7 @@ def test_unknown_option_names_the_nearest() -> None:
         ("seed", 2**63),
     ],
 )
-def test_numbers_without_sense_are_refused_by_name(option: str, value: float | str) -> None:
+def test_out_of_range_numbers_are_rejected_by_name(option: str, value: float | str) -> None:
     with pytest.raises(UserError, match=option):
         TrainConfig.from_dict({option: value})
 
@@ -123,26 +123,26 @@ def test_numbers_without_sense_are_refused_by_name(option: str, value: float | s
         ("options: positions=rotary", "options must be a list of names, not 'positions=rotary'"),
     ],
 )
-def test_a_file_with_a_value_of_the_wrong_type_is_refused_by_name(tmp_path, text: str, said: str) -> None:
+def test_value_of_the_wrong_type_in_a_file_is_rejected_by_name(tmp_path, text: str, said: str) -> None:
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(UserError) as refused:
         TrainConfig.from_yaml(tmp_path / "config.yaml")
     assert str(refused.value) == said
 
 
-def test_a_file_that_yaml_cannot_read_is_refused_in_one_line(tmp_path) -> None:
+def test_invalid_yaml_is_rejected_in_one_line(tmp_path) -> None:
     (tmp_path / "config.yaml").write_text("a: [1\nb: 2\n")
     with pytest.raises(UserError, match="not readable as YAML") as refused:
         TrainConfig.from_yaml(tmp_path / "config.yaml")
     assert "\n" not in str(refused.value)
 
 
-def test_option_of_the_model_that_is_given_twice_is_refused() -> None:
+def test_model_option_given_twice_is_rejected() -> None:
     with pytest.raises(UserError, match="positions is given twice"):
         TrainConfig.from_dict({"options": ["positions=rotary", "positions=none"]})
 
 
-def test_options_of_the_model_are_read_as_values() -> None:
+def test_model_options_are_parsed_as_values() -> None:
     config = TrainConfig.from_dict(
         {"options": ["positions=rotary", "window=[2, 3]", "num_registers=4", "class_token=true"]}
     )
@@ -171,12 +171,12 @@ def test_options_of_the_model_are_read_as_values() -> None:
         ),
     ],
 )
-def test_options_of_the_model_that_are_none_are_refused(text: str, reason: str) -> None:
+def test_malformed_model_options_are_rejected(text: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         TrainConfig.from_dict({"options": [text]})
 
 
-def test_yaml_brings_every_option_back(tmp_path) -> None:
+def test_yaml_round_trip_keeps_every_option(tmp_path) -> None:
     config = TrainConfig.from_recipe(
         "digits", seed=7, lr=1e-5, run="a b/ü", options=["mlp=swiglu", "window=2"]
     )
@@ -187,7 +187,7 @@ def test_yaml_brings_every_option_back(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "epochs: 3\nepocs: 4"])
-def test_a_file_that_is_no_configuration_is_refused(tmp_path, text: str) -> None:
+def test_file_that_is_not_a_configuration_is_rejected(tmp_path, text: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(UserError):
@@ -214,7 +214,7 @@ def weights(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("side", [16, 300])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_makes_a_run_of_a_folder_of_photos_or_says_the_way_out(
+def test_every_recipe_trains_on_a_folder_of_photos_or_explains_the_missing_option(
     data, photos, weights, recipe: str, side: int
 ) -> None:
     folder = data if side == 16 else photos
@@ -331,7 +331,7 @@ def test_a_published_recipe_has_the_published_numbers(recipe: str, published: di
     assert MOMENTUM == 0.9
 
 
-def test_the_published_recipes_make_the_published_models(photos) -> None:
+def test_published_recipes_build_the_published_models(photos) -> None:
     splits = open_data(str(photos))
     models = {}
     for recipe in ("paper-pretrain", "deit", "plain"):

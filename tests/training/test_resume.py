@@ -143,7 +143,7 @@ def whole(request, data, teacher, tmp_path_factory) -> TrainConfig:
     [("classify", 0), ("classify", 4), ("masked", 1), ("distill", 4)],
     indirect=["whole"],
 )
-def test_a_killed_run_goes_on_bitwise(whole: TrainConfig, streamed, tmp_path, workers: int) -> None:
+def test_killed_run_resumes_bitwise(whole: TrainConfig, streamed, tmp_path, workers: int) -> None:
     run = killed(whole.replace(run=str(tmp_path / "killed"), workers=workers))
     train.resume(run)
     assert_bitwise(final_state(run), final_state(Path(whole.run or "")))
@@ -161,7 +161,7 @@ def steady(data, tmp_path_factory) -> TrainConfig:
 
 
 @pytest.mark.parametrize("engine", [{"workers": 4}, {"workers": 0, "gradient_checkpointing": True}])
-def test_a_run_goes_on_bitwise_with_another_engine(
+def test_run_resumes_bitwise_with_other_engine_options(
     steady: TrainConfig, streamed, tmp_path, engine: dict[str, Any]
 ) -> None:
     run = killed(steady.replace(run=str(tmp_path / "killed")))
@@ -169,7 +169,7 @@ def test_a_run_goes_on_bitwise_with_another_engine(
     assert_bitwise(final_state(run), final_state(Path(steady.run or "")))
 
 
-def test_a_frozen_run_goes_on_bitwise_and_leaves_its_body_alone(data, teacher, tmp_path) -> None:
+def test_frozen_run_resumes_bitwise_and_keeps_its_body_unchanged(data, teacher, tmp_path) -> None:
     options = COMMON | {"freeze": True, "optimizer": "sgd", "weights": str(teacher), "lr": 0.1}
     train.train(tiny_config(data, run=str(tmp_path / "whole"), **options))
     run = killed(tiny_config(data, run=str(tmp_path / "killed"), **options))
@@ -183,7 +183,7 @@ def test_a_frozen_run_goes_on_bitwise_and_leaves_its_body_alone(data, teacher, t
     }
 
 
-def test_a_run_from_weights_goes_on_bitwise_when_they_are_gone(data, teacher, tmp_path) -> None:
+def test_fine_tuning_resumes_bitwise_without_the_initial_weights(data, teacher, tmp_path) -> None:
     weights = tmp_path / "weights"
     shutil.copytree(teacher / "model", weights)
     options = COMMON | {"weights": str(weights)}
@@ -197,7 +197,7 @@ def test_a_run_from_weights_goes_on_bitwise_when_they_are_gone(data, teacher, tm
         assert_bitwise(final_state(stopped), final_state(whole))
 
 
-def test_resume_takes_one_checkpoint_by_its_path_and_never_another_instead(data, tmp_path, capsys) -> None:
+def test_resume_from_a_path_never_falls_back_to_another_checkpoint(data, tmp_path, capsys) -> None:
     run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0, keep_checkpoints=2))
     older, newest = checkpoints(run)
     content = bytearray((newest / STATE).read_bytes())
@@ -210,7 +210,7 @@ def test_resume_takes_one_checkpoint_by_its_path_and_never_another_instead(data,
     assert older.name < newest.name
 
 
-def test_from_an_older_checkpoint_a_run_goes_its_own_way(data, tmp_path) -> None:
+def test_resuming_from_an_older_checkpoint_discards_newer_ones(data, tmp_path) -> None:
     run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0, keep_checkpoints=3))
     older, _, newest = checkpoints(run)
     step = loop.Trainer._training_step
@@ -248,9 +248,7 @@ def test_auto_resumes_the_newest_unfinished_run(data, tmp_path, monkeypatch) -> 
         ("options: [positions=rotary]", "model: positions was 'learned', is 'rotary'"),
     ],
 )
-def test_a_run_whose_options_were_edited_is_refused_with_the_difference(
-    data, tmp_path, line, difference
-) -> None:
+def test_run_with_edited_options_is_rejected_with_the_difference(data, tmp_path, line, difference) -> None:
     run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
     name = line.partition(":")[0]
     lines = (run / "config.yaml").read_text().splitlines()
@@ -261,7 +259,7 @@ def test_a_run_whose_options_were_edited_is_refused_with_the_difference(
     assert difference in str(refused.value)
 
 
-def test_other_classes_are_refused_with_the_difference(tmp_path) -> None:
+def test_other_classes_are_rejected_with_the_difference(tmp_path) -> None:
     folder = write_folder(tmp_path / "data")
     run = killed(tiny_config(folder, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
     (folder / "dark").rename(folder / "dim")
@@ -269,7 +267,7 @@ def test_other_classes_are_refused_with_the_difference(tmp_path) -> None:
         train.resume(run)
 
 
-def test_new_images_are_not_trained_on_and_changed_or_missing_ones_are_refused(tmp_path, caplog) -> None:
+def test_new_images_are_ignored_and_changed_or_missing_ones_are_rejected(tmp_path, caplog) -> None:
     folder = write_folder(tmp_path / "data")
     config = tiny_config(folder, run=str(tmp_path / "whole"), checkpoint_seconds=0.0)
     with undrawn():
@@ -291,13 +289,13 @@ def test_new_images_are_not_trained_on_and_changed_or_missing_ones_are_refused(t
         train.resume(stopped)
 
 
-def test_options_that_are_not_the_engines_are_refused_on_resume(data, tmp_path) -> None:
+def test_only_engine_options_may_change_on_resume(data, tmp_path) -> None:
     run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
     with pytest.raises(UserError, match="'epochs' cannot change when a run is resumed"):
         train.resume(run, epochs=9)
 
 
-def test_a_run_that_another_process_holds_is_not_resumed(data, tmp_path) -> None:
+def test_run_locked_by_another_process_is_not_resumed(data, tmp_path) -> None:
     run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
     ready, hold = os.pipe()
     child = os.fork()

@@ -40,7 +40,7 @@ def send(signum: int) -> None:
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
-def test_the_first_signal_is_a_request(signum: int) -> None:
+def test_first_signal_requests_a_stop(signum: int) -> None:
     with stop_signals() as stop:
         assert stop.signum == 0
         send(signum)
@@ -51,7 +51,7 @@ def test_the_first_signal_is_a_request(signum: int) -> None:
 
 @pytest.mark.parametrize("second", SIGNALS)
 @pytest.mark.parametrize("first", SIGNALS)
-def test_a_second_signal_of_either_kind_acts_at_once(first: int, second: int) -> None:
+def test_second_signal_of_either_kind_acts_immediately(first: int, second: int) -> None:
     with stop_signals() as stop:
         send(first)
         with pytest.raises(Acted):
@@ -59,7 +59,7 @@ def test_a_second_signal_of_either_kind_acts_at_once(first: int, second: int) ->
     assert stop.signum == first
 
 
-def test_one_of_several_processes_waits_however_often_it_is_told() -> None:
+def test_distributed_process_only_requests_a_stop_on_repeated_signals() -> None:
     with stop_signals(patient=True) as stop:
         for signum in (*SIGNALS, *SIGNALS):
             send(signum)
@@ -69,7 +69,7 @@ def test_one_of_several_processes_waits_however_often_it_is_told() -> None:
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
-def test_handlers_are_put_back_however_it_ends(signum: int) -> None:
+def test_handlers_are_restored_on_success_and_failure(signum: int) -> None:
     handlers = [signal.getsignal(each) for each in SIGNALS]
     with pytest.raises(KeyError), stop_signals():
         raise KeyError
@@ -78,7 +78,7 @@ def test_handlers_are_put_back_however_it_ends(signum: int) -> None:
     assert [signal.getsignal(each) for each in SIGNALS] == handlers
 
 
-def test_in_another_thread_nothing_is_installed() -> None:
+def test_no_handler_is_installed_in_another_thread() -> None:
     """Python lets the main thread alone handle signals."""
     before, during = [signal.getsignal(each) for each in SIGNALS], []
 
@@ -97,7 +97,7 @@ def data(tmp_path_factory):
     return write_folder(tmp_path_factory.mktemp("data") / "greys")
 
 
-def test_a_run_may_be_made_in_another_thread(data, tmp_path) -> None:
+def test_training_works_in_another_thread(data, tmp_path) -> None:
     made = []
     config = tiny_config(data, run=str(tmp_path / "run"), epochs=1)
     thread = threading.Thread(target=lambda: made.append(train.train(config)))
@@ -107,7 +107,7 @@ def test_a_run_may_be_made_in_another_thread(data, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
-def test_a_signal_in_a_step_stops_after_it(data, tmp_path, monkeypatch, signum: int) -> None:
+def test_signal_during_a_step_stops_after_it(data, tmp_path, monkeypatch, signum: int) -> None:
     step = Trainer._training_step
 
     def and_stop(self: Trainer, *arguments):
@@ -123,7 +123,7 @@ def test_a_signal_in_a_step_stops_after_it(data, tmp_path, monkeypatch, signum: 
 
 
 @pytest.mark.parametrize("epoch", [1, 3])
-def test_a_signal_while_validating_stops_after_it_and_loses_no_epoch(
+def test_signal_during_validation_stops_after_it_and_loses_no_epoch(
     data, tmp_path, monkeypatch, epoch: int
 ) -> None:
     """Also in the last epoch, whose checkpoint is resumed into the run's ending."""

@@ -40,14 +40,14 @@ def assert_same_weights(one: Path, other: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_run_learns_what_can_be_learned(finished) -> None:
+def test_run_learns_separable_classes(finished) -> None:
     assert finished.evaluation.accuracy == 1.0
     epochs = [record for record in Run(finished.run).metrics if record["kind"] == "epoch"]
     assert len(epochs) == 8
     assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
 
 
-def test_the_run_folder_holds_all_that_is_promised(finished) -> None:
+def test_run_folder_holds_all_documented_files(finished) -> None:
     run = finished.run
     names = {path.name.split(".")[0] for path in run.iterdir() if not path.name.startswith(".")}
     assert names == {
@@ -66,7 +66,7 @@ def test_the_run_folder_holds_all_that_is_promised(finished) -> None:
             assert min(image.size) > 100
 
 
-def test_the_saved_model_is_the_one_that_was_tested(finished) -> None:
+def test_saved_model_is_the_tested_model(finished) -> None:
     model = from_pretrained(finished.run)
     assert model.config.class_names == ("dark", "light")
     for name, tensor in finished.model.state_dict().items():
@@ -83,7 +83,7 @@ def test_the_written_configuration_reproduces_the_run(finished, tmp_path) -> Non
     assert_same_weights(finished.run, again.run)
 
 
-def test_another_seed_gives_other_weights(finished, data, tmp_path) -> None:
+def test_another_seed_produces_other_weights(finished, data, tmp_path) -> None:
     with undrawn():
         other = train.train(tiny_config(data, run=str(tmp_path / "other"), epochs=8, lr=3e-3, seed=1))
     assert not torch.equal(
@@ -91,7 +91,7 @@ def test_another_seed_gives_other_weights(finished, data, tmp_path) -> None:
     )
 
 
-def test_killed_in_mid_epoch_a_resumed_run_ends_with_bitwise_the_same_weights(data, tmp_path) -> None:
+def test_run_killed_in_mid_epoch_resumes_to_bitwise_identical_weights(data, tmp_path) -> None:
     """In bf16; test_resume compares runs in fp32."""
     options = {"drop_path": 0.2, "dropout": 0.1, "checkpoint_seconds": 0.0, "precision": "bf16"}
     with undrawn():
@@ -114,7 +114,7 @@ def test_killed_in_mid_epoch_a_resumed_run_ends_with_bitwise_the_same_weights(da
         assert ours.get("loss") == theirs.get("loss")
 
 
-def test_a_stopped_run_leaves_a_checkpoint_and_says_how_to_go_on(data, tmp_path) -> None:
+def test_stopped_run_leaves_a_checkpoint_and_prints_how_to_resume(data, tmp_path) -> None:
     """By SIGTERM; test_train_finish sends both signals to the command."""
     run, signum, status = tmp_path / "stopped", signal.SIGTERM, 143
     # The checkpoint at step 2 only tells the test that training has begun; the one to look for is later.
@@ -168,7 +168,7 @@ def test_a_finished_run_is_not_resumed(finished) -> None:
         train.resume(finished.run)
 
 
-def test_other_data_than_the_run_began_with_are_refused(data, tmp_path, monkeypatch) -> None:
+def test_resume_with_other_data_is_rejected(data, tmp_path, monkeypatch) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -198,7 +198,7 @@ def test_divergence_stops_with_a_diagnosis(data, tmp_path, monkeypatch) -> None:
         train.train(config)
 
 
-def test_fine_tuning_starts_from_the_weights_under_a_new_head(finished, tmp_path, capsys) -> None:
+def test_fine_tuning_starts_from_the_weights_with_a_new_head(finished, tmp_path, capsys) -> None:
     folder = write_folder(tmp_path / "three", classes=("a", "b", "c"))
     config = TrainConfig().replace(
         data=str(folder),
@@ -218,7 +218,7 @@ def test_fine_tuning_starts_from_the_weights_under_a_new_head(finished, tmp_path
     assert new["head.weight"].shape == (3, 16)
 
 
-def test_training_leaves_torchs_generator_alone(data, tmp_path) -> None:
+def test_training_does_not_change_torchs_generator(data, tmp_path) -> None:
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)

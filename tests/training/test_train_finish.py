@@ -38,7 +38,7 @@ def no_pictures(monkeypatch) -> None:
 
 
 @pytest.fixture
-def checkpoints_stay(monkeypatch) -> None:
+def checkpoints_kept(monkeypatch) -> None:
     monkeypatch.setattr(train, "remove_checkpoints", lambda run: None)
 
 
@@ -65,8 +65,8 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("ema", [0.0, 0.5])
 @pytest.mark.parametrize("keep", ["best", "last"])
-def test_the_model_is_the_kept_weights_averaged_where_there_is_an_average(
-    data, tmp_path, no_pictures, checkpoints_stay, worse_from_the_second_epoch_on, keep: str, ema: float
+def test_saved_model_has_the_selected_weights_and_the_average_if_there_is_one(
+    data, tmp_path, no_pictures, checkpoints_kept, worse_from_the_second_epoch_on, keep: str, ema: float
 ) -> None:
     run = tmp_path / "run"
     result = train.train(tiny_config(data, run=str(run), keep=keep, ema=ema, lr=0.01))
@@ -80,9 +80,7 @@ def test_the_model_is_the_kept_weights_averaged_where_there_is_an_average(
     assert not result.model.training
 
 
-def test_it_is_measured_once_on_the_images_that_nothing_has_seen(
-    data, tmp_path, no_pictures, monkeypatch
-) -> None:
+def test_model_is_measured_once_on_the_held_out_test_images(data, tmp_path, no_pictures, monkeypatch) -> None:
     splits = []
     test = Classify.test
 
@@ -98,7 +96,7 @@ def test_it_is_measured_once_on_the_images_that_nothing_has_seen(
     assert (again.accuracy, again.loss) == (result.evaluation.accuracy, pytest.approx(result.evaluation.loss))
 
 
-def test_its_answers_are_kept_as_they_were_measured(data, tmp_path, no_pictures) -> None:
+def test_measured_predictions_are_recorded(data, tmp_path, no_pictures) -> None:
     result = train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
     kept = Run(result.run).predictions
     assert kept is not None
@@ -109,7 +107,7 @@ def test_its_answers_are_kept_as_they_were_measured(data, tmp_path, no_pictures)
 
 
 @pytest.mark.parametrize("task", ["classify", "masked"])
-def test_the_report_comes_last_with_the_data_that_are_open(
+def test_report_is_written_last_from_the_open_data(
     data, tmp_path, no_pictures, monkeypatch, task: str
 ) -> None:
     seen = []
@@ -127,7 +125,7 @@ def test_the_report_comes_last_with_the_data_that_are_open(
     assert result.report == run / "report.html"
 
 
-def test_a_report_that_fails_leaves_a_finished_run(data, tmp_path, no_pictures, monkeypatch) -> None:
+def test_failed_report_leaves_a_finished_run(data, tmp_path, no_pictures, monkeypatch) -> None:
     monkeypatch.setattr(train, "write_report", stop)
     with pytest.raises(KeyboardInterrupt):
         train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
@@ -136,7 +134,7 @@ def test_a_report_that_fails_leaves_a_finished_run(data, tmp_path, no_pictures, 
 
 
 @pytest.mark.parametrize("options", [{"keep": "best"}, {"keep": "last"}, {"task": "masked"}])
-def test_a_finished_run_keeps_its_model_and_no_checkpoint(data, tmp_path, no_pictures, options) -> None:
+def test_finished_run_keeps_its_model_and_no_checkpoint(data, tmp_path, no_pictures, options) -> None:
     config = tiny_config(data, run=str(tmp_path / "run"), epochs=1, checkpoint_seconds=0.0, **options)
     run = (train.pretrain if config.task == "masked" else train.train)(config).run
     assert (run / "model" / "model.safetensors").is_file()
@@ -147,7 +145,7 @@ def test_a_finished_run_keeps_its_model_and_no_checkpoint(data, tmp_path, no_pic
     assert not (train.train(tuned).run / "checkpoints").exists()  # nor what it started from
 
 
-def test_what_a_user_put_beside_the_checkpoints_stays(data, tmp_path, no_pictures, monkeypatch) -> None:
+def test_users_files_beside_the_checkpoints_are_kept(data, tmp_path, no_pictures, monkeypatch) -> None:
     save = train.save_pretrained
 
     def and_put(model, folder: Path, **options):
@@ -159,7 +157,7 @@ def test_what_a_user_put_beside_the_checkpoints_stays(data, tmp_path, no_picture
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["notes.txt"]
 
 
-def test_a_finished_run_names_both_ways_on(data, tmp_path, no_pictures) -> None:
+def test_finished_run_prints_both_next_commands(data, tmp_path, no_pictures) -> None:
     run = train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1)).run
     with pytest.raises(UserError, match=f"has finished; `vitascope train --weights {run} --data DATA`"):
         train.resume(run)
@@ -195,7 +193,7 @@ def test_the_result_is_printed_before_anything_is_drawn(data, tmp_path, printed_
 
 
 @pytest.mark.parametrize("weights", [False, True])
-def test_a_model_that_is_no_better_than_the_most_frequent_class_comes_with_a_hint(
+def test_model_no_better_than_the_most_frequent_class_gets_a_hint(
     tmp_path, no_pictures, capsys, weights: bool
 ) -> None:
     """All images are alike, so that there is nothing to learn."""
@@ -212,7 +210,7 @@ def test_a_model_that_is_no_better_than_the_most_frequent_class_comes_with_a_hin
     assert ("trained weights, such as google/vit-base-patch16-224-in21k" in out) != weights
 
 
-def test_one_is_singular(data, tmp_path, no_pictures, capsys) -> None:
+def test_counts_of_one_are_singular(data, tmp_path, no_pictures, capsys) -> None:
     config = tiny_config(data, run=str(tmp_path / "run"), epochs=1, batch_size=100)
     train.train(config)
     out = capsys.readouterr().out
@@ -236,7 +234,7 @@ OWNERS = {"test": Classify, "draw_figures": classify, "draw_masked": masked, "wr
         ("masked", "write_report", "vitascope report {run}", signal.SIGTERM),
     ],
 )
-def test_a_signal_at_the_end_of_a_run_is_answered_with_the_way_on(
+def test_signal_while_finishing_prints_how_to_resume(
     data, tmp_path, no_pictures, monkeypatch, capsys, task: str, place: str, command: str, signum: int
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -269,7 +267,7 @@ def test_a_signal_at_the_end_of_a_run_is_answered_with_the_way_on(
         (train, "write_report", "the report", "vitascope report {run}"),
     ],
 )
-def test_a_full_disk_at_the_end_of_a_run_names_the_place_and_the_way_on(
+def test_full_disk_while_finishing_names_the_file_and_how_to_resume(
     data, tmp_path, no_pictures, monkeypatch, owner, place: str, what: str, way_on: str
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -303,7 +301,7 @@ def stop_at_the_model(self: Trainer, folder: Path) -> None:
         ("masked", train, "save_pretrained", stop),
     ],
 )
-def test_an_ending_that_was_broken_off_is_done_again_and_recorded_once(
+def test_interrupted_finish_is_repeated_and_recorded_once(
     data, tmp_path, no_pictures, monkeypatch, task: str, place, name: str, broken
 ) -> None:
     run = tmp_path / "run"
@@ -326,7 +324,7 @@ TINY = ["--image-size", "16", "--patch-size", "8", "--embed-dim", "16", "--depth
 TINY += ["--batch-size", "8", "--device", "cpu"]
 
 
-def test_pre_training_takes_grey_images_and_its_weights_start_either_command(
+def test_pre_training_on_grey_images_provides_weights_for_both_commands(
     tmp_path, no_pictures, capsys
 ) -> None:
     """The digits have one channel."""
@@ -349,7 +347,7 @@ def test_pre_training_takes_grey_images_and_its_weights_start_either_command(
 
 @pytest.mark.parametrize("command", ["pretrain", "train"])
 @pytest.mark.parametrize("begun", ["pretrain", "train"])
-def test_either_command_resumes_a_run_of_either(
+def test_both_commands_resume_runs_of_both(
     data, tmp_path, no_pictures, monkeypatch, capsys, begun: str, command: str
 ) -> None:
     run, step = tmp_path / "run", Trainer._training_step
@@ -382,7 +380,9 @@ def test_either_command_resumes_a_run_of_either(
         (["--model", "resnet29_w32_cifar"], "a CNN, which has no patches to hide"),
     ],
 )
-def test_what_pre_training_would_ignore_is_refused(data, tmp_path, capsys, options, said: str) -> None:
+def test_options_without_effect_on_pre_training_are_rejected(
+    data, tmp_path, capsys, options, said: str
+) -> None:
     sizes = [] if "--model" in options else TINY
     assert main(["pretrain", "--data", str(data), "--run", str(tmp_path / "run"), *options, *sizes]) == 2
     error = capsys.readouterr().err

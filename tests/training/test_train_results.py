@@ -31,7 +31,7 @@ def pretrained(data, tmp_path_factory) -> PretrainResult:
         return vs.pretrain(data=str(data), run=str(run), epochs=1, device="cpu", **small)
 
 
-def test_a_result_is_shown_in_a_line(trained, pretrained) -> None:
+def test_result_prints_as_one_line(trained, pretrained) -> None:
     accuracy, run = f"{trained.evaluation.accuracy:.2%}", str(trained.run)
     assert repr(trained).startswith(f"TrainResult({run!r}, accuracy {accuracy} of 2 test images (")
     assert repr(trained.evaluation).startswith(f"Evaluation(accuracy {accuracy} of 2 test images (")
@@ -67,7 +67,7 @@ def test_without_pandas_the_error_names_it(trained, monkeypatch) -> None:
         trained.evaluation.to_dataframe()
 
 
-def test_options_are_keywords_of_train_and_the_recipe_follows_from_them(monkeypatch) -> None:
+def test_train_takes_options_as_keywords_and_derives_the_recipe(monkeypatch) -> None:
     from vitascope.training import train
 
     configs: list[vs.TrainConfig] = []

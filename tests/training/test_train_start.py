@@ -66,9 +66,7 @@ def in_two_processes(place: Path, act: Callable[[], None]) -> list[int]:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_data_that_one_process_lacks_stop_all_of_them_before_there_is_a_run(
-    data, tmp_path, failing: int
-) -> None:
+def test_data_missing_in_one_process_stops_all_before_a_run_is_created(data, tmp_path, failing: int) -> None:
     def begin() -> None:
         folder = data if dist.get_rank() != failing else tmp_path / "nowhere"
         with pytest.raises(UserError, match="nowhere: no such folder"):
@@ -81,7 +79,7 @@ def test_data_that_one_process_lacks_stop_all_of_them_before_there_is_a_run(
 # The model, the task, the augmentation
 
 
-def test_the_first_weights_are_a_function_of_the_seed_and_leave_torchs_generator_alone(data) -> None:
+def test_initial_weights_depend_on_the_seed_only_and_keep_torchs_generator(data) -> None:
     config, model_config = resolve_config(tiny_config(data), open_data(str(data)))
     torch.manual_seed(5)
     first = start_model(config, model_config, 3)
@@ -94,7 +92,7 @@ def test_the_first_weights_are_a_function_of_the_seed_and_leave_torchs_generator
     assert torch.equal(torch.rand(2), after)
 
 
-def test_weights_bring_their_body_and_preprocessing_at_the_new_size(data, weights, capsys) -> None:
+def test_weights_provide_the_body_and_preprocessing_at_the_new_size(data, weights, capsys) -> None:
     config, model_config = resolve_config(
         TrainConfig().replace(data=str(data), weights=str(weights), image_size=16), open_data(str(data))
     )
@@ -108,7 +106,7 @@ def test_weights_bring_their_body_and_preprocessing_at_the_new_size(data, weight
 
 @pytest.mark.parametrize("model_channels", [1, 3])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_grey_weights_under_colour_images_are_named(
+def test_grey_weights_with_colour_images_are_reported(
     data, tmp_path, capsys, channels: int, model_channels: int
 ) -> None:
     folder = tmp_path / "weights"
@@ -127,7 +125,7 @@ def task_of(config: TrainConfig, splits: Splits) -> Any:
     return make_task(config, model, splits, torch.device("cpu"), torch.float32)
 
 
-def test_without_a_teacher_the_task_is_classification_with_the_smoothing_asked_for(data) -> None:
+def test_task_without_a_teacher_is_classification_with_the_given_smoothing(data) -> None:
     task = task_of(tiny_config(data, label_smoothing=0.25), open_data(str(data)))
     assert isinstance(task, Classify)
     assert task.label_smoothing == 0.25
@@ -150,7 +148,7 @@ def test_without_a_teacher_the_task_is_classification_with_the_smoothing_asked_f
         (["--freeze"], "set weights"),
     ],
 )
-def test_what_cannot_begin_is_refused_in_one_line_with_the_way_out(
+def test_invalid_start_is_rejected_in_one_line_with_advice(
     data, weights, tmp_path, capsys, options: list[str], said: str
 ) -> None:
     masked = tmp_path / "masked.yaml"
@@ -165,7 +163,7 @@ def test_what_cannot_begin_is_refused_in_one_line_with_the_way_out(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_augmentation_is_what_was_asked_for() -> None:
+def test_augmentation_has_the_given_options() -> None:
     config = TrainConfig().replace(
         flip=0.25, crop_scale=0.3, shift=0.1, rotate=5.0, color_jitter=0.4, erase=0.2, cutmix=0.7
     )

@@ -105,7 +105,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return SimpleNamespace(kind=kind, model=model, fit=fit, done=done, path=path, engine=engine)
 
 
-def test_file_answers_as_the_model_one_at_a_time_and_together(made: SimpleNamespace) -> None:
+def test_file_matches_the_model_for_single_images_and_batches(made: SimpleNamespace) -> None:
     own = TorchEngine(made.model, precision="fp32", device="cpu")
     wanted = own.predict([own.pixels(picture) for picture in pictures()])
     given = [made.engine.pixels(picture) for picture in pictures()]
@@ -117,7 +117,7 @@ def test_file_answers_as_the_model_one_at_a_time_and_together(made: SimpleNamesp
     assert np.ptp(together.numpy(), axis=0).max() > 1e-2  # the pictures do differ
 
 
-def test_file_tells_all_that_its_engine_needs(made: SimpleNamespace) -> None:
+def test_metadata_holds_all_that_the_engine_needs(made: SimpleNamespace) -> None:
     assert made.engine.preprocess == made.fit
     assert made.engine.class_names == NAMES
     assert made.engine.num_classes == 5
@@ -126,7 +126,7 @@ def test_file_tells_all_that_its_engine_needs(made: SimpleNamespace) -> None:
     assert Preprocess.from_dict(json.loads(made.engine.metadata["preprocess"])) == made.model.preprocess
 
 
-def test_served_file_answers_as_predict(made: SimpleNamespace) -> None:
+def test_served_file_matches_predict(made: SimpleNamespace) -> None:
     sent = pictures()
     wanted = [answer[0] for answer in Predictor(made.engine)(sent, top_k=1)]
 
@@ -143,14 +143,14 @@ def test_served_file_answers_as_predict(made: SimpleNamespace) -> None:
     play(story())
 
 
-def test_export_says_what_it_wrote_and_compared(made: SimpleNamespace) -> None:
+def test_export_reports_file_and_agreement(made: SimpleNamespace) -> None:
     assert made.done.path == made.path
     assert {file.name for file in made.path.parent.iterdir()} == {file.name for file in made.done.files}
     assert (made.done.agreement.pictures, made.done.agreement.same) == (4, 4)
     assert made.done.size == sum(file.stat().st_size for file in made.path.parent.iterdir())
 
 
-def test_files_name_no_folder_of_the_machine_that_made_them(made: SimpleNamespace) -> None:
+def test_files_contain_no_local_paths(made: SimpleNamespace) -> None:
     folders = [Path(exporting.__file__).parents[2], Path(torch.__file__).parents[1], made.path.parent]
     for file in made.done.files:
         content = file.read_bytes()
@@ -182,7 +182,7 @@ print(json.dumps(labels))
 
 
 @pytest.mark.parametrize("made", ["onnx", "openvino"], indirect=True)
-def test_script_without_vitascope_gives_the_labels_of_predict(made: SimpleNamespace, tmp_path: Path) -> None:
+def test_script_without_vitascope_predicts_the_same_labels(made: SimpleNamespace, tmp_path: Path) -> None:
     files = []
     for number, picture in enumerate(pictures()):
         image = Image.fromarray(picture)
@@ -201,7 +201,7 @@ def test_script_without_vitascope_gives_the_labels_of_predict(made: SimpleNamesp
 
 
 @pytest.mark.parametrize("made", ["openvino"], indirect=True)
-def test_signal_is_survived_after_engines_have_come_and_gone(made: SimpleNamespace) -> None:
+def test_signals_work_after_engines_are_unloaded(made: SimpleNamespace) -> None:
     """OpenVINO's plugin gives the thread a stack for signals, and takes it away when it is unloaded."""
     code = f"""
 import gc, pathlib, signal
@@ -219,7 +219,7 @@ signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.95])
-def test_truncated_file_is_refused_in_one_line(made: SimpleNamespace, tmp_path: Path, share: float) -> None:
+def test_truncated_file_is_rejected_in_one_line(made: SimpleNamespace, tmp_path: Path, share: float) -> None:
     for file in made.done.files:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     broken = tmp_path / made.path.name
@@ -230,7 +230,7 @@ def test_truncated_file_is_refused_in_one_line(made: SimpleNamespace, tmp_path: 
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_full_disk_is_told_before_anything_is_written(
+def test_full_disk_is_reported_before_anything_is_written(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10_000))
@@ -240,7 +240,7 @@ def test_full_disk_is_told_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_disk_that_fills_up_meanwhile_is_not_blamed_on_the_format(
+def test_disk_that_fills_during_export_is_reported_as_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -297,7 +297,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Answering:
 
 
 @pytest.mark.parametrize("change", [100.0, 0.1, float("nan")])
-def test_file_that_answers_otherwise_is_refused_and_not_left(
+def test_file_with_different_outputs_is_rejected_and_removed(
     answering: Answering, tmp_path: Path, change: float
 ) -> None:
     answering.change = change
@@ -306,7 +306,7 @@ def test_file_that_answers_otherwise_is_refused_and_not_left(
     assert not list(tmp_path.iterdir())
 
 
-def test_file_that_answers_the_same_gets_its_name(answering: Answering, tmp_path: Path) -> None:
+def test_file_with_equal_outputs_is_kept(answering: Answering, tmp_path: Path) -> None:
     done = export(answering.model, tmp_path / "a" / "model.pt2", format="torch")
     assert done.agreement.pictures == 16  # of scikit-learn's photographs
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["model.pt2"]
@@ -320,7 +320,9 @@ def test_callers_model_keeps_its_precision_and_its_mode(answering: Answering, tm
 
 
 @pytest.mark.parametrize("one", ["path", "array"])
-def test_one_picture_to_compare_on_is_one(answering: Answering, tmp_path: Path, one: str) -> None:
+def test_single_picture_is_accepted_for_the_comparison(
+    answering: Answering, tmp_path: Path, one: str
+) -> None:
     images = str(write_picture(tmp_path / "one.png", size=(40, 30))) if one == "path" else noise(40, 30)
     path = tmp_path / "model.pt2"
     done = export(answering.model, path, format="torch", images=images)
@@ -330,7 +332,7 @@ def test_one_picture_to_compare_on_is_one(answering: Answering, tmp_path: Path, 
 DYNAMIC = {"input": "tensors", "dynamic_resolution": True}
 
 
-def test_file_for_every_resolution_answers_as_the_model_at_others(tmp_path: Path) -> None:
+def test_dynamic_resolution_matches_the_model_at_other_sizes(tmp_path: Path) -> None:
     for library in NEEDED["onnx"]:
         pytest.importorskip(library, reason=f"{library} is not installed (vitascope[onnx])")
     model = small_model(depth=1, positions="sincos_2d")
@@ -346,7 +348,7 @@ def test_file_for_every_resolution_answers_as_the_model_at_others(tmp_path: Path
         torch.testing.assert_close(engine.logits(pixels), wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_what_a_format_has_no_graph_for_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_unsupported_operation_is_rejected_in_one_line(tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="OpenVINO is not installed (vitascope[openvino])")
     model = small_model(depth=1)  # its learned positions are resampled against aliasing
     root = logging.getLogger()
@@ -363,7 +365,7 @@ def test_what_a_format_has_no_graph_for_is_refused_in_one_line(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("made", ["openvino"], indirect=True)
-def test_bf16_is_never_too_coarse_for_the_resize(made: SimpleNamespace) -> None:
+def test_resize_in_the_graph_stays_in_fp32(made: SimpleNamespace) -> None:
     engine = open_engine(made.path)  # in bf16 on some machines, were it not for the crop in the file
     for picture in pictures():
         given = [engine.pixels(picture)]
@@ -372,7 +374,7 @@ def test_bf16_is_never_too_coarse_for_the_resize(made: SimpleNamespace) -> None:
         open_engine(made.path, precision="bf16")
 
 
-def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_invalid_export_is_rejected_before_anything_is_written(tmp_path: Path) -> None:
     model = small_model(depth=1)
     for reason, other, options in [
         ("no head", small_model(depth=1, head="none"), {}),
@@ -394,7 +396,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-def test_export_of_a_run_goes_into_its_folder(tmp_path: Path) -> None:
+def test_export_of_a_run_is_written_into_its_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").touch()
     assert default_path(str(tmp_path / "run"), ".onnx") == tmp_path / "run" / "export" / "model.onnx"
@@ -403,13 +405,13 @@ def test_export_of_a_run_goes_into_its_folder(tmp_path: Path) -> None:
         default_path(small_model(depth=1), ".onnx")
 
 
-def test_result_shows_itself_briefly(made: SimpleNamespace) -> None:
+def test_result_has_a_short_repr(made: SimpleNamespace) -> None:
     assert repr(made.done).startswith(f"ExportResult({made.path}, ")
     assert len(repr(made.done)) < 300
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
-def test_program_for_tensors_and_classes_without_names_is_a_program(suffix: str) -> None:
+def test_example_program_for_tensors_and_unnamed_classes_compiles(suffix: str) -> None:
     fit = Preprocess(image_size=(32, 24), channels=1, mean=(0.5,), std=(0.5,), exif_orientation=False)
     program = usage(Path(f"a{suffix}"), fit, (), "tensors")
     compile(program, "usage", "exec")

@@ -86,7 +86,7 @@ def masked(model: VisionTransformer, num_heads: int, hidden: int) -> VisionTrans
 
 
 @prunable
-def test_a_pruned_model_answers_like_one_whose_least_channels_give_their_mean(
+def test_pruned_model_equals_one_whose_weakest_channels_are_their_mean(
     options: dict[str, Any],
 ) -> None:
     model = four_heads(**options)
@@ -106,7 +106,7 @@ def test_pruning_nothing_changes_nothing(options: dict[str, Any]) -> None:
     assert torch.equal(pruned(images), model(images))
 
 
-def test_pruning_leaves_the_model_as_it_was() -> None:
+def test_pruning_does_not_change_the_original_model() -> None:
     model = four_heads().train()
     before = copy.deepcopy(model.state_dict())
     pruned = prune(model, examples(), num_heads=1)
@@ -129,26 +129,24 @@ def test_pruning_leaves_the_model_as_it_was() -> None:
         ({"head": "none"}, {"num_heads": 2}, "this model has no classes"),
     ],
 )
-def test_what_cannot_be_pruned_is_refused(
-    options: dict[str, Any], asked: dict[str, Any], complaint: str
-) -> None:
+def test_invalid_pruning_is_rejected(options: dict[str, Any], asked: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         prune(four_heads(**options), examples(), **asked)
 
 
-def test_pruning_without_examples_is_refused() -> None:
+def test_pruning_without_examples_is_rejected() -> None:
     with pytest.raises(UserError, match="pruning needs labelled images"):
         prune(four_heads(), [], num_heads=2)
 
 
-def test_a_resnet_is_refused() -> None:
+def test_resnet_is_rejected() -> None:
     with pytest.raises(UserError, match="a ResNet has no tokens to merge"):
         merge_tokens(small_resnet(), 2)
     with pytest.raises(UserError, match="a ResNet has no tokens to merge"):
         prune(small_resnet(), examples(), num_heads=1)
 
 
-def test_a_merged_model_shares_the_weights_and_merging_comes_out_again() -> None:
+def test_merged_model_shares_the_weights_and_merging_is_reversible() -> None:
     model, images = small_model(), random_images(2, 3, 32, 32)
     merged = merge_tokens(model, 3)
     assert merged.config.block.token_merging == 3
@@ -162,7 +160,7 @@ def test_merging_turns_gradient_checkpointing_off() -> None:
     assert not merged.config.training.gradient_checkpointing
 
 
-def test_a_compressed_model_is_saved_loaded_and_trained_on_like_any_other(tmp_path: Any) -> None:
+def test_compressed_model_can_be_saved_loaded_and_trained(tmp_path: Any) -> None:
     small = merge_tokens(prune(four_heads(), examples(), num_heads=1, mlp_ratio=2), 2)
     images = random_images(2, 3, 32, 32)
     save_pretrained(small, tmp_path)
@@ -179,7 +177,7 @@ def test_a_compressed_model_is_saved_loaded_and_trained_on_like_any_other(tmp_pa
 
 
 @pytest.mark.parametrize("family", ["timm", "torchvision", "jax", "deit", "dinov2"])
-def test_other_libraries_refuse_what_they_cannot_run(tmp_path: Any, family: str) -> None:
+def test_conversion_of_a_pruned_or_merged_model_is_rejected(tmp_path: Any, family: str) -> None:
     pruned, merged = prune(four_heads(), examples(), num_heads=2), merge_tokens(four_heads(), 2)
     with pytest.raises(UserError, match="head_dim 4"):
         save_pretrained(pruned, tmp_path, format=family)
@@ -187,7 +185,7 @@ def test_other_libraries_refuse_what_they_cannot_run(tmp_path: Any, family: str)
         save_pretrained(merged, tmp_path, format=family)
 
 
-def test_a_merged_model_is_explained_where_that_is_right_and_refused_where_not() -> None:
+def test_merged_model_is_explained_by_some_methods_and_rejected_by_others() -> None:
     merged, images = merge_tokens(small_model(), 3), random_images(2, 3, 32, 32)
     assert rollout(merged, images).shape == (2, 4, 4)
     assert integrated_gradients(merged, images).shape == (2, 4, 4)

@@ -58,7 +58,7 @@ def done(request: pytest.FixtureRequest, plain, labelled, tmp_path_factory) -> t
     return source, found
 
 
-def test_int8_file_is_opened_as_its_source_and_tells_what_it_is(done) -> None:
+def test_int8_file_opens_like_its_source_and_is_marked_as_int8(done) -> None:
     source, found = done
     engine, before = (OPEN[source.suffix](path) for path in (found.files[0], source))
     assert engine.stored_precision == "int8"
@@ -67,7 +67,7 @@ def test_int8_file_is_opened_as_its_source_and_tells_what_it_is(done) -> None:
     assert not [path for path in found.files[0].parent.iterdir() if path not in found.files]
 
 
-def test_answers_stay_near_those_of_the_source(done) -> None:
+def test_int8_outputs_are_close_to_the_source(done) -> None:
     source, found = done
     after, before = (OPEN[source.suffix](path) for path in (found.files[0], source))
     pixels = torch.from_numpy(np.stack([before.pixels(noise(40, 36, seed=seed)) for seed in (90, 91, 92)]))
@@ -98,7 +98,7 @@ def is_matrix(op: object) -> bool:
     return op.get_type_name() == "Constant" and len(op.get_output_shape(0)) == 2 and op.get_byte_size() > 32
 
 
-def test_comparison_counts_answers_and_bytes(done, labelled) -> None:
+def test_comparison_counts_predictions_and_bytes(done, labelled) -> None:
     source, found = done
     comparison = found.comparison
     engine = OPEN[source.suffix](found.files[0])
@@ -109,7 +109,7 @@ def test_comparison_counts_answers_and_bytes(done, labelled) -> None:
     assert comparison.drop == pytest.approx(1 - comparison.agreement)
 
 
-def test_too_great_a_drop_leaves_layers_in_float_and_then_refuses(
+def test_large_accuracy_drop_keeps_layers_in_float_and_is_finally_rejected(
     plain, labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -139,7 +139,7 @@ class Dropped:
         self.images, self.drop = found.images, drop
 
 
-def test_layers_in_float_stay_as_they_are(plain, labelled, tmp_path: Path) -> None:
+def test_layers_kept_in_float_are_unchanged(plain, labelled, tmp_path: Path) -> None:
     source = plain[".onnx"]
     *_, head = layers_of(onnx.load(source).graph)
     pictures = calibration_batches(OnnxEngine(source), PICTURES, 4, seed=0)
@@ -149,7 +149,7 @@ def test_layers_in_float_stay_as_they_are(plain, labelled, tmp_path: Path) -> No
     assert head in layers_of(onnx.load(tmp_path / "a.onnx").graph)
 
 
-def test_layer_with_an_outlier_among_its_inputs_loses_most(plain, tmp_path: Path) -> None:
+def test_layer_with_an_input_outlier_has_the_largest_error(plain, tmp_path: Path) -> None:
     source = tmp_path / "a.onnx"
     file = onnx.load(plain[".onnx"])
     weight = exportable_model().encoder.blocks[0].mlp.fc1.weight.detach().numpy().T  # (D, 4D)
@@ -173,7 +173,7 @@ def test_layer_with_an_outlier_among_its_inputs_loses_most(plain, tmp_path: Path
     assert losses[fc1] > 10 * max(loss for name, loss in losses.items() if name != fc1)
 
 
-def test_rounding_is_the_share_of_a_channels_energy_that_is_lost() -> None:
+def test_rounding_error_is_the_lost_share_of_a_channels_energy() -> None:
     picture = {"x": np.array([3.0, 4.0]), "rounded": np.array([3.0, 3.0]), "z": np.zeros(2)}
     found = rounding_error({"layer": ("x", "rounded"), "zero": ("z", "z")}, [picture, picture])
     assert found == {"layer": (0 + 1 / 16) / 2, "zero": 0.0}
@@ -184,7 +184,7 @@ def test_worst_layers_come_in_the_order_of_the_graph() -> None:
     assert [worst(losses, share) for share in (0, 1 / 8, 1 / 2)] == [(), ("b",), ("b", "d")]
 
 
-def test_calibration_is_drawn_by_seed_and_leaves_out_what_cannot_be_read(plain, tmp_path: Path) -> None:
+def test_calibration_is_drawn_by_seed_and_skips_unreadable_pictures(plain, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     engine = OnnxEngine(plain[".onnx"])
@@ -207,7 +207,7 @@ def test_calibration_may_be_a_single_picture(plain, labelled, tmp_path: Path) ->
     assert found.calibration_images == 1
 
 
-def test_graph_sees_of_a_calibration_picture_what_it_sees_of_the_original(plain) -> None:
+def test_calibration_picture_and_original_have_nearly_the_same_logits(plain) -> None:
     engine = OpenVinoEngine(plain[".xml"], precision="fp32")
     wide = np.tile(np.linspace(0, 255, 360).astype(np.uint8)[None, :, None], (300, 1, 3))
     (small,) = calibration_batches(engine, [wide], 1, 0)
@@ -225,7 +225,7 @@ def test_graph_sees_of_a_calibration_picture_what_it_sees_of_the_original(plain)
         ("model.onnx", "taken.onnx", "is not overwritten"),
     ],
 )
-def test_wrong_names_are_refused(name, target, complaint, plain, labelled, tmp_path: Path) -> None:
+def test_wrong_names_are_rejected(name, target, complaint, plain, labelled, tmp_path: Path) -> None:
     (tmp_path / "taken.onnx").write_text("mine")
     source = plain[".onnx"].with_name(name)
     with pytest.raises(UserError, match=complaint):
@@ -233,7 +233,7 @@ def test_wrong_names_are_refused(name, target, complaint, plain, labelled, tmp_p
     assert (tmp_path / "taken.onnx").read_text() == "mine"
 
 
-def test_only_files_that_the_format_writes_are_in_the_way(plain, tmp_path: Path) -> None:
+def test_only_existing_files_of_the_format_block_writing(plain, tmp_path: Path) -> None:
     for name in ("both.xml", "both.bin", "lone.onnx", "lone.onnx.data"):
         (tmp_path / name).write_bytes(b"there")
     check_files(plain[".onnx"], tmp_path / "both.onnx")
@@ -252,7 +252,9 @@ def test_int8_file_is_not_quantized_again(done, labelled, tmp_path: Path) -> Non
         quantize_file(path, tmp_path / path.name, calibration=PICTURES, test=labelled)
 
 
-def test_unreadable_test_pictures_are_named_and_many_are_refused(plain, labelled, tmp_path: Path) -> None:
+def test_unreadable_test_pictures_are_named_and_too_many_are_rejected(
+    plain, labelled, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     engine = OnnxEngine(plain[".onnx"])
@@ -275,7 +277,7 @@ def test_calibration_count_is_in_the_file(done) -> None:
     assert OPEN[source.suffix](path).metadata["calibration_images"] == "8"
 
 
-def test_full_disk_is_told_before_anything_is_written(
+def test_full_disk_is_reported_before_anything_is_written(
     plain, labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10_000))
@@ -290,13 +292,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tree(tmp_path_factory.mktemp("data"), dict.fromkeys(NAMES, 10), size=(32, 32))
 
 
-def test_no_picture_is_both_calibrated_with_and_measured_on(data) -> None:
+def test_calibration_and_test_pictures_are_disjoint(data) -> None:
     calibration, test = calibration_and_test(None, NAMES, str(data), None)
     assert len(calibration) > len(test) > 0
     assert not set(map(str, calibration)) & set(map(str, test.sources))
 
 
-def test_run_gives_its_training_images_and_its_test_images(data, tmp_path: Path) -> None:
+def test_run_provides_training_and_test_images(data, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     config = TrainConfig.from_recipe("digits", data=str(data))

@@ -35,7 +35,7 @@ def distance(picture: np.ndarray, preprocess: Preprocess) -> np.ndarray:
     interpolation=st.sampled_from(["bilinear", "bicubic", "lanczos"]),
     seed=st.integers(0, 9),
 )
-def test_any_size_becomes_what_pillow_makes_of_it(
+def test_resize_of_any_size_matches_pillow(
     size: tuple[int, int],
     wanted: tuple[int, int],
     resize: str,
@@ -50,7 +50,7 @@ def test_any_size_becomes_what_pillow_makes_of_it(
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("size", [(600, 400), (400, 600), (701, 33), (35, 1300), (224, 224), (7, 5)])
-def test_photographs_sizes_come_out_as_pillow_makes_them(size: tuple[int, int], interpolation: str) -> None:
+def test_resize_of_photographs_matches_pillow(size: tuple[int, int], interpolation: str) -> None:
     fit = Preprocess(image_size=(96, 64), crop_pct=0.9, interpolation=interpolation)
     apart = distance(noise(*size), fit)
     assert apart.max() <= 1
@@ -59,14 +59,14 @@ def test_photographs_sizes_come_out_as_pillow_makes_them(size: tuple[int, int], 
 
 @pytest.mark.parametrize("size", [(40, 30), (25, 25), (11, 60), (99, 97)])
 @pytest.mark.parametrize("resize", ["crop", "squash"])
-def test_nearest_takes_the_pixel_that_pillow_takes(size: tuple[int, int], resize: str) -> None:
+def test_nearest_matches_pillow(size: tuple[int, int], resize: str) -> None:
     fit = Preprocess(image_size=(16, 12), resize=resize, interpolation="nearest")
     picture = noise(*size)
     assert (resized(picture, fit) == fit.pixels(picture)).mean() > 0.9  # centres between two
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
-def test_the_model_own_size_stays_as_it_is(interpolation: str) -> None:
+def test_image_of_the_models_size_is_unchanged(interpolation: str) -> None:
     picture = noise(32, 24)
     found = resized(picture, Preprocess(image_size=(32, 24), interpolation=interpolation))
     np.testing.assert_array_equal(found, picture.transpose(2, 0, 1))
@@ -90,7 +90,7 @@ def test_rows_of_weights_sum_to_one(interpolation: str, size: int, out: int) -> 
     crop_rounding=st.sampled_from(["down", "even"]),
     interpolation=st.sampled_from(["bilinear", "bicubic", "lanczos"]),
 )
-def test_a_resize_to_whole_pixels_and_a_crop_are_pillows_too(
+def test_resize_to_whole_pixels_with_crop_matches_pillow(
     size: tuple[int, int], wanted: tuple[int, int], resize_to: tuple[int, int], **rule: str
 ) -> None:
     fit = Preprocess(image_size=wanted, resize_to=resize_to, mean=(0.2, 0.4, 0.6), **rule)
@@ -104,7 +104,7 @@ def in_integers(fit: Preprocess, height: int, width: int) -> tuple[int, ...]:
     return tuple(int(side) for side in found)
 
 
-def test_the_graph_resizes_photographs_to_the_sizes_that_timm_and_torchvision_do() -> None:
+def test_resized_sizes_equal_timm_and_torchvision() -> None:
     generator = np.random.default_rng(0)
     for resize, side_rounding in (("crop", "down"), ("crop", "nearest"), ("border", "nearest")):
         sides = (256, 256) if side_rounding == "down" else (256, 192)
@@ -116,7 +116,7 @@ def test_the_graph_resizes_photographs_to_the_sizes_that_timm_and_torchvision_do
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("size", [(333, 500), (500, 333), (37, 41), (99, 131), (35, 1300), (1300, 35)])
 @pytest.mark.parametrize("resize", ["crop", "border"])
-def test_photographs_come_out_of_a_whole_resize_as_pillow_makes_them(
+def test_resize_of_photographs_to_whole_pixels_matches_pillow(
     size: tuple[int, int], resize: str, interpolation: str
 ) -> None:
     rule = {"resize": resize, "resize_to": (110, 110), "crop_rounding": "down"}

@@ -15,7 +15,7 @@ def test_same_logits_agree_entirely() -> None:
     check_agreement(found, "model.onnx")
 
 
-def test_another_class_first_is_refused_with_the_numbers() -> None:
+def test_different_top_class_is_rejected_with_the_numbers() -> None:
     other = OWN.clone()
     other[1] = torch.tensor([1.0, 4.0, 0.0])
     found = agreement(OWN, other)
@@ -24,7 +24,7 @@ def test_another_class_first_is_refused_with_the_numbers() -> None:
         check_agreement(found, "model.onnx")
 
 
-def test_between_classes_just_as_probable_either_may_come_first() -> None:
+def test_equally_probable_classes_may_be_swapped() -> None:
     own = torch.tensor([[1.0, 1.0, 0.0]])
     other = torch.tensor([[1.0, 1.0 + 1e-6, 0.0]])
     check_agreement(agreement(own, other), "model.onnx")
@@ -32,7 +32,7 @@ def test_between_classes_just_as_probable_either_may_come_first() -> None:
     assert agreement(apart, apart[:, [1, 0, 2]]).same == 0
 
 
-def test_same_class_with_other_logits_is_refused() -> None:
+def test_same_class_with_different_logits_is_rejected() -> None:
     found = agreement(OWN, OWN + 0.01)
     assert found.same == 2
     with pytest.raises(UserError, match="outputs differ from the model"):
@@ -40,7 +40,7 @@ def test_same_class_with_other_logits_is_refused() -> None:
     check_agreement(agreement(OWN, OWN + 0.01, tolerance=0.01), "model.onnx")
 
 
-def test_no_number_is_refused() -> None:
+def test_nan_logits_are_rejected() -> None:
     for value in (float("nan"), float("inf")):
         other = OWN.clone()
         other[0, 1] = value
@@ -48,7 +48,7 @@ def test_no_number_is_refused() -> None:
             check_agreement(agreement(OWN, other), "model.onnx")
 
 
-def test_answers_to_other_classes_are_refused() -> None:
+def test_different_number_of_classes_is_rejected() -> None:
     with pytest.raises(UserError, match=r"\(2, 2\)"):
         agreement(OWN, OWN[:, :2])
 

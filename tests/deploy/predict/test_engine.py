@@ -33,7 +33,7 @@ class Sums(Engine):
         return torch.stack([flat.sum(dim=1), torch.full((len(flat),), float(flat.shape[1]))], dim=1)
 
 
-def test_pictures_of_one_size_go_together_and_come_back_in_order() -> None:
+def test_pictures_of_one_size_are_batched_and_results_keep_their_order() -> None:
     sizes = [(4, 5), (2, 3), (4, 5), (5, 4), (2, 3)]
     pictures = [noise(*size, seed=seed).transpose(2, 0, 1) for seed, size in enumerate(sizes)]
     engine = Sums()
@@ -69,20 +69,20 @@ def test_exported_file_or_its_folder_is_opened_in_its_runtime(
         open_engine(tmp_path, device="cuda")
 
 
-def test_folder_with_several_files_is_refused_with_their_names(tmp_path: Path) -> None:
+def test_folder_with_several_files_is_rejected_with_their_names(tmp_path: Path) -> None:
     for name in ("b.onnx", "a.xml"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(ExportedModelError, match=r"2 exported models, a\.xml, b\.onnx; name one"):
         open_engine(tmp_path)
 
 
-def test_program_of_torch_is_not_opened_by_its_name(tmp_path: Path) -> None:
+def test_pt2_file_is_rejected_because_loading_runs_code(tmp_path: Path) -> None:
     (tmp_path / "model.pt2").write_bytes(b"")
     with pytest.raises(ExportedModelError, match="runs code"):
         open_engine(tmp_path / "model.pt2")
 
 
-def test_model_without_head_gives_features_and_no_probabilities() -> None:
+def test_model_without_head_returns_features_and_no_probabilities() -> None:
     model, fit = small_model(depth=1, head="none"), Preprocess(image_size=(32, 32))
     engine = TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu")
     assert (engine.num_classes, engine.class_names) == (0, ())
@@ -95,7 +95,7 @@ def test_model_without_head_gives_features_and_no_probabilities() -> None:
         engine.probabilities(pixels)
 
 
-def test_digest_is_of_the_weights_whatever_holds_them(tmp_path: Path) -> None:
+def test_digest_depends_on_the_weights_only(tmp_path: Path) -> None:
     model, fit = small_model(depth=1, class_names=("a", "b", "c", "d", "e")), Preprocess(image_size=(32, 32))
     first = TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu")
     vs.save_pretrained(with_preprocess(model, fit), tmp_path / "saved")
@@ -107,14 +107,14 @@ def test_digest_is_of_the_weights_whatever_holds_them(tmp_path: Path) -> None:
     assert TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu").digest != first.digest
 
 
-def test_engine_has_the_name_that_it_was_opened_by(tmp_path: Path) -> None:
+def test_engine_is_named_after_its_folder_or_repository(tmp_path: Path) -> None:
     vs.save_pretrained(small_model(depth=1), tmp_path / "saved")
     assert open_engine(tmp_path / "saved").name == "saved"
     assert name_of(f"timm:{tmp_path}/saved") == "saved"  # no folder above it is told to clients
     assert name_of("owner/model") == "owner/model"
 
 
-def test_torch_engine_answers_with_probabilities_of_the_model() -> None:
+def test_torch_engine_returns_the_models_probabilities() -> None:
     model, fit = small_model(depth=1), Preprocess(image_size=(32, 32))
     engine = TorchEngine(with_preprocess(model, fit), precision="fp32", device="cpu")
     pixels = torch.from_numpy(np.stack([engine.pixels(noise(40, 50, seed=seed)) for seed in range(3)]))

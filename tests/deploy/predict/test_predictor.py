@@ -50,7 +50,7 @@ def scores(answer: list[Prediction], K: int = 5) -> np.ndarray:
     return found
 
 
-def test_path_text_bytes_image_and_array_get_the_same_answer(tmp_path: Path) -> None:
+def test_path_text_bytes_image_and_array_have_equal_predictions(tmp_path: Path) -> None:
     path = write_picture(tmp_path / "a.png", size=(40, 30))
     sources = [path, str(path), path.read_bytes(), Image.open(path), pixels_of(path)]
     predict = predictor()
@@ -58,7 +58,7 @@ def test_path_text_bytes_image_and_array_get_the_same_answer(tmp_path: Path) -> 
     assert all(answer == answers[0] for answer in answers)
 
 
-def test_one_picture_gets_one_list_of_predictions_however_it_comes(tmp_path: Path) -> None:
+def test_single_picture_returns_one_list_of_predictions(tmp_path: Path) -> None:
     path = write_picture(tmp_path / "a.png", size=(40, 30))
     predict = predictor()
     (expected,) = predict([path], top_k=3)
@@ -70,7 +70,7 @@ def test_one_picture_gets_one_list_of_predictions_however_it_comes(tmp_path: Pat
     assert list(find_images(str(path))) == list(find_images(path)) == [str(path)]
 
 
-def test_predictor_takes_a_model_a_reference_or_an_engine_and_shows_itself_briefly(tmp_path: Path) -> None:
+def test_predictor_accepts_a_model_a_reference_or_an_engine_and_has_a_short_repr(tmp_path: Path) -> None:
     image = noise(50, 40)
     model = small_model(class_names=NAMES)
     folder = save_pretrained(model, tmp_path / "small")
@@ -86,7 +86,7 @@ def test_predictor_takes_a_model_a_reference_or_an_engine_and_shows_itself_brief
         Predictor(engine, precision="fp32")
 
 
-def test_notebook_shows_the_picture_of_a_prediction(tmp_path: Path) -> None:
+def test_predictions_display_their_picture_in_a_notebook(tmp_path: Path) -> None:
     path = write_picture(tmp_path / "a.png", size=(400, 300))
     found = predictor(class_names=("<b>", *NAMES[1:]))(path)
     assert found == list(found)
@@ -101,7 +101,7 @@ def test_notebook_shows_the_picture_of_a_prediction(tmp_path: Path) -> None:
     assert found._repr_html_().count("<tr>") == 5
 
 
-def test_predictions_make_a_data_frame() -> None:
+def test_predictions_convert_to_a_data_frame() -> None:
     pandas = pytest.importorskip("pandas")
     predictions = predictor()(noise(50, 40), top_k=3)
     frame = pandas.DataFrame(predictions)
@@ -126,7 +126,7 @@ def test_predictor_explains_one_picture_or_several() -> None:
         predict.explain(image, method="rollout", target=1)
 
 
-def test_several_pictures_may_come_in_any_iterable() -> None:
+def test_pictures_may_be_any_iterable() -> None:
     predict, images = predictor(batch_size=2), pictures(3)
     assert predict(iter(images)) == predict(tuple(images)) == predict(images)
 
@@ -141,13 +141,13 @@ def test_several_pictures_may_come_in_any_iterable() -> None:
         ([None], "not a value of type NoneType"),
     ],
 )
-def test_what_is_no_picture_is_rejected_by_its_type(images: Any, reason: str) -> None:
+def test_non_picture_is_rejected_with_its_type(images: Any, reason: str) -> None:
     with pytest.raises(ImageError, match=reason):
         predictor()(images)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 32])
-def test_batch_is_answered_as_each_picture_alone_and_in_order(batch_size: int) -> None:
+def test_batch_equals_single_predictions_in_order(batch_size: int) -> None:
     images = pictures(7)
     one_by_one = predictor()
     alone = [scores(one_by_one([image])[0]) for image in images]
@@ -156,7 +156,7 @@ def test_batch_is_answered_as_each_picture_alone_and_in_order(batch_size: int) -
     assert np.ptp(alone, axis=0).max() > 1e-3  # the pictures do differ
 
 
-def test_answer_is_the_model_own(tmp_path: Path) -> None:
+def test_predictions_equal_the_models_output(tmp_path: Path) -> None:
     model = small_model(class_names=NAMES)
     fit = Preprocess(image_size=(32, 32), crop_pct=0.8, mean=(0.2, 0.3, 0.4))
     image = noise(50, 40)
@@ -176,7 +176,7 @@ def test_all_classes_are_sorted_and_sum_to_one() -> None:
 
 
 @pytest.mark.parametrize(("top_k", "given"), [(1, 1), (3, 3), (5, 5), (99, 5)])
-def test_top_k_limits_the_answer_to_the_most_probable(top_k: int, given: int) -> None:
+def test_top_k_returns_the_most_probable_classes(top_k: int, given: int) -> None:
     predict = predictor()
     for some, everything in zip(
         predict(pictures(2), top_k=top_k), predict(pictures(2), top_k=5), strict=True
@@ -189,11 +189,11 @@ def test_without_class_names_the_index_is_the_label() -> None:
         assert guess.label == str(guess.index)
 
 
-def test_no_pictures_get_no_answers() -> None:
+def test_empty_input_returns_no_predictions() -> None:
     assert predictor()([]) == []
 
 
-def test_model_folder_gives_the_predictor_with_its_preprocessing(tmp_path: Path) -> None:
+def test_model_folder_is_loaded_with_its_preprocessing(tmp_path: Path) -> None:
     model = small_model(class_names=NAMES)
     fit = Preprocess(image_size=(32, 32), resize="squash", std=(0.3, 0.3, 0.3))
     save_pretrained(with_preprocess(model, fit), tmp_path / "model")
@@ -215,13 +215,13 @@ def test_unreadable_picture_is_named(tmp_path: Path, position: int) -> None:
         predictor()(images)
 
 
-def test_model_without_a_head_is_refused() -> None:
+def test_model_without_a_head_is_rejected() -> None:
     with pytest.raises(UserError, match="no head"):
         predictor(head="none")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "auto"])
-def test_a_resnet_answers_as_it_does_by_itself(tmp_path: Path, precision: str) -> None:
+def test_resnet_predictions_equal_the_models_output(tmp_path: Path, precision: str) -> None:
     model = small_resnet(class_names=NAMES)
     fit = default_preprocess(model.config)
     image = noise(50, 40)
@@ -235,19 +235,19 @@ def test_a_resnet_answers_as_it_does_by_itself(tmp_path: Path, precision: str) -
 
 
 @pytest.mark.parametrize("top_k", [0, -1])
-def test_top_k_below_one_is_refused(top_k: int) -> None:
+def test_top_k_below_one_is_rejected(top_k: int) -> None:
     with pytest.raises(UserError, match=f"at least 1, not {top_k}"):
         predictor()(pictures(1), top_k=top_k)
 
 
 @pytest.mark.parametrize("options", [{"precision": "fp8"}, {"device": "nonsense"}])
-def test_precision_and_device_that_are_not_there_are_refused(options: dict[str, str]) -> None:
+def test_unavailable_precision_and_device_are_rejected(options: dict[str, str]) -> None:
     model = small_model()
     with pytest.raises(UserError, match=next(iter(options))):
         Predictor(TorchEngine(model, **options))([noise(32, 32)])
 
 
-def test_bf16_answers_like_fp32() -> None:
+def test_bf16_predictions_are_close_to_fp32() -> None:
     images = pictures(12)
     exact = np.stack([scores(answer) for answer in predictor("fp32")(images)])
     rounded = np.stack([scores(answer) for answer in predictor("bf16")(images)])
@@ -260,7 +260,7 @@ def test_bf16_answers_like_fp32() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "auto"])
-def test_model_stored_in_bf16_answers_in_any_precision(tmp_path: Path, precision: str) -> None:
+def test_model_stored_in_bf16_runs_in_any_precision(tmp_path: Path, precision: str) -> None:
     model = small_model(class_names=NAMES)
     expected = scores(Predictor(TorchEngine(model, device="cpu"))(pictures(1))[0])
     save_pretrained(model.to(torch.bfloat16), tmp_path)
@@ -268,7 +268,7 @@ def test_model_stored_in_bf16_answers_in_any_precision(tmp_path: Path, precision
     np.testing.assert_allclose(scores(loaded(pictures(1))[0]), expected, atol=3e-2)
 
 
-def test_answers_need_no_gradient_and_leave_dropout_off() -> None:
+def test_prediction_computes_no_gradient_and_disables_dropout() -> None:
     model = small_model(dropout=0.5, class_names=NAMES).train()
     predict = Predictor(TorchEngine(model, precision="fp32", device="cpu"))
     assert predict(pictures(2)) == predict(pictures(2))
@@ -308,9 +308,7 @@ FOUND = ["z.PNG", *(f"a/{n:03}.png" for n in range(4)), *(f"b/{n:03}.png" for n 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_folder_is_answered_in_order_with_a_reason_for_what_cannot_be_read(
-    folder: Path, workers: int
-) -> None:
+def test_folder_is_predicted_in_order_with_reasons_for_unreadable_files(folder: Path, workers: int) -> None:
     predict = predictor(batch_size=2)
     answers = list(predict.predict_folder(folder, 3, workers=workers))
     assert [str(Path(answer.image).relative_to(folder)) for answer in answers] == FOUND
@@ -326,7 +324,7 @@ def test_folder_is_answered_in_order_with_a_reason_for_what_cannot_be_read(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_files_are_taken_only_a_few_batches_ahead(folder: Path, workers: int) -> None:
+def test_files_are_read_only_a_few_batches_ahead(folder: Path, workers: int) -> None:
     taken = []
 
     def endless() -> Iterator[str]:
@@ -341,7 +339,7 @@ def test_files_are_taken_only_a_few_batches_ahead(folder: Path, workers: int) ->
     stream.close()
 
 
-def test_batch_of_nothing_but_unreadable_files_is_no_fault(tmp_path: Path) -> None:
+def test_batch_of_unreadable_files_only_is_accepted(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.png" for number in range(5)]
     for workers in (0, 2):
         answers = list(predictor(batch_size=2).stream(paths, workers=workers))
@@ -361,7 +359,7 @@ class Ragged(TorchEngine):
         return super().probabilities(pixels[:, :, :8, :8].repeat(1, 1, 4, 4))
 
 
-def test_engine_with_pixels_of_its_own_answers_pictures_of_many_sizes(tmp_path: Path) -> None:
+def test_engine_with_own_preprocessing_predicts_pictures_of_many_sizes(tmp_path: Path) -> None:
     paths = [write_picture(tmp_path / f"{n}.png", size=(8 + n, 12 - n), seed=n) for n in (0, 4, 1, 4)]
     model = small_model(class_names=NAMES)
     engine = Ragged(model, precision="fp32", device="cpu")
@@ -371,7 +369,7 @@ def test_engine_with_pixels_of_its_own_answers_pictures_of_many_sizes(tmp_path: 
     np.testing.assert_allclose(together, alone, atol=1e-6)
 
 
-def test_folder_that_is_none_and_options_that_make_no_sense_are_refused_at_once(tmp_path: Path) -> None:
+def test_missing_folder_and_invalid_options_are_rejected_immediately(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere: no such folder"):
         predictor().predict_folder(tmp_path / "nowhere")
     with pytest.raises(UserError, match="top_k must be at least 1, not 0"):

@@ -76,7 +76,7 @@ def whole(engine: Engine, folder: Path, tmp_path_factory: pytest.TempPathFactory
     return rows(out)
 
 
-def test_every_picture_has_a_line_in_order_and_the_unreadable_their_reason(
+def test_each_picture_has_a_line_in_order_and_unreadable_ones_a_reason(
     whole: list[dict[str, object]], folder: Path, engine: Engine
 ) -> None:
     assert [row["image"] for row in whole] == list(find_images([folder]))
@@ -92,7 +92,7 @@ def test_every_picture_has_a_line_in_order_and_the_unreadable_their_reason(
 
 @pytest.mark.parametrize("torn", [0, 1, 40])
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_run_that_ended_anywhere_goes_on_and_has_every_picture_once(
+def test_job_interrupted_anywhere_resumes_with_each_picture_once(
     suffix: str, torn: int, engine: Engine, folder: Path, tmp_path: Path, whole: list[dict[str, object]]
 ) -> None:
     if suffix == ".parquet":
@@ -110,7 +110,7 @@ def test_run_that_ended_anywhere_goes_on_and_has_every_picture_once(
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_finished_file_is_left_as_it_is_when_resumed(
+def test_finished_file_is_unchanged_when_resumed(
     suffix: str, engine: Engine, folder: Path, tmp_path: Path
 ) -> None:
     if suffix == ".parquet":
@@ -122,7 +122,7 @@ def test_finished_file_is_left_as_it_is_when_resumed(
     assert out.read_bytes() == before
 
 
-def test_pictures_that_came_later_are_added_to_lines_and_refused_by_finished_parquet(
+def test_new_pictures_are_appended_to_jsonl_and_rejected_by_finished_parquet(
     engine: Engine, tmp_path: Path
 ) -> None:
     pytest.importorskip("pyarrow")
@@ -137,7 +137,7 @@ def test_pictures_that_came_later_are_added_to_lines_and_refused_by_finished_par
         predict(engine, folder, tmp_path / "o.parquet", resume=True)
 
 
-def test_picture_that_is_named_twice_is_answered_twice_across_runs(engine: Engine, tmp_path: Path) -> None:
+def test_picture_listed_twice_is_predicted_twice_after_resume(engine: Engine, tmp_path: Path) -> None:
     path = str(write_picture(tmp_path / "a.png"))
     (answer,) = Predictor(engine).stream([path], workers=0)
     with ResultFile(tmp_path / "o.jsonl", engine) as file:
@@ -157,7 +157,7 @@ def test_picture_that_is_named_twice_is_answered_twice_across_runs(engine: Engin
     ],
 )
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_file_of_another_model_preprocessing_or_top_k_is_refused_with_the_difference(
+def test_resume_with_other_model_preprocessing_or_top_k_is_rejected_with_the_difference(
     other: dict[str, object], top_k: int, said: str, suffix: str, engine: Engine, folder: Path, tmp_path: Path
 ) -> None:
     if suffix == ".parquet":
@@ -170,7 +170,7 @@ def test_file_of_another_model_preprocessing_or_top_k_is_refused_with_the_differ
     assert out.read_bytes() == before
 
 
-def test_existing_file_is_refused_and_not_touched(engine: Engine, tmp_path: Path) -> None:
+def test_existing_file_is_rejected_and_not_touched(engine: Engine, tmp_path: Path) -> None:
     for name, there in (("o.jsonl", "o.jsonl"), ("o.parquet", "o.parquet.partial.jsonl")):
         (tmp_path / there).write_text("mine")
         with pytest.raises(UserError, match=f"{there} exists: resume it"):
@@ -181,7 +181,7 @@ def test_existing_file_is_refused_and_not_touched(engine: Engine, tmp_path: Path
 
 
 @pytest.mark.parametrize("line", ["{}", "null", "text", '["image"]'])
-def test_line_that_is_no_answer_is_named(line: str, engine: Engine, folder: Path, tmp_path: Path) -> None:
+def test_invalid_line_is_named(line: str, engine: Engine, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl"
     predict(engine, folder, out, stop_after=2)
     with open(out, "a", encoding="utf-8") as file:
@@ -198,13 +198,13 @@ def test_line_that_is_no_answer_is_named(line: str, engine: Engine, folder: Path
         ("d.jsonl", "a folder"),
     ],
 )
-def test_file_that_cannot_be_is_refused(name: str, said: str, engine: Engine, tmp_path: Path) -> None:
+def test_invalid_output_path_is_rejected(name: str, said: str, engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").mkdir()
     with pytest.raises(UserError, match=said):
         ResultFile(tmp_path / name, engine, resume=True)
 
 
-def test_parquet_without_its_library_is_refused_before_anything_is_predicted(
+def test_parquet_without_its_library_is_rejected_before_anything_is_predicted(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -213,7 +213,7 @@ def test_parquet_without_its_library_is_refused_before_anything_is_predicted(
     assert not list(tmp_path.iterdir())
 
 
-def test_second_writer_is_refused(engine: Engine, tmp_path: Path) -> None:
+def test_second_writer_is_rejected(engine: Engine, tmp_path: Path) -> None:
     with (
         ResultFile(tmp_path / "o.jsonl", engine),
         pytest.raises(UserError, match="is in use by another process"),
@@ -223,7 +223,7 @@ def test_second_writer_is_refused(engine: Engine, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_full_disk_is_said_with_the_way_out_and_only_once(engine: Engine, tmp_path: Path) -> None:
+def test_full_disk_is_reported_once_with_advice(engine: Engine, tmp_path: Path) -> None:
     said = r"o\.jsonl: predictions cannot be written: No space left .*can be resumed"
     with pytest.raises(UserError, match=said), ResultFile(tmp_path / "o.jsonl", engine) as file:
         fill_disk(file)
@@ -237,7 +237,7 @@ def fill_disk(file: ResultFile) -> None:
         file.write(ImageResult(f"{number}.png", [], "x" * 100))
 
 
-def test_names_that_are_no_utf8_survive_in_both_formats(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_survive_in_both_formats(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     odd, label = os.fsdecode(b"\xe9.png"), os.fsdecode(b"\xe9t\xe9")  # a folder of pictures names its class
     engine = engine_of(names=(label, *NAMES[1:]))

@@ -57,7 +57,7 @@ def test_any_class_names_survive_as_ascii(names: list[str]) -> None:
     assert again["preprocess"] == PREPROCESS
 
 
-def test_file_and_its_weights_beside_it_make_the_digest(tmp_path: Path) -> None:
+def test_digest_covers_the_file_and_its_external_weights(tmp_path: Path) -> None:
     def digest(name: str) -> str:
         return Told(tmp_path / name, metadata()).digest
 
@@ -69,21 +69,21 @@ def test_file_and_its_weights_beside_it_make_the_digest(tmp_path: Path) -> None:
     assert (digest("a.onnx") == first[0], digest("a.xml") == first[1]) == (True, False)
 
 
-def test_architecture_is_read_where_this_version_knows_its_options() -> None:
+def test_architecture_is_read_if_this_version_knows_its_options() -> None:
     for config in (small_config(), ResNetConfig(layers=(1,), image_size=32)):
         assert Told(FILE, metadata(model=config.to_dict())).architecture == config.summary
     assert Told(FILE, metadata(model={"of_the_future": 1})).architecture == ""
     assert Told(FILE, metadata(model={})).architecture == ""
 
 
-def test_keys_are_plain_json_that_anybody_reads() -> None:
+def test_metadata_values_are_plain_json() -> None:
     texts = metadata()
     assert json.loads(texts["class_names"]) == ["ant", "bee", "cat", "dog", "eel"]
     assert json.loads(texts["preprocess"])["crop_pct"] == 0.9
     assert json.loads(texts["input"]) == "pictures"
 
 
-def test_unknown_keys_are_let_alone() -> None:
+def test_unknown_keys_are_ignored() -> None:
     assert read_metadata(metadata() | {"author": "me"}, FILE) == read_metadata(metadata(), FILE)
 
 
@@ -91,7 +91,7 @@ def test_input_mode_of_an_earlier_version_is_read() -> None:
     assert read_metadata(metadata(input="pixels"), FILE)["input"] == "tensors"
 
 
-def test_foreign_file_is_refused_with_what_is_missing() -> None:
+def test_foreign_file_is_rejected_with_the_missing_keys() -> None:
     with pytest.raises(ExportedModelError, match=r"model\.onnx: not written by .*class_names"):
         read_metadata({"author": "me"}, FILE)
 
@@ -110,7 +110,7 @@ def test_foreign_file_is_refused_with_what_is_missing() -> None:
         ("preprocess", '{"image_size": [2, 2], "crop_pct": 7}', "crop_pct"),
     ],
 )
-def test_broken_metadata_is_refused_and_the_file_named(key: str, text: str, reason: str) -> None:
+def test_broken_metadata_is_rejected_naming_the_file(key: str, text: str, reason: str) -> None:
     with pytest.raises(ExportedModelError, match=r"model\.onnx") as refused:
         read_metadata(metadata() | {key: text}, FILE)
     assert reason in str(refused.value)
@@ -131,7 +131,7 @@ def test_whole_picture_is_upright_and_in_the_model_colours() -> None:
     assert dataclasses.replace(grey, exif_orientation=False).whole_pixels(turned).shape == (1, 6, 9)
 
 
-def test_what_is_no_picture_is_refused() -> None:
+def test_non_picture_is_rejected() -> None:
     with pytest.raises(ImageError):
         Preprocess(image_size=(8, 8)).whole_pixels(b"no picture")
     five = Preprocess(image_size=(8, 8), channels=5, mean=(0.5,) * 5, std=(0.5,) * 5)

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_pretrained(small_model(), tmp_path_factory.mktemp("model"))
 
 
-def test_rate_is_of_the_median_batch_and_its_share_of_the_ceiling() -> None:
+def test_throughput_is_of_the_median_batch_with_its_share_of_the_ceiling() -> None:
     assert measured().images_per_second == pytest.approx(20)
     assert measured().share == pytest.approx(0.5)
     assert measured(flops=None).share is None
@@ -51,7 +51,7 @@ class Clock:
         self.now += seconds
 
 
-def test_steps_take_turns_after_one_that_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_alternate_after_an_untimed_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
     def step(name: str) -> Callable[[], None]:
@@ -65,7 +65,7 @@ def test_steps_take_turns_after_one_that_is_not_timed(monkeypatch: pytest.Monkey
         order.clear()
 
 
-def test_steps_that_take_longer_than_all_the_time_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_longer_than_the_time_limit_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     steps = [lambda: clock.wait(50), lambda: clock.wait(0.25), lambda: clock.wait(9)]
     times = take_turns(steps, rounds=ROUNDS, seconds=1)
@@ -112,7 +112,7 @@ def test_named_size_has_random_weights_and_a_head() -> None:
     assert found.description.endswith(", random weights, on cpu")
 
 
-def test_exported_file_is_measured_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exported_file_is_measured_unchanged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = folder.parent / "model.onnx"
     file.touch()
     opened = []
@@ -139,25 +139,23 @@ class Exported:
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
-def test_batch_of_nothing_is_refused(folder: Path, batch_size: int) -> None:
+def test_batch_of_nothing_is_rejected(folder: Path, batch_size: int) -> None:
     with pytest.raises(UserError, match=f"at least 1 image, not {batch_size}"):
         Benchmark.open(folder, precisions=["fp32"], device="cpu").measure([8, batch_size], seconds=0)
 
 
-def test_model_that_is_not_there_is_refused() -> None:
+def test_missing_model_is_rejected() -> None:
     with pytest.raises(UserError, match="vit_b61"):
         Benchmark.open("vit_b61", precisions=["fp32"])
 
 
-def test_a_model_without_a_head_is_measured_by_its_features(tmp_path: Path) -> None:
+def test_model_without_a_head_is_measured_on_its_features(tmp_path: Path) -> None:
     save_pretrained(small_model(depth=1, head="none"), tmp_path)
     (row,) = Benchmark.open(tmp_path, precisions=["fp32"], device="cpu").measure([1], seconds=0)
     assert row.seconds
 
 
-def test_bf16_is_left_out_where_the_device_would_emulate_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bf16_is_skipped_on_devices_that_emulate_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "has_bf16", lambda device: False)
     found = Benchmark.open(folder, precisions=["fp32", "bf16"], device="cpu")
     assert list(found.engines) == ["fp32"]

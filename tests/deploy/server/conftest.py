@@ -14,7 +14,7 @@ def engine() -> TorchEngine:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def decoding_in_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+def decode_in_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     """Decode in threads, except in the test of decoding itself."""
     with pytest.MonkeyPatch.context() as patch:
         if not request.module.__name__.endswith("test_decoder_pool"):

@@ -29,7 +29,7 @@ from vitascope.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.explain.rollout import rollout
 
 
-def test_raw_body_and_form_get_the_predictor_s_answer(engine: TorchEngine) -> None:
+def test_raw_body_and_form_match_the_predictor(engine: TorchEngine) -> None:
     files = [picture(seed) for seed in range(3)]
     expected = Predictor(engine)(files, top_k=2)
 
@@ -88,7 +88,7 @@ def served_kinds(engine: TorchEngine) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", pictures_of_every_kind())
-def test_picture_of_every_kind_is_answered_as_without_the_server(
+def test_every_kind_of_picture_matches_the_library(
     kind: str, engine: TorchEngine, served_kinds: dict[str, np.ndarray]
 ) -> None:
     pixels = engine.preprocess.pixels(pictures_of_every_kind()[kind])
@@ -96,7 +96,7 @@ def test_picture_of_every_kind_is_answered_as_without_the_server(
     np.testing.assert_allclose(served_kinds[kind], alone, atol=1e-6)
 
 
-def test_pictures_that_are_computed_together_are_answered_as_alone(engine: TorchEngine) -> None:
+def test_batched_pictures_match_single_pictures(engine: TorchEngine) -> None:
     files = [picture(seed) for seed in range(6)]
 
     async def story() -> None:
@@ -126,7 +126,7 @@ def test_embedding_is_the_model_s(engine: TorchEngine) -> None:
     play(story())
 
 
-def test_explanation_is_the_library_s_as_numbers_and_as_a_picture(engine: TorchEngine) -> None:
+def test_explanation_matches_the_library_as_numbers_and_as_a_picture(engine: TorchEngine) -> None:
     pixels = engine.pixels(picture())
     images = engine.preprocess.normalize(torch.from_numpy(pixels)[None])
 
@@ -161,7 +161,7 @@ def test_explanation_is_the_library_s_as_numbers_and_as_a_picture(engine: TorchE
         ("format=gif", "query.format"),
     ],
 )
-def test_explanation_that_cannot_be_had_is_refused(query: str, said: str, engine: TorchEngine) -> None:
+def test_impossible_explanation_is_rejected(query: str, said: str, engine: TorchEngine) -> None:
     async def story() -> None:
         async with serving(engine) as client:
             assert said in refusal(await client.post(f"/v1/explain?{query}", content=picture()), 422)
@@ -169,7 +169,7 @@ def test_explanation_that_cannot_be_had_is_refused(query: str, said: str, engine
     play(story())
 
 
-def test_model_that_does_not_attend_explains_what_it_can() -> None:
+def test_model_without_attention_offers_the_other_methods() -> None:
     model = small_resnet()
     resnet = TorchEngine(model, precision="fp32", device="cpu")
 
@@ -182,7 +182,7 @@ def test_model_that_does_not_attend_explains_what_it_can() -> None:
     play(story())
 
 
-def test_model_without_a_head_is_served_but_for_classes() -> None:
+def test_model_without_a_head_serves_everything_except_classes() -> None:
     engine = torch_engine(head="none", class_names=())
 
     async def story() -> None:
@@ -204,7 +204,7 @@ def test_model_without_a_head_is_served_but_for_classes() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/embed", "/v1/explain"])
-def test_exported_file_answers_predictions_only_and_says_so(path: str) -> None:
+def test_exported_file_serves_predictions_only_with_clear_errors(path: str) -> None:
     async def story() -> None:
         async with serving(HeldEngine()) as client:
             said = refusal(await client.post(path, content=grey(1)), 501)
@@ -234,7 +234,7 @@ def test_model_page_and_metrics_name_the_model_that_is_served() -> None:
     play(story())
 
 
-def test_model_page_tells_classes_preprocessing_and_limits(engine: TorchEngine) -> None:
+def test_model_page_lists_classes_preprocessing_and_limits(engine: TorchEngine) -> None:
     async def story() -> None:
         async with serving(engine, max_body_mb=3) as client:
             about = (await client.get("/v1/model")).json()
@@ -246,7 +246,7 @@ def test_model_page_tells_classes_preprocessing_and_limits(engine: TorchEngine) 
     play(story())
 
 
-def test_metrics_count_requests_by_route_and_what_the_model_did() -> None:
+def test_metrics_count_requests_by_route_and_model_batches() -> None:
     async def story() -> None:
         async with serving(HeldEngine()) as client:
             await asyncio.gather(*(client.predict(grey(number)) for number in range(5)))
@@ -263,7 +263,7 @@ def test_metrics_count_requests_by_route_and_what_the_model_did() -> None:
     play(story())
 
 
-def test_fault_of_the_server_says_nothing_of_its_inside() -> None:
+def test_internal_error_reveals_no_details() -> None:
     async def story() -> None:
         async with serving(HeldEngine()) as client:
             answer = await client.predict(grey(POISON))
@@ -290,7 +290,7 @@ def test_description_and_its_page_have_every_route_and_no_script(engine: TorchEn
     play(story())
 
 
-def test_page_escapes_the_address_that_it_was_asked_by(engine: TorchEngine) -> None:
+def test_page_escapes_the_host_header(engine: TorchEngine) -> None:
     async def story() -> None:
         async with serving(engine, host="0.0.0.0") as client:
             page = (await client.get("/docs", headers={"Host": "<script>alert(1)</script>"})).text
@@ -299,7 +299,7 @@ def test_page_escapes_the_address_that_it_was_asked_by(engine: TorchEngine) -> N
     play(story())
 
 
-def test_class_name_that_is_no_unicode_is_named_in_a_refusal() -> None:
+def test_error_lists_class_names_that_are_not_unicode() -> None:
     async def story() -> None:
         async with serving(torch_engine(class_names=("c\udcff", "dog", "ant", "bee", "cow"))) as client:
             answer = await client.post("/v1/explain?target=cx", content=picture())

@@ -61,7 +61,7 @@ def read_back(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", [*MODELS.values(), NON_SQUARE], ids=[*MODELS, "non-square"])
-def test_a_pack_holds_the_attention_of_every_layer_and_head(options: dict[str, Any]) -> None:
+def test_pack_holds_the_attention_of_every_layer_and_head(options: dict[str, Any]) -> None:
     model = small_model(**options)
     engine, pixels = engine_of(model), picture(model)
     tensors, about = unpacked(pack_picture(engine, pixels))
@@ -76,7 +76,7 @@ def test_a_pack_holds_the_attention_of_every_layer_and_head(options: dict[str, A
 
 
 @pytest.mark.parametrize("options", [*MODELS.values(), NON_SQUARE], ids=[*MODELS, "non-square"])
-def test_what_the_head_reads_and_rollout_are_the_librarys(options: dict[str, Any]) -> None:
+def test_pooled_attention_and_rollout_match_the_library(options: dict[str, Any]) -> None:
     model = small_model(**options)
     engine, pixels = engine_of(model), picture(model)
     tensors, about = unpacked(pack_picture(engine, pixels))
@@ -95,7 +95,7 @@ def test_what_the_head_reads_and_rollout_are_the_librarys(options: dict[str, Any
         torch.testing.assert_close(rows[0], tensors["rollout_answer"], atol=float(rows.max()) / 255, rtol=0)
 
 
-def test_the_prediction_and_the_class_maps_are_the_librarys() -> None:
+def test_prediction_and_class_maps_match_the_library() -> None:
     model = small_model(num_classes=5)
     engine, pixels = engine_of(model), picture(model)
     tensors, about = unpacked(pack_picture(engine, pixels))
@@ -133,7 +133,7 @@ def test_tokens_have_their_names_in_the_order_of_the_sequence(
     assert (inside["reads"], inside["patches_read_last"]) == (reads, last)
 
 
-def test_names_come_as_they_are() -> None:
+def test_names_are_unchanged() -> None:
     names = ("<script>alert(1)</script>", 'a "quoted" one', "名前", "", "\\")
     model = small_model(class_names=names)
     assert unpacked(pack_picture(engine_of(model), picture(model)))[1]["class_names"] == list(names)
@@ -142,7 +142,7 @@ def test_names_come_as_they_are() -> None:
 # More tokens than the budget has room for
 
 
-def test_the_budget_decides_what_is_carried() -> None:
+def test_size_budget_decides_which_tensors_are_included() -> None:
     config = small_model().config  # 3 layers, 2 heads, 17 tokens
     one = 17 * 17
     fits = {
@@ -151,7 +151,7 @@ def test_the_budget_decides_what_is_carried() -> None:
     assert list(fits.values()) == ["all", "layer", "layer", "head", "none"]
 
 
-def test_a_model_without_a_head_has_attention_alone() -> None:
+def test_model_without_a_head_has_attention_only() -> None:
     engine = engine_of(small_model(head="none"))
     tensors, about = unpacked(pack_picture(engine, picture(engine.model)))
     assert {"pixels", "attention", "answer", "rollout"} <= set(tensors)
@@ -177,7 +177,7 @@ def test_a_response_stays_within_the_budget(heads: int) -> None:
 
 
 @pytest.mark.parametrize("head", [None, 1, "mean"])
-def test_one_layer_can_be_asked_for(head: Any) -> None:
+def test_single_layer_can_be_requested(head: Any) -> None:
     model = small_model(num_registers=1)
     engine, pixels = engine_of(model), picture(model)
     tensors, about = unpacked(pack_attention(engine, pixels, 1, head))
@@ -187,7 +187,7 @@ def test_one_layer_can_be_asked_for(head: Any) -> None:
     assert about == {"layer": 1, "head": head}
 
 
-def test_too_large_a_layer_says_what_can_be_asked_for() -> None:
+def test_too_large_layer_is_rejected_with_the_alternatives() -> None:
     engine = engine_of(small_model())
     pixels = picture(engine.model)
     with pytest.raises(UserError, match="578 bytes, and 300 are carried; ask for one head, or the mean"):
@@ -198,7 +198,7 @@ def test_too_large_a_layer_says_what_can_be_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("layer", "head"), [(3, None), (-4, None), (0, 2), (0, -1)])
-def test_a_layer_or_head_that_is_not_there_is_refused(layer: int, head: int | None) -> None:
+def test_missing_layer_or_head_is_rejected(layer: int, head: int | None) -> None:
     engine = engine_of(small_model())
     with pytest.raises(UserError, match=r"no (layer|head)"):
         pack_attention(engine, picture(engine.model), layer, head)
@@ -219,13 +219,13 @@ def test_any_class_by_any_method(method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "target"), [("grad-cam", 5), ("grad-cam", -1), ("rollout", 0), ("magic", 0)]
 )
-def test_what_explains_no_class_is_refused(method: str, target: int) -> None:
+def test_method_that_explains_no_class_is_rejected(method: str, target: int) -> None:
     engine = engine_of(small_model())
     with pytest.raises(UserError, match="no class"):
         pack_heatmap(engine, picture(engine.model), method, target)
 
 
-def test_a_model_that_merges_tokens_has_the_class_maps_that_need_no_block_by_itself() -> None:
+def test_token_merging_model_has_only_class_maps_that_run_no_single_block() -> None:
     model = small_model(token_merging=2)
     engine, pixels = engine_of(model), picture(model)
     tensors, about = unpacked(pack_picture(engine, pixels))
@@ -240,7 +240,7 @@ def test_a_model_that_merges_tokens_has_the_class_maps_that_need_no_block_by_its
 # Models that cannot be looked into
 
 
-def test_a_resnet_has_class_maps_and_says_what_it_lacks() -> None:
+def test_resnet_has_class_maps_and_the_reason_for_no_attention() -> None:
     model = small_resnet()
     engine, pixels = engine_of(model), picture(model)
     tensors, about = unpacked(pack_picture(engine, pixels))
@@ -269,7 +269,7 @@ class Exported(Engine):
         return torch.tensor([[0.25, 0.75]]).expand(len(pixels), -1)
 
 
-def test_an_exported_file_answers_and_says_what_it_lacks() -> None:
+def test_exported_file_has_predictions_and_the_reason_for_no_attention() -> None:
     pixels = np.ascontiguousarray(noise(8, 8).transpose(2, 0, 1))
     tensors, about = unpacked(pack_picture(Exported(), pixels))
     assert set(tensors) == {"pixels", "probabilities"}
@@ -285,7 +285,7 @@ def test_an_exported_file_answers_and_says_what_it_lacks() -> None:
 # The format
 
 
-def test_numbers_lie_where_a_browser_can_read_them(tmp_path: Any) -> None:
+def test_tensors_are_aligned_for_typed_arrays(tmp_path: Any) -> None:
     """A typed array must begin at a multiple of its elements' size."""
     model = small_model(image_size=(16, 24), num_registers=1, class_names=("a", "bc", "def", "é", "名"))
     content = pack_picture(engine_of(model), picture(model))
@@ -299,13 +299,13 @@ def test_numbers_lie_where_a_browser_can_read_them(tmp_path: Any) -> None:
         assert "attention" in file.keys()  # noqa: SIM118
 
 
-def test_quantizing_keeps_the_largest_and_the_zeros() -> None:
+def test_quantization_keeps_the_maximum_and_zeros() -> None:
     rows = torch.tensor([[0.0, 0.5, 0.1], [0.0, 0.0, 0.0]])
     levels, scale = quantize(rows)
     assert levels.tolist() == [[0, 255, 51], [0, 0, 0]]
     torch.testing.assert_close(levels[0] * scale[0], rows[0], atol=1e-3, rtol=0)
 
 
-def test_attention_that_is_not_finite_is_refused() -> None:
+def test_attention_that_is_not_finite_is_rejected() -> None:
     with pytest.raises(UserError, match="not finite"):
         quantize(torch.tensor([[0.5, float("nan")]]))

@@ -86,7 +86,7 @@ def play(
     return asyncio.run(run())
 
 
-def test_lone_item_waits_for_nobody() -> None:
+def test_single_item_does_not_wait() -> None:
     async def story(scene: Scene) -> None:
         outcome = await scene.ask(21)
         assert (outcome.value, outcome.batch_size) == (42, 1)
@@ -94,7 +94,7 @@ def test_lone_item_waits_for_nobody() -> None:
     assert play(story, held=False).batches == [[21]]
 
 
-def test_items_that_come_while_the_model_computes_go_together_in_order() -> None:
+def test_items_queued_during_computation_form_one_batch_in_order() -> None:
     async def story(scene: Scene) -> None:
         tasks = await scene.queued(1, 2, 3, 4, 5)
         scene.model.go.set()
@@ -105,7 +105,7 @@ def test_items_that_come_while_the_model_computes_go_together_in_order() -> None
     assert play(story).batches == [[0], [1, 2, 3, 4], [5]]
 
 
-def test_item_waits_for_company_as_long_as_it_is_told_to() -> None:
+def test_item_waits_for_others_up_to_the_batch_delay() -> None:
     async def story() -> list[list[int]]:
         model = Held()
         model.go.set()
@@ -120,7 +120,7 @@ def test_item_waits_for_company_as_long_as_it_is_told_to() -> None:
     assert asyncio.run(story()) == [[1, 2]]
 
 
-def test_kinds_of_work_are_not_mixed_and_the_oldest_comes_first() -> None:
+def test_batches_do_not_mix_kinds_of_work_and_the_oldest_is_first() -> None:
     async def story(scene: Scene) -> None:
         other = Work("other", scene.model, 4)
         tasks = [scene.ask(1), scene.ask(10, work=other), scene.ask(2), scene.ask(20, work=other)]
@@ -131,7 +131,7 @@ def test_kinds_of_work_are_not_mixed_and_the_oldest_comes_first() -> None:
     assert play(story).batches == [[0], [1, 2], [10, 20]]
 
 
-def test_full_queue_refuses_and_takes_again_when_there_is_room() -> None:
+def test_full_queue_rejects_and_accepts_again_after_it_drains() -> None:
     async def story(scene: Scene) -> None:
         tasks = await scene.queued(1, 2, 3)
         with pytest.raises(Overloaded, match="the queue is full: 3 of 3 wait") as refusal:
@@ -144,7 +144,7 @@ def test_full_queue_refuses_and_takes_again_when_there_is_room() -> None:
     assert play(story, capacity=3).computed() == [0, 1, 2, 3, 5]
 
 
-def test_what_cannot_be_done_in_time_is_refused_at_once_and_told_when_to_come_again() -> None:
+def test_item_that_would_miss_its_deadline_is_rejected_with_a_retry_time() -> None:
     async def story(scene: Scene) -> None:
         scene.work.learn(seconds=80.0, items=4)  # 20 s each
         tasks = await scene.queued(1, 2, 3)
@@ -159,7 +159,7 @@ def test_what_cannot_be_done_in_time_is_refused_at_once_and_told_when_to_come_ag
     assert play(story).computed() == [0, 1, 2, 3, 5]
 
 
-def test_what_was_read_and_decoded_is_refused_only_where_it_would_be_late() -> None:
+def test_decoded_item_is_rejected_only_if_it_would_miss_its_deadline() -> None:
     async def story(scene: Scene) -> None:
         scene.work.learn(seconds=20.0, items=4)  # 5 s each
         tasks = await scene.queued(1)  # up to 10 s are ahead
@@ -173,7 +173,7 @@ def test_what_was_read_and_decoded_is_refused_only_where_it_would_be_late() -> N
     play(story)
 
 
-def test_requests_that_are_being_decoded_come_before_the_next() -> None:
+def test_requests_in_decoding_count_as_work_ahead() -> None:
     async def story(scene: Scene) -> None:
         scene.work.learn(seconds=4.0, items=4)  # 1 s each
         deadline = await soon(10_000)
@@ -184,7 +184,7 @@ def test_requests_that_are_being_decoded_come_before_the_next() -> None:
     play(story)
 
 
-def test_idle_model_refuses_nobody_for_what_it_has_taken_before() -> None:
+def test_idle_model_accepts_items_despite_slow_past_work() -> None:
     async def story(scene: Scene) -> None:
         scene.work.learn(seconds=60.0, items=1)
         assert (await scene.ask(1, deadline=await soon(10_000))).value == 2
@@ -192,7 +192,7 @@ def test_idle_model_refuses_nobody_for_what_it_has_taken_before() -> None:
     play(story, held=False)
 
 
-def test_expired_in_the_queue_is_never_computed() -> None:
+def test_item_that_expires_in_the_queue_is_never_computed() -> None:
     async def story(scene: Scene) -> None:
         (alive,) = await scene.queued(1)
         with pytest.raises(Expired, match="waiting in the queue") as expired:
@@ -205,7 +205,7 @@ def test_expired_in_the_queue_is_never_computed() -> None:
     assert play(story).computed() == [0, 1]
 
 
-def test_deadline_that_passed_while_the_loop_was_busy_is_kept_too() -> None:
+def test_deadline_missed_while_the_loop_was_busy_expires_the_item() -> None:
     async def story(scene: Scene) -> None:
         late = scene.ask(1, deadline=await soon(1))
         await turns()
@@ -217,7 +217,7 @@ def test_deadline_that_passed_while_the_loop_was_busy_is_kept_too() -> None:
     assert play(story).computed() == [0]
 
 
-def test_expired_while_computing_says_so_and_the_others_of_its_batch_are_answered() -> None:
+def test_item_that_expires_during_computation_fails_and_the_rest_of_its_batch_succeeds() -> None:
     async def story(scene: Scene) -> None:
         scene.model.go.set()
         await (await scene.queued(1))[0]
@@ -234,7 +234,7 @@ def test_expired_while_computing_says_so_and_the_others_of_its_batch_are_answere
     play(story)
 
 
-def test_cancelled_in_the_queue_is_never_computed_and_leaves_its_place() -> None:
+def test_cancelled_item_is_never_computed_and_frees_its_place() -> None:
     async def story(scene: Scene) -> None:
         tasks = await scene.queued(1, 2)
         tasks[0].cancel()
@@ -261,7 +261,7 @@ def test_item_that_breaks_its_batch_fails_alone() -> None:
     play(story)
 
 
-def test_time_out_of_the_work_itself_is_not_taken_for_a_deadline() -> None:
+def test_timeout_error_of_the_work_is_not_a_missed_deadline() -> None:
     def slow(items: list[int]) -> list[int]:
         raise TimeoutError("a disk")
 
@@ -272,7 +272,7 @@ def test_time_out_of_the_work_itself_is_not_taken_for_a_deadline() -> None:
     play(story, held=False)
 
 
-def test_observer_is_told_of_every_batch() -> None:
+def test_observer_is_called_for_every_batch() -> None:
     told = []
 
     def observe(work: str, queue_seconds: Sequence[float], model_seconds: float) -> None:
@@ -289,7 +289,7 @@ def test_observer_is_told_of_every_batch() -> None:
     assert told == [("same", 3, True)]
 
 
-def test_stop_cancels_what_waits_and_leaves_the_thread_alone() -> None:
+def test_stop_cancels_queued_items_and_does_not_wait_for_the_thread() -> None:
     async def story(scene: Scene) -> None:
         (waiting,) = await scene.queued(1)
         await scene.batcher.stop()
@@ -327,7 +327,7 @@ class Long:
             await asyncio.sleep(0.001)
 
 
-def test_batches_go_between_the_parts_of_long_work() -> None:
+def test_batches_run_between_the_parts_of_long_work() -> None:
     async def story(scene: Scene) -> None:
         long = Long(3)
         explaining = scene.ask(long, work=LongWork("explain"))
@@ -345,7 +345,7 @@ def test_batches_go_between_the_parts_of_long_work() -> None:
 
 
 @pytest.mark.parametrize("end", ["cancelled", "late"])
-def test_long_work_that_nobody_waits_for_ends_at_the_end_of_its_part(end: str) -> None:
+def test_abandoned_long_work_ends_after_its_current_part(end: str) -> None:
     async def story(scene: Scene) -> None:
         long = Long(100)
         deadline = await soon(500) if end == "late" else FAR
@@ -364,7 +364,7 @@ def test_long_work_that_nobody_waits_for_ends_at_the_end_of_its_part(end: str) -
     play(story, held=False)
 
 
-def test_long_works_are_computed_one_after_the_other_and_fail_alone() -> None:
+def test_long_tasks_run_one_after_another_and_fail_independently() -> None:
     async def story(scene: Scene) -> None:
         def broken(pause: Callable[[], None]) -> None:
             pause()
@@ -382,7 +382,7 @@ def test_long_works_are_computed_one_after_the_other_and_fail_alone() -> None:
     play(story, held=False)
 
 
-def test_prediction_waits_for_a_part_of_long_work_and_long_work_for_all_of_it() -> None:
+def test_prediction_waits_for_one_part_of_long_work_and_long_work_for_all_parts() -> None:
     async def story(scene: Scene) -> None:
         work, long = LongWork("explain"), Long(1)
         work.learn(seconds=60.0, items=1)

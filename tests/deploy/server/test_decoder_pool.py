@@ -82,7 +82,7 @@ def is_alive(pid: int) -> bool:
 # The program
 
 
-def test_pixels_are_the_reader_s_of_the_model_s_size_and_of_a_whole_picture() -> None:
+def test_decoded_pixels_match_the_readers_at_model_size_and_full_size() -> None:
     picture = encoded(noise(30, 40, 1)[..., 0])
 
     async def story() -> None:
@@ -127,9 +127,7 @@ def run_lengths() -> bytes:
         (run_lengths(), "run-length"),
     ],
 )
-def test_pictures_in_too_many_parts_and_formats_that_nobody_sends_are_refused(
-    content: bytes, said: str
-) -> None:
+def test_pictures_with_too_many_parts_and_unusual_formats_are_rejected(content: bytes, said: str) -> None:
     def never(content: bytes) -> Pixels:
         raise AssertionError("it was decoded")
 
@@ -179,7 +177,7 @@ def test_size_in_the_header_is_known_without_decoding() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits a process's memory")
-def test_picture_that_takes_too_much_memory_is_refused_and_the_process_goes_on() -> None:
+def test_picture_that_needs_too_much_memory_is_rejected_and_the_process_survives() -> None:
     side = 2500  # 25 MB of pixels, four times that for what is transparent
     content = png((side, side), 16, 6, bytes((1 + 8 * side) * side))
     assert len(content) < 100_000
@@ -196,7 +194,7 @@ def test_picture_that_takes_too_much_memory_is_refused_and_the_process_goes_on()
     play(story())
 
 
-def test_too_many_pixels_are_refused_by_the_header() -> None:
+def test_too_many_pixels_are_rejected_by_the_header() -> None:
     with pytest.raises(DecodeError, match="over the limit of 50") as refused:
         decode(bomb(7_100), options())
     assert refused.value.status == 413
@@ -205,7 +203,7 @@ def test_too_many_pixels_are_refused_by_the_header() -> None:
 # The processes
 
 
-def test_late_picture_is_killed_and_the_next_decoded_by_another_process() -> None:
+def test_late_decoding_is_killed_and_the_next_picture_uses_another_process() -> None:
     async def story() -> None:
         async with decoders() as found:
             (before,) = pids(found)
@@ -217,7 +215,7 @@ def test_late_picture_is_killed_and_the_next_decoded_by_another_process() -> Non
     play(story())
 
 
-def test_picture_whose_client_has_gone_is_killed() -> None:
+def test_decoding_for_a_disconnected_client_is_killed() -> None:
     async def story() -> None:
         async with decoders() as found:
             (before,) = pids(found)
@@ -233,7 +231,7 @@ def test_picture_whose_client_has_gone_is_killed() -> None:
     play(story())
 
 
-def test_large_picture_gives_up_its_process_to_a_small_one() -> None:
+def test_large_picture_yields_its_process_to_a_small_one() -> None:
     async def story() -> None:
         async with decoders() as found:
             slow = asyncio.ensure_future(found.decode(ENDLESS, deadline=soon()))
@@ -245,7 +243,7 @@ def test_large_picture_gives_up_its_process_to_a_small_one() -> None:
     play(story())
 
 
-def test_small_pictures_come_first() -> None:
+def test_small_pictures_are_decoded_first() -> None:
     done: list[int] = []
 
     async def story() -> None:
@@ -278,7 +276,7 @@ def test_picture_that_crashes_its_process_fails_alone() -> None:
     play(story())
 
 
-def test_fault_of_ours_keeps_its_traceback() -> None:
+def test_internal_error_keeps_its_traceback() -> None:
     async def story() -> None:
         async with decoders(options(readers.broken)) as found:
             with pytest.raises(RuntimeError, match="ArithmeticError: a fault of ours"):
@@ -287,7 +285,7 @@ def test_fault_of_ours_keeps_its_traceback() -> None:
     play(story())
 
 
-def test_stop_ends_processes_in_the_middle_of_their_work() -> None:
+def test_stop_ends_busy_processes() -> None:
     async def story() -> None:
         async with decoders(count=2) as found:
             tasks = [asyncio.ensure_future(found.decode(ENDLESS, deadline=soon())) for _ in range(3)]
@@ -325,7 +323,7 @@ def test_stop_awaits_a_process_that_is_being_replaced() -> None:
 # The server
 
 
-def test_ordinary_requests_are_answered_beside_pictures_that_do_not_end() -> None:
+def test_ordinary_requests_succeed_while_endless_pictures_are_decoded() -> None:
     """As many slow ones as there are processes, and more; the server says all the while that it is ready."""
 
     async def story() -> None:
@@ -353,7 +351,7 @@ def test_late_picture_is_a_504_and_counted() -> None:
     play(story())
 
 
-def test_client_that_goes_while_its_picture_is_decoded_ends_that() -> None:
+def test_disconnect_during_decoding_ends_it() -> None:
     async def story() -> None:
         for path in ("/v1/predict", "/v1/attention"):
             async with serving(Slow()) as client:

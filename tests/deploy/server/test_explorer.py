@@ -65,7 +65,7 @@ def post(client: TestClient, path: str, content: bytes | None = None, **query: A
 # The page
 
 
-def test_the_page_names_only_files_that_are_served(client: TestClient) -> None:
+def test_page_links_only_to_served_files(client: TestClient) -> None:
     page = client.get("/")
     assert page.status_code == 200
     assert page.headers["Content-Type"].startswith("text/html")
@@ -76,7 +76,7 @@ def test_the_page_names_only_files_that_are_served(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(web_files()))
-def test_every_file_has_its_type_and_is_kept_until_it_changes(client: TestClient, name: str) -> None:
+def test_every_file_has_its_type_and_is_cached_until_it_changes(client: TestClient, name: str) -> None:
     first = client.get(f"/web/{name}")
     assert first.headers["Content-Type"] == MEDIA_TYPES[name[name.rfind(".") :]]
     again = client.get(f"/web/{name}", headers={"If-None-Match": first.headers["ETag"]})
@@ -90,7 +90,7 @@ def test_nothing_else_is_served(client: TestClient, name: str) -> None:
     assert client.get(f"/web/{name}").status_code == 404
 
 
-def test_the_policy_forbids_scripts_that_stand_in_the_page_and_none_does(client: TestClient) -> None:
+def test_policy_forbids_inline_scripts_and_the_page_has_none(client: TestClient) -> None:
     page = client.get("/")
     policy = page.headers["Content-Security-Policy"]
     assert "default-src 'self'" in policy
@@ -99,7 +99,7 @@ def test_the_policy_forbids_scripts_that_stand_in_the_page_and_none_does(client:
 
 
 @pytest.mark.parametrize("name", sorted(name for name in web_files() if name.endswith(".js")))
-def test_scripts_put_nothing_into_the_page_as_html(name: str) -> None:
+def test_scripts_insert_no_html(name: str) -> None:
     """Class and file names become text nodes, whatever is in them."""
     text = web_files()[name].content.decode()
     forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|https?://"
@@ -107,7 +107,7 @@ def test_scripts_put_nothing_into_the_page_as_html(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name in web_files() if name.endswith(".js")))
-def test_scripts_import_only_what_is_there(name: str) -> None:
+def test_scripts_import_only_existing_names(name: str) -> None:
     text = web_files()[name].content.decode()
     for imported in re.findall(r'from "\./([^"]+)"', text):
         exported = web_files()[imported].content.decode()
@@ -121,21 +121,21 @@ def test_scripts_import_only_what_is_there(name: str) -> None:
 # What the page asks for
 
 
-def test_a_picture_gets_its_pack(client: TestClient, engine: TorchEngine) -> None:
+def test_picture_returns_its_pack(client: TestClient, engine: TorchEngine) -> None:
     answer = post(client, "/v1/attention")
     assert answer.status_code == 200
     assert answer.headers["Cache-Control"] == "no-store"
     assert answer.content == pack_picture(engine, engine.pixels(encoded()))
 
 
-def test_a_name_with_html_in_it_travels_as_data(client: TestClient) -> None:
+def test_name_with_html_is_sent_as_data(client: TestClient) -> None:
     content = post(client, "/v1/attention").content
     length = int.from_bytes(content[:8], "little")
     about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["explorer"])
     assert about["class_names"] == list(NAMES)
 
 
-def test_a_layer_and_a_head_can_be_asked_for(client: TestClient, engine: TorchEngine) -> None:
+def test_single_layer_and_head_can_be_requested(client: TestClient, engine: TorchEngine) -> None:
     pixels = engine.pixels(encoded())
     assert post(client, "/v1/attention", layer=1).content == pack_attention(engine, pixels, 1)
     assert post(client, "/v1/attention", layer=2, head=1).content == pack_attention(engine, pixels, 2, 1)
@@ -163,7 +163,7 @@ def test_a_class_map_by_a_method(client: TestClient, engine: TorchEngine) -> Non
         ("/v1/heatmap", {"target": 0, "method": "magic"}, "no class map 'magic'"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_words(
+def test_invalid_request_is_rejected_with_a_message(
     client: TestClient, path: str, query: dict[str, Any], said: str
 ) -> None:
     answer = post(client, path, **query)
@@ -171,7 +171,7 @@ def test_what_cannot_be_answered_is_refused_in_words(
     assert said in answer.json()["error"]
 
 
-def test_what_is_no_picture_is_refused_in_words(client: TestClient) -> None:
+def test_non_picture_is_rejected_with_a_message(client: TestClient) -> None:
     answer = post(client, "/v1/attention", b"<html>not a picture</html>")
     assert answer.status_code == 422
     assert "not a picture" in answer.json()["error"]
@@ -190,7 +190,7 @@ def test_samples_are_listed_and_can_be_sent_back(client: TestClient, engine: Tor
     assert client.get("/v1/samples/none").status_code == 404
 
 
-def test_a_model_of_grey_gets_one_of_each_digit() -> None:
+def test_grey_model_has_one_sample_per_digit() -> None:
     samples = samples_for(1)
     assert [sample.name for sample in samples] == [f"digit-{digit}" for digit in range(10)]
     assert len({sample.content for sample in samples}) == 10
@@ -198,7 +198,7 @@ def test_a_model_of_grey_gets_one_of_each_digit() -> None:
         assert np.asarray(Image.open(io.BytesIO(sample.content))).shape == (8, 8)
 
 
-def test_a_model_of_other_channels_has_no_samples() -> None:
+def test_model_with_other_channels_has_no_samples() -> None:
     assert samples_for(2) == ()
 
 

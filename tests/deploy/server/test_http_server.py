@@ -47,7 +47,7 @@ async def full(engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         await accepted
 
 
-def test_prediction_without_room_gets_the_same_429_without_the_routes(
+def test_shed_prediction_has_the_same_429_as_the_routes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = HeldEngine()
@@ -69,7 +69,7 @@ def test_prediction_without_room_gets_the_same_429_without_the_routes(
     play(story())
 
 
-def test_everything_else_is_answered_meanwhile_on_the_same_connection(
+def test_other_requests_succeed_on_the_same_connection_while_shedding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = HeldEngine()
@@ -90,7 +90,7 @@ def test_everything_else_is_answered_meanwhile_on_the_same_connection(
     play(story())
 
 
-def test_first_prediction_without_room_is_refused_below_the_routes_and_the_first_with_room_is_not() -> None:
+def test_shedding_starts_with_a_full_queue_and_ends_when_there_is_room() -> None:
     engine = HeldEngine()
 
     async def story() -> None:

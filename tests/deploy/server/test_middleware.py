@@ -21,7 +21,7 @@ from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.server.settings import Settings
 
 
-def test_token_is_asked_for_and_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_required_and_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
 
     def compare(given: bytes, kept: bytes) -> bool:
@@ -50,7 +50,7 @@ def test_token_is_asked_for_and_compared_in_constant_time(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("sent", ["Schlüssel".encode(), "Schlüssel".encode("latin-1")])
-def test_token_that_is_not_ascii_opens_in_either_encoding(sent: bytes) -> None:
+def test_token_that_is_not_ascii_is_accepted_in_both_encodings(sent: bytes) -> None:
     async def story() -> None:
         async with serving(HeldEngine(), token="Schlüssel") as client:
             right = await client.get("/v1/model", headers={b"Authorization": b"Bearer " + sent})
@@ -61,7 +61,7 @@ def test_token_that_is_not_ascii_opens_in_either_encoding(sent: bytes) -> None:
     play(story())
 
 
-def test_token_outside_latin_1_opens() -> None:
+def test_token_outside_latin_1_is_accepted() -> None:
     async def story() -> None:
         async with serving(HeldEngine(), token="ключ") as client:
             right = {b"Authorization": "Bearer ключ".encode()}
@@ -89,7 +89,7 @@ def test_token_outside_latin_1_opens() -> None:
         ("", "", 403),
     ],
 )
-def test_origin_of_a_post_is_the_host_that_it_is_sent_to(origin: str | None, host: str, status: int) -> None:
+def test_origin_of_a_post_must_be_its_host(origin: str | None, host: str, status: int) -> None:
     """Browsers send no Sec-Fetch-Site to plain http at an address that is not loopback's."""
     headers = {"Host": host} if origin is None else {"Host": host, "Origin": origin}
 
@@ -104,7 +104,7 @@ def test_origin_of_a_post_is_the_host_that_it_is_sent_to(origin: str | None, hos
     play(story())
 
 
-def test_origin_that_a_proxy_hides_is_named_by_allowed_hosts() -> None:
+def test_allowed_hosts_accept_an_origin_hidden_by_a_proxy() -> None:
     headers = {"Host": "127.0.0.1:8000", "Origin": "https://vit.example"}
 
     async def story() -> None:
@@ -117,7 +117,7 @@ def test_origin_that_a_proxy_hides_is_named_by_allowed_hosts() -> None:
 
 
 @pytest.mark.parametrize("given", ["abc-1", "Root=1-67891233-abcdef", "x" * 128])
-def test_request_id_is_given_back(given: str) -> None:
+def test_request_id_is_returned(given: str) -> None:
     async def story() -> None:
         async with serving(HeldEngine()) as client:
             for path in ("/livez", "/nothing", "/v1/predict"):
@@ -127,7 +127,7 @@ def test_request_id_is_given_back(given: str) -> None:
     play(story())
 
 
-def test_every_answer_has_a_request_id_of_its_own_and_the_log_names_it(caplog) -> None:
+def test_every_response_has_a_unique_request_id_that_is_logged(caplog) -> None:
     async def story() -> None:
         async with serving(HeldEngine(), token="s3cret", access_log=True, queue=1) as client:
             right = {"Authorization": "Bearer s3cret"}
@@ -153,7 +153,7 @@ def test_every_answer_has_a_request_id_of_its_own_and_the_log_names_it(caplog) -
         play(story())
 
 
-def test_head_is_answered_as_get_without_the_body(engine: TorchEngine) -> None:
+def test_head_matches_get_without_the_body(engine: TorchEngine) -> None:
     async def story() -> None:
         async with serving(engine) as client:
             for path in (
@@ -188,7 +188,7 @@ def test_head_is_answered_as_get_without_the_body(engine: TorchEngine) -> None:
         ("/v1/predict?" + "&".join(200 * ["top_k=1"]), "more than 100 query parameters"),
     ],
 )
-def test_unknown_query_parameter_is_refused_with_the_nearest(
+def test_unknown_query_parameter_is_rejected_with_the_nearest(
     path: str, said: str, engine: TorchEngine
 ) -> None:
     async def story() -> None:
@@ -201,7 +201,7 @@ def test_unknown_query_parameter_is_refused_with_the_nearest(
 
 
 @pytest.mark.parametrize("prefix", ["", "/apps/vit"])
-def test_proxy_may_leave_its_prefix_in_or_take_it_out(prefix: str) -> None:
+def test_proxy_may_keep_or_strip_its_prefix(prefix: str) -> None:
     async def story() -> None:
         async with serving(HeldEngine(), root_path="/apps/vit", token="s3cret") as client:
             right = {"Authorization": "Bearer s3cret"}
@@ -238,7 +238,7 @@ def test_pages_of_other_sites_may_not_use_the_server() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8000", "LOCALHOST", "[::1]:8000", "my.name"])
-def test_own_names_are_answered(host: str) -> None:
+def test_own_host_names_are_accepted(host: str) -> None:
     async def story() -> None:
         async with serving(HeldEngine(), allowed_hosts=("my.name",)) as client:
             assert (await client.get("/livez", headers={"Host": host})).status_code == 200
@@ -247,7 +247,7 @@ def test_own_names_are_answered(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::2]"])
-def test_name_of_another_site_that_points_here_is_refused(host: str) -> None:
+def test_foreign_host_name_is_rejected(host: str) -> None:
     async def story() -> None:
         async with serving(HeldEngine()) as client:
             assert "--allowed-hosts" in refusal(await client.get("/v1/model", headers={"Host": host}), 421)
@@ -255,13 +255,13 @@ def test_name_of_another_site_that_points_here_is_refused(host: str) -> None:
     play(story())
 
 
-def test_server_of_a_network_answers_to_any_name_unless_told() -> None:
+def test_network_server_accepts_any_host_name_by_default() -> None:
     assert Settings().host == "127.0.0.1"
     assert Settings(host="0.0.0.0").hosts == ()
     assert Settings(host="0.0.0.0", allowed_hosts=("a.example",)).hosts == ("a.example",)
 
 
-def test_every_answer_says_what_a_browser_may_make_of_it(engine: TorchEngine) -> None:
+def test_every_response_has_security_headers(engine: TorchEngine) -> None:
     async def story() -> None:
         async with serving(engine) as client:
             await until(lambda: client.app.state.service.why_not_ready() == "")

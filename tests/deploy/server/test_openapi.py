@@ -38,14 +38,14 @@ def responses(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, An
                 yield f"{method} {path}", status, response
 
 
-def test_document_is_valid_and_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+def test_document_is_valid_and_every_reference_resolves(document: dict[str, Any]) -> None:
     OpenAPI.model_validate(document)
     for name in re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)):
         assert name in document["components"]["schemas"]
     assert document["openapi"].startswith("3.1")
 
 
-def test_every_answer_has_a_schema_a_description_and_its_headers(document: dict[str, Any]) -> None:
+def test_every_response_has_a_schema_a_description_and_its_headers(document: dict[str, Any]) -> None:
     for place, status, response in responses(document):
         assert response["description"], (place, status)
         assert response["content"], (place, status)
@@ -64,7 +64,7 @@ def test_every_answer_has_a_schema_a_description_and_its_headers(document: dict[
     assert set(predicted) >= {"200", "403", "408", "413", "415", "421", "422", "429", "500", "503", "504"}
 
 
-def test_security_is_described_where_a_token_is_asked_for(document: dict[str, Any]) -> None:
+def test_security_is_described_if_a_token_is_required(document: dict[str, Any]) -> None:
     assert "securitySchemes" not in document["components"]
     assert not any(status == "401" for _, status, _ in responses(document))
     secured = documented(HeldEngine(), token="s3cret")
@@ -77,7 +77,7 @@ def test_security_is_described_where_a_token_is_asked_for(document: dict[str, An
                 assert "WWW-Authenticate" in operation["responses"]["401"]["headers"]
 
 
-def test_real_answers_are_as_the_document_says(engine: TorchEngine) -> None:
+def test_real_responses_match_the_document(engine: TorchEngine) -> None:
     files = [("image", ("a.png", picture())), ("image", ("b.png", b"x"))]
 
     async def story() -> None:
@@ -118,7 +118,7 @@ def test_document_and_page_name_the_prefix_of_a_proxy() -> None:
     play(story())
 
 
-def test_redirects_and_errors_of_a_strange_host_are_none_of_ours() -> None:
+def test_malformed_host_header_causes_no_redirect_or_internal_error() -> None:
     async def story() -> None:
         async with serving(HeldEngine(), host="0.0.0.0") as client:
             for host in ("[", "a:b:c", "é".encode("latin-1")):

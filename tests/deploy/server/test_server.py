@@ -134,7 +134,7 @@ def decoders_of(server: Server) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
-def test_sigterm_while_a_picture_is_decoded_ends_the_server_within_its_grace(model: Path) -> None:
+def test_sigterm_during_decoding_ends_the_server_within_the_grace_period(model: Path) -> None:
     with served(model, "--grace-s", "0.5", "--deadline-ms", "60000", "--no-access-log") as server:
         decoders = decoders_of(server)
         assert len(decoders) == 2
@@ -151,7 +151,7 @@ def test_sigterm_while_a_picture_is_decoded_ends_the_server_within_its_grace(mod
         assert not any(Path(f"/proc/{decoder}").exists() for decoder in decoders)
 
 
-def test_workers_share_a_port_add_up_their_numbers_are_replaced_and_stop_together(model: Path) -> None:
+def test_workers_share_a_port_and_metrics_are_replaced_and_stop_together(model: Path) -> None:
     with served(model, "--workers", "2", "--no-access-log") as server:
         statuses = []
         while statuses.count(200) < 20:  # each a new connection: either may take it
@@ -181,7 +181,7 @@ def is_worker(pid: str) -> bool:
         return False
 
 
-def test_headers_without_end_are_refused_and_take_no_memory() -> None:
+def test_endless_headers_are_rejected_and_use_no_memory() -> None:
     async def story() -> None:
         async with listening(HeldEngine()) as (_, address):
             reader, writer = await asyncio.open_connection(*address)
@@ -225,7 +225,7 @@ INCOMPLETE = {
 }
 
 
-def test_connections_that_bring_no_whole_request_are_ended() -> None:
+def test_connections_without_a_complete_request_are_closed() -> None:
     async def story() -> None:
         async with contextlib.AsyncExitStack() as stack:
             limits = {"header_timeout_s": 0.2, "keep_alive_s": 0.2}
@@ -238,7 +238,7 @@ def test_connections_that_bring_no_whole_request_are_ended() -> None:
     play(story())
 
 
-def test_answer_that_is_not_read_does_not_hold_its_connection() -> None:
+def test_connection_whose_response_is_not_read_is_closed() -> None:
     engine = HeldEngine()
     engine.class_names = ("x" * 20_000_000,)
 
@@ -252,7 +252,7 @@ def test_answer_that_is_not_read_does_not_hold_its_connection() -> None:
     play(story())
 
 
-def test_half_open_connections_beyond_the_limit_make_room_for_others(caplog) -> None:
+def test_half_open_connections_beyond_the_limit_are_closed_for_new_ones(caplog) -> None:
     async def story() -> None:
         async with contextlib.AsyncExitStack() as stack:
             server, address = await stack.enter_async_context(listening(HeldEngine(), max_connections=8))
@@ -268,7 +268,7 @@ def test_half_open_connections_beyond_the_limit_make_room_for_others(caplog) -> 
     play(story())
 
 
-def test_connection_beyond_the_limit_is_turned_away_while_all_others_are_at_work() -> None:
+def test_connection_beyond_the_limit_is_rejected_while_all_others_are_busy() -> None:
     engine = HeldEngine()
     body = grey(1)
     post = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -290,7 +290,9 @@ def test_connection_beyond_the_limit_is_turned_away_while_all_others_are_at_work
     play(story())
 
 
-def test_lack_of_descriptors_is_logged_rarely_and_passes(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_file_descriptors_is_logged_rarely_and_recovers(
+    caplog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_server, "ACCEPT_PAUSE", 0.0)
     failures = 0
 
@@ -317,7 +319,7 @@ def test_lack_of_descriptors_is_logged_rarely_and_passes(caplog, monkeypatch: py
     ]
 
 
-def test_connections_are_fewer_than_files_may_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_limit_is_below_the_open_file_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     for files, connections in ((1024, 896), (64, 32), (10**6, http_server.MOST_CONNECTIONS)):
         monkeypatch.setattr(http_server, "open_files_limit", lambda files=files: files)
         assert connection_limit(Settings()) == connections
@@ -328,7 +330,7 @@ def test_connections_are_fewer_than_files_may_be_opened(monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-def test_every_address_of_ipv6_takes_ipv4_too() -> None:
+def test_ipv6_any_address_accepts_ipv4() -> None:
     with listen(Settings(host="::", port=0)) as port:
         number = port.getsockname()[1]
         for address in ("127.0.0.1", "::1"):
@@ -348,7 +350,7 @@ def test_model_that_cannot_be_loaded_ends_all_workers_in_one_line(capfd: pytest.
     assert capfd.readouterr().err == "vitascope: error: no such model\n"
 
 
-def test_port_in_use_and_foreign_address_are_refused() -> None:
+def test_port_in_use_and_foreign_address_are_rejected() -> None:
     with listen(Settings(port=0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f":{port}: Address already in use"):
@@ -357,14 +359,14 @@ def test_port_in_use_and_foreign_address_are_refused() -> None:
         listen(Settings(host="192.0.2.1", port=0))
 
 
-def test_default_address_is_reached_from_this_machine_only() -> None:
+def test_default_address_is_loopback_only() -> None:
     with listen(Settings(port=0)) as port:
         assert port.getsockname()[0] == "127.0.0.1"
         assert port.family == socket.AF_INET
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_link_carries_the_token_on_a_terminal_and_in_no_log(
+def test_link_contains_the_token_on_a_terminal_only(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
@@ -383,7 +385,9 @@ def test_open_server_names_both_ways_to_set_a_token(capsys: pytest.CaptureFixtur
     assert "--token-file or VITASCOPE_TOKEN" in capsys.readouterr().err
 
 
-def test_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_read_from_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("VITASCOPE_TOKEN", raising=False)
     assert read_token(Settings()) is None
     monkeypatch.setenv("VITASCOPE_TOKEN", " from-outside\n")

@@ -23,7 +23,7 @@ from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.errors import UserError
 
 
-def test_load_over_capacity_is_refused_with_when_to_come_again_and_passes() -> None:
+def test_overload_is_rejected_with_a_retry_time_and_recovers() -> None:
     engine = HeldEngine()
 
     async def story() -> None:
@@ -47,7 +47,7 @@ def test_load_over_capacity_is_refused_with_when_to_come_again_and_passes() -> N
     play(story())
 
 
-def test_nothing_of_a_refused_body_is_read() -> None:
+def test_body_of_a_rejected_request_is_not_read() -> None:
     engine = HeldEngine()
 
     async def story() -> None:
@@ -62,7 +62,7 @@ def test_nothing_of_a_refused_body_is_read() -> None:
     play(story())
 
 
-def test_deadline_that_passes_in_the_queue_is_a_504_and_never_computed() -> None:
+def test_request_that_expires_in_the_queue_is_a_504_and_never_computed() -> None:
     engine = HeldEngine()
 
     async def story() -> None:
@@ -90,7 +90,7 @@ def test_client_may_only_shorten_the_deadline() -> None:
     play(story())
 
 
-def test_what_a_request_waited_before_it_was_seen_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_the_event_loop_counts_against_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitascope.deploy.server.service.LAG_INTERVAL", 0.1)
 
     async def story() -> None:
@@ -105,7 +105,7 @@ def test_what_a_request_waited_before_it_was_seen_counts(monkeypatch: pytest.Mon
     play(story())
 
 
-def test_client_that_goes_while_it_waits_is_never_computed() -> None:
+def test_request_of_a_disconnected_client_is_never_computed() -> None:
     engine = HeldEngine()
 
     async def story() -> None:
@@ -126,7 +126,7 @@ def test_client_that_goes_while_it_waits_is_never_computed() -> None:
     play(story())
 
 
-def test_poison_picture_fails_its_own_request_only() -> None:
+def test_failing_picture_fails_only_its_own_request() -> None:
     engine = HeldEngine()
 
     async def story() -> None:
@@ -145,7 +145,7 @@ def test_poison_picture_fails_its_own_request_only() -> None:
     play(story())
 
 
-def test_server_lives_while_the_model_loads_and_is_ready_when_it_has() -> None:
+def test_server_is_live_during_loading_and_ready_afterwards() -> None:
     loaded = threading.Event()
 
     def load() -> HeldEngine:
@@ -168,7 +168,7 @@ def test_server_lives_while_the_model_loads_and_is_ready_when_it_has() -> None:
     play(story())
 
 
-def test_model_that_cannot_be_loaded_is_told() -> None:
+def test_model_that_cannot_be_loaded_is_reported() -> None:
     def load() -> HeldEngine:
         raise UserError("no such model")
 
@@ -182,7 +182,7 @@ def test_model_that_cannot_be_loaded_is_told() -> None:
     play(story())
 
 
-def test_server_lives_while_the_model_hangs_and_is_not_ready() -> None:
+def test_server_with_a_hanging_model_is_live_but_not_ready() -> None:
     engine = HeldEngine()
 
     async def story() -> None:
@@ -198,7 +198,7 @@ def test_server_lives_while_the_model_hangs_and_is_not_ready() -> None:
     play(story())
 
 
-def test_stopping_server_refuses_what_is_new_and_finishes_what_it_has() -> None:
+def test_stopping_server_rejects_new_requests_and_finishes_accepted_ones() -> None:
     engine = HeldEngine()
 
     async def story() -> None:
@@ -245,7 +245,7 @@ EXPLAINED = ("/v1/explain?method=occlusion", "/v1/heatmap?method=integrated-grad
 
 
 @pytest.mark.parametrize("path", EXPLAINED)
-def test_prediction_goes_between_the_passes_of_an_explanation(
+def test_prediction_runs_between_the_passes_of_an_explanation(
     engine: TorchEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
@@ -263,7 +263,7 @@ def test_prediction_goes_between_the_passes_of_an_explanation(
     play(story())
 
 
-def test_explanation_ends_when_its_client_has_gone(
+def test_explanation_ends_when_its_client_disconnects(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:

@@ -28,7 +28,7 @@ from vitascope.deploy.server.uploads import ArrivingBodies
 RAW = {"content-type": "application/octet-stream"}
 
 
-def test_bomb_is_refused_by_its_header() -> None:
+def test_bomb_is_rejected_by_its_header() -> None:
     engine = HeldEngine()
 
     async def story() -> None:
@@ -73,7 +73,7 @@ def test_bomb_is_refused_by_its_header() -> None:
         (grey(1), {"content-length": "9" * 5000}, 413, "Content-Length is not a readable number"),
     ],
 )
-def test_what_is_no_picture_is_refused_and_told_why(
+def test_non_picture_is_rejected_with_the_reason(
     content: bytes, headers: dict[str, str], status: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_connection(*_: object) -> None:
@@ -90,7 +90,7 @@ def test_what_is_no_picture_is_refused_and_told_why(
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "", None])
-def test_picture_of_no_declared_type_is_known_by_its_first_bytes(kind: str | None) -> None:
+def test_picture_without_a_declared_type_is_detected_by_its_first_bytes(kind: str | None) -> None:
     """`curl --data-binary` declares every body a form of text."""
     headers = {} if kind is None else {"content-type": kind}
 
@@ -102,7 +102,7 @@ def test_picture_of_no_declared_type_is_known_by_its_first_bytes(kind: str | Non
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "AVIF"])
-def test_every_usual_format_is_known_by_its_first_bytes(kind: str) -> None:
+def test_every_common_format_is_detected_by_its_first_bytes(kind: str) -> None:
     if not features.check("avif") and kind == "AVIF":
         pytest.skip("this Pillow has no AVIF")
     content = encoded(np.full((4, 4, 3), 7, dtype=np.uint8), kind)
@@ -115,7 +115,7 @@ def test_every_usual_format_is_known_by_its_first_bytes(kind: str) -> None:
 
 
 @pytest.mark.parametrize("charset", ["punycode", "undefined", "utf8\x00", "idna", "utf-16"])
-def test_charset_of_a_form_decodes_nothing(charset: str) -> None:
+def test_charset_of_a_form_is_ignored(charset: str) -> None:
     body = (
         b'--z\r\nContent-Disposition: form-data; name="\\N{\xff"; filename="\\N{.png"\r\n\r\n'
         + grey(1)
@@ -132,7 +132,7 @@ def test_charset_of_a_form_decodes_nothing(charset: str) -> None:
     play(story())
 
 
-def test_address_in_a_form_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_in_a_form_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with serving(HeldEngine()) as client:
             form = await client.post(
@@ -143,7 +143,7 @@ def test_address_in_a_form_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> No
     play(story())
 
 
-def test_form_of_too_many_files_and_several_pictures_for_one_explanation_are_refused(
+def test_form_with_too_many_files_is_rejected(
     engine: TorchEngine,
 ) -> None:
     async def story() -> None:
@@ -155,7 +155,7 @@ def test_form_of_too_many_files_and_several_pictures_for_one_explanation_are_ref
     play(story())
 
 
-def test_broken_file_of_a_form_gets_an_error_of_its_own_beside_the_others_answers() -> None:
+def test_broken_file_of_a_form_has_an_error_and_the_others_have_predictions() -> None:
     async def story() -> None:
         async with serving(HeldEngine(), max_megapixels=1) as client:
             contents = {
@@ -178,7 +178,7 @@ def test_broken_file_of_a_form_gets_an_error_of_its_own_beside_the_others_answer
     play(story())
 
 
-def test_form_of_broken_files_alone_is_refused_and_names_each() -> None:
+def test_form_of_only_broken_files_is_rejected_naming_each() -> None:
     async def story() -> None:
         async with serving(HeldEngine()) as client:
             files = [("image", (name, b"x")) for name in ("a.png", "b.png")]
@@ -189,7 +189,7 @@ def test_form_of_broken_files_alone_is_refused_and_names_each() -> None:
     play(story())
 
 
-def test_body_over_the_limit_is_refused_declared_or_not_and_not_kept() -> None:
+def test_body_over_the_limit_is_rejected_with_or_without_a_declared_length() -> None:
     async def story() -> None:
         async with serving(HeldEngine(), max_body_mb=0.1) as client:
             reason = refusal(await client.predict(bytes(200_000)), 413)
@@ -209,7 +209,7 @@ def test_body_over_the_limit_is_refused_declared_or_not_and_not_kept() -> None:
 
 
 @pytest.mark.parametrize("limit", [{"read_timeout_s": 0.05}, {"read_stall_s": 0.05}])
-def test_slow_and_stalled_uploads_are_given_up(limit: dict[str, float]) -> None:
+def test_slow_and_stalled_uploads_are_aborted(limit: dict[str, float]) -> None:
     async def story() -> None:
         async with serving(HeldEngine(), **limit) as client:
             slow = Sender(client.app)
@@ -221,7 +221,7 @@ def test_slow_and_stalled_uploads_are_given_up(limit: dict[str, float]) -> None:
     play(story())
 
 
-def test_upload_that_is_slow_and_steady_is_answered() -> None:
+def test_slow_but_steady_upload_succeeds() -> None:
     async def dripping(content: bytes) -> AsyncIterator[bytes]:
         for start in range(0, len(content), 10):
             await asyncio.sleep(0.01)
@@ -234,7 +234,7 @@ def test_upload_that_is_slow_and_steady_is_answered() -> None:
     play(story())
 
 
-def test_stalled_bodies_take_no_place_in_the_queue() -> None:
+def test_stalled_uploads_occupy_no_place_in_the_queue() -> None:
     async def story() -> None:
         async with serving(HeldEngine(), queue=2) as client:
             service = client.app.state.service
@@ -251,7 +251,7 @@ def test_stalled_bodies_take_no_place_in_the_queue() -> None:
     play(story())
 
 
-def test_bodies_that_are_read_at_a_time_are_bounded_by_their_bytes() -> None:
+def test_bytes_of_bodies_read_at_once_are_bounded() -> None:
     async def story() -> None:
         async with serving(HeldEngine(), queue=2, max_body_mb=0.1) as client:
             service = client.app.state.service

@@ -93,7 +93,7 @@ GRIDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", GRIDS.values(), ids=GRIDS)
-def test_scores_of_a_linear_model_are_those_of_its_sums(
+def test_scores_of_a_linear_model_equal_its_sums(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(perturbation, "NOISE", 0.0)
@@ -117,7 +117,7 @@ def test_scores_of_a_linear_model_are_those_of_its_sums(
             assert values[index] == pytest.approx(np.mean(imputed), abs=1e-6)
 
 
-def test_trapezoids_are_as_wide_as_what_they_remove() -> None:
+def test_trapezoid_width_is_the_removed_share() -> None:
     """16 cells in 3 steps: 5, then 6, then 5."""
     model = LinearModel()
     images = model.images(1)
@@ -196,7 +196,7 @@ def test_levels_keep_their_order_whatever_the_ties() -> None:
         assert found.scores["half"].deletion[0] == pytest.approx(expected, abs=1e-6)
 
 
-def test_floor_is_the_mean_of_random_orders() -> None:
+def test_random_baseline_is_the_mean_of_random_orders() -> None:
     """The mean over all orders of a linear model's curve is a straight line."""
     model = LinearModel()
     images = model.images(100)
@@ -229,7 +229,7 @@ def test_numbers_depend_on_the_seed_alone() -> None:
     assert np.abs(noisy[2:]).min() > 0
 
 
-def test_class_is_that_of_the_untouched_image() -> None:
+def test_class_is_predicted_from_the_original_image() -> None:
     model = LinearModel()
     images = model.images(6)
     asked = []
@@ -253,7 +253,7 @@ def test_class_is_that_of_the_untouched_image() -> None:
         assert found.scores["method"].deletion[index] == pytest.approx(expected)
 
 
-def test_classes_are_given_by_name_or_one_an_image() -> None:
+def test_classes_are_given_by_name_or_per_image() -> None:
     model = LinearModel(class_names=("no", "yes", "never"))
     images = model.images(2)
     by_name = compare(model, images, {"true": evidence_map}, target="yes", **QUICK)
@@ -265,7 +265,7 @@ def test_classes_are_given_by_name_or_one_an_image() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5, 64])
-def test_no_more_variants_at_once_than_a_batch(size: int) -> None:
+def test_no_more_variants_at_once_than_the_batch_size(size: int) -> None:
     model = LinearModel()
     images, calls = model.images(2), []
     compare(
@@ -287,7 +287,7 @@ def test_no_more_variants_at_once_than_a_batch(size: int) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_model_is_measured_in_evaluation_and_left_as_it_was(training: bool) -> None:
+def test_model_is_measured_in_evaluation_mode_and_restored(training: bool) -> None:
     model = small_model(dropout=0.5, drop_path=0.5).train(training)
     images = random_images(2, 3, 32, 32)
 
@@ -302,7 +302,7 @@ def test_model_is_measured_in_evaluation_and_left_as_it_was(training: bool) -> N
     assert np.array_equal(measured(found.scores["attention"]), measured(again.scores["attention"]))
 
 
-def test_methods_may_take_gradients() -> None:
+def test_methods_may_compute_gradients() -> None:
     model = small_model()
 
     def saliency(model: Classifier, images: Tensor, target: Target) -> Tensor:
@@ -377,7 +377,7 @@ def test_one_image_is_compared_without_intervals() -> None:
         ({"model": small_model(patch_size=32)}, "32x32 images have one cell"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_comparison_is_rejected(change: dict[str, Any], message: str) -> None:
     given = {"model": small_model(), "images": random_images(2, 3, 32, 32), "methods": {"flat": constant_map}}
     with pytest.raises(UserError, match=message):
         compare(**given | change)

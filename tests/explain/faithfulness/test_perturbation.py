@@ -42,7 +42,7 @@ def test_blur_keeps_a_colour() -> None:
 
 
 @pytest.mark.parametrize(("grid", "size"), [((4, 4), (32, 32)), ((2, 6), (16, 48)), ((3, 2), (10, 7))])
-def test_variants_lack_the_cells_that_the_order_says(grid: tuple[int, int], size: tuple[int, int]) -> None:
+def test_variants_lack_the_cells_given_by_the_order(grid: tuple[int, int], size: tuple[int, int]) -> None:
     N = math.prod(grid)
     made = plan(N, steps=N)
     image = random_images(3, *size)
@@ -74,7 +74,7 @@ def test_variants_lack_the_cells_that_the_order_says(grid: tuple[int, int], size
     assert 0.5 * NOISE < noise.std() < 2 * NOISE
 
 
-def test_deletion_leaves_zero_and_insertion_starts_blurred() -> None:
+def test_deletion_ends_at_zero_and_insertion_starts_blurred() -> None:
     image = random_images(3, 16, 16)
     whole, nothing, blurred = perturbed(image, (4, 4), plan(16)).ends()
     assert torch.equal(whole, image)
@@ -107,7 +107,7 @@ def test_counts_rise_evenly_from_nothing_to_everything(cells: int, steps: int) -
     assert set(np.diff(counts)) <= {cells // steps, -(-cells // steps)}
 
 
-def test_shares_leave_something_to_remove_and_something_to_fill_in_from() -> None:
+def test_shares_remove_at_least_one_cell_and_keep_at_least_one() -> None:
     assert plan(4, shares=(0.01, 0.3, 0.5, 0.99)).imputed == [1, 1, 2, 3]
     assert plan(64, shares=(0.1, 0.9)).imputed == [6, 58]
 
@@ -174,14 +174,14 @@ def test_linear_ramp_is_continued_exactly() -> None:
     torch.testing.assert_close(impute(ramp, removed), ramp, rtol=0, atol=1e-12)
 
 
-def test_what_removed_pixels_held_is_not_read() -> None:
+def test_values_of_removed_pixels_are_not_read() -> None:
     image = random_images(3, 16, 16)
     removed = random_mask(16, 16, share=0.6)
     other = torch.where(removed, 1e6, image)
     assert torch.equal(impute(image, removed), impute(other, removed))
 
 
-def test_filled_pixels_stay_between_the_known() -> None:
+def test_filled_pixels_lie_between_known_values() -> None:
     """A mean lies between what it is of."""
     image = random_images(1, 32, 24)
     removed = random_mask(32, 24, share=0.8)
@@ -190,7 +190,7 @@ def test_filled_pixels_stay_between_the_known() -> None:
     assert filled.max() <= known.max() + 1e-6
 
 
-def test_turned_and_mirrored_images_are_filled_alike() -> None:
+def test_rotated_and_mirrored_images_are_filled_alike() -> None:
     image = random_images(2, 12, 20).double()
     removed = random_mask(12, 20, share=0.7)
     filled = impute(image, removed)
@@ -206,7 +206,7 @@ def test_noise_is_added_to_removed_pixels_only() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_images_keep_their_type_and_are_not_changed(dtype: torch.dtype) -> None:
+def test_images_keep_their_dtype_and_are_not_changed(dtype: torch.dtype) -> None:
     image = random_images(3, 8, 8).to(dtype)
     before = image.clone()
     filled = impute(image, random_mask(8, 8, share=0.5))
@@ -228,6 +228,6 @@ def test_nothing_removed_changes_nothing() -> None:
     assert filled.data_ptr() != image.data_ptr()
 
 
-def test_removing_everything_is_refused() -> None:
+def test_removing_everything_is_rejected() -> None:
     with pytest.raises(UserError, match="all 64 pixels"):
         impute(random_images(3, 8, 8), torch.ones(8, 8, dtype=torch.bool))

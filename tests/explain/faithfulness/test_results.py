@@ -72,7 +72,7 @@ def test_gain_is_the_mean_of_four_curves() -> None:
     assert row.gain.half_width == pytest.approx(stats.t.ppf(0.975, 11) * stats.sem(each))
 
 
-def test_rows_stand_by_gain_and_random_last() -> None:
+def test_rows_are_sorted_by_gain_with_random_last() -> None:
     table = comparison(**FOUR).table()
     assert [row.method for row in table] == ["good", "middling", "constant", "reversed", "random"]
     assert [row.verdict for row in table] == ["better", "better", "not told apart", "worse", "the floor"]
@@ -95,7 +95,7 @@ def test_best_has_the_largest_gain_and_rivals_are_as_good() -> None:
     assert {found.best, *found.rivals} == {"good", "twin"}
 
 
-def test_the_least_difference_that_every_image_has_tells_methods_apart() -> None:
+def test_small_difference_in_every_image_separates_methods() -> None:
     """Differences are paired by image: what images have in common does not hide them."""
     good = FOUR["good"]
     slightly = dataclasses.replace(good, insertion=tuple(value - 0.01 for value in good.insertion))
@@ -110,7 +110,7 @@ def test_best_is_never_random() -> None:
     assert "No method is measurably better than random" in found.text()
 
 
-def test_table_and_sentence_agree_where_the_largest_gain_is_uncertain() -> None:
+def test_table_and_sentence_agree_if_the_largest_gain_is_uncertain() -> None:
     """A method of a larger mean and a wide interval does not hide one that is surely better than random."""
     floor = FOUR["random"]
     wild = dataclasses.replace(
@@ -129,7 +129,7 @@ def test_table_and_sentence_agree_where_the_largest_gain_is_uncertain() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_sentence_says_none_is_better_only_where_no_row_does(seed: int) -> None:
+def test_sentence_reports_no_better_method_only_if_no_row_is_better(seed: int) -> None:
     rng = np.random.default_rng(seed)
     methods = {name: scores(int(rng.integers(99)), 8, better_by=rng.normal(0, 0.03)) for name in "abcd"}
     found = comparison(**methods, random=scores(100, 8))
@@ -149,7 +149,7 @@ def test_one_image_has_no_intervals() -> None:
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_text_has_a_line_for_each_method_and_says_which_is_best() -> None:
+def test_text_has_a_line_per_method_and_names_the_best() -> None:
     found = comparison(**FOUR)
     lines = found.text().splitlines()
     assert [line.split()[0] for line in lines[1:6]] == [row.method for row in found.table()]
@@ -183,7 +183,7 @@ def test_repr_is_one_line_with_the_best_method() -> None:
     assert repr(comparison(**FOUR)) == "Comparison(4 methods on 12 images, best: good)"
 
 
-def test_table_is_a_data_frame_where_pandas_is_installed() -> None:
+def test_table_is_a_data_frame_if_pandas_is_installed() -> None:
     found = comparison(**FOUR)
     if importlib.util.find_spec("pandas") is None:
         with pytest.raises(UserError, match="needs pandas"):

@@ -33,7 +33,7 @@ def folder_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+def test_saved_state_is_loaded_unchanged(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, 7, state(1.5))
     assert folder == tmp_path / "checkpoints" / folder_of(7)
     for step, found in (load_checkpoint(tmp_path), load_checkpoint_at(folder)):
@@ -42,7 +42,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
         assert found["nested"] == {"best_loss": 1.5, "names": ["a"]}
 
 
-def test_the_manifest_says_what_was_written_and_by_which_torch(tmp_path: Path) -> None:
+def test_manifest_records_the_files_and_the_torch_version(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, 7, state(1))
     assert json.loads((folder / MANIFEST).read_text()) == {
         "step": 7,
@@ -54,7 +54,7 @@ def test_the_manifest_says_what_was_written_and_by_which_torch(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, keep: int) -> None:
     for step in (1, 2, 3, 4, 100_000_000):  # sorted as numbers: the last has a digit more
         save_checkpoint(tmp_path, step, state(step), keep=keep)
     steps = [1, 2, 3, 4, 100_000_000][-keep:]
@@ -62,14 +62,14 @@ def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
     assert load_checkpoint(tmp_path)[0] == 100_000_000
 
 
-def test_newer_ones_are_not_removed_when_an_older_one_is_continued(tmp_path: Path) -> None:
+def test_newer_checkpoints_stay_when_an_older_one_is_resumed(tmp_path: Path) -> None:
     for step in (1, 2, 9):
         save_checkpoint(tmp_path, step, state(step), keep=3)
     save_checkpoint(tmp_path, 3, state(3), keep=1)
     assert names(tmp_path) == [folder_of(3), folder_of(9)]
 
 
-def test_nothing_is_removed_before_the_new_one_has_its_name(
+def test_old_checkpoints_are_removed_only_after_the_new_one_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = []
@@ -99,14 +99,14 @@ def test_nothing_is_removed_before_the_new_one_has_its_name(
     ]
 
 
-def test_without_checkpoints_there_is_none(tmp_path: Path) -> None:
+def test_folder_without_checkpoints_loads_none(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path) is None
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "best").mkdir()
     assert load_checkpoint(tmp_path) is None
 
 
-def test_a_step_that_is_saved_is_left_as_it_is_and_a_broken_one_is_written_again(
+def test_intact_checkpoint_is_not_rewritten_and_a_broken_one_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = save_checkpoint(tmp_path, 1, state(1))
@@ -151,7 +151,7 @@ NONSENSE: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("content", "message"), NONSENSE)
-def test_a_manifest_that_says_something_else_is_a_broken_checkpoint(
+def test_wrong_manifest_makes_a_checkpoint_broken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
 ) -> None:
     save_checkpoint(tmp_path, 1, state(1))
@@ -166,7 +166,7 @@ def test_a_manifest_that_says_something_else_is_a_broken_checkpoint(
         load_checkpoint_at(newest)
 
 
-def test_the_size_is_compared_before_anything_is_hashed(tmp_path: Path) -> None:
+def test_size_is_compared_before_hashing(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, 1, state(1))
     with open(folder / STATE, "ab") as file:
         file.truncate(1 << 43)  # 9 TB, none of it on the disk
@@ -174,7 +174,7 @@ def test_the_size_is_compared_before_anything_is_hashed(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
-def test_none_whole_is_an_error_that_lists_each(tmp_path: Path) -> None:
+def test_error_lists_every_checkpoint_if_none_is_intact(tmp_path: Path) -> None:
     (save_checkpoint(tmp_path, 1, state(1)) / STATE).write_bytes(b"")
     (save_checkpoint(tmp_path, 2, state(2)) / STATE).unlink()
     with pytest.raises(UserError) as caught:
@@ -185,7 +185,7 @@ def test_none_whole_is_an_error_that_lists_each(tmp_path: Path) -> None:
     assert "\n" not in message
 
 
-def test_a_file_more_is_no_fault(tmp_path: Path) -> None:
+def test_extra_file_is_ignored(tmp_path: Path) -> None:
     (save_checkpoint(tmp_path, 1, state(1)) / "notes.txt").write_text("mine")
     assert load_checkpoint(tmp_path)[0] == 1
 
@@ -209,7 +209,7 @@ def replace_state(folder: Path, value: object) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
-def test_a_checkpoint_executes_nothing(tmp_path: Path) -> None:
+def test_loading_a_checkpoint_executes_no_code(tmp_path: Path) -> None:
     class Attack:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "pwned"),)
@@ -226,20 +226,20 @@ def test_a_checkpoint_executes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02}.", b"(lp0\n."])
-def test_a_state_that_is_none_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_state_that_is_not_a_pickle_fails_in_one_line(tmp_path: Path, content: bytes) -> None:
     replace_state(save_checkpoint(tmp_path, 1, state(1)), content)
     with pytest.raises(UserError, match=STATE) as caught:
         load_checkpoint(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_state_that_is_no_dict_is_refused(tmp_path: Path) -> None:
+def test_state_that_is_not_a_dict_is_rejected(tmp_path: Path) -> None:
     replace_state(save_checkpoint(tmp_path, 1, state(1)), [1, 2])
     with pytest.raises(UserError, match="contains a list, not the state of a run"):
         load_checkpoint(tmp_path)
 
 
-def test_a_run_folder_that_takes_no_files_is_an_error_with_the_way_out(
+def test_unwritable_run_folder_is_an_error_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object, **options: object) -> None:

@@ -172,7 +172,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_process_writes_its_shards_and_the_manifest_lists_them(saved: Path) -> None:
+def test_each_process_writes_its_shards_and_the_manifest_lists_them(saved: Path) -> None:
     (folder,) = checkpoints(saved / "adamw")
     names = {"state.pt", ".metadata", "__0_0.distcp", "__1_0.distcp"}
     assert {path.name for path in folder.iterdir()} == names | {MANIFEST}
@@ -180,15 +180,15 @@ def test_every_process_writes_its_shards_and_the_manifest_lists_them(saved: Path
     assert folder.name.encode() not in (folder / ".metadata").read_bytes()  # nor any other path of a machine
 
 
-def test_a_run_in_shards_continues_in_one_process(saved: Path) -> None:
+def test_sharded_run_resumes_in_one_process(saved: Path) -> None:
     read(saved, spread=False)
 
 
-def test_a_run_in_shards_continues_in_more_processes(saved: Path, tmp_path: Path) -> None:
+def test_sharded_run_resumes_in_more_processes(saved: Path, tmp_path: Path) -> None:
     in_processes(3, lambda: read(saved, spread=True), tmp_path / "meeting")
 
 
-def test_a_run_of_one_process_continues_in_shards(tmp_path: Path) -> None:
+def test_run_of_one_process_resumes_sharded(tmp_path: Path) -> None:
     write(tmp_path, spread=False)
     in_processes(2, lambda: read(tmp_path, spread=True), tmp_path / "meeting")
 
@@ -196,7 +196,7 @@ def test_a_run_of_one_process_continues_in_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("failing", "limit"), [(1, 200), (0, 1 << 20)]
 )  # its shards; the state, of the first
-def test_what_fails_in_one_process_is_raised_in_all_and_leaves_nothing(
+def test_failure_in_one_process_is_raised_in_all_and_leaves_no_checkpoint(
     tmp_path: Path, failing: int, limit: int
 ) -> None:
     def save() -> None:
@@ -226,7 +226,7 @@ def forge(saved: Path, run: Path, content: bytes) -> Path:
     return folder
 
 
-def test_metadata_execute_nothing(saved: Path, tmp_path: Path) -> None:
+def test_loading_metadata_executes_no_code(saved: Path, tmp_path: Path) -> None:
     class Attack:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "pwned"),)
@@ -279,7 +279,7 @@ def beyond_the_end(metadata: Metadata) -> None:
         (beyond_the_end, "complete, but this run cannot load it"),
     ],
 )
-def test_metadata_of_other_tensors_are_refused(
+def test_metadata_that_does_not_match_the_tensors_is_rejected(
     saved: Path, tmp_path: Path, change: Callable[[Metadata], None], message: str
 ) -> None:
     metadata = described(saved)

@@ -54,7 +54,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_what_is_restored_goes_on_bitwise(tmp_path, options: Optimization) -> None:
+def test_restored_training_is_bitwise_identical(tmp_path, options: Optimization) -> None:
     model, other = small_model(), small_model()
     first, second = optimizer_of(model, options), optimizer_of(other, options)
     learn(model, first, 2)
@@ -68,7 +68,7 @@ def test_what_is_restored_goes_on_bitwise(tmp_path, options: Optimization) -> No
     assert torch.equal(parameters(model), parameters(other))
 
 
-def test_names_are_the_models_own() -> None:
+def test_state_uses_the_models_parameter_names() -> None:
     model = small_model()
     assert set(model_state(model)) == set(model.state_dict())
     optimizer = optimizer_of(model, Optimization())
@@ -77,7 +77,7 @@ def test_names_are_the_models_own() -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_saving_before_the_first_step_takes_none(options: Optimization) -> None:
+def test_saving_before_the_first_step_performs_no_step(options: Optimization) -> None:
     ends = []
     for saves in (False, True):
         torch.manual_seed(0)
@@ -92,7 +92,7 @@ def test_saving_before_the_first_step_takes_none(options: Optimization) -> None:
     assert same(ends[0][1], ends[1][1])
 
 
-def test_a_state_of_another_model_is_refused() -> None:
+def test_state_of_another_model_is_rejected() -> None:
     state = model_state(small_model())
     restore_model(small_model(), dict(state))
     fewer = {name: tensor for name, tensor in state.items() if name != "head.bias"}
@@ -103,7 +103,7 @@ def test_a_state_of_another_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_one_weight_that_is_no_number_is_found(value: float) -> None:
+def test_single_nan_weight_is_found(value: float) -> None:
     model = small_model()
     assert all_finite(model)
     with torch.no_grad():
@@ -154,7 +154,7 @@ def identity_of(config: TrainConfig) -> dict[str, Any]:
         ("options", ("positions=rotary",)),
     ],
 )
-def test_what_changes_the_result_is_refused_by_name(data, option: str, value: Any) -> None:
+def test_option_that_changes_the_result_is_rejected_by_name(data, option: str, value: Any) -> None:
     saved, now = identity_of(tiny_config(data)), identity_of(tiny_config(data, **{option: value}))
     shown = "positions" if option == "options" else option
     with pytest.raises(UserError, match=rf"(not of this run: |; )(model: )?{shown} was .*, is ") as refused:
@@ -162,7 +162,7 @@ def test_what_changes_the_result_is_refused_by_name(data, option: str, value: An
     assert "\n" not in str(refused.value)
 
 
-def test_options_of_the_engine_and_moved_files_are_no_difference(data, tmp_path) -> None:
+def test_engine_options_and_moved_files_may_differ(data, tmp_path) -> None:
     moved = tmp_path / "elsewhere" / "greys"
     moved.parent.mkdir()
     moved.symlink_to(data)
@@ -182,7 +182,7 @@ def test_options_of_the_engine_and_moved_files_are_no_difference(data, tmp_path)
     check_identity(saved, identity_of(tiny_config(moved, run="there", **engine)))
 
 
-def test_other_images_are_refused_by_what_differs(data, tmp_path) -> None:
+def test_other_images_are_rejected_with_the_difference(data, tmp_path) -> None:
     config = tiny_config(data)
     saved = identity_of(config)
     fewer = write_folder(tmp_path / "fewer", per_class=10)
@@ -198,7 +198,7 @@ def test_other_images_are_refused_by_what_differs(data, tmp_path) -> None:
     assert identity_of(config.replace(data=str(relabelled)))["classes"] == ["dark", "light"]
 
 
-def test_an_option_that_came_after_the_checkpoint_is_no_difference(data) -> None:
+def test_option_newer_than_the_checkpoint_is_no_difference(data) -> None:
     saved = identity_of(tiny_config(data))
     check_identity(saved, saved | {"lookahead": 0})
     with pytest.raises(UserError, match="lookahead was 0, is None"):

@@ -43,7 +43,7 @@ def test_the_loss_is_smoothed_cross_entropy_and_the_sums_count_images() -> None:
     assert not sums["loss"].requires_grad
 
 
-def test_mixed_targets_are_learned_as_they_are_and_counted_by_the_images_own_classes() -> None:
+def test_mixed_targets_are_smoothed_and_accuracy_counts_the_images_own_classes() -> None:
     model, labels = small_model(num_classes=3), torch.tensor([0, 1])
     preprocess = Preprocess(image_size=(32, 32))
     targets = torch.tensor([[0.7, 0.0, 0.3], [0.2, 0.8, 0.0]])
@@ -138,7 +138,7 @@ def test_soft_distillation_is_equation_2(tau: float) -> None:
     assert loss.item() == pytest.approx(total, rel=1e-5)
 
 
-def test_a_teacher_of_no_weight_leaves_the_loss_of_the_class_head() -> None:
+def test_teacher_of_weight_zero_leaves_the_loss_of_the_class_head() -> None:
     task, model, batch = distill(distill_weight=0.0, label_smoothing=0.1), student(), examples(mixed=True)
     loss, _ = task.loss(task.module(model), batch)
     by_label, _ = BothHeads(model)(OURS.normalize(batch.images))
@@ -147,7 +147,7 @@ def test_a_teacher_of_no_weight_leaves_the_loss_of_the_class_head() -> None:
     assert not model.head.distillation.weight.grad.any()
 
 
-def test_a_teacher_of_all_the_weight_leaves_no_say_to_the_labels() -> None:
+def test_teacher_of_weight_one_makes_labels_irrelevant() -> None:
     model, batch = student(), examples()
     for kind in ("hard", "soft"):
         task = distill(distill=kind, distill_weight=1.0)
@@ -157,7 +157,7 @@ def test_a_teacher_of_all_the_weight_leaves_no_say_to_the_labels() -> None:
         assert model.head.distillation.weight.grad.any()
 
 
-def test_sums_count_the_mean_of_both_heads_and_what_the_teacher_agrees_with() -> None:
+def test_sums_count_correct_mean_predictions_and_agreement_with_the_teacher() -> None:
     task, model, batch = distill(), student(), examples()
     loss, sums = task.loss(task.module(model), batch)
     _, by_teacher, taught = answers(task, model, batch)
@@ -170,7 +170,7 @@ def test_sums_count_the_mean_of_both_heads_and_what_the_teacher_agrees_with() ->
     assert not any(value.requires_grad for value in sums.values())
 
 
-def test_correct_is_what_both_heads_say_together() -> None:
+def test_accuracy_is_of_the_mean_of_both_heads() -> None:
     """Each alone is surer of another class."""
 
     class Torn(nn.Module):
@@ -182,7 +182,7 @@ def test_correct_is_what_both_heads_say_together() -> None:
     assert distill().loss(Torn(), batch)[1]["correct"] == 6
 
 
-def test_a_student_that_copies_its_teacher_agrees_with_it() -> None:
+def test_student_that_copies_its_teacher_agrees_with_it() -> None:
     class Copying(nn.Module):
         def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
             taught = task.teacher(
@@ -210,7 +210,7 @@ def test_only_the_student_learns(kind: str) -> None:
     assert all(torch.equal(before[name], value) for name, value in task.teacher.model.state_dict().items())
 
 
-def test_losses_are_taken_in_float32_under_autocast() -> None:
+def test_losses_are_computed_in_float32_under_autocast() -> None:
     task, model, batch = distill(distill="soft"), student(), examples()
     exact, _ = task.loss(task.module(model), batch)
     with torch.autocast("cpu", torch.bfloat16):
@@ -220,7 +220,7 @@ def test_losses_are_taken_in_float32_under_autocast() -> None:
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_a_student_learns_from_a_teacher_without_ever_seeing_a_label(kind: str) -> None:
+def test_student_learns_from_a_teacher_without_correct_labels(kind: str) -> None:
     """The teacher says which quarter of an image is bright; the labels that are given are wrong."""
 
     class Bright(nn.Module):
@@ -252,14 +252,14 @@ def test_a_student_learns_from_a_teacher_without_ever_seeing_a_label(kind: str) 
     assert torch.equal(by_teacher.argmax(1), bands)
 
 
-def test_a_student_without_a_second_token_is_refused() -> None:
+def test_student_without_a_distillation_token_is_rejected() -> None:
     with pytest.raises(UserError, match="needs a distillation token"):
         distill().module(small_model())
     with pytest.raises(UserError, match="needs a distillation token"):
         distill().module(small_model(distillation_token=True, head="none"))
 
 
-def test_teacher_and_student_see_the_same_channels() -> None:
+def test_teacher_with_other_channels_is_rejected() -> None:
     colour, grey = THEIRS, Preprocess(image_size=(32, 32), channels=1, mean=(0.5,), std=(0.5,))
     for theirs, ours, message in (
         (grey, colour, r"1 channel \(grey\), the student of 3 channels \(colour\)"),
@@ -276,7 +276,7 @@ def loader(tmp_path: Path) -> Loader:
     return Loader(read_tree(root), default_preprocess(student().config), batch_size=3)
 
 
-def test_validation_measures_the_mean_of_both_heads_and_gives_the_mode_back(loader: Loader) -> None:
+def test_validation_measures_the_mean_of_both_heads_and_restores_the_mode(loader: Loader) -> None:
     task, model = distill(), student(num_classes=2)
     module = task.module(model).train()
     assert task.validate(module, loader, torch.float32) == Classify(OURS).validate(
@@ -288,6 +288,6 @@ def test_validation_measures_the_mean_of_both_heads_and_gives_the_mode_back(load
     assert not model.training
 
 
-def test_the_mean_of_heads_is_what_the_model_says() -> None:
+def test_mean_of_heads_equals_the_models_output() -> None:
     model, images = student(), random_images(2, 3, 32, 32)
     torch.testing.assert_close(MeanOfHeads(BothHeads(model))(images), model(images))

@@ -68,7 +68,7 @@ def noisy_set(count: int, size: int = 32, channels: int = 3) -> ImageSet:
 
 
 @pytest.mark.parametrize(("num_patches", "share", "count"), [(16, 0.5, 8), (49, 0.15, 7), (64, 0.99, 63)])
-def test_exactly_the_share_of_each_image_is_corrupted(num_patches: int, share: float, count: int) -> None:
+def test_exact_share_of_each_image_is_corrupted(num_patches: int, share: float, count: int) -> None:
     drawn = corruption(0, 0, np.arange(50), num_patches, share)
     assert all(field.shape == (50, count) for field in drawn)
     assert (drawn.places.diff(dim=1) > 0).all()  # each place once, in order
@@ -76,7 +76,7 @@ def test_exactly_the_share_of_each_image_is_corrupted(num_patches: int, share: f
     assert drawn.places.max() < num_patches
 
 
-def test_of_the_corrupted_80_percent_are_masked_10_replaced_and_10_stay() -> None:
+def test_80_percent_of_corrupted_patches_are_masked_10_replaced_and_10_kept() -> None:
     places, sources, masked = corruption(0, 3, np.arange(4000), 64, 0.5)
     replaced = sources != places
     assert not (masked & replaced).any()  # three kinds, none of them two at once
@@ -85,7 +85,7 @@ def test_of_the_corrupted_80_percent_are_masked_10_replaced_and_10_stay() -> Non
     assert ((kinds - expected).abs() < 5 * (expected * (1 - expected) / masked.numel()).sqrt()).all()
 
 
-def test_every_patch_is_corrupted_and_lent_equally_often() -> None:
+def test_every_patch_is_corrupted_and_used_as_replacement_equally_often() -> None:
     N, images = 16, 20_000
     places, sources, _ = corruption(0, 0, np.arange(images), N, 0.25)
     corrupted = places.flatten().bincount(minlength=N) / images
@@ -95,7 +95,7 @@ def test_every_patch_is_corrupted_and_lent_equally_often() -> None:
     assert (lent - expected).abs().max() < 5 * expected**0.5
 
 
-def test_what_replaces_a_patch_is_seen_in_its_own_place() -> None:
+def test_replacement_patch_gets_the_position_of_the_replaced_one() -> None:
     places, sources, _ = corruption(0, 0, np.arange(500), 16, 0.75)
     replaced = sources != places
     assert replaced.any()
@@ -103,7 +103,7 @@ def test_what_replaces_a_patch_is_seen_in_its_own_place() -> None:
     assert not (corrupted & replaced).any()
 
 
-def test_corruption_depends_on_seed_epoch_and_index_and_on_nothing_else() -> None:
+def test_corruption_depends_only_on_seed_epoch_and_index() -> None:
     def draw(seed: int, epoch: int, indices: list[int]) -> Corruption:
         return corruption(seed, epoch, np.array(indices), 64, 0.5)
 
@@ -115,7 +115,7 @@ def test_corruption_depends_on_seed_epoch_and_index_and_on_nothing_else() -> Non
         assert not torch.equal(draw(seed, epoch, [index]).places, together.places[:1])
 
 
-def test_corruption_is_not_drawn_from_the_numbers_of_the_augmentation() -> None:
+def test_corruption_is_not_correlated_with_augmentation() -> None:
     from vitascope.data.randomness import uniform
 
     indices = np.arange(4000)
@@ -127,7 +127,7 @@ def test_corruption_is_not_drawn_from_the_numbers_of_the_augmentation() -> None:
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.01, 0), (0.99, 16)])
-def test_a_share_that_leaves_nothing_to_do_is_refused(share: float, count: int) -> None:
+def test_share_that_corrupts_no_patch_or_all_is_rejected(share: float, count: int) -> None:
     with pytest.raises(UserError, match=f"corrupt {share} of 16 patches is {count}: "):
         masked_task(corrupt=share)
 
@@ -136,7 +136,7 @@ def test_a_share_that_leaves_nothing_to_do_is_refused(share: float, count: int) 
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_a_hidden_patch_has_no_gradient_and_all_others_do(masked: bool) -> None:
+def test_only_hidden_patches_have_no_gradient(masked: bool) -> None:
     module = small_module(masked_task())
     images = random_images(1, 3, 32, 32).requires_grad_()
     # In place 2 stands [mask], or patch 6; patch 9 stays as it is.
@@ -149,7 +149,7 @@ def test_a_hidden_patch_has_no_gradient_and_all_others_do(masked: bool) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_nothing_that_is_hidden_changes_what_is_said(target: str) -> None:
+def test_hidden_pixels_do_not_change_the_output(target: str) -> None:
     task = masked_task(target)
     module, images = small_module(task), random_images(6, 3, 32, 32)
     drawn = corruption_by(task, 0, 0, np.arange(6))
@@ -161,7 +161,7 @@ def test_nothing_that_is_hidden_changes_what_is_said(target: str) -> None:
     assert not torch.equal(module(images.flip(0), *drawn), module(images, *drawn))
 
 
-def test_uncorrupted_the_features_are_those_of_the_body() -> None:
+def test_features_without_corruption_are_those_of_the_body() -> None:
     module, images = small_module(masked_task(num_registers=2)), random_images(2, 3, 32, 32)
     places = torch.tensor([[0, 3, 15], [1, 2, 7]])
     said = module(images, places, places, torch.zeros(2, 3, dtype=torch.bool))
@@ -170,7 +170,7 @@ def test_uncorrupted_the_features_are_those_of_the_body() -> None:
     torch.testing.assert_close(said, expected)
 
 
-def test_mask_stands_for_the_embedding_of_a_hidden_patch() -> None:
+def test_mask_replaces_the_embedding_of_a_hidden_patch() -> None:
     module, images = small_module(masked_task()), random_images(1, 3, 32, 32)
     patches = module.body.patch_embedding(images)
     patches = torch.cat([patches[:, :4], module.mask_token, patches[:, 7:8], patches[:, 6:]], dim=1)
@@ -194,7 +194,7 @@ TRAINABLE = {
 
 
 @pytest.mark.parametrize("options", TRAINABLE.values(), ids=TRAINABLE)
-def test_every_parameter_has_a_gradient_whatever_the_options(options: dict[str, Any]) -> None:
+def test_every_parameter_has_a_gradient_with_any_options(options: dict[str, Any]) -> None:
     task = masked_task(**options)
     module = small_module(task).train()
     torch.manual_seed(0)
@@ -213,12 +213,12 @@ def test_every_parameter_has_a_gradient_whatever_the_options(options: dict[str, 
         ({"patch_dropout": 0.5}, "patch_dropout drops patches"),
     ],
 )
-def test_a_body_that_cannot_learn_so_is_refused(options: dict[str, Any], message: str) -> None:
+def test_unsupported_body_is_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         MaskedPatchModel(VisionTransformer(body_config(small_config(**options))), 512)
 
 
-def test_a_body_with_a_head_is_refused() -> None:
+def test_body_with_a_head_is_rejected() -> None:
     with pytest.raises(UserError, match=r"would not train head\.weight"):
         MaskedPatchModel(small_model(), 512)
 
@@ -243,7 +243,7 @@ def test_the_module_compiles_to_one_graph() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_only_corrupted_patches_are_asked_for(target: str) -> None:
+def test_only_corrupted_patches_are_predicted(target: str) -> None:
     task, images = masked_task(target), pictures(12, 3, 32, 32)
     said = 0.1 * random_images(12, 8, task.target.outputs)
     drawn = corruption_by(task, 4, 1, np.arange(10, 22))
@@ -283,7 +283,7 @@ def test_an_images_result_does_not_depend_on_its_batch() -> None:
         torch.testing.assert_close(parts[0][name] + parts[1][name], value)
 
 
-def test_a_batch_without_images_has_a_loss_of_zero_with_gradients() -> None:
+def test_empty_batch_has_zero_loss_with_gradients() -> None:
     task = masked_task()
     module = small_module(task)
     loss, sums = task.loss(module, examples(pictures(0, 3, 32, 32)))
@@ -302,7 +302,7 @@ def test_a_batch_without_images_has_a_loss_of_zero_with_gradients() -> None:
         ("pixels", 3, torch.bfloat16),
     ],
 )
-def test_a_tiny_model_learns_a_batch_by_heart(target: str, channels: int, precision: torch.dtype) -> None:
+def test_tiny_model_overfits_one_batch(target: str, channels: int, precision: torch.dtype) -> None:
     task = masked_task(target, image_size=8, patch_size=4, in_channels=channels, embed_dim=32, depth=2)
     torch.manual_seed(0)
     module = task.module(VisionTransformer(task.config))
@@ -322,7 +322,7 @@ def test_a_tiny_model_learns_a_batch_by_heart(target: str, channels: int, precis
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_validation_is_the_mean_over_a_split_and_the_same_every_time(target: str) -> None:
+def test_validation_is_the_mean_over_a_split_and_repeatable(target: str) -> None:
     task, images = masked_task(target, dropout=0.5), noisy_set(7)
     module = small_module(task).train()
     loader = Loader(images, task.preprocess, 3, workers=0)
@@ -357,7 +357,7 @@ def test_a_classifier_starts_from_the_body(tmp_path: Path, pool: str) -> None:
 
 
 @pytest.mark.parametrize(("target", "channels"), [("mean_color", 3), ("downsampled", 1), ("pixels", 3)])
-def test_the_figure_shows_what_was_hidden_and_what_was_said(
+def test_figure_shows_hidden_patches_and_predictions(
     tmp_path: Path, target: str, channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, images = masked_task(target, in_channels=channels), noisy_set(3, channels=channels)
@@ -386,13 +386,13 @@ def test_the_figure_shows_what_was_hidden_and_what_was_said(
     assert (rows["predicted"] != rows["right answer"]).any()
 
 
-def test_the_figure_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
+def test_figure_leaves_out_unreadable_images(tmp_path: Path) -> None:
     task, images = masked_task(), noisy_set(2)
     broken = dataclasses.replace(images, sources=[tmp_path / "missing.png", images.sources[1]])
     assert draw_masked(Run(tmp_path), task, small_module(task), broken)["masked"].is_file()
 
 
-def test_bodies_keep_their_class_token_by_name() -> None:
+def test_body_without_a_head_keeps_its_class_token() -> None:
     for pool, has in (("cls", True), ("mean", False)):
         config = body_config(small_config(pool=pool))
         assert config.readout.class_token is has

@@ -29,7 +29,7 @@ def color_class(area: np.ndarray) -> int:
 @pytest.mark.parametrize(
     ("patch", "side"), [((4, 8), 1), ((8, 4), 4), ((8, 12), 4), ((4, 4), 4), ((7, 5), 1)]
 )
-def test_classes_are_those_of_a_loop_over_patches(patch: tuple[int, int], side: int, channels: int) -> None:
+def test_classes_equal_a_loop_over_patches(patch: tuple[int, int], side: int, channels: int) -> None:
     images = images_of(3, channels, 2 * patch[0], 3 * patch[1])
     h, w = patch[0] // side, patch[1] // side
     expected = [
@@ -59,7 +59,7 @@ def test_colours_have_three_bits_red_first() -> None:
     )
 
 
-def test_areas_of_a_patch_that_is_no_multiple_overlap() -> None:
+def test_areas_overlap_if_the_patch_is_not_a_multiple() -> None:
     tile = torch.linspace(0, 1, 6).view(1, 1, 1, 6).expand(1, 1, 6, 6)
     means = [tile[0, 0, 0, low:high].mean() for low, high in ((0, 2), (1, 3), (3, 5), (4, 6))]
     expected = [min(7, int(8 * mean)) for mean in means]
@@ -67,13 +67,13 @@ def test_areas_of_a_patch_that_is_no_multiple_overlap() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_each_classes_colour_is_of_that_class(channels: int) -> None:
+def test_colour_of_each_class_belongs_to_that_class(channels: int) -> None:
     classes = torch.arange(8**channels)
     colours = class_colors(classes, channels)  # (K, C)
     assert torch.equal(color_classes(colours[:, :, None, None], (1, 1), 1).flatten(), classes)
 
 
-def test_the_picture_of_the_right_classes_is_the_image_in_3_bits() -> None:
+def test_picture_of_the_correct_classes_is_the_image_in_3_bits() -> None:
     images = images_of(2, 3, 8, 16).repeat_interleave(2, 2).repeat_interleave(2, 3)
     target = ColorTarget(side=4, patch=(8, 8), channels=3)
     shown = target.pictures(target.targets(images))  # (B, N, C, ph, pw)
@@ -81,7 +81,7 @@ def test_the_picture_of_the_right_classes_is_the_image_in_3_bits() -> None:
     assert torch.equal(shown, (tiles * 8).floor() / 8 + 1 / 16)
 
 
-def test_what_is_said_is_the_likeliest_class_of_each_part() -> None:
+def test_picture_shows_the_likeliest_class_of_each_part() -> None:
     target = ColorTarget(side=4, patch=(4, 4), channels=3)
     classes = torch.randint(512, (2, 5, 16), generator=torch.Generator().manual_seed(0))
     logits = torch.nn.functional.one_hot(classes, 512).float().flatten(2)
@@ -107,6 +107,6 @@ def test_pixels_are_normalized_patches_and_their_picture_is_the_image() -> None:
     torch.testing.assert_close(target.measure(said, wanted)["loss"], wanted.square().mean(dim=(1, 2)))
 
 
-def test_patches_too_small_for_the_picture_are_refused() -> None:
+def test_patches_too_small_for_the_target_are_rejected() -> None:
     with pytest.raises(UserError, match="a patch of 8x2 pixels has no 4x4 picture; predict its mean_color"):
         ColorTarget(side=4, patch=(8, 2), channels=3)

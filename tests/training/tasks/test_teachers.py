@@ -25,7 +25,7 @@ def pictures(*shape: int) -> torch.Tensor:
     return random_images(*shape).sigmoid()
 
 
-def test_a_teacher_answers_as_its_model_does_of_normalized_images(tmp_path: Path) -> None:
+def test_teacher_returns_its_models_logits_of_normalized_images(tmp_path: Path) -> None:
     preprocess = Preprocess(image_size=(32, 32), mean=(0.1, 0.4, 0.7), std=(0.2, 0.3, 0.6))
     teacher = open_teacher(saved(tmp_path, preprocess, class_names=PETS), PETS, device="cpu")
     images = pictures(2, 3, 32, 32)
@@ -37,7 +37,7 @@ def test_a_teacher_answers_as_its_model_does_of_normalized_images(tmp_path: Path
     assert not any(parameter.requires_grad for parameter in teacher.model.parameters())
 
 
-def test_what_a_teacher_says_may_be_learned_from_without_teaching_it(tmp_path: Path) -> None:
+def test_teacher_outputs_can_be_targets_and_the_teacher_gets_no_gradient(tmp_path: Path) -> None:
     """Tensors of inference mode may not."""
     teacher = open_teacher(saved(tmp_path, class_names=PETS), PETS, device="cpu")
     teacher.model.requires_grad_(True)
@@ -47,7 +47,7 @@ def test_what_a_teacher_says_may_be_learned_from_without_teaching_it(tmp_path: P
     assert student.grad is not None
 
 
-def test_images_of_another_size_are_brought_to_the_teachers(tmp_path: Path) -> None:
+def test_images_are_resized_to_the_teachers_size(tmp_path: Path) -> None:
     teacher = open_teacher(saved(tmp_path, class_names=PETS), PETS, device="cpu")
     ours = small_model(class_names=PETS)
     for size in ((64, 64), (24, 40)):
@@ -57,7 +57,7 @@ def test_images_of_another_size_are_brought_to_the_teachers(tmp_path: Path) -> N
         torch.testing.assert_close(teacher(images), ours(normalized))
 
 
-def test_a_teachers_classes_are_put_into_the_datas_order(tmp_path: Path) -> None:
+def test_teachers_classes_are_reordered_to_match_the_data(tmp_path: Path) -> None:
     ours = ("dog", "ant", "elk", "cat", "bee")
     ref, images = saved(tmp_path, class_names=PETS), pictures(2, 3, 32, 32)
     alike, permuted = (open_teacher(ref, names, device="cpu")(images) for names in (PETS, ours))
@@ -65,7 +65,7 @@ def test_a_teachers_classes_are_put_into_the_datas_order(tmp_path: Path) -> None
         torch.testing.assert_close(permuted[:, index], alike[:, PETS.index(name)])
 
 
-def test_a_teacher_computes_in_its_own_precision(tmp_path: Path) -> None:
+def test_teacher_computes_in_its_own_precision(tmp_path: Path) -> None:
     ref, images = saved(tmp_path, class_names=PETS), pictures(2, 3, 32, 32)
     exact = open_teacher(ref, PETS, device="cpu")
     rounded = open_teacher(ref, PETS, device="cpu", precision=torch.bfloat16)
@@ -77,7 +77,7 @@ def test_a_teacher_computes_in_its_own_precision(tmp_path: Path) -> None:
     torch.testing.assert_close(rounded(images), alone, rtol=0.1, atol=0.1)
 
 
-def test_other_classes_are_refused_and_the_difference_is_told(tmp_path: Path) -> None:
+def test_other_classes_are_rejected_with_the_difference(tmp_path: Path) -> None:
     ref = saved(tmp_path, class_names=PETS)
     with pytest.raises(
         UserError, match=r"5 classes, which are not the 3 .* lacks fly; the data lack cat, dog, elk"
@@ -89,7 +89,9 @@ def test_other_classes_are_refused_and_the_difference_is_told(tmp_path: Path) ->
         class_order("t", ("ant", "bee"), 2, tuple(f"a{index}" for index in range(7)))
 
 
-def test_a_nameless_teacher_is_taken_with_a_note_if_it_has_as_many_classes(tmp_path: Path, capsys) -> None:
+def test_teacher_without_class_names_is_accepted_with_a_note_if_the_count_matches(
+    tmp_path: Path, capsys
+) -> None:
     ref = saved(tmp_path)
     assert open_teacher(ref, PETS, device="cpu").order is None
     note = f"teacher {ref} has no class names: its 5 are assumed to be in the data's order\n"
@@ -100,13 +102,13 @@ def test_a_nameless_teacher_is_taken_with_a_note_if_it_has_as_many_classes(tmp_p
     assert capsys.readouterr().out == ""
 
 
-def test_names_that_are_numbered_or_too_many_are_no_names(capsys) -> None:
+def test_numbered_or_surplus_names_are_ignored(capsys) -> None:
     assert class_order("t", ("LABEL_0", "LABEL_1"), 2, ("ant", "bee")) is None
     assert class_order("t", ("cat", "dog", "elk"), 2, ("ant", "bee")) is None
     assert capsys.readouterr().out.count("has no class names") == 2
 
 
-def test_wordnet_ids_are_words_in_another_language(capsys) -> None:
+def test_wordnet_ids_match_imagenet_class_names(capsys) -> None:
     """ImageNet's folders have the ids for names, its models the words, both in the order of the ids."""
     ids = ("n01440764", "n01443537")
     assert class_order("t", ("tench", "goldfish"), 2, ids) is None
@@ -117,24 +119,24 @@ def test_wordnet_ids_are_words_in_another_language(capsys) -> None:
             class_order("t", theirs, 2, ours)
 
 
-def test_features_are_no_answers(tmp_path: Path) -> None:
+def test_model_without_a_head_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a teacher needs a head"):
         open_teacher(saved(tmp_path, head="none"), PETS, device="cpu")
 
 
-def test_a_model_that_cannot_take_its_own_images_is_refused(tmp_path: Path) -> None:
+def test_model_that_fails_on_its_own_image_size_is_rejected(tmp_path: Path) -> None:
     ref = saved(tmp_path, Preprocess(image_size=(30, 30)), class_names=PETS)
     with pytest.raises(UserError, match=r"does not take images \(1, 3, 30, 30\): .*multiple of patch 8"):
         open_teacher(ref, PETS, device="cpu")
 
 
-def test_no_such_model_is_said_in_one_line(tmp_path: Path) -> None:
+def test_missing_model_fails_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such model"):
         open_teacher(str(tmp_path / "nothing"), PETS, device="cpu")
 
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_a_missing_library_is_named_with_what_installs_it(library: str, monkeypatch) -> None:
+def test_missing_library_is_named_with_its_install_command(library: str, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(
         UserError, match=rf'{library}, which is not installed: pip install "vitascope\[peers\]"'
@@ -143,7 +145,7 @@ def test_a_missing_library_is_named_with_what_installs_it(library: str, monkeypa
 
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_a_broken_library_is_shown_for_what_it_is(library: str, tmp_path: Path, monkeypatch) -> None:
+def test_broken_library_is_reported_as_broken(library: str, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / f"{library}.py").write_text(
         "try:\n    raise RuntimeError('operator torchvision::nms\\ndoes not exist')\n"
         "except RuntimeError as error:\n    raise ImportError('could not import') from error\n"
@@ -159,7 +161,7 @@ def test_a_broken_library_is_shown_for_what_it_is(library: str, tmp_path: Path, 
     )
 
 
-def test_a_part_that_a_library_lacks_is_not_taken_for_the_library(tmp_path: Path, monkeypatch) -> None:
+def test_missing_submodule_is_not_reported_as_a_missing_library(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "timm.py").write_text("import no_such_part")
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
@@ -168,14 +170,14 @@ def test_a_part_that_a_library_lacks_is_not_taken_for_the_library(tmp_path: Path
         open_teacher("timm:some", PETS, device="cpu")
 
 
-def test_a_file_in_timms_layout_is_a_model_of_ours(tmp_path: Path) -> None:
+def test_file_in_timms_layout_is_loaded_as_our_model(tmp_path: Path) -> None:
     save_pretrained(small_model(class_names=PETS), tmp_path, format="timm")
     images, ours = pictures(2, 3, 32, 32), small_model(class_names=PETS)
     teacher = open_teacher(f"timm:{tmp_path / 'model.safetensors'}", PETS, device="cpu")
     torch.testing.assert_close(teacher(images), ours(default_preprocess(ours.config).normalize(images)))
 
 
-def test_a_processor_is_known_by_what_it_makes_of_colours() -> None:
+def test_processor_is_measured_by_its_output_colours() -> None:
     colours = torch.tensor([[0.0, 0, 0], [1, 1, 1], [1, 0, 0]]).view(3, 3, 1, 1)
     given = Preprocess(image_size=(6, 4), mean=(0.1, 0.4, 0.7), std=(0.2, 0.3, 0.6))
     answers = given.normalize(colours).expand(3, 3, 6, 4).clone()
@@ -189,7 +191,7 @@ def test_a_processor_is_known_by_what_it_makes_of_colours() -> None:
             teachers._probed_preprocess("t", others, colours)
 
 
-def test_teachers_are_compared_by_identity_so_that_a_task_may_hold_one() -> None:
+def test_teachers_are_hashable_and_compared_by_identity() -> None:
     one, other = (Teacher(name="t", model=torch.nn.Identity()) for _ in "ab")
     assert one != other
     assert hash(one) != hash(other)
