@@ -18,12 +18,12 @@ PATIENCE = 120_000
 
 
 def browser_path() -> str | None:
-    """A Chromium of this machine."""
+    """The path of an installed Chromium."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Visit:
-    """A page, and everything that went wrong on it."""
+    """A page, with its errors."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -39,7 +39,7 @@ class Visit:
             self.faults.append(f"{message.type}: {message.text}")
 
     def _failed(self, request: Any) -> None:
-        if request.failure != "net::ERR_ABORTED":  # the page aborts what is not wanted any more
+        if request.failure != "net::ERR_ABORTED":  # the page aborts requests that it no longer needs
             self.faults.append(f"failed: {request.url}")
 
     def _answered(self, response: Any) -> None:
@@ -47,22 +47,22 @@ class Visit:
             self.faults.append(f"{response.status}: {response.url}")
 
     def open_sample(self, number: int = 0) -> None:
-        """Choose a sample for the last picture, and wait until it is answered."""
+        """Choose a sample for the last picture, and wait for its prediction."""
         panel = self.page.locator(".panel").last
         panel.locator(".samples button").nth(number).click(timeout=PATIENCE)
         self.wait_for_answer(panel)
 
     def wait_for_answer(self, panel: Any) -> None:
-        """Until a picture's prediction stands there."""
+        """Wait until a picture's prediction is shown."""
         panel.locator(".predictions button").first.wait_for(timeout=PATIENCE)
         self.settle()
 
     def settle(self) -> None:
-        """Until two frames have been drawn."""
+        """Wait until two frames have been drawn."""
         self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def hover(self, across: float, down: float, number: int = 0) -> None:
-        """Move the pointer to a place in a picture, in shares of its sides."""
+        """Move the pointer to a place in a picture, in fractions of its sides."""
         box = self.page.locator("canvas.picture").nth(number).bounding_box()
         self.page.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"])
         self.settle()
@@ -74,17 +74,17 @@ class Visit:
         self.settle()
 
     def drawing(self, selector: str = "canvas.picture", number: int = 0) -> str:
-        """What a canvas shows, as a data URI."""
+        """The content of a canvas as a data URI."""
         return str(self.page.locator(selector).nth(number).evaluate("canvas => canvas.toDataURL()"))
 
     def text(self, selector: str) -> str:
-        """What stands in the first such element."""
+        """The text of the first matching element."""
         return str(self.page.locator(selector).first.text_content()).strip()
 
 
 @contextmanager
 def visiting(address: str, **context: Any) -> Iterator[Visit]:
-    """A page in a browser of its own."""
+    """Open a page in a new browser."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -1,4 +1,4 @@
-"""The explorer's page, used as a person would: by pointer, by keys, by touch."""
+"""The explorer's page, used by pointer, keyboard and touch."""
 
 import base64
 import io
@@ -50,7 +50,7 @@ def engine_of(model: Classifier) -> TorchEngine:
 
 
 def alike(one: str, other: str, most: int = 2) -> bool:
-    """Whether two drawings are the same in the large; a browser may round otherwise after a while."""
+    """Whether two drawings agree roughly; a browser's rounding may change over time."""
 
     def small(uri: str) -> np.ndarray:
         with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as drawn:
@@ -60,7 +60,7 @@ def alike(one: str, other: str, most: int = 2) -> bool:
 
 
 def weight_of_china(layer: int, query: int, key: int) -> float:
-    """The mean of the heads' weight from one patch of the first sample to another, by the model itself."""
+    """The mean attention of the heads from one patch of the first sample to another, from the model."""
     engine = engine_of(small_model())
     pixels = engine.pixels(samples_for(engine.preprocess.channels)[0].content)
     images = engine.preprocess.normalize(torch.from_numpy(pixels)[None])
@@ -70,7 +70,7 @@ def weight_of_china(layer: int, query: int, key: int) -> float:
 
 @contextmanager
 def serving(engine: Engine, token: str | None = None) -> Iterator[str]:
-    """A server of an engine, in a thread; its address."""
+    """Serve an engine in a thread; return the address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -162,9 +162,9 @@ def test_a_class_is_chosen_by_its_bar_and_by_search(visit: Visit) -> None:
     visit.open_sample()
     bars = visit.page.locator(".predictions button")
     drawn = set()
-    for number in range(4):  # three are in the first response, the fourth is asked for
+    for number in range(4):  # three are in the first response, the fourth is requested
         bars.nth(number).click()
-        visit.page.locator(".high:text-is('most')").wait_for()  # while it is fetched there are three dots
+        visit.page.locator(".high:text-is('most')").wait_for()  # three dots are shown while it loads
         visit.settle()
         assert bars.nth(number).get_attribute("aria-pressed") == "true"
         assert (
@@ -347,7 +347,7 @@ def test_long_class_names_stay_in_their_column(width: int) -> None:
             }).length"""
         )
         assert outside == 0
-        visit.page.locator(".predictions button").first.click()  # which no other panel covers
+        visit.page.locator(".predictions button").first.click()  # not covered by another panel
 
 
 def test_pending_class_map_is_shown_and_another_method_cancels_it(visit: Visit) -> None:

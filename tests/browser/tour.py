@@ -1,10 +1,10 @@
-"""Look around on the explorer's page of a server: pictures of it, and how fast it follows the pointer.
+"""Tour a server's explorer page: take screenshots, and measure how fast it follows the pointer.
 
     vitascope serve runs/photos
     python -m tests.browser.tour http://127.0.0.1:8000 --out pictures/
 
-Prints, of moves of the pointer from patch to patch, the milliseconds from the event to the end of the frame
-in which the map has been drawn, as measured in the page; and whatever went wrong.
+Prints, for moves of the pointer from patch to patch, the milliseconds from the event to the end of the frame
+in which the map was drawn, measured in the page, and any errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PHONE = {
 }
 
 # One listener before the page's own, on the window in the capturing phase. The page draws in the next
-# animation frame; a message that is posted in that frame arrives once all of the frame's work is done.
+# animation frame; a message posted in that frame arrives after all of the frame's work.
 TIMING = """async moves => {
     const canvas = document.querySelector("canvas.picture");
     const box = canvas.getBoundingClientRect();
@@ -79,7 +79,7 @@ def main() -> None:
         with visiting(arguments.address, **context) as visit:
             _show(visit, name, arguments)
             visit.page.screenshot(path=arguments.out / f"{name}.png")
-            print(f"{name}: {visit.faults or 'nothing went wrong'}")
+            print(f"{name}: {visit.faults or 'no errors'}")
 
 
 def _show(visit: Visit, name: str, arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""Pushing to the hub: what lies there afterwards, what the card says, and that it loads from there."""
+"""Pushing to the hub: the uploaded files, the model card, and loading from there."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def model() -> vs.VisionTransformer:
 
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run on eight pictures, not drawn."""
+    """A short run on eight pictures, without figures."""
     root = tmp_path_factory.mktemp("card")
     data = write_folder(root / "photos", per_class=10, side=8, classes=("dark", "light"))
     with undrawn():

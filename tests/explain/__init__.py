@@ -1,4 +1,4 @@
-"""Models that read their answer from different tokens, and the share of each token in it."""
+"""Models with different pooling, and the share of each token in the pooled features."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def shares(config: ViTConfig) -> np.ndarray:
-    """What share of the representation is read from each token, (T,): they sum to one."""
+    """The share of each token in the representation, (T,); the shares sum to one."""
     P, N = config.num_prefix_tokens, config.num_tokens - config.num_prefix_tokens
     share = np.zeros(P + N)
     match config.option("pool"):
@@ -49,6 +49,6 @@ def shares(config: ViTConfig) -> np.ndarray:
 
 
 def heatmap(config: ViTConfig, rows: np.ndarray) -> np.ndarray:
-    """The map of relations (T, T) between tokens: what the tokens that are read receive from each patch."""
+    """The heatmap of weights (T, T) between tokens: the flow from each patch to the pooled tokens."""
     received = (shares(config) @ rows)[config.num_prefix_tokens :].reshape(config.grid)
     return received / received.max()

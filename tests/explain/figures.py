@@ -1,4 +1,4 @@
-"""What is to be seen in a figure."""
+"""The visible content of a figure."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from vitascope.explain import plots
 
 
 def drawn(figure: Figure, tmp_path: Path) -> np.ndarray:
-    """The figure as it lands on disk: pixels (H, W, 3)."""
-    figure.set_dpi(60)  # half of what users get: drawn four times as fast
+    """The figure as saved: pixels (H, W, 3)."""
+    figure.set_dpi(60)  # half of the default: drawn four times as fast
     path = plots.save_figure(figure, tmp_path / "new" / "figure.png")
     assert path == tmp_path / "new" / "figure.png"
     with Image.open(path) as image:
@@ -22,10 +22,10 @@ def drawn(figure: Figure, tmp_path: Path) -> np.ndarray:
 
 def assert_shows_something(pixels: np.ndarray) -> None:
     assert min(pixels.shape[:2]) > 50
-    assert (pixels != 255).any(axis=-1).mean() > 0.01  # more than a hundredth is not paper
+    assert (pixels != 255).any(axis=-1).mean() > 0.01  # more than 1% is not white
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10
 
 
 def texts(figure: Figure) -> str:
-    """All that is written in a figure."""
+    """All texts in a figure."""
     return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))

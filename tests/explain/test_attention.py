@@ -55,7 +55,7 @@ def test_shares_cover_exactly_the_pooled_tokens(options: dict[str, Any]) -> None
     model.pool(tokens).square().sum().backward()
     assert tokens.grad is not None
     np.testing.assert_array_equal(tokens.grad[0].abs().sum(dim=1) > 0, share > 0)
-    if model.config.option("pool") != "map":  # the others are linear: of the identity, they give the shares
+    if model.config.option("pool") != "map":  # the others are linear: of the identity, they return the shares
         pooled = model.pool(torch.eye(len(share))[None]).reshape(-1, len(share))
         np.testing.assert_allclose(pooled.mean(dim=0), share, atol=1e-7)
 
@@ -73,8 +73,8 @@ def test_heatmaps_have_the_patch_grid_and_a_maximum_of_one(
     assert not heat.requires_grad
     assert (heat >= 0).all()
     torch.testing.assert_close(heat.amax(dim=(1, 2)), torch.ones(3))
-    assert heat.amin(dim=(1, 2)).max() < 0.999  # it tells patches apart
-    assert not torch.allclose(heat[0], heat[1])  # and images
+    assert heat.amin(dim=(1, 2)).max() < 0.999  # patches differ
+    assert not torch.allclose(heat[0], heat[1])  # and so do images
 
 
 @of_every_model
@@ -228,7 +228,7 @@ def test_half_precision_model_has_float32_maps(method: Any, options: dict[str, A
 def test_model_that_attends_to_no_patch_has_a_map_of_zeros() -> None:
     model = small_model(num_registers=1)
     rows = torch.zeros(2, 18, 18)
-    rows[:, :, 1] = 1  # everything looks at the register
+    rows[:, :, 1] = 1  # all tokens attend to the register
     assert torch.equal(to_heatmap(model, random_images(2, 3, 32, 32), rows), torch.zeros(2, 4, 4))
 
 
@@ -410,7 +410,7 @@ def test_last_block_yields_only_the_pooled_rows(read: slice) -> None:
 def test_attention_of_only_one_layer_is_in_memory(
     options: dict[str, Any], rollout_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Watched where rollout gets it: when the next layer's comes, the last one is gone."""
+    """Checked where rollout receives it: the previous layer's is freed before the next one arrives."""
     made: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
     keep = AttentionStream.keep_attention

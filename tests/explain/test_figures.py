@@ -1,4 +1,4 @@
-"""Figures from a model and pictures: what they show and are called, and what is rejected."""
+"""Figures from a model and pictures: content, names and rejected requests."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What happens between the forward passes of an explanation."""
+"""The hook between the forward passes of an explanation."""
 
 import pytest
 import torch

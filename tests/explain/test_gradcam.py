@@ -1,6 +1,6 @@
 """Grad-CAM and its variants, in NumPy, from float64 activations and gradients that hooks catch.
 
-At the end, what every method does that explains a class.
+The last part tests every method that explains a class.
 """
 
 import copy
@@ -48,7 +48,7 @@ def logits_of(classes: list[int]) -> Score:
 
 
 def place(model: Classifier, layer: Layer) -> nn.Module:
-    """The part whose output is looked at."""
+    """The module whose output is explained."""
     if isinstance(model, ResNet):
         return model.features
     blocks = model.encoder.blocks
@@ -82,7 +82,7 @@ def caught(model: Classifier, images: Tensor, score: Score, layer: Layer) -> tup
 
 
 def channel_weights(variant: str, a: np.ndarray, g: np.ndarray) -> np.ndarray:
-    """What one channel's activations (h, w) are multiplied with, of the gradients (h, w)."""
+    """The weight of one channel's activations (h, w), from its gradients (h, w)."""
     match variant:
         case "grad-cam":  # Selvaraju et al. 2017, equation 1
             return g.mean()
@@ -114,14 +114,14 @@ def assert_is_cam(
     score: Score,
     layer: Layer = "last",
 ) -> None:
-    """Of every variant."""
+    """Compare every variant with the formulas."""
     activations, gradients = caught(model, images, score, layer)
     for variant in VARIANTS:
         heat = grad_cam(model, images, target, layer, variant)
         assert heat.dtype == torch.float32
         expected = cam(variant, activations, gradients)
         assert expected.max() == 1
-        tolerance = 1e-3 if variant == "grad-cam++" else 2e-5  # what that divides by may be small
+        tolerance = 1e-3 if variant == "grad-cam++" else 2e-5  # its divisor may be small
         np.testing.assert_allclose(heat.numpy(), expected, atol=tolerance, err_msg=variant)
 
 
@@ -169,7 +169,7 @@ def test_default_layer_is_the_last_for_grad_cam_and_the_first_for_elementwise_va
 
 @pytest.mark.parametrize("options", [{}, {"pool": "mean"}, {"pool": "map", "num_registers": 1}])
 def test_gradients_equal_finite_differences(options: dict[str, Any]) -> None:
-    """No autograd in the reference: each activation is moved a little, and the logit is computed again."""
+    """The reference uses no autograd: each activation is changed a little, and the logit is recomputed."""
     model = small_model(image_size=16, embed_dim=8, depth=2, **options)
     images, step = random_images(1, 3, 16, 16), 1e-5
     double, P = copy.deepcopy(model).double(), model.config.num_prefix_tokens
@@ -236,7 +236,7 @@ def test_zero_channels_add_nothing(variant: Variant, options: dict[str, Any]) ->
 @of_every_variant
 @pytest.mark.parametrize("size", [1e-25, 1e4])
 def test_scores_of_any_size_have_a_map(variant: Variant, size: float) -> None:
-    """Squares and cubes of gradients leave what float32 can hold sooner than gradients do."""
+    """Squares and cubes of gradients leave the range of float32 sooner than gradients do."""
     model, images = small_model(), random_images(3, 3, 32, 32)
     with torch.no_grad():
         model.head.weight.mul_(size)
@@ -271,7 +271,7 @@ def test_unknown_variant_is_rejected_with_the_known_ones() -> None:
         grad_cam(small_model(), random_images(1, 3, 32, 32), variant="gradcam++")
 
 
-# What every method does that explains a class
+# Every method that explains a class
 
 
 @of_every_method
@@ -401,9 +401,9 @@ def test_images_of_a_wrong_shape_are_rejected(method: Any, shape: tuple[int, ...
 
 @torch.no_grad()
 def reader_of_one_feature(**options: Any) -> Classifier:
-    """Patches carry their brightness as feature 0, class 3 is that feature, and tokens look at all alike.
+    """Feature 0 of a patch is its brightness, class 3 is that feature, and attention is uniform.
 
-    No positions, no MLP: nothing else tells patches apart.
+    No positions, no MLP: patches differ in nothing else.
     """
     model = small_model(positions="none", depth=2, num_heads=1, embed_dim=8, **options)
     if model.class_token is not None:
@@ -424,7 +424,7 @@ def reader_of_one_feature(**options: Any) -> Classifier:
             part.weight.fill_(1)
             part.bias.zero_()
     model.head.weight.zero_()
-    model.head.weight[3, ::8] = 1  # of the mean, too, where class token and mean are side by side
+    model.head.weight[3, ::8] = 1  # also of the mean, if class token and mean are concatenated
     return model
 
 

@@ -1,4 +1,4 @@
-"""The cells of a heatmap, the pixels they stand for, and the scale."""
+"""The cells of a heatmap, their pixels, and the scale."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_a_pixel_belongs_to_the_cell_that_its_centre_is_in(
     grid = (data.draw(st.integers(1, sides[0])), data.draw(st.integers(1, sides[1])))
     for cells, side, count in zip(cell_of_pixels(grid, sides), sides, grid, strict=True):
         assert cells.dtype == torch.int64
-        edges = np.arange(1, count) * side  # of the cells, in units in which a pixel is `count` long
+        edges = np.arange(1, count) * side  # edges of the cells, in units of 1/count of a pixel
         centres = np.arange(side) * count + count / 2
         np.testing.assert_array_equal(cells, np.searchsorted(edges, centres, side="right"))
         assert set(cells.tolist()) == set(range(count))

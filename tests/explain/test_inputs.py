@@ -1,4 +1,4 @@
-"""Explanations take pictures as well as normalized tensors."""
+"""Explanations accept pictures and normalized tensors."""
 
 from pathlib import Path
 from typing import Any

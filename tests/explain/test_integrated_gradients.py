@@ -36,7 +36,7 @@ def images_of(model: Classifier, count: int = 2) -> Tensor:
 
 
 def by_hand(model: Classifier, images: Tensor, target: Target, steps: int = 64) -> Tensor:
-    """Equation 1 of the paper by Gauss-Legendre's points from a blank image on: float64 (B, C, H, W)."""
+    """Equation 1 of the paper by Gauss-Legendre quadrature from a blank image: float64 (B, C, H, W)."""
     model = copy.deepcopy(model).double()
     nodes, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(steps))  # on [-1, 1]
     attributions = []
@@ -50,7 +50,7 @@ def by_hand(model: Classifier, images: Tensor, target: Target, steps: int = 64) 
 
 
 def gap(model: Classifier, images: Tensor, target: Target, steps: int) -> Tensor:
-    """How far attributions are from summing to the score less the blank image's, of that difference: (B,)."""
+    """The error of the attributions' sum relative to the score minus the blank image's: (B,)."""
     attributions = pixel_attributions(model, images, target, steps=steps, batch_size=16)
     blank, whole = (
         target.score(*pooled_and_logits(model, each)) for each in (torch.zeros_like(images), images)
@@ -89,7 +89,7 @@ def test_attributions_sum_even_if_gradients_concentrate_near_the_blank_image(
         target.score(*pooled_and_logits(model, each)) for each in (torch.zeros_like(images), images)
     )
     in_even_steps = by_hand(model, images, target, 32).sum(dim=(1, 2, 3))
-    assert (in_even_steps.abs() < 0.1 * (whole - blank).abs()).all()  # they see next to nothing of it
+    assert (in_even_steps.abs() < 0.1 * (whole - blank).abs()).all()  # even steps miss nearly all of it
     assert gap(model, images, target, 100).max() < 0.1
 
 

@@ -59,7 +59,7 @@ def between(config: ViTConfig) -> np.ndarray:
 
 
 def directly(model: VisionTransformer, images: Tensor) -> np.ndarray:
-    """The same from the traced weights, in float64, patch by patch."""
+    """The reference: from the traced weights, in float64, patch by patch."""
     attention = model.trace(images, attention=True).attention
     assert attention is not None
     P, apart = model.config.num_prefix_tokens, between(model.config)
@@ -124,7 +124,7 @@ def test_uniform_attention_has_the_mean_distance_of_all_pairs(
         expected = between(model.config).mean()
         np.testing.assert_allclose(reached, np.full((3, 2), expected), rtol=1e-5)
         assert uniform_distance(model, images) == pytest.approx(expected)
-    else:  # by way of the prefix, rows and columns do not share alike
+    else:  # through the prefix, rows and columns have different shares
         np.testing.assert_allclose(reached, directly(model, images), rtol=1e-5)
 
 
@@ -170,7 +170,7 @@ def test_images_have_equal_weight_in_any_batch_size(monkeypatch: pytest.MonkeyPa
 
 
 def given_weights(monkeypatch: pytest.MonkeyPatch, weights: Tensor) -> None:
-    """Let every layer attend as `weights` (B, heads, T, T) say."""
+    """Replace the attention of every layer by `weights` (B, heads, T, T)."""
 
     def stub(model: VisionTransformer, images: Tensor, consume: Callable[[Tensor], None]) -> None:
         for _ in range(model.config.depth):
@@ -272,7 +272,7 @@ POSITIONS_SHAPES = [
 
 
 def places(model: VisionTransformer) -> np.ndarray:
-    """What the positions add to the patches, found by adding it to nothing: float64 (gh, gw, D)."""
+    """The position embeddings of the patches, read by adding them to zeros: float64 (gh, gw, D)."""
     config = model.config
     nothing = torch.zeros(1, config.num_tokens, config.embed_dim)
     added = model.positions(nothing, config.grid)[0, config.num_prefix_tokens :]
@@ -363,7 +363,7 @@ def test_components_are_the_directions_in_which_filters_differ_most(
     D, C, ph, pw = weight.shape
     filters = patch_filters(model, count)
 
-    k = min(count, D - 1, C * ph * pw)  # the mean takes one
+    k = min(count, D - 1, C * ph * pw)  # subtracting the mean removes one
     assert filters.components.shape == (k, C, ph, pw)
     assert filters.shares.shape == (k,)
     assert filters.components.dtype == filters.shares.dtype == torch.float32
@@ -424,7 +424,7 @@ def images_for_features(model: VisionTransformer, count: int = 3) -> Tensor:
 
 
 def directly_of_features(model: VisionTransformer, images: Tensor, layer: int) -> np.ndarray:
-    """The same from a trace, in float64, component by component."""
+    """The reference: from a trace, in float64, component by component."""
     trace = model.trace(images)
     tokens = model.norm(trace[f"block{layer % model.config.depth}"])[:, model.config.num_prefix_tokens :]
     features = tokens.detach().double().numpy().reshape(-1, model.config.embed_dim)
@@ -467,7 +467,7 @@ def test_default_layer_is_the_last_and_equals_forward_features() -> None:
     centred = (features - features.mean(dim=0)).numpy()
     strongest = np.abs(centred @ np.linalg.svd(centred)[2][0])
     away = (colours[..., 0] - 0.5).abs().flatten().numpy()
-    assert np.corrcoef(strongest, away)[0, 1] > 0.95  # but for what is cut off at the ends
+    assert np.corrcoef(strongest, away)[0, 1] > 0.95  # except for clipping at the ends
 
 
 def test_colours_are_consistent_across_images() -> None:

@@ -1,4 +1,4 @@
-"""Occlusion against the same computed cell by cell, for every kind of model."""
+"""Occlusion against a computation cell by cell, for every kind of model."""
 
 import copy
 from typing import Any
@@ -38,7 +38,7 @@ def outputs(model: Classifier, image: Tensor) -> Tensor:
 
 
 def directly(model: Classifier, images: Tensor, grid: tuple[int, int], window: int, score: Any) -> np.ndarray:
-    """Image by image, window by window, in float64; `score` is of (model, image, index)."""
+    """The reference: image by image, window by window, in float64; `score` takes (model, image, index)."""
     model, maps = copy.deepcopy(model).double(), []
     cell_of_y, cell_of_x = (
         ((np.arange(side) + 0.5) / side * cells).astype(int)

@@ -1,4 +1,4 @@
-"""Pictures: the overlay's laws, and that every figure shows what it is given."""
+"""Plots: the properties of the overlay, and the content of every figure."""
 
 import logging
 import warnings
@@ -88,7 +88,7 @@ def test_enlarged_is_at_least_the_side_in_whole_multiples(shape: tuple[int, ...]
     large = plots.enlarged(picture, side)
     times = large.shape[0] // shape[0]
     assert min(large.shape[:2]) >= side
-    assert times == 1 or (times - 1) * min(shape[:2]) < side  # and no larger than that takes
+    assert times == 1 or (times - 1) * min(shape[:2]) < side  # and no larger than necessary
     np.testing.assert_array_equal(large[::times, ::times], picture)
     assert large.shape[2:] == shape[2:]
 
@@ -196,7 +196,7 @@ def test_picture_beside_its_heatmap_under_its_caption(count: int, tmp_path: Path
     assert len(columns) == min(4, count)
 
 
-# --- what a network has learned
+# --- figures of learned weights
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (4, 4), (3, 14), (1, 9)])
@@ -248,7 +248,7 @@ def test_attention_distance_has_a_dot_per_head_and_a_line_of_means(
     np.testing.assert_array_equal(lines["one head"], expected)
     np.testing.assert_allclose(lines["mean of the heads"][:, 1], distances.mean(axis=1))
     low, high = axes.get_ylim()
-    assert low == 0  # so that near and far can be told apart
+    assert low == 0  # so that near and far are distinguishable
     assert high > max(60.0, distances.max())
     assert axes.get_xlabel() == "layer"
     assert "pixels" in axes.get_ylabel()
@@ -320,13 +320,13 @@ ODD_NAMES = [
     "\U0001f436 dog",
     "two\nlines",
     "\N{HIRAGANA LETTER NO}",
-    "\udce9t\udce9",  # a folder whose name is no UTF-8
+    "\udce9t\udce9",  # a folder whose name is not UTF-8
 ]
 
 
 @pytest.fixture(autouse=True)
 def no_warning(caplog: pytest.LogCaptureFixture):
-    """Matplotlib warns on the console in two ways; neither is for a user."""
+    """Matplotlib has two ways to warn on the console; users should see neither."""
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING, logger="matplotlib"):
         warnings.simplefilter("error")
         yield
@@ -334,7 +334,7 @@ def no_warning(caplog: pytest.LogCaptureFixture):
 
 
 def confusion(names: list[str], path: Path) -> str:
-    """What is written in a confusion matrix of these classes, after it was drawn."""
+    """The texts in a drawn confusion matrix of these classes."""
     figure = draw_confusion(
         np.eye(len(names), dtype=np.int64),
         names,
@@ -351,7 +351,7 @@ def test_names_with_dollar_signs_and_other_scripts_are_drawn_literally(tmp_path:
 
 
 def test_formula_is_not_typeset(tmp_path: Path) -> None:
-    """Between two `$` matplotlib would set letters in italics: here they take the room of any letters."""
+    """Matplotlib would set text between two `$` in italics; here it has its normal width."""
     figure = plots.new_figure(4, 2)
     literal = figure.text(0.1, 0.5, "$ab$")
     plots.save_figure(figure, tmp_path / "literal.png")
@@ -372,7 +372,7 @@ def test_every_figure_accepts_unusual_class_names(tmp_path: Path) -> None:
 
 
 def test_missing_letters_are_drawn_in_another_installed_font(tmp_path: Path) -> None:
-    letter = "\N{HIRAGANA LETTER NO}"  # in STIX, which comes with matplotlib, and not in DejaVu Sans
+    letter = "\N{HIRAGANA LETTER NO}"  # in STIX, which matplotlib includes, and not in DejaVu Sans
     figure = plots.new_figure(4, 2, f"a {letter}")
     plots.save_figure(figure, tmp_path / "seen.png")
     assert letter in texts(figure)
@@ -381,7 +381,7 @@ def test_missing_letters_are_drawn_in_another_installed_font(tmp_path: Path) -> 
 
 @pytest.fixture
 def no_cjk_font(monkeypatch: pytest.MonkeyPatch):
-    """A machine whose fonts end before the letters of East Asia."""
+    """A machine without fonts for East Asian letters."""
     caches = (plots._default_letters, plots._families_with)
     monkeypatch.setattr(plots, "_letters", lambda path: frozenset(range(0x2E80)))
     for cache in caches:

@@ -1,4 +1,4 @@
-"""Both rollouts against the papers' recursions: in NumPy, and over whole matrices, bottom up, in float64."""
+"""Both rollouts against the papers' recursions: in NumPy, and over full matrices, bottom up, in float64."""
 
 import copy
 import weakref
@@ -55,7 +55,7 @@ def test_order_of_the_layers_matters() -> None:
     traced = model.trace(images, attention=True).attention
     assert traced is not None
     flow = torch.eye(17)
-    for weights in traced:  # the wrong way round
+    for weights in traced:  # in reverse order
         flow = flow @ (weights[0].mean(dim=0) + torch.eye(17)) / 2
     wrong = flow[0, 1:].reshape(4, 4)
     assert (explain.rollout(model, images)[0] - wrong / wrong.max()).abs().max() > 1e-3
@@ -71,7 +71,7 @@ def test_distillation_token_counts_like_the_class_token() -> None:
     model = small_model(distillation_token=True)
     images = random_images(2, 3, 32, 32)
     heat = explain.rollout(model, images)
-    with torch.no_grad():  # the tokens change places, with their positions
+    with torch.no_grad():  # swap the tokens with their positions
         model.class_token.data, model.distillation_token.data = (
             model.distillation_token.data,
             model.class_token.data,
@@ -81,7 +81,7 @@ def test_distillation_token_counts_like_the_class_token() -> None:
 
 
 def test_windows_do_not_mix() -> None:
-    """Without prefix tokens each window keeps to itself, so that all give the mean of the patches alike."""
+    """Without prefix tokens windows do not mix, so that all windows have the same share of the mean."""
     model = small_model(attention="window", window=2, pool="mean", image_size=(32, 48))
     heat = explain.rollout(model, random_images(3, 3, 32, 48))
     windows = heat.reshape(3, 2, 2, 3, 2).sum(dim=(2, 4))  # (B, windows down, windows across)
@@ -101,7 +101,7 @@ def test_class_token_sees_everything_through_local_attention(attention: str) -> 
 def fused_in_numpy(
     model: VisionTransformer, images: torch.Tensor, fusion: Fusion, discard: float
 ) -> np.ndarray:
-    """Every image and layer by itself, in float64; rows of fused weights need not sum to one."""
+    """Each image and layer separately, in float64; rows of fused weights need not sum to one."""
     traced = copy.deepcopy(model).double().trace(images.double(), attention=True).attention
     assert traced is not None
     config = model.config.replace(image_size=tuple(images.shape[2:]))
@@ -184,7 +184,7 @@ def logits_of(classes: list[int]) -> Score:
 
 
 def by_recursion(model: VisionTransformer, images: Tensor, score: Score) -> np.ndarray:
-    """R = I, then R <- R + E_h[(dA * A)+] R from the first layer up; of R - I the rows that pooling reads."""
+    """R = I, then R <- R + E_h[(dA * A)+] R from the first layer up; returns the pooled rows of R - I."""
     trace = copy.deepcopy(model).double().trace(images.double(), attention=True)
     assert trace.attention is not None
     gradients = torch.autograd.grad(score(trace), trace.attention)
@@ -261,7 +261,7 @@ def test_image_without_evidence_is_all_zeros() -> None:
 
 
 def test_the_size_of_the_score_does_not_matter() -> None:
-    """Of one layer, where relevance is linear in the gradient."""
+    """With one layer, relevance is linear in the gradient."""
     model, images = small_model(depth=1), random_images(2, 3, 32, 32)
     expected = gradient_rollout(model, images, 1)
     with torch.no_grad():
@@ -271,7 +271,7 @@ def test_the_size_of_the_score_does_not_matter() -> None:
 
 
 def test_evidence_for_and_against_a_score_is_disjoint() -> None:
-    """Of one layer, a pair of tokens raises the score or its negative, in each head."""
+    """With one layer, a pair of tokens raises either the score or its negative, in each head."""
     model, images = small_model(depth=1, num_heads=1), random_images(2, 3, 32, 32)
     up = gradient_rollout(model, images, ClassDifference(torch.tensor([1]), torch.tensor([3]))) > 0
     down = gradient_rollout(model, images, ClassDifference(torch.tensor([3]), torch.tensor([1]))) > 0

@@ -1,4 +1,4 @@
-"""What an explanation is about: classes, differences and likeness, and what cannot be asked."""
+"""Targets of an explanation: classes, differences and similarity, and invalid targets."""
 
 from typing import Any
 
@@ -232,6 +232,6 @@ def test_outputs_are_computed_in_evaluation_mode_without_gradients(model: Any) -
 
 @pytest.mark.parametrize("digits", [400, 5000])
 def test_long_class_number_is_rejected_in_a_short_line(digits: int) -> None:
-    with pytest.raises(UserError, match="no class '999") as refused:
+    with pytest.raises(UserError, match="no class '999") as rejected:
         class_index("9" * digits, small_config())
-    assert len(str(refused.value)) < 400
+    assert len(str(rejected.value)) < 400

@@ -1,9 +1,9 @@
-"""How far two tensors are apart."""
+"""The difference of two tensors."""
 
 from torch import Tensor
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """The largest difference over the largest number of what is expected."""
+    """The largest difference, relative to the largest expected magnitude."""
     assert actual.shape == expected.shape
     return ((actual - expected).abs().max() / expected.abs().max()).item()

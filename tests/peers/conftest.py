@@ -1,4 +1,4 @@
-"""Makes torchvision, and timm which needs it, importable next to a torch that its binary was not built for.
+"""Makes torchvision, and timm, which needs it, importable with a torch that its binary was not built for.
 
 On import, torchvision registers Python implementations for two of its compiled operators; without the
 binary those do not exist and the import fails, although nothing compared here calls them.
@@ -6,13 +6,13 @@ binary those do not exist and the import fails, although nothing compared here c
 
 import torch
 
-# Kept alive: the operators go when this object does.
+# Kept alive: the operators exist as long as this object.
 declarations: torch.library.Library | None = None
 
 try:
     import torchvision  # noqa: F401
 except ModuleNotFoundError:
-    pass  # not installed: the tests skip and say so
+    pass  # not installed: the tests are skipped with this reason
 except RuntimeError as error:
     if "torchvision::nms" not in str(error):
         raise

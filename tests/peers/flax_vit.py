@@ -1,4 +1,4 @@
-"""A ViT of flax's modules, which name their arrays by themselves after their classes. Needs flax."""
+"""A ViT of flax's modules, which name their arrays after their classes. Needs flax."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ class MAPHead(nn.Module):
 
 
 class Convolution(nn.Conv):
-    """One of standardized filters."""
+    """A convolution with standardized filters."""
 
     use_bias: bool = False
 
@@ -107,7 +107,7 @@ class Stage(nn.Module):
 
 
 class ViT(nn.Module):
-    """Images (B, H, W, C) to logits (B, K); `kind` is vit_jax's or big_vision's way with positions."""
+    """Images (B, H, W, C) to logits (B, K); `kind` selects vit_jax's or big_vision's positions."""
 
     kind: str = "vit_jax"
     pool: str = "cls"

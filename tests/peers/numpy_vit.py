@@ -1,7 +1,7 @@
-"""The paper's equations in NumPy, float64, on arrays as the original JAX code names and lays them out.
+"""The paper's equations in NumPy, float64, on arrays with the names and layouts of the original JAX code.
 
-Nothing here comes from vitascope: images are (B, H, W, C), kernels stay (D, heads, hd) and (height, width,
-inputs, outputs), and every name is looked up where the JAX code puts it.
+Nothing is imported from vitascope: images are (B, H, W, C), kernels stay (D, heads, hd) and (height, width,
+inputs, outputs), and every name is the JAX code's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 
 @dataclasses.dataclass
 class Answer:
-    """What one forward pass gives."""
+    """The results of one forward pass."""
 
     logits: Array
     """(B, K), or the pooled features (B, D) of a model without a head."""
@@ -28,7 +28,7 @@ class Answer:
 
 
 class Tree:
-    """Arrays by their names, below one of them."""
+    """Arrays by name below a prefix."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], place: str = "") -> None:
         self.arrays, self.place = arrays, place
@@ -40,12 +40,12 @@ class Tree:
         return any(key.startswith(self.place + name) for key in self.arrays)
 
     def below(self, *names: str) -> Tree:
-        """The part under the first of the names that is there."""
+        """The part under the first existing name."""
         return next(Tree(self.arrays, f"{self.place}{name}/") for name in names if f"{name}/" in self)
 
 
 class Layer(Tree):
-    """One block out of the common arrays of all."""
+    """One block of the stacked arrays of all blocks."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], index: int) -> None:
         place = "Transformer/encoderblock/"
@@ -53,7 +53,7 @@ class Layer(Tree):
 
 
 def forward(arrays: Mapping[str, NDArray[Any]], images: Array) -> Answer:
-    """The answer of a model whose arrays have no prefix to images (B, H, W, C)."""
+    """The results for images (B, H, W, C) of a model whose arrays have no prefix."""
     tree, attention = Tree(arrays), []
     x = stem(tree, images)
     x = convolve(x, tree["embedding/kernel"], same=False) + tree["embedding/bias"]
@@ -61,7 +61,7 @@ def forward(arrays: Mapping[str, NDArray[Any]], images: Array) -> Answer:
     x = x.reshape(B, gh * gw, D)
     prefix = np.broadcast_to(tree["cls"], (B, 1, D)) if "cls" in tree else x[:, :0]
     places = positions(tree, gh, gw, D)
-    if places.shape[1] == gh * gw:  # of the patches alone
+    if places.shape[1] == gh * gw:  # of the patches only
         x = np.concatenate([prefix, x + places], axis=1)
     else:
         x = np.concatenate([prefix, x], axis=1) + places
@@ -82,7 +82,7 @@ def forward(arrays: Mapping[str, NDArray[Any]], images: Array) -> Answer:
 
 
 def stem(tree: Tree, images: Array) -> Array:
-    """The ResNet of a hybrid; images themselves where there is none."""
+    """The ResNet of a hybrid; the images themselves if there is none."""
     if "conv_root/" not in tree:
         return images
     x = convolve(images, standardized(tree["conv_root/kernel"]), stride=2)
@@ -128,7 +128,7 @@ def windows(x: Array, kh: int, kw: int, stride: tuple[int, int], fill: float | N
 
 
 def convolve(x: Array, kernel: Array, stride: int = 1, *, same: bool = True) -> Array:
-    """With "SAME" padding; without, "VALID" and a stride of the kernel's own size."""
+    """With `same`, "SAME" padding; otherwise "VALID", and a stride of the kernel's size."""
     kh, kw = kernel.shape[:2]
     tiles = windows(x, kh, kw, (stride, stride) if same else (kh, kw), 0.0 if same else None)
     return np.einsum("bhwcij,ijcd->bhwd", tiles, kernel, optimize=True)
@@ -158,7 +158,7 @@ def positions(tree: Tree, gh: int, gw: int, D: int) -> Array:
 
 
 def blocks(tree: Tree) -> list[Tree]:
-    """The encoder's blocks in their order."""
+    """The encoder's blocks in order."""
     if "Transformer/encoderblock/" in tree:
         depth = len(tree["Transformer/encoderblock/LayerNorm_0/scale"])
         return [Layer(tree.arrays, index) for index in range(depth)]
@@ -169,7 +169,7 @@ def blocks(tree: Tree) -> list[Tree]:
 
 
 def attend(at: Tree, queries: Array, others: Array) -> tuple[Array, Array]:
-    """Equations 5 to 8: what queries (B, Q, D) take from others (B, T, D), and their weights."""
+    """Equations 5 to 8: the outputs for queries (B, Q, D) from others (B, T, D), and the weights."""
     q = np.einsum("bqd,dhe->bhqe", queries, at["query/kernel"]) + at["query/bias"][:, None]
     k = np.einsum("btd,dhe->bhte", others, at["key/kernel"]) + at["key/bias"][:, None]
     v = np.einsum("btd,dhe->bhte", others, at["value/kernel"]) + at["value/bias"][:, None]

@@ -1,8 +1,8 @@
 """facebook's DeiT, DINOv2 and DINOv3 against timm and transformers, both ways.
 
-facebook's own code is no package. Its files are made of the peers' random models by the renaming that their
-scripts document (transformers' `convert_dinov2_with_registers_to_hf.py`, `convert_dinov3_vit_to_hf.py`), and
-timm reads them by its own `checkpoint_filter_fn`.
+facebook's own code is not a package. Its files are made from the peers' random models by the renaming that
+their scripts document (transformers' `convert_dinov2_with_registers_to_hf.py`,
+`convert_dinov3_vit_to_hf.py`), and timm reads them by its own `checkpoint_filter_fn`.
 """
 
 import functools
@@ -54,7 +54,7 @@ def written(family: Family, model: VisionTransformer, folder: Path) -> Path:
 
 
 def saved(state: Any, folder: Path) -> Path:
-    path = folder / f"{len(list(folder.iterdir()))}.pth"  # a new one: what is open stays mapped into memory
+    path = folder / f"{len(list(folder.iterdir()))}.pth"  # a new file: open ones stay mapped into memory
     torch.save(state, path)
     return path
 
@@ -74,7 +74,7 @@ def assert_same_attention(model: VisionTransformer, images: Tensor, expected: li
         assert relative_error(found, theirs) < 1e-5
 
 
-# --- timm: it reads facebook's files by a filter of its own
+# --- timm: it reads facebook's files by its own filter
 
 
 def timm_model(name: str, **options: Any) -> nn.Module:
@@ -95,7 +95,7 @@ def read_by_timm(model: nn.Module, file: Path, adapt_layer_scale: bool = False) 
 def timm_attention(model: nn.Module, images: Tensor) -> list[Tensor]:
     seen: list[Tensor] = []
     for block in model.blocks:
-        block.attn.fused_attn = False  # timm then computes the weights, and passes them through its dropout
+        block.attn.fused_attn = False  # timm then passes the weights through its dropout
         block.attn.attn_drop.register_forward_hook(lambda module, args, output: seen.append(output))
     model(images)
     return seen
@@ -112,7 +112,7 @@ DEITS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def deit_names(model: nn.Module) -> dict[str, State]:
-    """A timm model's state as DeiT's training saves it."""
+    """A timm model's state in the layout of DeiT's training."""
     named = {re.sub(r"ls(\d)\.gamma", r"gamma_\1", name): value for name, value in model.state_dict().items()}
     return {"model": named}
 
@@ -150,21 +150,21 @@ DINOV2S: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def hub_names(model: nn.Module) -> State:
-    """A timm model's state as DINOv2's hub stores it."""
+    """A timm model's state in the layout of DINOv2's hub."""
     gated = isinstance(model.blocks[0].mlp, timm.layers.GluMlp)
     state = {"mask_token": torch.zeros(1, model.embed_dim)}
     for name, value in model.state_dict().items():
         if gated:
             name = name.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3")
         state[name.replace("reg_token", "register_tokens")] = value
-    if "register_tokens" in state:  # what timm has folded into the class token
+    if "register_tokens" in state:  # timm has folded it into the class token
         place = random_like(state["cls_token"], seed=7)
         state["pos_embed"] = torch.cat([place, state["pos_embed"]], dim=1)
     return state
 
 
 def chunked(state: State) -> dict[str, State]:
-    """A hub's state as DINOv2's training saves it: its teacher, with its blocks in two chunks."""
+    """A hub's state in the layout of DINOv2's training: the teacher, with its blocks in two chunks."""
     named = {re.sub(r"^blocks\.(\d+)", r"blocks.\1.\1", name): value for name, value in state.items()}
     teacher = {f"backbone.{name}": value for name, value in named.items()}
     return {"teacher": {**teacher, "dino_head.mlp.0.weight": torch.zeros(2, 2)}}
@@ -200,7 +200,7 @@ def test_half_precision_with_registers_is_loaded_without_rounding(dtype: torch.d
     name, options = DINOV2S["registers"]
     state = {key: value.to(dtype) for key, value in hub_names(timm_model(name, **options)).items()}
     ours = loaded(DINOV2, opened(DINOV2, saved(state, tmp_path)))
-    # A model of theirs in float32 takes the same numbers, and adds the class token's position itself.
+    # Their model in float32 has the same numbers, and adds the class token's position itself.
     whole = {key: value.float() for key, value in state.items()}
     theirs = read_by_timm(timm_model(name, **options), saved(whole, tmp_path))
     images = random_images(2, 3, *[options["img_size"]] * 2)
@@ -305,7 +305,7 @@ def dinov3_config(**options: Any) -> Any:
 
 
 def dinov3_names(model: nn.Module) -> State:
-    """A transformers model's state as DINOv3's hub stores it: the conversion script backwards."""
+    """A transformers model's state in the layout of DINOv3's hub: the inverse of the conversion script."""
     theirs, config = model.state_dict(), model.config
     D, count = config.hidden_size, config.hidden_size // config.num_attention_heads // 4
     state: State = {"mask_token": torch.zeros(1, D), "rope_embed.periods": periods(count)}
@@ -318,7 +318,7 @@ def dinov3_names(model: nn.Module) -> State:
         for i in range(config.num_hidden_layers):
             block, layer = f"blocks.{i}.", f"model.layer.{i}."
             if f"{layer}attention.q_proj.{part}" in theirs:
-                garbage = random_images(D, seed=i)  # where facebook's mask bars what is there
+                garbage = random_images(D, seed=i)  # facebook's mask excludes these values
                 state[f"{block}attn.qkv.{part}"] = torch.cat(
                     [theirs.get(f"{layer}attention.{name}_proj.{part}", garbage) for name in "qkv"]
                 )
@@ -342,10 +342,10 @@ def periods(count: int) -> Tensor:
 
 
 def read_by_transformers(file: Path, config: Any) -> nn.Module:
-    """transformers' model with a hub file's weights, loaded strictly after its script's renaming."""
+    """transformers' model with a hub file's weights, loaded strictly after the script's renaming."""
     state = torch.load(file, weights_only=True)
     state = {name: value for name, value in state.items() if not name.endswith(("periods", "bias_mask"))}
-    if not config.num_register_tokens:  # facebook has no such parameter then, transformers an empty one
+    if not config.num_register_tokens:  # facebook then has no such parameter, transformers an empty one
         state["storage_tokens"] = torch.zeros(1, 0, config.hidden_size)
     state["mask_token"] = state["mask_token"][None]
     named = transformers_names(state, TO_DINOV3)
@@ -397,7 +397,7 @@ def test_dinov3_files_load_equally_in_timm(name: str, tmp_path: Path) -> None:
         assert relative_error(ours.forward_features(images), theirs.forward_features(images)) < 1e-5
 
 
-# --- what the shapes of the published models say
+# --- shapes of the published models
 
 
 PUBLISHED = {
@@ -439,7 +439,7 @@ def test_dinov3_shapes_are_recognized_as_the_named_models(name: str) -> None:
             value_bias=named.block.qkv_bias != "none",
         )
         state = dinov3_names(transformers.DINOv3ViTModel(config))
-    state["rope_embed.periods"] = periods(named.head_dim // 4)  # which are looked at
+    state["rope_embed.periods"] = periods(named.head_dim // 4)  # these values are read
     found = DINOV3.read_config(Source(name="", tensors=state))
     assert found.replace(class_token=None) == named
 
@@ -477,7 +477,7 @@ def test_satellite_models_are_recognized_by_file_name_and_have_their_own_statist
     assert (found.mean, found.std) == (tuple(expected["mean"]), tuple(expected["std"]))
 
 
-# --- what is refused
+# --- rejected files
 
 
 @functools.cache
@@ -570,8 +570,8 @@ def test_unsupported_option_is_rejected_by_name(
     written(family, small_model(**held), tmp_path / "held")
     model = small_model(**{**held, **options})
     with pytest.raises(CheckpointError, match=f"{family.name} has no model with .*{next(iter(options))}"):
-        written(family, model, tmp_path / "refused")
-    assert not (tmp_path / "refused").exists()
+        written(family, model, tmp_path / "rejected")
+    assert not (tmp_path / "rejected").exists()
 
 
 def test_non_square_grid_is_rejected_in_writing_and_needs_a_config_in_reading(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """Grad-CAM against pytorch-grad-cam, on timm's model with the same weights.
 
-That tool is right where somebody hands it the right layer and a function that makes a map of the tokens. The
-usual one, from its examples, is for a square grid and one class token; there every variant is compared, in
-both of the places that we take. Other grids and registers need a function of their own, so that they are
-compared with the formulas alone (tests/explain/test_gradcam.py). It adds 1e-6 and 1e-7 to what two variants
-divide by, squares of gradients and sums of activations: only gradients far above 1e-3 do not notice, so that
-the heads here are large.
+That tool is correct if it gets the right layer and a function that turns tokens into a map. The usual
+function, from its examples, is for a square grid and one class token; there every variant is compared, at
+both of our layers. Other grids and registers need another function, so that they are only compared with the
+formulas (tests/explain/test_gradcam.py). The tool adds 1e-6 and 1e-7 to the divisors of two variants, squares
+of gradients and sums of activations: only gradients far above 1e-3 are not affected, so that the heads here
+are large.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ def without_class_token(tokens: Tensor) -> Tensor:
 
 
 def models(case: str, folder: Path) -> tuple[VisionTransformer, nn.Module]:
-    """Ours and timm's, with a head of large weights."""
+    """Our model and timm's, with a head of large weights."""
     theirs = peer_model(case)
     with torch.no_grad():
         theirs.head.weight.mul_(1000)
@@ -47,7 +47,7 @@ def models(case: str, folder: Path) -> tuple[VisionTransformer, nn.Module]:
 
 
 def by_the_tool(kind: Any, model: nn.Module, layer: nn.Module, images: Tensor) -> np.ndarray:
-    """Its heatmaps in the size of the grid: not enlarged to the image's pixels."""
+    """The tool's heatmaps in the size of the grid, not enlarged to the image."""
 
     class OnTheGrid(kind):
         def get_target_width_height(self, images: Tensor) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Models of transformers itself, in its own folders, against what we make of them, there and back."""
+"""Models of transformers, in its own folders, against our loaded models, both ways."""
 
 import json
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ NO_BIAS = {"query_bias": False, "key_bias": False, "value_bias": False}
 ALL_BIASES = {"query_bias": True, "key_bias": True, "value_bias": True}
 GATED = {"use_gated_mlp": True, "hidden_act": "silu"}
 
-# What transformers builds, and what that is to us.
+# transformers' models, and our options for them.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "vit": (VIT, MLP, {"norm_eps": 1e-12, "mlp_ratio": 80 / 48, "resample": "huggingface"}),
     "vit, image not square": (VIT, {**MLP, "image_size": [16, 40]}, {"image_size": (16, 40)}),
@@ -111,7 +111,7 @@ def peer_model(case: str, **changes: Any) -> nn.Module:
         {"add_pooling_layer": options.pop("add_pooling_layer")} if "add_pooling_layer" in options else {}
     )
     cls = getattr(transformers, name)
-    config = cls.config_class(**options, attn_implementation="eager")  # the one that gives weights
+    config = cls.config_class(**options, attn_implementation="eager")  # the one that returns weights
     return randomize(cls(config, **pooling)).eval()
 
 
@@ -122,7 +122,7 @@ def saved(case: str, folder: Path, **changes: Any) -> nn.Module:
 
 
 def read_folder(folder: Path) -> Source:
-    """A folder as it lies there."""
+    """A saved folder as a source."""
     files = {
         name: json.loads((folder / f"{name}.json").read_text()) if (folder / f"{name}.json").exists() else {}
         for name in ("config", "preprocessor_config")
@@ -153,7 +153,7 @@ def preprocess_of(config: ViTConfig) -> Preprocess:
 
 
 def loaded_by_peer(config: ViTConfig, folder: Path) -> nn.Module:
-    """What transformers' own automatic classes load: every weight found, none left over."""
+    """Load with transformers' automatic classes; every weight must be found and none left over."""
     automatic, options = transformers.AutoModelForImageClassification, {}
     if config.readout.head in ("none", "pre_logits"):
         automatic = transformers.AutoModel
@@ -177,7 +177,7 @@ def outputs(peer: nn.Module, images: Tensor, **options: Any) -> tuple[Tensor, tu
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """The largest difference over the largest number of what is expected."""
+    """The largest difference, relative to the largest expected magnitude."""
     assert actual.shape == expected.shape
     return ((actual - expected).abs().max() / expected.abs().max()).item()
 
@@ -262,7 +262,7 @@ def test_half_precision_with_registers_is_read_as_transformers_reads_it(tmp_path
     assert_agrees(ours_from(read_folder(tmp_path)), peer.eval())
 
 
-# Models that no checkpoint of theirs is, and that their classes hold all the same.
+# Models without a published checkpoint that their classes support.
 HELD = {
     "swiglu without layer scale": {"mlp": "swiglu", "head": "none"},
     "layer scale with a head on the class token": {"layer_scale": 0.1},
@@ -473,7 +473,7 @@ def test_generic_class_names_are_ignored(tmp_path: Path) -> None:
 
 def test_class_names_are_ordered_by_number(tmp_path: Path) -> None:
     saved("vit", tmp_path, num_labels=12)
-    numbers = sorted(map(str, range(12)))  # "10" stands before "2", as JSON with sorted keys has it
+    numbers = sorted(map(str, range(12)))  # "10" before "2", as in JSON with sorted keys
     file = tmp_path / "config.json"
     names = {"id2label": {number: f"class {number}" for number in numbers}}
     file.write_text(json.dumps(json.loads(file.read_text()) | names))
@@ -556,7 +556,7 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def both_preprocessings(case: str, folder: Path) -> tuple[Preprocess, Any]:
-    """What we make of a processor's file, and the processor."""
+    """Our preprocessing from a processor's file, and the processor."""
     name, options = PROCESSORS[case]
     if not name.endswith("Pil"):
         pytest.importorskip("torchvision", reason=f"{name} needs torchvision (vitascope[peers])")
@@ -566,7 +566,7 @@ def both_preprocessings(case: str, folder: Path) -> tuple[Preprocess, Any]:
 
 
 def differences(ours: Preprocess, processor: Any, picture: Image.Image) -> Tensor:
-    """In levels of 256, of each pixel."""
+    """The difference in levels of 256, per pixel."""
     expected = processor(picture, return_tensors="pt")["pixel_values"]
     actual = ours.normalize(torch.from_numpy(ours.pixels(picture))[None])
     assert actual.shape == expected.shape
@@ -577,7 +577,7 @@ def differences(ours: Preprocess, processor: Any, picture: Image.Image) -> Tenso
 def test_preprocessing_of_a_square_picture_equals_transformers(case: str, tmp_path: Path) -> None:
     ours, processor = both_preprocessings(case, tmp_path)
     levels = differences(ours, processor, a_picture(288, 288))
-    assert levels.max() < 1.01  # of 256: pictures are rounded between the steps
+    assert levels.max() < 1.01  # of 256: the steps round in between
 
 
 @pytest.mark.parametrize("case", [case for case in PROCESSORS if case.endswith("by default")])
@@ -590,7 +590,7 @@ def test_empty_processor_file_means_the_processors_defaults(case: str, tmp_path:
 @pytest.mark.parametrize("step", ["do_resize", "do_center_crop", "do_rescale", "do_normalize"])
 def test_null_step_is_skipped_as_in_transformers(step: str, tmp_path: Path) -> None:
     sides = {"height": 64, "width": 64}
-    cropped = step != "do_resize"  # which has to come before a crop
+    cropped = step != "do_resize"  # a crop requires it
     transformers.DeiTImageProcessorPil(
         size={"height": 72, "width": 72} if step != "do_center_crop" else sides,
         crop_size={"height": 48, "width": 48},

@@ -1,7 +1,7 @@
-"""The original JAX checkpoints: arrays as vit_jax and big_vision name and lay them out, both ways.
+"""The original JAX checkpoints: arrays in the names and layouts of vit_jax and big_vision, both ways.
 
-Ours is compared with the paper's equations in NumPy (`numpy_vit`), with timm's own reading of such files, and
-with flax itself where that is installed.
+Our model is compared with the paper's equations in NumPy (`numpy_vit`), with timm's reading of such files,
+and with flax itself if it is installed.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Draw:
-    """Random arrays under their names, float32."""
+    """Random float32 arrays by name."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix, self.arrays = prefix, {}  # type: tuple[str, Arrays]
@@ -38,7 +38,7 @@ class Draw:
         self.arrays[self.prefix + name] = self.random.normal(middle, spread, shape).astype(np.float32)
 
     def kernel(self, name: str, *shape: int, outputs: tuple[int, ...] | None = None) -> None:
-        """A kernel and its bias, of the shape's last axis if `outputs` says no other."""
+        """A kernel and its bias; the bias has the shape of `outputs`, by default the kernel's last axis."""
         outputs = shape[-1:] if outputs is None else outputs
         spread = float((np.prod(outputs) / np.prod(shape)) ** 0.5)
         self.add(f"{name}/kernel", *shape, spread=spread)
@@ -77,7 +77,7 @@ class Draw:
 
 
 def scanned(arrays: Arrays, prefix: str, depth: int) -> Arrays:
-    """The blocks' arrays, one on the other."""
+    """The blocks' arrays, stacked."""
     first = f"{prefix}Transformer/encoderblock_0/"
     parts = [name.removeprefix(first) for name in arrays if name.startswith(first)]
     stacks = {
@@ -91,7 +91,7 @@ def scanned(arrays: Arrays, prefix: str, depth: int) -> Arrays:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A checkpoint of random arrays: how it is laid out, and of what model it is."""
+    """A checkpoint of random arrays: its layout and its model."""
 
     prefix: str = ""
     names: str = "first"  # "first" (numbered by place), "today" or "scanned"
@@ -108,7 +108,7 @@ class Layout:
     heads: int = 4
     hidden: int = 56
     depth: int = 2
-    image: tuple[int, int] | None = None  # else the one that the positions tell
+    image: tuple[int, int] | None = None  # by default, derived from the positions
 
     def arrays(self) -> Arrays:
         if self.names == "scanned":
@@ -146,7 +146,7 @@ class Layout:
         return self.image or (self.side * step * self.patch[0], self.side * step * self.patch[1])
 
     def as_written(self) -> "Layout":
-        """The layout that we write the same model in."""
+        """The layout in which we write the same model."""
         only_big_vision = (
             self.pool.startswith("map")
             or self.place is None
@@ -279,7 +279,7 @@ def test_written_arrays_have_their_names_shapes_and_identical_values(layout: Lay
     assert back.keys() == expected.keys()
     for name, array in expected.items():
         if "gn" in name:
-            array = array.flatten()  # as flax has it today
+            array = array.flatten()  # as in current flax
         assert back[name].dtype == np.float32
         assert np.array_equal(back[name], array), name
     again = loaded(file)
@@ -503,7 +503,7 @@ def test_flax_has_equal_logits_before_and_after(name: str, tmp_path: Path) -> No
     assert relative_error(model(images), theirs) < 1e-5
     back = dict(np.load(written(model, tmp_path)))
     if options.get("scan"):
-        return  # written with its blocks apart, which another model of theirs reads
+        return  # written with separate blocks, which another model of theirs reads
     if options.get("kind") != "big_vision":
         numbers = {"Attention_1": "Attention_0", "LayerNorm_2": "LayerNorm_1", "MlpBlock_3": "MlpBlock_0"}
         for first, today in numbers.items():  # as flax's `convert_pre_linen`, which vit_jax calls
@@ -512,7 +512,7 @@ def test_flax_has_equal_logits_before_and_after(name: str, tmp_path: Path) -> No
     assert np.array_equal(answer(back), theirs)
 
 
-# What neither library has, of the variants that all of our tests know.
+# Variants of our tests that neither library has.
 HELD = {
     "plain",
     "linear stem",
@@ -585,7 +585,7 @@ def test_missing_extra_and_misshapen_arrays_are_listed_by_their_names() -> None:
         Layout(),
         change={
             "head/scale": np.ones(5, np.float32),
-            QUERY: np.ones((32, 2, 16), np.float32),  # other heads, as many numbers
+            QUERY: np.ones((32, 2, 16), np.float32),  # other heads, same size
             "Transformer/encoder_norm/scale": np.ones(31, np.float32),
         },
         without="Transformer/encoderblock_0/LayerNorm_2/bias",

@@ -18,7 +18,7 @@ ORDER = [
     5,
     3,
     1,
-]  # timm's partners are the first and the last, and so on inwards; ours are neighbours
+]  # timm pairs the first with the last, and so on inwards; ours are neighbours
 
 
 def soft_targets(labels: torch.Tensor, num_classes: int, smoothing: float) -> torch.Tensor:
@@ -49,7 +49,7 @@ def test_cutmix_equals_timm(
     share: float, centre: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Given:
-        """A generator that draws what it is told."""
+        """A generator that draws given numbers."""
 
         def random(self, _: int) -> list[float]:
             return [0.0, 0.0, *centre]

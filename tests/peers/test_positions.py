@@ -1,4 +1,4 @@
-"""Positions at another resolution equal those of the library that the rule is named after."""
+"""Positions at another resolution equal those of the library named by the rule."""
 
 import numpy as np
 import pytest
@@ -20,13 +20,13 @@ SQUARE_GRIDS: list[tuple[Grid, Grid]] = [
     ((5, 5), (6, 6)),
     ((16, 16), (5, 5)),
 ]
-# Their models have a square of positions; from there images of any shape.
+# Their models have a square of positions, resized to images of any shape.
 GRIDS_FROM_SQUARES: list[tuple[Grid, Grid]] = [
     *SQUARE_GRIDS,
     ((14, 14), (10, 20)),
     ((14, 14), (28, 7)),
     ((37, 37), (20, 41)),
-    ((6, 6), (9, 4)),  # as many patches as before
+    ((6, 6), (9, 4)),  # the same number of patches
 ]
 GRIDS: list[tuple[Grid, Grid]] = [*GRIDS_FROM_SQUARES, ((4, 6), (6, 4)), ((4, 6), (9, 5)), ((10, 3), (5, 12))]
 
@@ -58,7 +58,7 @@ def test_timm_rule_equals_timm(old: Grid, new: Grid, prefix: int) -> None:
     assert_agreement("timm", old, new, expected, prefix)
 
 
-# Which of our rules each family of transformers has. Its Dinov2 has neither the offset of the original nor,
+# Our rule for each family of transformers. Its Dinov2 has neither the offset of the original nor,
 # unlike its Dinov2WithRegisters, antialiasing.
 HUGGINGFACE = {
     "vit": "huggingface",
@@ -68,7 +68,7 @@ HUGGINGFACE = {
 
 
 def huggingface_embeddings(family: str, grid: Grid) -> nn.Module:
-    """The embeddings of a model whose positions are ours; one that transformers 5 has."""
+    """The embeddings of a model of transformers 5, with our positions."""
     transformers = pytest.importorskip(
         "transformers", minversion="5", reason="transformers 5 is not installed (vitascope[peers])"
     )
@@ -112,7 +112,7 @@ def test_torchvision_rule_equals_torchvision(old: Grid, new: Grid) -> None:
 
 @pytest.mark.parametrize(("old", "new"), GRIDS)
 def test_torchvision_rule_equals_its_formula_for_any_shape(old: Grid, new: Grid) -> None:
-    # Its function takes squares only; this is the line that it does its work in.
+    # torchvision's function accepts squares only; this is its central line.
     positions = positions_of(old)
     image = nn.functional.interpolate(
         patches_as_image(positions, old), size=new, mode="bicubic", align_corners=True
@@ -129,7 +129,7 @@ def cubic(distance: float) -> float:
 
 
 def cubic_matrix(old: int, new: int, scale: float) -> np.ndarray:
-    """What each old place gives to each new one, (new, old), stepping by 1 / scale from pixel centres."""
+    """The weight of each old place in each new one, (new, old), stepping by 1 / scale from pixel centres."""
     matrix = np.zeros((new, old))
     for index in range(new):
         centre = (index + 0.5) / scale - 0.5

@@ -1,4 +1,4 @@
-"""Pictures come out of our preprocessing as out of each library's own, pixel by pixel (with Pillow)."""
+"""Our preprocessing equals each library's own, pixel by pixel (with Pillow)."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ SIZES = [
 
 
 def picture(height: int, width: int) -> Image.Image:
-    """A gradient under noise: a shift by a pixel shows, and so does another filter."""
+    """A gradient under noise: it reveals a shift by a pixel and another filter."""
     noise = np.random.default_rng(height * 1000 + width).integers(0, 120, (height, width, 3))
     down, across = np.linspace(0, 100, height)[:, None, None], np.linspace(0, 35, width)[None, :, None]
     return Image.fromarray((noise + down + across).astype(np.uint8))
@@ -43,7 +43,7 @@ PICTURES = [picture(*size) for size in SIZES]
 
 
 def assert_same(ours: Preprocess, theirs: Any, pictures: list[Image.Image] = PICTURES) -> None:
-    """`theirs` makes normalized tensors (C, H, W) of a picture; in levels of 256 none differs."""
+    """`theirs` turns a picture into a normalized tensor (C, H, W); in levels of 256, no pixel may differ."""
     std = torch.tensor(ours.std).view(-1, 1, 1)
     for one in pictures:
         found, expected = ours.normalize(torch.from_numpy(ours.pixels(one))), theirs(one)
@@ -156,7 +156,7 @@ def test_preprocessing_equals_transformers_processors(case: str, tmp_path: Path)
     assert_same(
         read_processor(tmp_path, kind),
         lambda one: automatic(one, return_tensors="pt")["pixel_values"][0],
-        [one for one in PICTURES if min(one.size) > 3],  # theirs cannot tell channels from pixels below
+        [one for one in PICTURES if min(one.size) > 3],  # below, theirs confuses channels and pixels
     )
 
 
@@ -191,7 +191,7 @@ def test_preprocessing_equals_torchvisions_presets(weights: Any) -> None:
 def test_preprocessing_equals_facebooks_evaluation(
     family: str, name: str, options: dict[str, Any], resized: int
 ) -> None:
-    """A resize of the shorter side and a crop, as their code composes them of torchvision's transforms."""
+    """A resize of the shorter side and a crop, composed of torchvision's transforms as in their code."""
     ours = FAMILIES[family].read_preprocess(Source(name="x", tensors={}), named_config(name, **options))
     transforms = torchvision.transforms
     theirs = transforms.Compose(
@@ -209,7 +209,7 @@ def test_preprocessing_equals_facebooks_evaluation(
 
 
 def own_folder(folder: Path, fit: Preprocess, **options: Any) -> Path:
-    """A model folder of ours, with a head that tells pictures apart."""
+    """One of our model folders, with a head that distinguishes pictures."""
     model = small_model(embed_dim=128, num_heads=2, **options)
     with torch.no_grad():
         model.head.weight.normal_()
@@ -282,7 +282,7 @@ def test_convert_reports_the_effect_of_an_unsupported_preprocessing_rule(to: str
 
 
 def test_loaded_model_is_saved_with_its_librarys_preprocessing(tmp_path: Path) -> None:
-    """Without `preprocess=`, which then says mean and std of 0.5 of a model that was trained with others."""
+    """Without `preprocess=`, whose default mean and std of 0.5 would be wrong for this model."""
     peer = timm.create_model(
         "deit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=64, num_heads=1, depth=1, num_classes=5
     )

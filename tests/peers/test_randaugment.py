@@ -66,7 +66,7 @@ def test_operations_equal_timms_increasing_list() -> None:
 def test_arguments_equal_timm(name: str, sign: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timm_augment, "_randomly_negate", lambda value: sign * value)
     for magnitude in np.linspace(0, 9.99, 81):
-        expected = (*timm_arguments(name, magnitude), 0.0)[0]  # 0 where there is none
+        expected = (*timm_arguments(name, magnitude), 0.0)[0]  # 0 if there is none
         assert our_argument(name, magnitude, sign) == pytest.approx(expected), magnitude
 
 
@@ -88,7 +88,7 @@ def test_pictures_equal_timm(name: str, magnitude: float) -> None:
         picture = Image.fromarray(source.byte().permute(1, 2, 0).numpy())
         theirs = torch.from_numpy(np.array(operation(picture, *arguments, **fill))).permute(2, 0, 1)
         difference = (mine - theirs).abs()
-        if name in GEOMETRIC:  # ours fades into the grey at the border; PIL cuts
+        if name in GEOMETRIC:  # ours fades into the grey at the border; PIL has a hard edge
             assert (difference > 1).float().mean() < 0.13
         else:
             assert difference.max() <= 1
@@ -112,4 +112,4 @@ def test_pictures_equal_torchvision(name: str, argument: float, function: str) -
     options = () if argument == 0 else (int(argument) if argument > 2 else argument,)
     theirs = getattr(torchvision, function)(levels.byte(), *options)
     difference = (applied(name, levels, argument) - theirs).abs()
-    assert difference.max() <= 1  # it rounds elsewhere: the luma, the smooth picture
+    assert difference.max() <= 1  # it rounds at other places: the luma, the smoothed picture

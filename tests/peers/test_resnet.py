@@ -48,7 +48,7 @@ def test_feature_maps_equal_timm(name: str, size: tuple[int, int]) -> None:
     in_fp32 = ours(images), peer(images)
     exact = peer.double()(images.double())
     assert relative_error(ours.double()(images.double()), exact) < 1e-12
-    # In fp32, random layers carry rounding up to 4e-5 in the deepest: ours no further than timm's own.
+    # In fp32, random layers amplify rounding to 4e-5 in the deepest: ours no more than timm's own.
     our_error, their_error = (relative_error(maps.double(), exact) for maps in in_fp32)
     assert our_error < max(1e-5, 2 * their_error)
 

@@ -1,10 +1,10 @@
-"""Attention rollout against the recursion of the tools that people use, on timm's attention weights.
+"""Attention rollout against the recursion of a common tool, on timm's attention weights.
 
 The recursion is that of Gildenblat's "vit-explain", written here from its description: from the identity,
-each layer's fused heads plus the identity, halved, rows brought to a sum of one, times what came before; of
-the result the class token's row. It is compared where that tool is right: for one class token. Its rows are
-divided by their sums along the wrong axis, which only the mean of heads, whose rows all sum to one, does not
-notice; the other fusions are compared with right sums.
+each layer's fused heads plus the identity, halved, rows normalized to a sum of one, times the product so far;
+of the result, the class token's row. It is compared where that tool is correct: for one class token. Its rows
+are divided by their sums along the wrong axis, which has no effect only on the mean of heads, whose rows all
+sum to one; the other fusions are compared with correct sums.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ CASES = ["timm's own test model", "image not square", "no qkv bias"]
 
 @torch.no_grad()
 def weights_of(model: nn.Module, images: Tensor) -> list[np.ndarray]:
-    """timm's attention weights (B, heads, T, T) of every block, caught before they are dropped out."""
+    """timm's attention weights (B, heads, T, T) of every block, before dropout."""
     caught: list[np.ndarray] = []
     for block in model.blocks:
         block.attn.fused_attn = False

@@ -1,4 +1,4 @@
-"""The webdataset library reads what we pack, and we read what it writes: the same bytes, the same labels."""
+"""The webdataset library reads our shards, and we read its shards: same bytes, same labels."""
 
 import io
 from collections.abc import Iterator

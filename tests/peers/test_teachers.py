@@ -1,4 +1,4 @@
-"""Teachers of timm and transformers answer as they do behind their own library's preprocessing."""
+"""Teachers of timm and transformers equal the models behind their own library's preprocessing."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def picture(height: int, width: int) -> Image.Image:
 
 
 def as_images(picture: Image.Image) -> torch.Tensor:
-    """What a task has: floats in [0, 1], (1, C, H, W)."""
+    """The input of a task: floats in [0, 1], (1, C, H, W)."""
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None] / 255
 
 
@@ -143,7 +143,7 @@ def test_processor_that_swaps_colours_is_rejected(transformers, tmp_path: Path) 
 
 
 def test_randomly_initialized_head_is_rejected(transformers, tmp_path: Path) -> None:
-    """transformers only warns of it."""
+    """transformers only warns about it."""
     peer, _ = saved_by_transformers(transformers, tmp_path)
     peer.resnet.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"no weights for classifier\.1\.bias, classifier\.1\.weight"):

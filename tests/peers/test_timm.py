@@ -1,4 +1,4 @@
-"""timm's own models, as timm saves them, are ours; and ours, as we write them for timm, are timm's."""
+"""Models saved by timm load as ours, and our models written for timm load in timm."""
 
 import argparse
 import dataclasses
@@ -36,8 +36,8 @@ timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peer
 
 
 def watch(peer: nn.Module, part: str) -> list[Tensor]:
-    """What a part of each block gives, in every forward pass from now on; timm's "attn.attn_drop" are the
-    attention weights, where it does not compute them fused."""
+    """Record the outputs of a part of each block in every later forward pass; timm's "attn.attn_drop" are the
+    attention weights, unless attention is fused."""
     seen: list[Tensor] = []
     for block in peer.blocks:
         block.attn.fused_attn = False
@@ -47,11 +47,11 @@ def watch(peer: nn.Module, part: str) -> list[Tensor]:
 
 @torch.no_grad()
 def assert_alike(ours: VisionTransformer, peer: nn.Module, images: Tensor, tolerance: float) -> None:
-    """Logits, what the head reads, and every block's tokens and attention."""
+    """Compare logits, pooled features, and every block's tokens and attention."""
     assert relative_error(ours(images), peer(images)) < tolerance
     features = peer.forward_features(images)
     assert relative_error(ours.forward_features(images), features) < tolerance
-    if not ours.config.readout.distillation_token:  # there, timm gives the mean of two tokens
+    if not ours.config.readout.distillation_token:  # timm returns the mean of two tokens
         pooled = peer.forward_head(features, pre_logits=True)
         assert relative_error(ours.embed(images), pooled) < tolerance
     attention, tokens = watch(peer, "attn.attn_drop"), watch(peer, "")
@@ -74,7 +74,7 @@ def test_model_saved_by_timm_has_timms_outputs(case: str, tmp_path: Path) -> Non
 def test_timm_training_checkpoint_determines_its_architecture(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """16 heads of 48, where shapes suggest 12 of 64; timm's saver writes them so."""
+    """16 heads of 48, where shapes suggest 12 of 64; written by timm's saver."""
     name, options = "vit_base_patch16_gap_224", {"depth": 2, "img_size": 32, "num_classes": 5}
     peer = randomize(timm.create_model(name, **options)).eval()
     args = argparse.Namespace(model=name, model_kwargs={"depth": 2}, img_size=32, gp=None, lr=0.1)
@@ -88,7 +88,7 @@ def test_timm_training_checkpoint_determines_its_architecture(
 
 
 def test_timm_model_wrapped_by_transformers_has_timms_outputs(tmp_path: Path) -> None:
-    """transformers' Trainer saves a model of timm's so."""
+    """transformers' Trainer saves a timm model in this layout."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.TimmWrapperConfig(
         architecture="vit_tiny_patch16_224", num_labels=3, model_args={"depth": 2, "img_size": 32}
@@ -104,7 +104,7 @@ def test_timm_model_wrapped_by_transformers_has_timms_outputs(tmp_path: Path) ->
 
 @pytest.mark.parametrize("case", HYBRIDS)
 def test_hybrid_saved_by_timm_has_timms_outputs(case: str, tmp_path: Path) -> None:
-    """In float64: in float32, what a ResNet of random weights rounds away is 1e-5 in timm itself."""
+    """In float64: in float32, rounding in a ResNet of random weights is 1e-5 in timm itself."""
     peer = peer_model(case)
     ours = loaded(saved(peer, tmp_path))
     assert_alike(ours.double(), peer.double(), images_for(ours.config).double(), tolerance=1e-12)
@@ -129,7 +129,7 @@ def test_each_distilled_token_has_its_own_head(tmp_path: Path) -> None:
     ours = loaded(saved(peer, tmp_path))
     images = images_for(ours.config)
     peer.set_distilled_training(True)
-    peer.train()  # no dropout, no drop path: only then it gives both
+    peer.train()  # only then it returns both; there is no dropout and no drop path
     for mine, theirs in zip(ours.head.both(ours.embed(images)), peer(images), strict=True):
         assert relative_error(mine, theirs) < 1e-5
 
@@ -204,7 +204,7 @@ def test_our_models_have_equal_outputs_in_timm(case: str, tmp_path: Path) -> Non
 
 
 def what_runs(config: ViTConfig) -> dict[str, Any]:
-    """The options that decide what a trained model computes, as far as its weights do not."""
+    """The options that, besides the weights, determine the output of a trained model."""
     options = {name: config.option(name) for name, group in OPTIONS.items() if group != "training"}
     spellings = {
         "stem": options["stem"].replace("linear", "conv"),
@@ -312,7 +312,7 @@ def test_initialization_has_the_spread_of_timm() -> None:
         actual = ours.state_dict()[name]
         if expected.min() == expected.max():  # a constant: biases, norms
             assert torch.equal(actual, expected), name
-        else:  # 192 numbers are the fewest; a standard deviation is known to 5% from those
+        else:  # at least 192 numbers, which determine a standard deviation to 5%
             assert actual.std().item() == pytest.approx(expected.std().item(), rel=0.2), name
             assert actual.abs().max().item() == pytest.approx(expected.abs().max().item(), rel=0.4), name
 

@@ -1,4 +1,4 @@
-"""Every architecture of timm: read as it is, or refused; never read as something else. No weights here."""
+"""Every architecture of timm is read correctly or rejected, never misread. Without weights."""
 
 import dataclasses
 import re
@@ -29,13 +29,13 @@ def architectures(*modules: str) -> list[str]:
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    """timm's model, without numbers and so within milliseconds."""
+    """timm's model without values, built within milliseconds."""
     with torch.device("meta"):
         return timm.create_model(name, **options)
 
 
 def source_of(name: str, peer: nn.Module, **config: Any) -> Source:
-    """As the hub has it: without `model_args`, since nothing differs from the name."""
+    """A source as on the hub: without `model_args`, since nothing differs from the name."""
     told = {
         "architecture": name,
         "num_classes": peer.num_classes,
@@ -48,7 +48,7 @@ def source_of(name: str, peer: nn.Module, **config: Any) -> Source:
 
 
 def read(source: Source) -> ViTConfig | None:
-    """The architecture, if it and each of the tensors are accepted."""
+    """The architecture, if it and all tensors are accepted."""
     try:
         config = TIMM.read_config(source)
         from_family(TIMM, source, config)
@@ -57,7 +57,7 @@ def read(source: Source) -> ViTConfig | None:
     return config
 
 
-# The layers that plain ViTs are made of; a model with another is none of ours.
+# The layers of plain ViTs; a model with any other layer is not supported.
 LAYERS = re.compile(
     "VisionTransformer|VisionTransformerDistilled|PatchEmbed|HybridEmbed|Block|Attention|Mlp|GluMlp|LayerNorm|"
     "LayerScale|AttentionPoolLatent|Conv2d|Linear|Identity|Dropout|Sequential|ModuleList|"
@@ -68,7 +68,7 @@ LAYERS = re.compile(
 
 
 def is_plain(peer: nn.Module) -> bool:
-    """Whether timm's model is one that vitascope has, from what it is made of."""
+    """Whether vitascope supports timm's model, judged by its layers."""
     if not all(LAYERS.fullmatch(type(module).__name__) for module in peer.modules()):
         return False
     sides = zip(peer.patch_embed.img_size, pixels_a_patch(peer), strict=True)
@@ -92,7 +92,7 @@ POOLS = {"token": "cls", "avg": "mean", "map": "map"}
 
 
 def facts(peer: nn.Module) -> dict[str, Any]:
-    """Our options, as timm's layers have them."""
+    """Our options, read from timm's layers."""
     block, backbone = peer.blocks[-1], getattr(peer.patch_embed, "backbone", None)
     return {
         "image_size": tuple(peer.patch_embed.img_size),
@@ -123,7 +123,7 @@ def facts(peer: nn.Module) -> dict[str, Any]:
 
 
 def differences(config: ViTConfig, peer: nn.Module) -> dict[str, Any]:
-    """Option by option, what we have and what timm has, where that is not the same."""
+    """The differing options, with our value and timm's."""
     ours = {name: config.option(name) for name in OPTIONS} | {
         "mlp_dim": config.mlp_dim,
         "class_token": config.readout.has_class_token,
@@ -140,12 +140,12 @@ def test_every_vit_of_timm_is_read_correctly_or_rejected() -> None:
         peer = build(name, depth=2, weight_init="skip")
         config = read(source_of(name, peer))
         if (config is not None) != is_plain(peer):
-            wrong[name] = "read" if config else "refused"
+            wrong[name] = "read" if config else "rejected"
         elif config is not None:
             num_read += 1
             if found := differences(config, peer):
                 wrong[name] = found
-            if read(source_of(name, peer, global_pool=None)) != config:  # as some old files have it
+            if read(source_of(name, peer, global_pool=None)) != config:  # as in some old files
                 wrong[name] = "its pooling where none is told"
     assert wrong == {}
     assert num_read >= 151  # of 193 in timm 1.0.31
@@ -266,11 +266,11 @@ def test_named_sizes_equal_timm(ours: str, theirs: str) -> None:
     assert differences(told, peer) == {}
 
 
-# What neither tensors nor names tell
+# Options that neither tensors nor names determine
 
 
 def with_arguments(name: str, **args: Any) -> Source:
-    """What timm saves of a model that was created with arguments."""
+    """The files of a timm model that was created with arguments."""
     peer = build(name, depth=2, **args)
     return source_of(name, peer, global_pool=None, model_args=args)
 
@@ -360,7 +360,7 @@ def test_ambiguous_file_without_settings_needs_a_config(
 
 
 def bare(peer: nn.Module, **told: Any) -> Source:
-    """The tensors alone, and what a test adds to them."""
+    """The tensors alone, with the given fields added."""
     return Source(**{"name": "x", "tensors": dict(peer.state_dict()), **told})
 
 

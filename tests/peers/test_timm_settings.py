@@ -1,4 +1,4 @@
-"""timm's `config.json`: how pictures are prepared, what classes are called, and what timm makes of ours."""
+"""timm's `config.json`: preprocessing, class names, and our folders in timm."""
 
 import dataclasses
 import math
@@ -59,17 +59,17 @@ def test_preprocessing_equals_timm(preprocess: Preprocess, tmp_path: Path) -> No
 
 
 def assert_same_pixels(preprocess: Preprocess, transform: Any) -> None:
-    """A picture of odd sides becomes the same normalized tensor."""
+    """Check that a picture with odd sides becomes the same normalized tensor."""
     picture = Image.fromarray(noise(75, 107, preprocess.channels))
     ours = preprocess.normalize(torch.from_numpy(preprocess.pixels(picture)))
     torch.testing.assert_close(ours, transform(picture), atol=1e-5, rtol=0)
 
 
 def agrees(preprocess: Preprocess, data_config: dict[str, Any]) -> bool:
-    """Whether these settings of timm's mean this preprocessing, by timm's own rounding."""
+    """Whether these timm settings mean this preprocessing, with timm's own rounding."""
     sides = tuple(math.floor(side / data_config["crop_pct"]) for side in preprocess.image_size)
     is_whole = preprocess.resize == "squash" and sides == preprocess.image_size
-    said = {
+    found = {
         "input_size": (preprocess.channels, *preprocess.image_size),
         "mean": preprocess.mean,
         "std": preprocess.std,
@@ -77,7 +77,7 @@ def agrees(preprocess: Preprocess, data_config: dict[str, Any]) -> bool:
         "interpolation": preprocess.interpolation,
         "crop_mode": {"crop": "center", "squash": "squash", "border": "border"}[preprocess.resize],
     }
-    return preprocess.resize_to == (None if is_whole else sides) and said == {
+    return preprocess.resize_to == (None if is_whole else sides) and found == {
         name: tuple(value) if isinstance(value, list | tuple) else value
         for name, value in data_config.items()
     }
@@ -111,7 +111,7 @@ def test_missing_settings_have_timms_defaults(unsaid: set[str], is_old: bool) ->
     told = timm.get_pretrained_cfg("vit_large_patch14_clip_336.openai_ft_in12k_in1k").to_dict()
     told = {name: value for name, value in told.items() if name not in unsaid}
     config = {"architecture": "vit_large_patch14_clip_336"}
-    config |= told if is_old else {"pretrained_cfg": told}  # old files have all in one place
+    config |= told if is_old else {"pretrained_cfg": told}  # old files have everything in one place
     read = TIMM.read_preprocess(
         Source(name="", tensors={}, config=config), ViTConfig(image_size=336, patch_size=14)
     )
@@ -202,7 +202,7 @@ def test_model_with_another_input_size_keeps_it_in_timm(options: dict[str, Any],
 @example(49, 1, "gelu")  # 49 * (1 / 49) is less than 1
 @given(st.integers(1, 5000), st.integers(1, 20000), st.sampled_from(["gelu", "swiglu"]))
 def test_timm_computes_our_mlp_width_from_the_ratio(embed_dim: int, mlp_dim: int, mlp: str) -> None:
-    """`int(dim * mlp_ratio)`, as timm's Block has it; of it, SwiGLU has half for the gate."""
+    """`int(dim * mlp_ratio)`, as in timm's Block; half of it is SwiGLU's gate."""
     config = ViTConfig.from_dict(
         {"embed_dim": embed_dim, "num_heads": 1, "mlp": mlp, "mlp_ratio": mlp_dim / embed_dim}
     )
@@ -263,4 +263,4 @@ def test_invalid_settings_are_rejected_with_a_message(
     try:
         TIMM.read_preprocess(source, TIMM.read_config(source))
     except UserError as error:
-        assert str(error)  # noqa: PT017 - most junk is refused, some happens to make sense
+        assert str(error)  # noqa: PT017 - most junk is rejected, some happens to be valid

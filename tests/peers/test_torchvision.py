@@ -74,7 +74,7 @@ def plain_preprocess(model: VisionTransformer) -> Preprocess:
 
 
 def attention(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """What each layer of torchvision's attends with."""
+    """The attention weights of each layer of torchvision's model."""
     seen: list[Tensor] = []
     for layer in model.encoder.layers:
         layer.ln_1.register_forward_hook(lambda module, args, output: seen.append(output))
@@ -153,11 +153,11 @@ def test_published_files_have_torchvisions_models_and_preprocessing(weights: Any
     assert config.num_heads == model.encoder.layers[0].self_attention.num_heads
     assert config.block.norm_eps == model.encoder.ln.eps
 
-    said, found = weights.transforms(), FAMILY.read_preprocess(source, config)
-    assert [size, size] == [*found.image_size] == said.crop_size * 2
-    assert found.resize_to == tuple(said.resize_size * 2)
-    assert found.interpolation == said.interpolation.value
-    assert (found.mean, found.std, found.resize) == (tuple(said.mean), tuple(said.std), "crop")
+    published, found = weights.transforms(), FAMILY.read_preprocess(source, config)
+    assert [size, size] == [*found.image_size] == published.crop_size * 2
+    assert found.resize_to == tuple(published.resize_size * 2)
+    assert found.interpolation == published.interpolation.value
+    assert (found.mean, found.std, found.resize) == (tuple(published.mean), tuple(published.std), "crop")
 
 
 def test_file_of_another_name_has_the_default_preprocessing() -> None:
@@ -245,7 +245,7 @@ def test_parameters_and_operations_equal_torchvisions_published_numbers(name: st
     published = torchvision.models.get_model_weights(f"vit_{name}").IMAGENET1K_V1.meta
     config = named_config(f"vit_{name.replace('_', '')}")
     assert config.num_parameters == published["num_params"]
-    # Theirs are billions of multiply-adds, ours single operations.
+    # Theirs are billions of multiply-adds, ours are single operations.
     assert round(config.flops / 2e9, 3) == pytest.approx(published["_ops"], abs=0.001)
 
 

@@ -1,4 +1,4 @@
-"""Models of timm's at small sizes, and the ways of a model from timm to us and back."""
+"""Small timm models, and conversion from timm to us and back."""
 
 import json
 from pathlib import Path
@@ -78,7 +78,7 @@ def peer_model(case: str) -> nn.Module:
 
 
 def saved(peer: nn.Module, folder: Path, **options: Any) -> Source:
-    """What timm writes for a model, and what we find there."""
+    """Save a model with timm and open its folder."""
     timm.models.save_for_hf(peer, folder, safe_serialization=True, **options)
     return opened(folder)
 
@@ -100,7 +100,7 @@ def loaded(source: Source) -> VisionTransformer:
 
 
 def in_timm(ours: VisionTransformer, folder: Path) -> nn.Module:
-    """What timm makes of a folder that we write, strictly."""
+    """timm's model, loaded strictly from a folder that we write."""
     to_family(TIMM, ours, default_preprocess(ours.config), folder)
     peer = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     assert_same_state(peer.state_dict(), load_file(folder / "model.safetensors"))

@@ -65,7 +65,7 @@ def test_long_names_that_begin_alike_stay_different_in_the_confusion_matrix(tmp_
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert len(set(labels)) == 3
     assert all(len(label) <= 20 for label in labels)
-    assert axes.get_position().width > 0.4  # the names leave the matrix its room
+    assert axes.get_position().width > 0.4  # the names leave room for the matrix
 
 
 def test_selected_epoch_and_learning_rate_are_drawn() -> None:

@@ -1,4 +1,4 @@
-"""What a finished run shows of itself."""
+"""The figures of a finished run."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ RESNET = {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 32}
         ({"position_prefix": False, "num_registers": 2, "stem": "overlap"}, set()),
         ({"positions": "learned_2d", "distillation_token": True, "stem": "linear"}, set()),
         ({"positions": "sincos_2d", "pool": "map"}, set()),
-        ({"positions": "rotary", "attention": "axial"}, {"positions"}),  # nothing is added to the tokens
+        ({"positions": "rotary", "attention": "axial"}, {"positions"}),  # no embedding is added
         ({"positions": "relative", "num_registers": 1, **RESNET}, {"positions", "filters"}),
     ],
 )
@@ -97,7 +97,7 @@ def test_resnet_has_the_figures_that_need_no_attention(tmp_path: Path) -> None:
 
 
 def drawn(folder: Path, model: Classifier) -> set[str]:
-    """The figures of a run, each of which shows something."""
+    """Draw the figures of a run, and check that none is blank."""
     run = Run(folder)
     record = {"kind": "epoch", "step": 2, "epoch": 1, "train_loss": 1.0, "val_loss": 1.2}
     record |= {"train_accuracy": 0.5, "val_accuracy": 0.4}

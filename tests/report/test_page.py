@@ -1,4 +1,4 @@
-"""The page: escaped, whole."""
+"""The page is escaped and complete."""
 
 import numpy as np
 from hypothesis import given

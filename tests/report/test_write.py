@@ -1,4 +1,4 @@
-"""The report of whole runs, of broken-off ones and of those whose data are gone."""
+"""Reports of finished runs, of interrupted ones and of those whose data are missing."""
 
 import dataclasses
 import errno
@@ -44,7 +44,7 @@ ABOUT_PREDICTIONS = {"classes", "confusion", "calibration", "mistakes"}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """A finished run that learns nothing, so that half of its answers are wrong, and its data."""
+    """A finished run and its data; it learns nothing, so that half of its predictions are wrong."""
     root = tmp_path_factory.mktemp("a, place & more")
     data = write_folder(root / "photos", per_class=20, side=8, classes=(STRANGE, "light"))
     train.train(tiny_config(data, run=str(root / "run"), epochs=2, lr=1e-30, keep="last"))
@@ -53,13 +53,13 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(made, tmp_path) -> Path:
-    """A copy of the run, to be changed."""
+    """A copy of the run that tests may change."""
     return Path(shutil.copytree(made / "run", tmp_path / "run"))
 
 
 @pytest.fixture
 def quick(monkeypatch) -> None:
-    """One small drawing for those of the first layer, whose many axes take matplotlib its time."""
+    """Replace the drawings of the first layer, whose many axes are slow, by one small drawing."""
     monkeypatch.setattr(internals, "draw_embedding", lambda _: {"positions": Figure((1, 1))})
 
 
@@ -77,11 +77,11 @@ def test_training_writes_a_report_of_everything(made) -> None:
     page = made / "run" / "report.html"
     assert sections(page) == ALL
     test = json.loads((made / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    said = read(page).text
-    assert f"{test['accuracy']:.2%} of {test['images']} test images correct" in said
-    assert "32 train, 4 val, 4 test" in said
-    assert "Always guessing the most frequent class would reach 50.00%." in said
-    assert f"{test['balanced_accuracy']:.2%}balanced accuracy: mean recall of the classes" in said
+    shown_text = read(page).text
+    assert f"{test['accuracy']:.2%} of {test['images']} test images correct" in shown_text
+    assert "32 train, 4 val, 4 test" in shown_text
+    assert "Always guessing the most frequent class would reach 50.00%." in shown_text
+    assert f"{test['balanced_accuracy']:.2%}balanced accuracy: mean recall of the classes" in shown_text
 
 
 @pytest.mark.parametrize("weights", [None, "somewhere/model"])
@@ -95,9 +95,11 @@ def test_model_no_better_than_the_most_frequent_class_gets_a_hint(run, quick, we
     for right, expected in ((kept.labels, False), (1 - kept.labels, True)):
         answers = np.eye(2, dtype=np.float32)[right]
         Run(run).save_predictions(dataclasses.replace(kept, probabilities=answers))
-        said = read(write_report(Run(run))).text
-        assert ("This model is no better than always guessing the most frequent class" in said) == expected
-        assert ("trained weights, such as google/vit-base-patch16-224-in21k" in said) == (
+        shown_text = read(write_report(Run(run))).text
+        assert (
+            "This model is no better than always guessing the most frequent class" in shown_text
+        ) == expected
+        assert ("trained weights, such as google/vit-base-patch16-224-in21k" in shown_text) == (
             expected and weights is None
         )
 
@@ -105,9 +107,9 @@ def test_model_no_better_than_the_most_frequent_class_gets_a_hint(run, quick, we
 def test_one_epoch_is_singular(run, quick) -> None:
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("epochs: 2", "epochs: 1"))
-    said = read(write_report(Run(run))).text
-    assert "1 epoch, batches of" in said
-    assert "1 epochs" not in said
+    shown_text = read(write_report(Run(run))).text
+    assert "1 epoch, batches of" in shown_text
+    assert "1 epochs" not in shown_text
 
 
 def test_report_needs_no_other_files(made) -> None:
@@ -203,9 +205,9 @@ def test_run_without_recorded_predictions_is_reported(run, quick) -> None:
     (run / "environment.json").unlink()
     page = write_report(Run(run))
     assert sections(page) == ALL - ABOUT_PREDICTIONS | {"unrecorded"}
-    said = read(page).text
-    assert "no recorded predictions" in said
-    assert "did not record its environment" in said
+    shown_text = read(page).text
+    assert "no recorded predictions" in shown_text
+    assert "did not record its environment" in shown_text
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
@@ -218,10 +220,10 @@ def test_unfinished_run_shows_its_progress_and_how_to_resume(run, epochs: int, q
     page = write_report(Run(run))
     expected = {"trained", "configuration", "environment"} | ({"curves"} if epochs else set())
     assert sections(page) == expected
-    said = read(page).text
-    assert f"trained for {epochs} of 2 epochs." in said
-    assert "This run has not finished" in said
-    assert "vitascope train --resume" in said
+    shown_text = read(page).text
+    assert f"trained for {epochs} of 2 epochs." in shown_text
+    assert "This run has not finished" in shown_text
+    assert "vitascope train --resume" in shown_text
 
 
 @pytest.fixture
@@ -319,16 +321,16 @@ def test_pictures_match_their_predictions_after_images_were_deleted(made, run, t
     (photos / record.parts["train"].names[0]).unlink()
     (photos / tested[1]).unlink()
     page = write_report(Run(run))
-    said = read(page).text
-    assert [name in said.rpartition("most confident first")[2] for name in tested] == [
+    shown_text = read(page).text
+    assert [name in shown_text.rpartition("most confident first")[2] for name in tested] == [
         True,
         False,
         True,
         True,
     ]
-    assert "1 image cannot be read any more" in said
-    assert "2 missing (1 train, 1 test)" in said
-    assert "32 train, 4 val, 4 test" in said  # as it was trained
+    assert "1 image cannot be read any more" in shown_text
+    assert "2 missing (1 train, 1 test)" in shown_text
+    assert "32 train, 4 val, 4 test" in shown_text  # the counts of the training
 
 
 def test_pictures_that_became_unreadable_are_counted(made, run, monkeypatch, quick) -> None:
@@ -342,11 +344,11 @@ def test_pictures_that_became_unreadable_are_counted(made, run, monkeypatch, qui
     content = broken.read_bytes()
     broken.write_bytes(b"no picture")
     try:
-        said = read(write_report(Run(run))).text
+        shown_text = read(write_report(Run(run))).text
     finally:
         broken.write_bytes(content)
-    assert "1 image cannot be read any more" in said
-    assert "1 image could not be read" in said
+    assert "1 image cannot be read any more" in shown_text
+    assert "1 image could not be read" in shown_text
 
 
 def test_many_classes_show_the_worst_pairs_instead_of_a_matrix(made, run, quick) -> None:
@@ -366,7 +368,7 @@ def test_many_classes_show_the_worst_pairs_instead_of_a_matrix(made, run, quick)
 
 
 def test_large_pictures_stay_small(tmp_path, quick, monkeypatch) -> None:
-    """Noise is what compresses worst."""
+    """Noise compresses worst."""
     monkeypatch.setattr(classify, "draw_figures", lambda *_: {})
     data = tmp_path / "noise"
     draw = np.random.default_rng(0)
@@ -389,9 +391,9 @@ def test_pre_training_shows_hidden_patches_and_no_predictions(made, tmp_path, qu
     result = train.pretrain(tiny_config(made / "photos", run=str(tmp_path / "pre"), epochs=1, task="masked"))
     assert result.report == tmp_path / "pre" / "report.html"
     assert sections(result.report) == ALL - ABOUT_PREDICTIONS | {"masked"}
-    said = read(result.report).text
-    assert "hidden patches" in said
-    assert "vitascope pretrain --config" in said
+    shown_text = read(result.report).text
+    assert "hidden patches" in shown_text
+    assert "vitascope pretrain --config" in shown_text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A tiny data set, the options of a tiny run, and an ending without its pictures."""
+"""A tiny data set, the options of a tiny run, and runs without figures."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from vitascope.training.tasks import classify, masked
 def write_folder(
     root: Path, per_class: int = 12, side: int = 16, classes: tuple[str, ...] = ("dark", "light")
 ) -> Path:
-    """Noise around a grey of its own for each class: `root/<class>/<number>.png`."""
+    """Write noise around a different grey for each class: `root/<class>/<number>.png`."""
     noise = np.random.default_rng(0)
     for index, name in enumerate(classes):
         folder = root / name
@@ -49,11 +49,11 @@ def tiny_config(data: Path, **options: Any) -> TrainConfig:
 
 @contextlib.contextmanager
 def undrawn() -> Iterator[None]:
-    """Runs end without figures and a report, most of a tiny run's time; test_train looks at both.
+    """Skip figures and report, which take most of a tiny run's time; test_train tests both.
 
-    A report that is written again has no new figures; test_write looks at those.
+    A report that is rewritten has no new figures; test_write tests those.
 
-    They keep their checkpoints too, whose states tests compare; test_train_finish looks at their removal.
+    Checkpoints are kept, because tests compare their states; test_train_finish tests their removal.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(classify, "draw_figures", lambda *_: {})

@@ -1,4 +1,4 @@
-"""Tiny runs do not wait for the disk, except where tests look at that."""
+"""Tiny runs skip fsync, except in the tests of it."""
 
 import os
 from collections.abc import Iterator

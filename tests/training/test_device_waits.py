@@ -1,6 +1,6 @@
-"""A training step neither reads a number back from the device nor sends one there: either makes a GPU idle.
+"""A training step neither reads a number from the device nor sends one to it: both make a GPU idle.
 
-Run on a CPU, where nothing waits: what would wait on a GPU is seen by the operations that do it.
+The tests run on a CPU, where nothing waits, and detect the operations that would wait on a GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SENT = {torch.tensor, torch.as_tensor, torch.scalar_tensor}
 
 
 class Waits(TorchFunctionMode):
-    """Notes the calls that would wait for a GPU."""
+    """Records the calls that would wait for a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Waits(TorchFunctionMode):
 
 
 class Numbers(TorchDispatchMode):
-    """Notes the numbers that are read below Python."""
+    """Records the numbers that are read below Python."""
 
     def __init__(self, waits: Waits) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Numbers(TorchDispatchMode):
 
 
 def waits_of(step: Callable[[], object]) -> list[str]:
-    """What a step would wait for."""
+    """The operations for which a step would wait."""
     waits = Waits()
     with Numbers(waits), waits:
         step()
@@ -74,7 +74,7 @@ def waits_of(step: Callable[[], object]) -> list[str]:
 
 
 def trainer_of(run: Path, recipe: str, **options: Any) -> Trainer:
-    """A small one, on pictures of noise that lie in memory."""
+    """A small trainer, on images of noise in memory."""
     pixels = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), np.uint8)
     images = ImageSet("train", list(pixels), np.arange(32) % 4, tuple("abcd"))
     splits = Splits(images, images.subset("val", np.arange(4)), None, channels=3)
@@ -87,7 +87,7 @@ def trainer_of(run: Path, recipe: str, **options: Any) -> Trainer:
 
 
 def steps_of(trainer: Trainer) -> Iterator[Callable[[], object]]:
-    """Each with the batch read in it."""
+    """Every step, including the reading of its batch."""
     batches = ((batch, epoch) for epoch in range(9) for batch in trainer.train_loader.epoch(epoch))
     while True:
         yield lambda: trainer._training_step(*next(batches))
@@ -106,7 +106,7 @@ def steps_of(trainer: Trainer) -> Iterator[Callable[[], object]]:
 )
 def test_no_step_waits_for_the_device(tmp_path: Path, recipe: str, options: dict[str, Any]) -> None:
     steps = steps_of(trainer_of(tmp_path, recipe, **options))
-    next(steps)()  # the first one brings to the device what is kept there
+    next(steps)()  # the first step moves data to the device
     for _ in range(5):  # mixed and not mixed, and into the next epoch
         assert waits_of(next(steps)) == []
 

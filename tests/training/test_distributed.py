@@ -1,4 +1,4 @@
-"""Two processes over gloo beside one: the same batches, the same losses, one run that both can go on with."""
+"""Two processes over gloo against one: same batches, same losses, and a run that both can resume."""
 
 import os
 import signal
@@ -22,8 +22,8 @@ from vitascope.weights.loading import from_pretrained
 
 ROOT = Path(__file__).parent.parent.parent
 
-# 20 training images in batches of 6: the last of an epoch has 2, so that one process has none of it. The rate
-# rises all the time: at the full one Adam's first steps magnify rounding, whoever computes.
+# 20 training images in batches of 6: the last of an epoch has 2, so that one process gets none. The rate
+# rises all the time: at the full rate, Adam's first steps magnify rounding in any run.
 SHARED: dict[str, Any] = {
     "batch_size": 6,
     "epochs": 3,
@@ -33,7 +33,7 @@ SHARED: dict[str, Any] = {
     "color_jitter": 0.4,
 }
 KINDS: dict[str, dict[str, Any]] = {
-    # No bias of the keys: its gradient is zero but for rounding, which Adam makes steps of the full rate of.
+    # No bias of the keys: its gradient is only rounding, which Adam turns into steps of the full rate.
     "plain": {"ema": 0.0, "lr": 1e-4, "options": ["qkv_bias=no_key"]},
     "mixed": {
         "accumulate": 2,
@@ -48,7 +48,7 @@ RUNS = (("plain", "ddp"), ("mixed", "ddp"), ("mixed", "fsdp"), ("sgd", "fsdp"))
 
 
 def write_config(path: Path, name: str, kind: str, **options: Any) -> TrainConfig:
-    """Write what two processes shall do."""
+    """Write the configuration of a run of two processes."""
     data = path.parent / "data"
     config = tiny_config(data, run=str(path / "runs" / name), **SHARED | KINDS[kind], **options)
     (path / f"{name}.yaml").write_text(config.to_yaml())
@@ -57,7 +57,7 @@ def write_config(path: Path, name: str, kind: str, **options: Any) -> TrainConfi
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """Runs of one process and of two, of every kind."""
+    """Runs of one and of two processes, of every kind."""
     root = tmp_path_factory.mktemp("distributed")
     write_folder(root / "data")
     two = root / "two"
@@ -80,7 +80,7 @@ def place(tmp_path_factory) -> Path:
 
 
 def stop_in_one_process(config: TrainConfig) -> None:
-    """One process begins a run, and is stopped."""
+    """Start a run in one process and stop it."""
     from tests.training import two_processes
 
     rank, two_processes.rank = two_processes.rank, lambda: 1
@@ -114,7 +114,7 @@ def test_two_processes_reproduce_the_loss_curve_of_one(place, kind: str, layout:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("begun", ["stopped", "resumed"])
 def test_run_resumes_with_another_number_of_processes(place, begun: str, layout: str) -> None:
-    """`stopped` began with two processes and went on with one, `resumed` the other way round."""
+    """`stopped` starts with two processes and resumes with one, `resumed` the other way round."""
     whole, run = place / "one" / "mixed", place / "two" / "runs" / f"{begun}-{layout}"
     assert [step for step, _ in losses(run)] == [step for step, _ in losses(whole)]
     assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in losses(whole)], rel=1e-6)
@@ -126,7 +126,7 @@ def test_run_resumes_with_another_number_of_processes(place, begun: str, layout:
 
 
 def begin(run: Path, number: int) -> None:
-    """What each of two processes does: a step together, after which the second is gone."""
+    """Run one of two processes: they take a step together, then the second dies."""
     store = dist.FileStore(str(run / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=number, world_size=2)
     with train._locked(Run(run)):
@@ -156,16 +156,16 @@ def test_survivors_of_a_dead_process_explain_how_to_resume(tmp_path, capfd, save
         children.append(child)
     endings = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     assert endings == [3, -signal.SIGKILL]
-    said = capfd.readouterr().out
-    assert said.startswith("process 0 of 2 has lost its connection to another process")
-    assert said.count("\n") == 1
+    message = capfd.readouterr().out
+    assert message.startswith("process 0 of 2 has lost its connection to another process")
+    assert message.count("\n") == 1
     resume = f"start all processes again with `train --resume {tmp_path}`: "
     expected = {
         "nothing": f"{resume}no checkpoint was saved yet",
         "checkpoint": f"{resume}it continues from step-00000012",
         "model": f"the model is saved; `vitascope report {tmp_path}` draws",
     }
-    assert expected[saved] in said
+    assert expected[saved] in message
 
 
 def test_errors_other_than_the_connections_keep_their_traceback(tmp_path) -> None:

@@ -99,7 +99,7 @@ def test_class_unknown_to_the_model_is_rejected(tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """A project, `photos/` and `runs/photos/`, trained from inside of it with a relative path."""
+    """A project, `photos/` and `runs/photos/`, trained inside it with a relative path."""
     project = tmp_path_factory.mktemp("made") / "project"
     write_tree(project / "photos", {"cat": 30, "dog": 30}, size=(16, 16))
     with pytest.MonkeyPatch.context() as patch, undrawn():
@@ -110,7 +110,7 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def project(made, tmp_path, monkeypatch) -> Path:
-    """A copy of the project, to be changed, and the original away; the current folder has nothing of it."""
+    """A copy of the project that tests may change, without the original, outside the current folder."""
     copy = Path(shutil.copytree(made, tmp_path / "project"))
     made.rename(made.with_name("away"))
     (tmp_path / "elsewhere").mkdir()
@@ -138,9 +138,9 @@ def test_training_images_are_not_evaluated(project, caplog) -> None:
     after = evaluate(run, device="cpu")
     assert after.changes == {"missing": 3, "changed": 0, "renamed": 0, "new": 0}
     np.testing.assert_allclose(after.probabilities, np.delete(before.probabilities, 2, axis=0), atol=1e-6)
-    said = [record.getMessage() for record in caplog.records]
-    assert "3 missing (1 train, 1 val, 1 test)" in said[0]
-    assert "measured on 5 of the run's 6 test images" in said[1]
+    message = [record.getMessage() for record in caplog.records]
+    assert "3 missing (1 train, 1 val, 1 test)" in message[0]
+    assert "measured on 5 of the run's 6 test images" in message[1]
     trained = {path.read_bytes() for path in paths(project, "train") if path.exists()}
     assert not [path for path in Run.open(run).test_images().sources if path.read_bytes() in trained]
 
@@ -170,7 +170,7 @@ def test_accuracy_on_training_images_alone_is_labelled_so(project, caplog) -> No
 
 def test_moved_project_finds_its_own_data_only(project, caplog) -> None:
     run = project / "runs" / "photos"
-    write_tree(Path("photos"), {"cat": 30, "dog": 30}, size=(18, 18))  # where we are
+    write_tree(Path("photos"), {"cat": 30, "dog": 30}, size=(18, 18))  # the current folder
     sources = Run.open(run).test_images().sources
     assert [os.path.samefile(*pair) for pair in zip(sources, paths(project, "test"), strict=True)]
     assert not caplog.records

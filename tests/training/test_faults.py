@@ -1,4 +1,4 @@
-"""Faults that are made to happen: kills, full disks, rotten files, deletes that fail."""
+"""Injected faults: kills, full disks, corrupt files, failing deletes."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ def names(run: Path) -> list[str]:
 
 
 def assert_loads(run: Path, *steps: int) -> None:
-    """The newest is one of these, and is what was saved then."""
+    """Check that the newest checkpoint is one of these steps and has the saved state."""
     step, found = load_checkpoint(run)
     assert step in steps
     assert torch.equal(found["weights"], torch.full_like(found["weights"], step))
@@ -44,7 +44,7 @@ def assert_loads(run: Path, *steps: int) -> None:
 
 
 def in_a_child(work: Callable[..., object], *arguments: Any, **options: Any) -> int:
-    """Fork, work, and say how it ended: 0, or minus the signal that killed it."""
+    """Run `work` in a forked process and return its exit: 0, or minus the signal that killed it."""
     if (child := os.fork()) == 0:
         status = 1
         try:
@@ -62,7 +62,7 @@ def in_a_child(work: Callable[..., object], *arguments: Any, **options: Any) -> 
 
 
 def save_and_die(run: Path, number: int) -> None:
-    """Save, and be killed just before so manieth thing that is done to the file system."""
+    """Save, and be killed just before file system operation `number`."""
     left = number
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
@@ -73,7 +73,7 @@ def save_and_die(run: Path, number: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def fsync(descriptor: int, fsync: Callable[[int], None] = os.fsync) -> None:
-        count("fsync", ())  # it has no event of its own
+        count("fsync", ())  # it has no audit event
         fsync(descriptor)
 
     os.fsync = fsync
@@ -89,11 +89,11 @@ def test_intact_checkpoint_loads_after_a_kill_at_any_point_of_a_save(tmp_path: P
         run = shutil.copytree(tmp_path / "before", tmp_path / f"run-{number}")
         ending = in_a_child(save_and_die, run, number)
         assert_loads(run, 1, 2)
-        save_checkpoint(run, 3, state(3), keep=1)  # what was left half-written, or half-deleted, goes
+        save_checkpoint(run, 3, state(3), keep=1)  # half-written and half-deleted checkpoints are removed
         assert names(run) == ["step-00000003"]
         assert_loads(run, 3)
     assert ending == 0
-    assert number > 15  # so often it was killed
+    assert number > 15  # the number of kills
 
 
 # 2: a full disk
@@ -101,7 +101,7 @@ def test_intact_checkpoint_loads_after_a_kill_at_any_point_of_a_save(tmp_path: P
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KB of its own."""
+    """A separate file system of 256 KB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
@@ -113,14 +113,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_full_disk_at_any_point_of_a_save_loses_nothing(small_disk: Path) -> None:
     save_checkpoint(small_disk, 1, state(1, size=8000))
-    ballast, refused = small_disk / "ballast", 0
-    for free in range(0, 65536, 4096):  # bytes that the next save finds
+    ballast, rejected = small_disk / "ballast", 0
+    for free in range(0, 65536, 4096):  # bytes available to the next save
         with open(ballast, "wb") as file:
             file.write(bytes(shutil.disk_usage(small_disk).free - free))
         error = refusal(small_disk, 2, state(2, size=8000))
         if error is None:
             break
-        refused += 1
+        rejected += 1
         assert f"{small_disk}/checkpoints/step-00000002: " in error
         assert "No space left on device" in error
         assert "make room" in error
@@ -128,7 +128,7 @@ def test_full_disk_at_any_point_of_a_save_loses_nothing(small_disk: Path) -> Non
         assert names(small_disk) == ["step-00000001"]
         assert_loads(small_disk, 1)
         ballast.unlink()
-    assert refused > 8  # the state alone needs nine pages
+    assert rejected > 8  # the state alone needs nine pages
     assert_loads(small_disk, 2)
 
 
@@ -153,12 +153,12 @@ def test_file_size_limit_loses_nothing(tmp_path: Path) -> None:
     assert_loads(tmp_path, 1)
 
 
-# 3: files that rot
+# 3: corrupt files
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of two checkpoints: with a whole state, and with shards (of one process, as it goes)."""
+    """Runs with two checkpoints each: one with unsharded states, one with shards (of one process)."""
     runs = {kind: tmp_path_factory.mktemp(kind) for kind in ("whole", "sharded")}
     for step in (1, 2):
         save_checkpoint(runs["whole"], step, state(step))
@@ -222,7 +222,7 @@ def test_corrupt_newest_checkpoint_is_named_and_the_previous_one_resumed(
     assert load_checkpoint_at(checkpoints(run)[0])[0] == 1
 
 
-# 4: what is deleted, and what is not
+# 4: deletion
 
 
 def test_stray_folders_and_the_best_model_are_neither_counted_nor_deleted(tmp_path: Path) -> None:
@@ -248,8 +248,8 @@ def test_stray_folders_and_the_best_model_are_neither_counted_nor_deleted(tmp_pa
 
 
 def save_as_unprivileged_user(run: Path, step: int) -> None:
-    """Save without root's right to delete anything."""
-    os.chdir(run)  # the way there is root's alone
+    """Save without root's permission to delete anything."""
+    os.chdir(run)  # only root can reach the folder
     if os.geteuid() == 0:
         os.seteuid(65534)
     save_checkpoint(Path(), step, state(step), keep=1)

@@ -1,4 +1,4 @@
-"""The loop's arithmetic and its ends: what a step is, whatever it is computed in, and how a run stops."""
+"""The loop's arithmetic and the end of a run: a step in every precision, and how a run stops."""
 
 import math
 import shutil
@@ -41,7 +41,7 @@ def _undrawn() -> Iterator[None]:
 
 @pytest.fixture
 def streamed(monkeypatch) -> None:
-    """No split fits into memory: images are read anew in every epoch."""
+    """No split fits into memory: images are read again in every epoch."""
     monkeypatch.setitem(Loader.__init__.__kwdefaults__, "memory_budget", 0)
 
 
@@ -52,7 +52,7 @@ def trainer_of(config: TrainConfig) -> Trainer:
 
 
 def steps(trainer: Trainer, epoch: int = 0) -> list[float]:
-    """Do an epoch's steps; each one's loss."""
+    """Run an epoch's steps; return the loss of each."""
     return [float(trainer._training_step(batch, epoch)) for batch in trainer.train_loader.epoch(epoch)]
 
 
@@ -81,7 +81,7 @@ def saved_state(run: Path) -> dict[str, Any]:
 
 
 def nan_from(monkeypatch, epoch: int, poison: float = math.nan) -> None:
-    """From an epoch on, augmentation gives no numbers."""
+    """From an epoch on, augmentation returns NaN."""
     augment = Augmentation.__call__
 
     def spoilt(self: Augmentation, pixels: torch.Tensor, indices: Any, **keywords: Any) -> torch.Tensor:
@@ -97,7 +97,7 @@ def nan_from(monkeypatch, epoch: int, poison: float = math.nan) -> None:
 @pytest.mark.parametrize("mixing", [{}, {"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
 @pytest.mark.parametrize("accumulate", [2, 4])
 def test_gradient_accumulation_equals_the_step_of_the_full_batch(data, accumulate: int, mixing) -> None:
-    """20 images in batches of 11: the parts differ in size, the last batch is smaller and odd."""
+    """20 images in batches of 11: the parts differ in size, and the last batch is smaller and odd."""
     options = EXACT | mixing | {"batch_size": 11, "clip_grad": 0.5, "crop_scale": 0.5}
     whole = trainer_of(tiny_config(data, **options))
     parts = trainer_of(tiny_config(data, accumulate=accumulate, **options))
@@ -111,7 +111,7 @@ def test_gradient_accumulation_equals_the_step_of_the_full_batch(data, accumulat
 
 
 def test_unreadable_image_adds_nothing_to_the_loss(data) -> None:
-    """The others weigh what they would have weighed; the batch is not filled up with them."""
+    """The other images keep their weight; they do not fill up the batch."""
     trainer = trainer_of(tiny_config(data, batch_size=8, **EXACT))
     batch = next(trainer.train_loader.epoch())
     five = Batch(batch.pixels[:5], batch.labels[:5], batch.indices[:5], planned=8)
@@ -127,7 +127,7 @@ def test_unreadable_image_adds_nothing_to_the_loss(data) -> None:
     torch.testing.assert_close(
         torch.stack([g.norm() for g in ours]) * 8 / 5, torch.stack([g.norm() for g in theirs])
     )
-    assert float(trainer.sums["count"]) == 10  # the epoch's mean is of what was read
+    assert float(trainer.sums["count"]) == 10  # the epoch's mean is of the images that were read
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -137,7 +137,7 @@ def test_batch_of_unreadable_images_changes_nothing(data, precision: str, optimi
     trainer = trainer_of(tiny_config(data, **options))
     batch = next(trainer.train_loader.epoch())
     none = Batch(batch.pixels[:0], batch.labels[:0], batch.indices[:0], planned=4)
-    for _ in range(2):  # before there is a momentum, and after
+    for _ in range(2):  # before and after there is momentum
         before = weights_of(trainer).clone()
         assert float(trainer._training_step(none, 0)) == 0
         assert torch.equal(weights_of(trainer), before)
@@ -159,7 +159,7 @@ def test_streamed_run_with_broken_images_trains_on_the_others(streamed, tmp_path
     assert list(trainer.train_loader.unreadable) == [str(broken)]
 
 
-# What is trained
+# Trained parameters
 
 
 def test_gradient_checkpointing_reaches_the_model_and_changes_no_weights(data) -> None:
@@ -235,7 +235,7 @@ def test_accuracy_under_mixing_counts_the_images_own_classes(data, monkeypatch) 
 
     monkeypatch.setattr(type(trainer.module), "forward", listen)
     (batch,) = trainer.train_loader.epoch()
-    for _ in range(8):  # in some, an image's partner has the larger share
+    for _ in range(8):  # in some steps, an image's partner has the larger share
         trainer.sums = {}
         trainer._training_step(batch, 0)
         assert int(trainer.sums["correct"]) == int((seen[-1].argmax(dim=1) == batch.labels).sum())
@@ -247,7 +247,7 @@ def test_compiled_model_trains_to_the_same_loss_and_keeps_parameter_names(
     backends = []
     compile_module = torch.nn.Module.compile
 
-    def traced(self, **options):  # TorchDynamo and autograd as ever, without minutes of C++
+    def traced(self, **options):  # TorchDynamo and autograd as usual, without minutes of C++
         backends.append(self)
         compile_module(self, backend="aot_eager", **options)
 
@@ -304,7 +304,7 @@ def test_fp16_overflow_skips_one_step_only(data, optimizer: str) -> None:
 
 
 def test_checkpoint_before_the_first_real_step_performs_no_step(data) -> None:
-    """torch's own way to an optimizer's state would take one, with a rate of 0."""
+    """torch's own function for an optimizer's state would perform one, with a rate of 0."""
     options = EXACT | {"precision": "fp16", "weight_decay": 0.1}
     ends = []
     for saves in (False, True):
@@ -327,11 +327,11 @@ def test_run_resumes_in_another_precision(data, tmp_path, begun: str, resumed: s
     assert Run(run).metrics[-1]["kind"] == "test"
 
 
-# The ends of a run
+# The end of a run
 
 
 def stopped(config: TrainConfig, at: int = 7) -> Path:
-    """A run that was stopped after so many steps."""
+    """A run that was stopped after `at` steps."""
     step = Trainer._training_step
 
     def and_stop(self: Trainer, *arguments):
@@ -352,7 +352,7 @@ def stopped(config: TrainConfig, at: int = 7) -> Path:
 
 
 def all_numbers(run: Path) -> bool:
-    """Whether no checkpoint and no model of a run has a weight that is none."""
+    """Whether all weights in all checkpoints and models of a run are finite."""
     states = [load_checkpoint_at(folder)[1]["model"] for folder in checkpoints(run)]
     states += [from_pretrained(path.parent).state_dict() for path in run.rglob("model.safetensors")]
     return all(bool(torch.isfinite(tensor).all()) for state in states for tensor in state.values())
@@ -370,10 +370,10 @@ def test_nan_inputs_stop_the_run_and_keep_the_last_good_checkpoint(
     with monkeypatch.context() as patch:
         nan_from(patch, epoch=1, poison=poison)
         assert main(["train", "--config", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
     for part in ("diverged", "step 6", "lower lr", str(run), "newest checkpoint is step-00000005"):
-        assert part in said
+        assert part in message
     assert [path.name for path in checkpoints(run)] == ["step-00000004", "step-00000005"]
     assert all_numbers(run)
     train.resume(run)
@@ -381,7 +381,7 @@ def test_nan_inputs_stop_the_run_and_keep_the_last_good_checkpoint(
 
 
 def test_nan_weights_are_never_written_even_before_the_loss_is_checked(data, tmp_path, monkeypatch) -> None:
-    """The loss is a number still, and seven steps from being looked at, when the checkpoint is due."""
+    """When the checkpoint is due, the loss is still finite, and its next check is seven steps away."""
     step = Trainer._training_step
 
     def spoiling(self: Trainer, *arguments):
@@ -456,7 +456,7 @@ def test_too_long_warm_up_leaves_no_run_folder(data, tmp_path, capsys) -> None:
 
 
 def test_run_killed_after_the_last_step_only_finishes(data, tmp_path, monkeypatch) -> None:
-    """Killed after the last step: no step is done again."""
+    """Killed after the last step: no step is repeated."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(train, "_finish", lambda trainer: None)

@@ -16,7 +16,7 @@ from vitascope.training.optim import (
 )
 from vitascope.training.options import Optimization
 
-# What is added to tokens or scores, and what is a token itself.
+# Parameters that are added to tokens or scores, or are tokens.
 STATES = ("class_token", "distillation_token", "registers", "pool.query", "positions.")
 
 

@@ -7,7 +7,7 @@ from vitascope.training.progress import Progress
 
 
 def lines(epochs: int) -> None:
-    """A run of so many epochs."""
+    """Report a run of this many epochs."""
     bar = Progress(epochs=epochs, images_per_epoch=10)
     for epoch in range(1, epochs + 1):
         bar.advance(10)
@@ -58,16 +58,16 @@ def test_without_a_terminal_nothing_goes_to_stderr(capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(1e4, "0.001 images/s"), (4.0, "2.5 images/s"), (0.001, "10,000 images/s")]
+    ("seconds", "message"), [(1e4, "0.001 images/s"), (4.0, "2.5 images/s"), (0.001, "10,000 images/s")]
 )
-def test_slow_run_does_not_print_a_speed_of_zero(monkeypatch, capsys, seconds: float, said: str) -> None:
+def test_slow_run_does_not_print_a_speed_of_zero(monkeypatch, capsys, seconds: float, message: str) -> None:
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     bar = Progress(epochs=1, images_per_epoch=10)
     clock[0] = seconds
     bar.done = 10
     bar.epoch(1, train_loss=1.0, val={"loss": 1.0})
-    assert f"  {said}  " in capsys.readouterr().out
+    assert f"  {message}  " in capsys.readouterr().out
 
 
 def test_speed_ignores_images_of_earlier_starts() -> None:
@@ -76,14 +76,14 @@ def test_speed_ignores_images_of_earlier_starts() -> None:
 
 
 def test_long_epoch_without_a_terminal_prints_progress(monkeypatch, capsys) -> None:
-    """A line every half minute, or twenty for the whole run where that is longer."""
+    """A line every half minute, but no more than about twenty in a run."""
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    for whole, count in ((300, 9), (100_000, 19)):  # seconds
+    for duration, count in ((300, 9), (100_000, 19)):  # seconds
         clock[0] = 0.0
         bar = Progress(epochs=1, images_per_epoch=1000)
         for number in range(1, 1000):
-            clock[0] = whole * number / 1000
+            clock[0] = duration * number / 1000
             bar.advance(1)
         out = capsys.readouterr().out.splitlines()
         assert count - 1 <= len(out) <= count

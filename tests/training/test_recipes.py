@@ -115,7 +115,7 @@ def test_out_of_range_numbers_are_rejected_by_name(option: str, value: float | s
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("epochs: three", "epochs must be a whole number, not 'three'"),
         ("depth: 2.5", "depth must be a whole number or null, not 2.5"),
@@ -123,18 +123,18 @@ def test_out_of_range_numbers_are_rejected_by_name(option: str, value: float | s
         ("options: positions=rotary", "options must be a list of names, not 'positions=rotary'"),
     ],
 )
-def test_value_of_the_wrong_type_in_a_file_is_rejected_by_name(tmp_path, text: str, said: str) -> None:
+def test_value_of_the_wrong_type_in_a_file_is_rejected_by_name(tmp_path, text: str, message: str) -> None:
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as rejected:
         TrainConfig.from_yaml(tmp_path / "config.yaml")
-    assert str(refused.value) == said
+    assert str(rejected.value) == message
 
 
 def test_invalid_yaml_is_rejected_in_one_line(tmp_path) -> None:
     (tmp_path / "config.yaml").write_text("a: [1\nb: 2\n")
-    with pytest.raises(UserError, match="not readable as YAML") as refused:
+    with pytest.raises(UserError, match="not readable as YAML") as rejected:
         TrainConfig.from_yaml(tmp_path / "config.yaml")
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)
 
 
 def test_model_option_given_twice_is_rejected() -> None:
@@ -312,7 +312,7 @@ PLAIN = {
     "label_smoothing": 0.0,
     "epochs": 90,
 }
-# Dosovitskiy et al. 2021, appendix B.1.2; the rest is what photos of one's own take
+# Dosovitskiy et al. 2021, appendix B.1.2; the rest is for a user's own photos
 MASKED = {"task": "masked", "corrupt": 0.5, "target": "mean_color", "schedule": "cosine"}
 
 

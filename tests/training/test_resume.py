@@ -1,4 +1,4 @@
-"""2N steps are N steps, a kill and N steps more, bitwise, for every task, however the images are read."""
+"""2N steps equal N steps, a kill and N more steps, bitwise, for every task and way of reading images."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def teacher(data, tmp_path_factory) -> Path:
 
 @contextlib.contextmanager
 def streaming() -> Iterator[None]:
-    """No split fits into memory: workers read it anew in every epoch."""
+    """No split fits into memory: workers read it again in every epoch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(Loader.__init__.__kwdefaults__, "memory_budget", 0)
         yield
@@ -76,7 +76,7 @@ def run_of(config: TrainConfig) -> None:
 
 
 def killed(config: TrainConfig) -> Path:
-    """Begin a run in a process that a SIGKILL ends."""
+    """Start a run in a process that is killed by SIGKILL."""
     step = loop.Trainer._training_step
 
     def or_die(self: loop.Trainer, *arguments):
@@ -128,7 +128,7 @@ def recorded(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(request, data, teacher, tmp_path_factory) -> TrainConfig:
-    """A run of each task that nothing stopped, read by no worker."""
+    """An uninterrupted run of each task, without workers."""
     options = COMMON | TASKS[request.param] | {"workers": 0}
     if request.param == "distill":
         options["teacher"] = str(teacher)
@@ -152,7 +152,7 @@ def test_killed_run_resumes_bitwise(whole: TrainConfig, streamed, tmp_path, work
 
 @pytest.fixture(scope="module")
 def steady(data, tmp_path_factory) -> TrainConfig:
-    """A whole run without dropout, which a block that is computed twice would draw twice."""
+    """A complete run without dropout, which a recomputed block would draw twice."""
     options = COMMON | TASKS["classify"] | {"workers": 1, "dropout": 0.0, "drop_path": 0.0}
     config = tiny_config(data, run=str(tmp_path_factory.mktemp("steady") / "run"), **options)
     with streaming():
@@ -254,9 +254,9 @@ def test_run_with_edited_options_is_rejected_with_the_difference(data, tmp_path,
     lines = (run / "config.yaml").read_text().splitlines()
     kept = [text for text in lines if not text.startswith(f"{name}:")]
     (run / "config.yaml").write_text("\n".join([*kept, line]))
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as rejected:
         train.resume(run)
-    assert difference in str(refused.value)
+    assert difference in str(rejected.value)
 
 
 def test_other_classes_are_rejected_with_the_difference(tmp_path) -> None:

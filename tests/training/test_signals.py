@@ -17,13 +17,13 @@ from vitascope.training.tasks.classify import Classify
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Acted(Exception):  # noqa: N818 - what was there before has been called
+class Acted(Exception):  # noqa: N818 - the previous handler was called
     pass
 
 
 @pytest.fixture(autouse=True)
 def _before(monkeypatch):
-    """Handlers of a program around ours."""
+    """Signal handlers of a surrounding program."""
 
     def act(signum: int, frame: object) -> None:
         raise Acted(signum)
@@ -79,7 +79,7 @@ def test_handlers_are_restored_on_success_and_failure(signum: int) -> None:
 
 
 def test_no_handler_is_installed_in_another_thread() -> None:
-    """Python lets the main thread alone handle signals."""
+    """Python allows signal handlers only in the main thread."""
     before, during = [signal.getsignal(each) for each in SIGNALS], []
 
     def elsewhere() -> None:
@@ -126,7 +126,7 @@ def test_signal_during_a_step_stops_after_it(data, tmp_path, monkeypatch, signum
 def test_signal_during_validation_stops_after_it_and_loses_no_epoch(
     data, tmp_path, monkeypatch, epoch: int
 ) -> None:
-    """Also in the last epoch, whose checkpoint is resumed into the run's ending."""
+    """Also in the last epoch, whose checkpoint resumes with the end of the run."""
     run, validate, validated = tmp_path / "run", Classify.validate, []
 
     def and_stop(self: Classify, *arguments):

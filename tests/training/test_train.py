@@ -115,9 +115,9 @@ def test_run_killed_in_mid_epoch_resumes_to_bitwise_identical_weights(data, tmp_
 
 
 def test_stopped_run_leaves_a_checkpoint_and_prints_how_to_resume(data, tmp_path) -> None:
-    """By SIGTERM; test_train_finish sends both signals to the command."""
+    """By SIGTERM; test_train_finish sends both signals to the command line."""
     run, signum, status = tmp_path / "stopped", signal.SIGTERM, 143
-    # The checkpoint at step 2 only tells the test that training has begun; the one to look for is later.
+    # The checkpoint at step 2 only shows that training has begun; the checkpoint of the stop is later.
     process = _run_and_signal(tiny_config(data, run=str(run), epochs=500), signum, after_step=0)
     assert process.returncode == status
     assert f"vitascope train --resume {run}" in process.stderr
@@ -128,7 +128,7 @@ def test_stopped_run_leaves_a_checkpoint_and_prints_how_to_resume(data, tmp_path
 
 
 def _resume_and_stop(run: Path) -> None:
-    """Resume in this process and ask it to stop at its first step."""
+    """Resume in this process and request a stop at its first step."""
     step = loop.Trainer._training_step
 
     def stop_at_once(self, *args):
@@ -143,7 +143,7 @@ def _resume_and_stop(run: Path) -> None:
 
 
 def _run_and_signal(config: TrainConfig, signum: int, after_step: int) -> subprocess.CompletedProcess[str]:
-    """`vitascope train` in a process of its own, signalled once it has gone beyond a step."""
+    """Run `vitascope train` in a separate process, and send it a signal once it is past a step."""
     file = Path(f"{config.run}.yaml")
     file.write_text(config.to_yaml())
     command = [sys.executable, "-m", "vitascope.cli", "train", "--config", str(file)]
@@ -210,9 +210,9 @@ def test_fine_tuning_starts_from_the_weights_with_a_new_head(finished, tmp_path,
     )
     with undrawn():
         result = train.train(config)
-    said = capsys.readouterr().out
-    assert "positions interpolated from 2x2 to 4x4" in said
-    assert "left out the head for 2 classes; initialized one for 3" in said
+    message = capsys.readouterr().out
+    assert "positions interpolated from 2x2 to 4x4" in message
+    assert "left out the head for 2 classes; initialized one for 3" in message
     old, new = weights_of(finished.run), weights_of(result.run)
     assert torch.equal(old["encoder.blocks.0.mlp.fc1.weight"], new["encoder.blocks.0.mlp.fc1.weight"])
     assert new["head.weight"].shape == (3, 16)

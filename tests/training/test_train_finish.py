@@ -142,7 +142,7 @@ def test_finished_run_keeps_its_model_and_no_checkpoint(data, tmp_path, no_pictu
     if options != {"keep": "best"}:
         return
     tuned = tiny_config(data, run=str(tmp_path / "tuned"), epochs=1, weights=str(run))
-    assert not (train.train(tuned).run / "checkpoints").exists()  # nor what it started from
+    assert not (train.train(tuned).run / "checkpoints").exists()  # nor the initial weights
 
 
 def test_users_files_beside_the_checkpoints_are_kept(data, tmp_path, no_pictures, monkeypatch) -> None:
@@ -163,12 +163,12 @@ def test_finished_run_prints_both_next_commands(data, tmp_path, no_pictures) -> 
         train.resume(run)
 
 
-# What is printed, and when
+# Printed output and its order
 
 
 @pytest.fixture
 def printed_before(monkeypatch, capsys) -> dict[str, str]:
-    """What had been printed when figures and report were begun."""
+    """The text that was printed before figures and report."""
     seen: dict[str, str] = {}
 
     def begin(name: str, made: object):
@@ -196,7 +196,7 @@ def test_the_result_is_printed_before_anything_is_drawn(data, tmp_path, printed_
 def test_model_no_better_than_the_most_frequent_class_gets_a_hint(
     tmp_path, no_pictures, capsys, weights: bool
 ) -> None:
-    """All images are alike, so that there is nothing to learn."""
+    """All images are identical, so that there is nothing to learn."""
     same = write_folder(tmp_path / "same", per_class=12)
     for path in same.rglob("*.png"):
         Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(path)
@@ -248,14 +248,14 @@ def test_signal_while_finishing_prints_how_to_resume(
     with monkeypatch.context() as patch:
         patch.setattr(OWNERS[place], place, interrupted)
         assert main(begin) == 128 + signum
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert f"stopped by {signal.Signals(signum).name}; " in said
-    assert said.endswith(f"continue with: {command.format(run=run)}\n")
-    assert ("the model is saved in" in said) == (run / "model" / "config.json").is_file()
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert f"stopped by {signal.Signals(signum).name}; " in message
+    assert message.endswith(f"continue with: {command.format(run=run)}\n")
+    assert ("the model is saved in" in message) == (run / "model" / "config.json").is_file()
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     if place != "write_report":
-        again = said.split("continue with: vitascope ")[1].split()
+        again = message.split("continue with: vitascope ")[1].split()
         assert main([*again, "--device", "cpu"]) == 0
 
 
@@ -275,11 +275,11 @@ def test_full_disk_while_finishing_names_the_file_and_how_to_resume(
 
     run = tmp_path / "run"
     monkeypatch.setattr(owner, place, full)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as rejected:
         train.train(tiny_config(data, run=str(run), epochs=1))
-    said = str(refused.value)
-    assert said.startswith(f"{run}: {what} cannot be written: No space left on device (")
-    assert said.endswith(f"make room, then run `{way_on.format(run=run)}`")
+    message = str(rejected.value)
+    assert message.startswith(f"{run}: {what} cannot be written: No space left on device (")
+    assert message.endswith(f"make room, then run `{way_on.format(run=run)}`")
     assert (run / "model" / "config.json").is_file() == ("report" in way_on)
 
 
@@ -317,7 +317,7 @@ def test_interrupted_finish_is_repeated_and_recorded_once(
     assert (run / "model" / "config.json").is_file()
 
 
-# Pre-training, to its end and on from a stop, by the command line
+# Pre-training by the command line: to its end, and resumed
 
 
 TINY = ["--image-size", "16", "--patch-size", "8", "--embed-dim", "16", "--depth", "1", "--num-heads", "2"]
@@ -364,14 +364,14 @@ def test_both_commands_resume_runs_of_both(
         assert main([begun, "--data", str(data), "--run", str(run), *options, *recipe, *TINY]) == 130
     capsys.readouterr()
     assert main([command, "--resume", str(run)]) == 0
-    said = capsys.readouterr().out
-    assert ", from step 5," in said
-    assert ("hidden patches" in said) == (begun == "pretrain")
+    message = capsys.readouterr().out
+    assert ", from step 5," in message
+    assert ("hidden patches" in message) == (begun == "pretrain")
     assert from_pretrained(run).config.gives_classes == (begun == "train")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--keep", "best"], "keeps its last weights; leave out --keep"),
         (["--freeze"], "leave it out"),
@@ -381,11 +381,11 @@ def test_both_commands_resume_runs_of_both(
     ],
 )
 def test_options_without_effect_on_pre_training_are_rejected(
-    data, tmp_path, capsys, options, said: str
+    data, tmp_path, capsys, options, message: str
 ) -> None:
     sizes = [] if "--model" in options else TINY
     assert main(["pretrain", "--data", str(data), "--run", str(tmp_path / "run"), *options, *sizes]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""What `train`, `pretrain` and `evaluate` return."""
+"""The results of `train`, `pretrain` and `evaluate`."""
 
 import sys
 from pathlib import Path

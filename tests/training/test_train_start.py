@@ -46,7 +46,7 @@ def weights(tmp_path_factory) -> Path:
 
 
 def in_two_processes(place: Path, act: Callable[[], None]) -> list[int]:
-    """Do something in two processes that have joined; their exit statuses."""
+    """Run `act` in two processes of one group; return their exit statuses."""
     children = []
     for number in range(2):
         child = os.fork()
@@ -115,8 +115,8 @@ def test_grey_weights_with_colour_images_are_reported(
         TrainConfig().replace(data=str(data), weights=str(folder)), open_data(str(data))
     )
     start_model(config, model_config, channels)
-    said = "converted to grey" in capsys.readouterr().out
-    assert said == (channels == 3 and model_channels == 1)
+    message = "converted to grey" in capsys.readouterr().out
+    assert message == (channels == 3 and model_channels == 1)
 
 
 def task_of(config: TrainConfig, splits: Splits) -> Any:
@@ -132,7 +132,7 @@ def test_task_without_a_teacher_is_classification_with_the_given_smoothing(data)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--teacher", "nowhere"], "nowhere: no such model"),
         (["--teacher", "{weights}"], "has 5 classes, without names; the data have 2"),
@@ -149,7 +149,7 @@ def test_task_without_a_teacher_is_classification_with_the_given_smoothing(data)
     ],
 )
 def test_invalid_start_is_rejected_in_one_line_with_advice(
-    data, weights, tmp_path, capsys, options: list[str], said: str
+    data, weights, tmp_path, capsys, options: list[str], message: str
 ) -> None:
     masked = tmp_path / "masked.yaml"
     masked.write_text(RECIPES["masked"].to_yaml())
@@ -158,7 +158,7 @@ def test_invalid_start_is_rejected_in_one_line_with_advice(
         main(["train", "--data", str(data), "--run", str(tmp_path / "run"), "--device", "cpu", *options]) == 2
     )
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
 

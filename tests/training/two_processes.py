@@ -1,8 +1,8 @@
-"""What each of two processes runs for test_distributed.py.
+"""The program that each of two processes runs in test_distributed.py.
 
 `torchrun ... -m tests.training.two_processes FOLDER` trains each `<name>.yaml` there as `FOLDER/runs/<name>`.
 One whose name begins with "stopped" gets a SIGTERM, in the second process alone, after half its steps; one
-that begins with "resumed" goes on with a run that is there.
+that begins with "resumed" resumes an existing run.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Compression as a library call: what it writes, compares and rejects."""
+"""Compression as a library call: its files, comparison and errors."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Exported files: the answers of the model, in every runtime, from the file alone."""
+"""Exported files: the model's predictions, in every runtime, from the file alone."""
 
 import copy
 import dataclasses
@@ -38,8 +38,8 @@ NAMES = ("ant\n\x00", "béè <&>", 'cat "x"', "\ud800", "eel")
 SIZES = [(64, 40), (50, 90), (24, 24), (50, 90)]
 
 MODELS = {
-    # One model a format, of options whose graphs were hard to get right.
-    "onnx": lambda: telling(
+    # One model per format, with options whose graphs were hard to get right.
+    "onnx": lambda: with_varied_predictions(
         small_model(
             depth=1,
             stem="resnet",
@@ -49,7 +49,7 @@ MODELS = {
             class_names=NAMES,
         )
     ),
-    "openvino": lambda: telling(
+    "openvino": lambda: with_varied_predictions(
         small_model(depth=1, positions="rotary", num_registers=2, distillation_token=True, class_names=NAMES)
     ),
     "torch": lambda: small_resnet(layers=(1,), in_channels=1, class_names=NAMES),
@@ -57,8 +57,8 @@ MODELS = {
 
 
 @torch.no_grad()
-def telling(model: VisionTransformer) -> VisionTransformer:
-    """With answers that depend on the picture: the same without what every picture has in common."""
+def with_varied_predictions(model: VisionTransformer) -> VisionTransformer:
+    """Subtract the mean logits of the pictures, so that predictions depend on the picture."""
     fit = fit_for(3)
     ready = torch.stack([torch.from_numpy(fit.pixels(picture)) for picture in pictures()])
     common = model(fit.normalize(ready)).mean(dim=0)  # (K,)
@@ -67,7 +67,7 @@ def telling(model: VisionTransformer) -> VisionTransformer:
     return model
 
 
-# And of each rule of resizing and cropping; by default our own.
+# And one per rule of resizing and cropping; ours is the default.
 RULES: dict[str, dict[str, Any]] = {
     "onnx": {"crop_pct": 1.0, "resize_to": (37, 37), "crop_rounding": "down"},
     "openvino": {"crop_pct": 1.0, "resize": "border", "resize_to": (35, 35), "side_rounding": "nearest"},
@@ -93,7 +93,7 @@ def pictures() -> list[np.ndarray]:
 
 @pytest.fixture(scope="module", params=list(MODELS))
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A file of a format, and the model that it was made of."""
+    """A file of each format, and the exported model."""
     kind = request.param
     for library in NEEDED[kind]:
         pytest.importorskip(library, reason=f"{library} is not installed (vitascope[{kind}])")
@@ -187,7 +187,7 @@ def test_script_without_vitascope_predicts_the_same_labels(made: SimpleNamespace
     for number, picture in enumerate(pictures()):
         image = Image.fromarray(picture)
         exif = image.getexif()
-        exif[0x0112] = 1 + number  # of every kind of turning some
+        exif[0x0112] = 1 + number  # every EXIF orientation occurs
         files.append(tmp_path / f"{number}.jpg")
         image.save(files[-1], exif=exif)
     own = Predictor(TorchEngine(made.model, precision="fp32", device="cpu"))
@@ -202,7 +202,7 @@ def test_script_without_vitascope_predicts_the_same_labels(made: SimpleNamespace
 
 @pytest.mark.parametrize("made", ["openvino"], indirect=True)
 def test_signals_work_after_engines_are_unloaded(made: SimpleNamespace) -> None:
-    """OpenVINO's plugin gives the thread a stack for signals, and takes it away when it is unloaded."""
+    """OpenVINO's plugin sets the thread's signal stack, and removes it when it is unloaded."""
     code = f"""
 import gc, pathlib, signal
 from vitascope.deploy.predict.runtimes import OpenVinoEngine
@@ -224,9 +224,9 @@ def test_truncated_file_is_rejected_in_one_line(made: SimpleNamespace, tmp_path:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     broken = tmp_path / made.path.name
     broken.write_bytes(made.path.read_bytes()[: int(share * made.path.stat().st_size)])
-    with pytest.raises(ExportedModelError, match=broken.name) as refused:
+    with pytest.raises(ExportedModelError, match=broken.name) as rejected:
         ProgramEngine(broken) if made.kind == "torch" else open_engine(broken)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -262,7 +262,7 @@ def test_existing_file_is_not_overwritten(made: SimpleNamespace) -> None:
 
 @dataclasses.dataclass
 class Answering:
-    """A format whose files answer as they are told to."""
+    """A format whose files return given logits."""
 
     change: float
 
@@ -353,20 +353,20 @@ def test_unsupported_operation_is_rejected_in_one_line(tmp_path: Path) -> None:
     model = small_model(depth=1)  # its learned positions are resampled against aliasing
     root = logging.getLogger()
     before = (root.level, [*root.filters], [*root.handlers])
-    with pytest.raises(UserError, match=r"upsample_bicubic.*format onnx") as refused:
+    with pytest.raises(UserError, match=r"upsample_bicubic.*format onnx") as rejected:
         export(model, tmp_path / "model.xml", format="openvino", images=pictures(), **DYNAMIC)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)
     assert not list(tmp_path.iterdir())
     assert (
         root.level,
         root.filters,
         root.handlers,
-    ) == before  # OpenVINO changes them, and on errors for good
+    ) == before  # OpenVINO changes them, and does not restore them after errors
 
 
 @pytest.mark.parametrize("made", ["openvino"], indirect=True)
 def test_resize_in_the_graph_stays_in_fp32(made: SimpleNamespace) -> None:
-    engine = open_engine(made.path)  # in bf16 on some machines, were it not for the crop in the file
+    engine = open_engine(made.path)  # without the crop in the file, bf16 on some machines
     for picture in pictures():
         given = [engine.pixels(picture)]
         torch.testing.assert_close(engine.predict(given), made.engine.predict(given), atol=1e-5, rtol=1e-4)

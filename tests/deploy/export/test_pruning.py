@@ -39,7 +39,7 @@ def four_heads(**options: Any) -> VisionTransformer:
 
 
 def fed_layers(model: VisionTransformer) -> dict[str, tuple[nn.Linear, int]]:
-    """What heads and neurons feed, by the module's name, and the channels that go together."""
+    """The layers that heads and neurons feed, by module name, with the size of their channel groups."""
     found: dict[str, tuple[nn.Linear, int]] = {}
     for name, module in model.named_modules():
         if isinstance(module, SelfAttention):
@@ -50,17 +50,17 @@ def fed_layers(model: VisionTransformer) -> dict[str, tuple[nn.Linear, int]]:
 
 
 def masking(kept: Tensor, mean: Tensor) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
-    """A hook that leaves a layer's inputs only some channels, and the others their mean."""
+    """A hook that keeps some channels of a layer's inputs and sets the others to their mean."""
     return lambda _, inputs: (torch.where(kept, inputs[0], mean.to(inputs[0].dtype)),)
 
 
 def keeping(seen: dict[str, Tensor], name: str) -> Callable[[nn.Module, tuple[Tensor], Tensor], None]:
-    """A hook that keeps a layer's inputs."""
+    """A hook that records a layer's inputs."""
     return lambda _, inputs, __: seen.update({name: inputs[0]})
 
 
 def masked(model: VisionTransformer, num_heads: int, hidden: int) -> VisionTransformer:
-    """What pruning means, by a rule of its own: inputs set to their mean, judged image by image."""
+    """A reference for pruning: inputs set to their mean, with scores computed image by image."""
     inputs: dict[str, list[Tensor]] = {}
     scores: dict[str, list[Tensor]] = {}
     layers = fed_layers(model)

@@ -1,4 +1,4 @@
-"""int8 files answer nearly as their sources do, compute in int8 what should, and are refused else."""
+"""int8 files: predictions close to their sources', int8 layers where intended, rejection otherwise."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def plain(exported_file) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def labelled(plain: dict[str, Path]) -> ImageSet:
-    """Pictures labelled as the model answers: its accuracy is 100%."""
+    """Pictures labelled with the model's predictions: its accuracy is 100%."""
     engine = OnnxEngine(plain[".onnx"])
     labels = engine.predict([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
     return ImageSet("test", PICTURES, labels, NAMES)
@@ -49,7 +49,7 @@ def labelled(plain: dict[str, Path]) -> ImageSet:
 
 @pytest.fixture(scope="module", params=[".onnx", ".xml"])
 def done(request: pytest.FixtureRequest, plain, labelled, tmp_path_factory) -> tuple[Path, object]:
-    """A source, and what was made of it."""
+    """A source, and the quantized file."""
     source = plain[request.param]
     target = tmp_path_factory.mktemp("int8") / f"small{request.param}"
     found = quantize_file(
@@ -88,7 +88,7 @@ def test_weights_of_all_layers_but_the_patch_embedding_are_int8(done) -> None:
             t.name for t in graph.initializer if t.data_type == onnx.TensorProto.INT8 and len(t.dims) == 2
         ]
         assert (len(eight), len(rounded)) == (layers, layers)
-        assert len(layers_of(graph)) == 1  # the one whose weights are no int8
+        assert len(layers_of(graph)) == 1  # the one whose weights are not int8
     else:
         types = [op.get_element_type() for op in openvino.Core().read_model(path).get_ops() if is_matrix(op)]
         assert types.count(openvino.Type.i8) == layers
@@ -133,7 +133,7 @@ def test_large_accuracy_drop_keeps_layers_in_float_and_is_finally_rejected(
 
 
 class Dropped:
-    """A comparison with another drop."""
+    """A comparison with a given drop."""
 
     def __init__(self, found: object, drop: float) -> None:
         self.images, self.drop = found.images, drop
@@ -154,7 +154,7 @@ def test_layer_with_an_input_outlier_has_the_largest_error(plain, tmp_path: Path
     file = onnx.load(plain[".onnx"])
     weight = exportable_model().encoder.blocks[0].mlp.fc1.weight.detach().numpy().T  # (D, 4D)
     changed = 0
-    for tensor in file.graph.initializer:  # the same function, with one channel 300 times the others
+    for tensor in file.graph.initializer:  # the same function, with one channel at 300 times the others
         values = onnx.numpy_helper.to_array(tensor).copy()
         if tensor.name.endswith(("norm2.weight", "norm2.bias")):
             values[0] *= 300

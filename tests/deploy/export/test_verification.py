@@ -1,4 +1,4 @@
-"""When another runtime answers the same, and when it does not."""
+"""The comparison of the logits of two runtimes."""
 
 import pytest
 import torch

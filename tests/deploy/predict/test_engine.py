@@ -1,4 +1,4 @@
-"""The engine of whatever a MODEL argument names, and answers to pictures of several sizes."""
+"""The engine for a MODEL argument, and predictions for pictures of several sizes."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from vitascope.errors import UserError
 
 
 class Sums(Engine):
-    """Answers with the sum and the number of pixels, and remembers what it was given."""
+    """Returns the sum and the number of pixels, and records its inputs."""
 
     description = "sums"
     num_classes = 2
@@ -46,7 +46,7 @@ def test_pictures_of_one_size_are_batched_and_results_keep_their_order() -> None
 def test_model_folder_is_opened_in_torch(tmp_path: Path) -> None:
     fit = Preprocess(image_size=(32, 32))
     vs.save_pretrained(with_preprocess(small_model(depth=1), fit), tmp_path / "model")
-    (tmp_path / "model" / "other.onnx").write_bytes(b"")  # it is the model's folder all the same
+    (tmp_path / "model" / "other.onnx").write_bytes(b"")  # it is still the model's folder
     engine = open_engine(tmp_path / "model", device="cpu")
     assert isinstance(engine, TorchEngine)
     assert engine.preprocess == fit
@@ -58,7 +58,7 @@ def test_exported_file_or_its_folder_is_opened_in_its_runtime(
     name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / name).write_bytes(b"")
-    (tmp_path / "model.bin").write_bytes(b"")  # OpenVINO's weights; no file to open
+    (tmp_path / "model.bin").write_bytes(b"")  # OpenVINO's weights, not a model file
     monkeypatch.setattr(
         runtimes, kind, lambda path, precision: SimpleNamespace(opened=(kind, path, precision))
     )
@@ -110,7 +110,7 @@ def test_digest_depends_on_the_weights_only(tmp_path: Path) -> None:
 def test_engine_is_named_after_its_folder_or_repository(tmp_path: Path) -> None:
     vs.save_pretrained(small_model(depth=1), tmp_path / "saved")
     assert open_engine(tmp_path / "saved").name == "saved"
-    assert name_of(f"timm:{tmp_path}/saved") == "saved"  # no folder above it is told to clients
+    assert name_of(f"timm:{tmp_path}/saved") == "saved"  # clients do not see its parent folder
     assert name_of("owner/model") == "owner/model"
 
 

@@ -1,4 +1,4 @@
-"""The predictor: the same answer however a picture comes."""
+"""The predictor: equal predictions for every kind of input."""
 
 import base64
 import io
@@ -280,7 +280,7 @@ def test_prediction_computes_no_gradient_and_disables_dropout() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures at two depths; one is text, one a decompression bomb; others are hidden or no pictures."""
+    """Pictures at two depths; one is text, one a decompression bomb, others are hidden or not pictures."""
     root = write_tree(
         tmp_path_factory.mktemp("predict") / "folder", {"b": 3, "a": 4, ".hidden": 1}, size=(40, 30)
     )
@@ -348,7 +348,7 @@ def test_batch_of_unreadable_files_only_is_accepted(tmp_path: Path) -> None:
 
 
 class Ragged(TorchEngine):
-    """An engine that takes pictures of any size, and makes them one size itself."""
+    """An engine that accepts pictures of any size and resizes them itself."""
 
     own_pixels = True
 

@@ -1,4 +1,4 @@
-"""Answers in a file: nothing twice, nothing lost, whatever ends the run, and nobody else goes on with it."""
+"""Predictions in a file: none twice or lost after any interruption, and only the same job resumes it."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def predict(
     engine: Engine, folder: Path, out: Path, *, stop_after: int = 99, top_k: int = 5, resume: bool = False
 ) -> ResultFile:
-    """Predict a folder into a file, as the command line does, up to a number of answers."""
+    """Predict a folder into a file, as the command line does, up to a number of results."""
     with ResultFile(out, engine, top_k, resume=resume) as file:
         paths = file.remaining(find_images([folder]))
         for number, answer in enumerate(Predictor(engine, batch_size=4).stream(paths, top_k, workers=0)):
@@ -52,7 +52,7 @@ def predict(
 
 
 def rows(out: Path) -> list[dict[str, object]]:
-    """Of either format, as plain values; scores rounded to what batches of any size agree in."""
+    """The rows of either format as plain values; scores rounded so that batches of any size agree."""
     if out.suffix == ".jsonl":
         found = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     else:
@@ -68,7 +68,7 @@ def rows(out: Path) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def whole(engine: Engine, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
-    """What an undisturbed run writes."""
+    """The rows of an uninterrupted job."""
     out = tmp_path_factory.mktemp("whole") / "o.jsonl"
     file = predict(engine, folder, out)
     assert (file.tally.images, file.tally.unreadable) == (11, 1)
@@ -99,7 +99,7 @@ def test_job_interrupted_anywhere_resumes_with_each_picture_once(
         pytest.importorskip("pyarrow")
     out = tmp_path / f"o{suffix}"
     predict(engine, folder, out, stop_after=7)
-    assert out.exists() == (suffix == ".jsonl")  # Parquet is whole or not there
+    assert out.exists() == (suffix == ".jsonl")  # Parquet is complete or missing
     lines = out if suffix == ".jsonl" else tmp_path / "o.parquet.partial.jsonl"
     os.truncate(lines, lines.stat().st_size - torn)  # as after SIGKILL
     file = predict(engine, folder, out, resume=True)
@@ -147,7 +147,7 @@ def test_picture_listed_twice_is_predicted_twice_after_resume(engine: Engine, tm
 
 
 @pytest.mark.parametrize(
-    ("other", "top_k", "said"),
+    ("other", "top_k", "message"),
     [
         ({}, 3, "top_k was 5, not 3"),
         ({"seed": 1}, 5, "its model gave class"),
@@ -158,14 +158,20 @@ def test_picture_listed_twice_is_predicted_twice_after_resume(engine: Engine, tm
 )
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_resume_with_other_model_preprocessing_or_top_k_is_rejected_with_the_difference(
-    other: dict[str, object], top_k: int, said: str, suffix: str, engine: Engine, folder: Path, tmp_path: Path
+    other: dict[str, object],
+    top_k: int,
+    message: str,
+    suffix: str,
+    engine: Engine,
+    folder: Path,
+    tmp_path: Path,
 ) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
     out = tmp_path / f"o{suffix}"
     predict(engine, folder, out)
     before = out.read_bytes()
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         predict(engine_of(**other), folder, out, top_k=top_k, resume=True)
     assert out.read_bytes() == before
 
@@ -191,16 +197,16 @@ def test_invalid_line_is_named(line: str, engine: Engine, folder: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("o.csv", r"ends in \.jsonl or \.parquet"),
         ("no/o.jsonl", "no: no such folder"),
         ("d.jsonl", "a folder"),
     ],
 )
-def test_invalid_output_path_is_rejected(name: str, said: str, engine: Engine, tmp_path: Path) -> None:
+def test_invalid_output_path_is_rejected(name: str, message: str, engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").mkdir()
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         ResultFile(tmp_path / name, engine, resume=True)
 
 
@@ -224,8 +230,8 @@ def test_second_writer_is_rejected(engine: Engine, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_full_disk_is_reported_once_with_advice(engine: Engine, tmp_path: Path) -> None:
-    said = r"o\.jsonl: predictions cannot be written: No space left .*can be resumed"
-    with pytest.raises(UserError, match=said), ResultFile(tmp_path / "o.jsonl", engine) as file:
+    message = r"o\.jsonl: predictions cannot be written: No space left .*can be resumed"
+    with pytest.raises(UserError, match=message), ResultFile(tmp_path / "o.jsonl", engine) as file:
         fill_disk(file)
 
 
@@ -239,7 +245,7 @@ def fill_disk(file: ResultFile) -> None:
 
 def test_names_that_are_not_utf8_survive_in_both_formats(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    odd, label = os.fsdecode(b"\xe9.png"), os.fsdecode(b"\xe9t\xe9")  # a folder of pictures names its class
+    odd, label = os.fsdecode(b"\xe9.png"), os.fsdecode(b"\xe9t\xe9")  # the picture's folder is its class
     engine = engine_of(names=(label, *NAMES[1:]))
     answer = ImageResult(odd, [Prediction(label, 0, 0.5)])
     line = json.loads(as_line(answer).encode("utf-8"))

@@ -111,9 +111,9 @@ def test_foreign_file_is_rejected_with_the_missing_keys() -> None:
     ],
 )
 def test_broken_metadata_is_rejected_naming_the_file(key: str, text: str, reason: str) -> None:
-    with pytest.raises(ExportedModelError, match=r"model\.onnx") as refused:
+    with pytest.raises(ExportedModelError, match=r"model\.onnx") as rejected:
         read_metadata(metadata() | {key: text}, FILE)
-    assert reason in str(refused.value)
+    assert reason in str(rejected.value)
 
 
 def test_whole_picture_is_upright_and_in_the_model_colours() -> None:

@@ -1,4 +1,4 @@
-"""Throughput: what is timed, in which turns, and what is made of the times."""
+"""Throughput: the timed steps, their order, and the computed rates."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ def measured(**values: object) -> Throughput:
 
 @pytest.fixture(autouse=True)
 def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own products take long, and not every machine has bf16."""
+    """Full-size matrix products take long, and not every machine has bf16."""
     monkeypatch.setattr(throughput, "CPU_PRODUCT", 64)
     monkeypatch.setattr(throughput, "has_bf16", lambda device: True)
 
@@ -41,7 +41,7 @@ def test_throughput_is_of_the_median_batch_with_its_share_of_the_ceiling() -> No
 
 
 class Clock:
-    """A clock that stands still but for what steps take."""
+    """A clock that advances only by the duration of steps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -70,7 +70,7 @@ def test_steps_longer_than_the_time_limit_are_timed_once(monkeypatch: pytest.Mon
     steps = [lambda: clock.wait(50), lambda: clock.wait(0.25), lambda: clock.wait(9)]
     times = take_turns(steps, rounds=ROUNDS, seconds=1)
     assert times == [[50], [0.25], [9]]
-    assert clock.now == 2 * 59.25  # what is made once comes on top
+    assert clock.now == 2 * 59.25  # with one untimed round
 
 
 def test_every_batch_is_measured_in_every_precision_and_the_one_of_auto_is_marked(
@@ -129,7 +129,7 @@ def test_exported_file_is_measured_unchanged(folder: Path, monkeypatch: pytest.M
 
 
 class Exported:
-    """An engine of another runtime, as far as it is used."""
+    """A fake engine of another runtime."""
 
     description = "another runtime"
     preprocess = default_preprocess(small_model().config)

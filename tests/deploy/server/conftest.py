@@ -1,4 +1,4 @@
-"""What the tests of the server share."""
+"""Fixtures for the tests of the server."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def engine() -> TorchEngine:
 
 @pytest.fixture(scope="module", autouse=True)
 def decode_in_threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Decode in threads, except in the test of decoding itself."""
+    """Decode in threads, except in the tests of decoding."""
     with pytest.MonkeyPatch.context() as patch:
         if not request.module.__name__.endswith("test_decoder_pool"):
             patch.setattr("vitascope.deploy.server.service.DecoderPool", DecodersInThreads)

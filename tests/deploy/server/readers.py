@@ -1,4 +1,4 @@
-"""Functions that processes of the tests are given. Imports no torch: each such process imports this."""
+"""Functions for the tests' processes. Imports no torch, because each process imports this module."""
 
 import os
 import time

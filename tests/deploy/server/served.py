@@ -33,7 +33,7 @@ POISON = 255
 
 
 class HeldEngine(Engine):
-    """Says how bright a picture is, as soon as it is let; notes each that it decodes and computes."""
+    """Predicts a picture's brightness once released; records each picture that it decodes and computes."""
 
     def __init__(self) -> None:
         self.preprocess = Preprocess(image_size=(4, 4), channels=1, mean=(0.5,), std=(0.5,))
@@ -71,13 +71,13 @@ class HeldEngine(Engine):
         return [brightness for batch in self.batches for brightness in batch]
 
     def hold(self) -> None:
-        """From now on, computing waits."""
+        """Block computation from now on."""
         self.begun.clear()
         self.go.clear()
 
 
 class DecodersInThreads:
-    """Decodes as the server's processes do, without their start, which takes longer than most tests."""
+    """Decodes like the server's processes, without their slow start."""
 
     def start(self) -> None: ...
 
@@ -114,7 +114,7 @@ def picture(seed: int = 0) -> bytes:
 def png(
     size: tuple[int, int], bits: int, colours: int, rows: bytes, before: Sequence[tuple[bytes, bytes]] = ()
 ) -> bytes:
-    """A PNG of width and height, bits a channel and a type of colours, with chunks before its pixels."""
+    """A PNG of width and height, bits per channel and colour type, with chunks before its pixels."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return (
@@ -132,7 +132,7 @@ def bomb(side: int) -> bytes:
 
 
 class Client(httpx.AsyncClient):
-    """Of a server in this process."""
+    """A client of a server in this process."""
 
     def __init__(self, app: FastAPI) -> None:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
@@ -143,14 +143,14 @@ class Client(httpx.AsyncClient):
         return asyncio.ensure_future(self.post("/v1/predict", content=content, **options))
 
     async def holding(self, engine: HeldEngine) -> asyncio.Task[httpx.Response]:
-        """A prediction, of brightness 1, in the middle of which the engine is held."""
+        """Start a prediction of brightness 1 and return while the engine is computing it."""
         engine.hold()
         first = self.predict(grey(1))
         await asyncio.to_thread(engine.begun.wait, 30)
         return first
 
     async def counted(self, name: str) -> float:
-        """A number of /metrics, whatever its labels, added up."""
+        """A metric of /metrics, summed over its labels."""
         lines = (await self.get("/metrics")).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
@@ -159,7 +159,7 @@ class Client(httpx.AsyncClient):
 async def serving(
     engine: Engine | Callable[[], Engine], token: str | None = None, *, ready: bool = True, **settings: Any
 ) -> AsyncIterator[Client]:
-    """A server in this process, and its client; once it is ready, unless told not to wait."""
+    """A server in this process and its client; waits until it is ready if `ready`."""
     app = create_app(engine, Settings(**{"access_log": False, **settings}), token)
     async with app.router.lifespan_context(app), Client(app) as client:
         if ready:
@@ -177,7 +177,7 @@ async def serving(
 async def listening(
     engine: Engine, token: str | None = None, **settings: Any
 ) -> AsyncIterator[tuple[HTTPServer, tuple[str, int]]]:
-    """A server in this process behind a real port, and its address; once it is ready."""
+    """The address of a server in this process on a real port; waits until it is ready."""
     given = Settings(**{"access_log": False, "port": 0, **settings})
     app = create_app(engine, given, token)
     server = server_of(app)
@@ -194,10 +194,10 @@ async def listening(
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Wait for something to become true."""
+    """Wait until a condition holds."""
     end = time.monotonic() + 30
     while not true():
-        assert time.monotonic() < end, "it never came true"
+        assert time.monotonic() < end, "the condition never held"
         await asyncio.sleep(0.001)
 
 
@@ -211,7 +211,7 @@ def play(story: Awaitable[Any]) -> None:
 
 
 def refusal(response: httpx.Response, status: int) -> str:
-    """The reason of an answer that is an error."""
+    """Check a response's status and return its error message."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     (reason,) = response.json().values()
@@ -220,7 +220,7 @@ def refusal(response: httpx.Response, status: int) -> str:
 
 
 class Sender:
-    """A client of the ASGI application itself: sends chunks as the server asks for them, and may go away."""
+    """A client of the ASGI application: sends chunks as the server asks for them, and may disconnect."""
 
     def __init__(self, app: FastAPI, headers: dict[str, str] | None = None) -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""What the server answers."""
+"""The server's responses."""
 
 import asyncio
 import io
@@ -74,7 +74,7 @@ def pictures_of_every_kind() -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def served_kinds(engine: TorchEngine) -> dict[str, np.ndarray]:
-    """Probabilities by class of a picture of every kind, as the server answers."""
+    """Probabilities by class of a picture of every kind, from the server."""
     found = {}
 
     async def story() -> None:
@@ -150,7 +150,7 @@ def test_explanation_matches_the_library_as_numbers_and_as_a_picture(engine: Tor
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "message"),
     [
         ("method=rolout", "unknown method 'rolout'; nearest: rollout"),
         ("target=cow", "no class 'cow'"),
@@ -161,10 +161,10 @@ def test_explanation_matches_the_library_as_numbers_and_as_a_picture(engine: Tor
         ("format=gif", "query.format"),
     ],
 )
-def test_impossible_explanation_is_rejected(query: str, said: str, engine: TorchEngine) -> None:
+def test_impossible_explanation_is_rejected(query: str, message: str, engine: TorchEngine) -> None:
     async def story() -> None:
         async with serving(engine) as client:
-            assert said in refusal(await client.post(f"/v1/explain?{query}", content=picture()), 422)
+            assert message in refusal(await client.post(f"/v1/explain?{query}", content=picture()), 422)
 
     play(story())
 
@@ -175,8 +175,8 @@ def test_model_without_attention_offers_the_other_methods() -> None:
 
     async def story() -> None:
         async with serving(resnet) as client:
-            said = refusal(await client.post("/v1/explain?method=rollout", content=picture()), 422)
-            assert "rollout needs attention, which this model lacks; methods for it: grad-cam" in said
+            message = refusal(await client.post("/v1/explain?method=rollout", content=picture()), 422)
+            assert "rollout needs attention, which this model lacks; methods for it: grad-cam" in message
             assert (await client.post("/v1/explain", content=picture())).status_code == 200
 
     play(story())
@@ -188,8 +188,10 @@ def test_model_without_a_head_serves_everything_except_classes() -> None:
     async def story() -> None:
         async with serving(engine) as client:
             assert "no head" in refusal(await client.post("/v1/predict", content=picture()), 501)
-            said = refusal(await client.post("/v1/explain?method=grad-cam", content=picture()), 422)
-            assert said == "grad-cam needs a head, which this model lacks; methods for it: attention, rollout"
+            message = refusal(await client.post("/v1/explain?method=grad-cam", content=picture()), 422)
+            assert (
+                message == "grad-cam needs a head, which this model lacks; methods for it: attention, rollout"
+            )
             answer = await client.post("/v1/explain?method=rollout", content=picture())
             assert np.shape(answer.json()["heatmap"]) == engine.model.config.grid
             assert (
@@ -207,8 +209,8 @@ def test_model_without_a_head_serves_everything_except_classes() -> None:
 def test_exported_file_serves_predictions_only_with_clear_errors(path: str) -> None:
     async def story() -> None:
         async with serving(HeldEngine()) as client:
-            said = refusal(await client.post(path, content=grey(1)), 501)
-            assert "this needs the torch model; the served model is a held engine" in said
+            message = refusal(await client.post(path, content=grey(1)), 501)
+            assert "this needs the torch model; the served model is a held engine" in message
 
     play(story())
 

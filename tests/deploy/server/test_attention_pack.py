@@ -1,4 +1,4 @@
-"""A pack, read with safetensors' own reader, against the model's trace and the library's explanations."""
+"""A pack, read by safetensors, against the model's trace and the library's explanations."""
 
 import json
 from typing import Any
@@ -42,7 +42,7 @@ def images_of(engine: TorchEngine, pixels: Pixels) -> torch.Tensor:
 
 
 def unpacked(content: bytes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Tensors and metadata, by safetensors itself."""
+    """Tensors and metadata, read by safetensors."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     return load(content), json.loads(header["__metadata__"]["explorer"])
@@ -139,7 +139,7 @@ def test_names_are_unchanged() -> None:
     assert unpacked(pack_picture(engine_of(model), picture(model)))[1]["class_names"] == list(names)
 
 
-# More tokens than the budget has room for
+# More tokens than the budget allows
 
 
 def test_size_budget_decides_which_tensors_are_included() -> None:
@@ -173,7 +173,7 @@ def test_a_response_stays_within_the_budget(heads: int) -> None:
     assert "attention" not in tensors
     assert ("rollout" in tensors) == (heads > 0)
     assert max(tensor.numel() for tensor in tensors.values()) <= max(budget, 3 * 64 * 64)
-    assert tensors["answer"].shape == (3, 2, T)  # the class token's rows are there anyhow
+    assert tensors["answer"].shape == (3, 2, T)  # the class token's rows are always included
 
 
 @pytest.mark.parametrize("head", [None, 1, "mean"])
@@ -237,7 +237,7 @@ def test_token_merging_model_has_only_class_maps_that_run_no_single_block() -> N
         assert pack_heatmap(engine, pixels, method, 0)
 
 
-# Models that cannot be looked into
+# Models without attention
 
 
 def test_resnet_has_class_maps_and_the_reason_for_no_attention() -> None:

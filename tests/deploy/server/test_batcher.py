@@ -1,4 +1,4 @@
-"""The queue before the model: what goes together, what is refused, and what is never computed."""
+"""The queue before the model: batching, rejection, and items that are never computed."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ FAR = float("inf")
 
 
 class Held:
-    """Doubles numbers, as soon as it is let; notes every batch."""
+    """Doubles numbers once released; records every batch."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -35,7 +35,7 @@ class Held:
 
 
 class Scene:
-    """A batcher at work, with its thread held in the middle of a batch of one, 0."""
+    """A running batcher whose thread is blocked in a batch of one item, 0."""
 
     def __init__(self, batcher: Batcher, model: Held, work: Work) -> None:
         self.batcher, self.model, self.work = batcher, model, work
@@ -44,27 +44,27 @@ class Scene:
         return asyncio.ensure_future(self.batcher.submit(work or self.work, item, deadline=deadline))
 
     async def queued(self, *items: int) -> list[asyncio.Task[Outcome]]:
-        """Items that wait behind the batch that is held."""
+        """Queue items behind the blocked batch."""
         tasks = [self.ask(item) for item in items]
         await turns()
         return tasks
 
 
 async def turns() -> None:
-    """Whatever can go on without the thread goes on."""
+    """Let the event loop run everything that does not need the thread."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 async def soon(milliseconds: float) -> float:
-    """A deadline."""
+    """A deadline in `milliseconds` from now."""
     return asyncio.get_running_loop().time() + milliseconds / 1000
 
 
 def play(
     story: Callable[[Scene], Awaitable[None]], *, capacity: int = 8, max_batch: int = 4, held: bool = True
 ) -> Held:
-    """Run a story with a batcher of its own."""
+    """Run a test's coroutine with a new batcher."""
 
     async def run() -> Held:
         model = Held()
@@ -80,7 +80,7 @@ def play(
         finally:
             model.go.set()
             await scene.batcher.stop()
-            await asyncio.to_thread(scene.batcher._thread.shutdown)  # what was held is noted by then
+            await asyncio.to_thread(scene.batcher._thread.shutdown)  # the blocked batch is recorded by then
         return model
 
     return asyncio.run(run())
@@ -150,7 +150,7 @@ def test_item_that_would_miss_its_deadline_is_rejected_with_a_retry_time() -> No
         tasks = await scene.queued(1, 2, 3)
         with pytest.raises(Overloaded, match="s of work are ahead, and 10") as refusal:
             await scene.ask(4, deadline=await soon(10_000))
-        assert 60 <= refusal.value.retry_after <= 80  # three that wait, and what is left of one
+        assert 60 <= refusal.value.retry_after <= 80  # three that wait, and the rest of one
         tasks.append(scene.ask(5, deadline=await soon(200_000)))
         await turns()
         scene.model.go.set()
@@ -164,7 +164,7 @@ def test_decoded_item_is_rejected_only_if_it_would_miss_its_deadline() -> None:
         scene.work.learn(seconds=20.0, items=4)  # 5 s each
         tasks = await scene.queued(1)  # up to 10 s are ahead
         deadline = await soon(20_000)
-        with pytest.raises(Overloaded):  # before it is read, half of the time is kept
+        with pytest.raises(Overloaded):  # before reading, half of the time is reserved
             scene.batcher.check_room(scene.work, deadline)
         tasks.append(scene.ask(2, deadline=deadline))
         scene.model.go.set()
@@ -240,7 +240,7 @@ def test_cancelled_item_is_never_computed_and_frees_its_place() -> None:
         tasks[0].cancel()
         await turns()
         assert scene.batcher.pending == 2
-        tasks += await scene.queued(3)  # into the place that was left
+        tasks += await scene.queued(3)  # into the freed place
         scene.model.go.set()
         await asyncio.gather(*tasks[1:])
 
@@ -256,7 +256,7 @@ def test_item_that_breaks_its_batch_fails_alone() -> None:
         assert isinstance(other, Outcome)
         assert (good.value, other.value) == (2, 6)
         assert isinstance(bad, ArithmeticError)
-        assert (await scene.ask(4)).value == 8  # and the thread goes on
+        assert (await scene.ask(4)).value == 8  # and the thread keeps running
 
     play(story)
 
@@ -302,7 +302,7 @@ def test_stop_cancels_queued_items_and_does_not_wait_for_the_thread() -> None:
 
 
 class Long:
-    """Long work of so many parts; each waits until it is let go on."""
+    """Long work of `parts` parts; each waits until it is released."""
 
     def __init__(self, parts: int) -> None:
         self.parts = parts
@@ -322,7 +322,7 @@ class Long:
         return "done"
 
     async def part(self, number: int) -> None:
-        """The part has begun."""
+        """Wait until the part has begun."""
         while self.begun < number:
             await asyncio.sleep(0.001)
 

@@ -1,4 +1,4 @@
-"""Pictures that take long, or much memory, or kill their decoder: what becomes of them and of the others."""
+"""Pictures that take long or much memory or crash their decoder, and their effect on other pictures."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ SCAN = b"\xff\xda\x00\x08\x01\x01\x00\x01\x3f\x00"
 
 
 class Slow(HeldEngine):
-    """An engine with pictures whose decoding does not end."""
+    """An engine for which decoding of large pictures does not end."""
 
     @property
     def reader(self) -> Callable[[ImageSource], Pixels]:
@@ -96,25 +96,25 @@ def test_decoded_pixels_match_the_readers_at_model_size_and_full_size() -> None:
 
 
 def test_decoding_process_imports_no_torch() -> None:
-    said = "import sys, vitascope.deploy.server.decoder_process; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", said], check=True)
+    code = "import sys, vitascope.deploy.server.decoder_process; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def spliced(scans: int) -> bytes:
-    """A progressive JPEG with so many empty scans more."""
+    """A progressive JPEG with `scans` additional empty scans."""
     whole = encoded(np.zeros((16, 16), dtype=np.uint8), "JPEG", progressive=True)
     return whole[:-2] + SCAN * scans + whole[-2:]
 
 
 def run_lengths() -> bytes:
-    """A BMP, as Pillow writes it, that says that it has run lengths."""
+    """A BMP of Pillow whose header declares run-length encoding."""
     written = bytearray(encoded(np.zeros((8, 8), dtype=np.uint8), "BMP"))
     written[30] = 1
     return bytes(written)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (spliced(2000), "a JPEG may have 100 scans"),
         (b"\xff\xd8" + b"\xff\xfe\x00\x02" * 2000 + encoded(noise(8, 8), "JPEG")[2:], "1000 segments"),
@@ -127,20 +127,20 @@ def run_lengths() -> bytes:
         (run_lengths(), "run-length"),
     ],
 )
-def test_pictures_with_too_many_parts_and_unusual_formats_are_rejected(content: bytes, said: str) -> None:
+def test_pictures_with_too_many_parts_and_unusual_formats_are_rejected(content: bytes, message: str) -> None:
     def never(content: bytes) -> Pixels:
         raise AssertionError("it was decoded")
 
-    with pytest.raises(DecodeError, match=said) as refused:
+    with pytest.raises(DecodeError, match=message) as rejected:
         decode(content, options(never))
-    assert refused.value.status == 422
+    assert rejected.value.status == 422
 
 
 @pytest.mark.parametrize(
     "content",
     [
         encoded(noise(64, 64), "JPEG", progressive=True, exif=Image.Exif(), comment=b"\xff\xda" * 999),
-        spliced(20) + b"\xff\xda" * 5000,  # the film behind a phone's photograph
+        spliced(20) + b"\xff\xda" * 5000,  # the video after a phone's photograph
         png((8, 8), 8, 0, bytes(72), before=[(b"tEXt", b"a\0b")] * 300),
         encoded(noise(700, 700)),
         encoded(noise(8, 8), "BMP"),
@@ -171,23 +171,23 @@ def test_size_in_the_header_is_known_without_decoding() -> None:
         kinds, 30 * 41
     )
     assert announced_pixels(encoded(picture, "TIFF")) == announced_pixels(b"") == UNKNOWN
-    for content in kinds.values():  # cut anywhere
+    for content in kinds.values():  # truncated anywhere
         for length in range(40):
             assert announced_pixels(content[:length]) > 0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits a process's memory")
 def test_picture_that_needs_too_much_memory_is_rejected_and_the_process_survives() -> None:
-    side = 2500  # 25 MB of pixels, four times that for what is transparent
+    side = 2500  # 25 MB of pixels, four times that with transparency
     content = png((side, side), 16, 6, bytes((1 + 8 * side) * side))
     assert len(content) < 100_000
 
     async def story() -> None:
         async with decoders(options(readers.FIT.pixels, memory_mb=32)) as found:
             before = pids(found)
-            with pytest.raises(DecodeError, match="more than 32 MB of memory") as refused:
+            with pytest.raises(DecodeError, match="more than 32 MB of memory") as rejected:
                 await found.decode(content, deadline=soon())
-            assert refused.value.status == 413
+            assert rejected.value.status == 413
             assert (await found.decode(grey(7), deadline=soon())).max() == 7
             assert pids(found) == before
 
@@ -195,9 +195,9 @@ def test_picture_that_needs_too_much_memory_is_rejected_and_the_process_survives
 
 
 def test_too_many_pixels_are_rejected_by_the_header() -> None:
-    with pytest.raises(DecodeError, match="over the limit of 50") as refused:
+    with pytest.raises(DecodeError, match="over the limit of 50") as rejected:
         decode(bomb(7_100), options())
-    assert refused.value.status == 413
+    assert rejected.value.status == 413
 
 
 # The processes
@@ -299,7 +299,7 @@ def test_stop_ends_busy_processes() -> None:
 
 
 def test_stop_awaits_a_process_that_is_being_replaced() -> None:
-    """Its end must not reach asyncio after the event loop is closed."""
+    """Its exit must not reach asyncio after the event loop is closed."""
 
     async def story() -> None:
         async with decoders() as found:
@@ -324,7 +324,7 @@ def test_stop_awaits_a_process_that_is_being_replaced() -> None:
 
 
 def test_ordinary_requests_succeed_while_endless_pictures_are_decoded() -> None:
-    """As many slow ones as there are processes, and more; the server says all the while that it is ready."""
+    """There are more slow pictures than processes; the server stays ready."""
 
     async def story() -> None:
         async with serving(Slow(), deadline_ms=20_000) as client:
@@ -343,7 +343,7 @@ def test_ordinary_requests_succeed_while_endless_pictures_are_decoded() -> None:
 def test_late_picture_is_a_504_and_counted() -> None:
     async def story() -> None:
         async with serving(Slow(), deadline_ms=100) as client:
-            for path in ("/v1/predict", "/v1/attention"):  # the explorer's deadline is longer, decoding's not
+            for path in ("/v1/predict", "/v1/attention"):  # the explorer's deadline is longer, not decoding's
                 late = await client.post(path, content=ENDLESS)
                 assert "the deadline passed while decoding" in refusal(late, 504)
             assert await client.counted("vitascope_expired_total") == 2

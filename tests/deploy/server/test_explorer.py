@@ -1,4 +1,4 @@
-"""The explorer's routes, asked as its page asks them."""
+"""The explorer's routes, requested as its page requests them."""
 
 import io
 import json
@@ -100,7 +100,7 @@ def test_policy_forbids_inline_scripts_and_the_page_has_none(client: TestClient)
 
 @pytest.mark.parametrize("name", sorted(name for name in web_files() if name.endswith(".js")))
 def test_scripts_insert_no_html(name: str) -> None:
-    """Class and file names become text nodes, whatever is in them."""
+    """Class and file names of any content become text nodes."""
     text = web_files()[name].content.decode()
     forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|https?://"
     assert not re.search(forbidden, text)
@@ -118,7 +118,7 @@ def test_scripts_import_only_existing_names(name: str) -> None:
             assert len(re.findall(rf"\b{symbol}\b", text)) > 1, f"{symbol} is not used"
 
 
-# What the page asks for
+# The page's requests
 
 
 def test_picture_returns_its_pack(client: TestClient, engine: TorchEngine) -> None:
@@ -152,7 +152,7 @@ def test_a_class_map_by_a_method(client: TestClient, engine: TorchEngine) -> Non
 
 
 @pytest.mark.parametrize(
-    ("path", "query", "said"),
+    ("path", "query", "message"),
     [
         ("/v1/attention", {"layer": 9}, "no layer 9"),
         ("/v1/attention", {"layer": 0, "head": 5}, "no head 5"),
@@ -164,11 +164,11 @@ def test_a_class_map_by_a_method(client: TestClient, engine: TorchEngine) -> Non
     ],
 )
 def test_invalid_request_is_rejected_with_a_message(
-    client: TestClient, path: str, query: dict[str, Any], said: str
+    client: TestClient, path: str, query: dict[str, Any], message: str
 ) -> None:
     answer = post(client, path, **query)
     assert answer.status_code == 422
-    assert said in answer.json()["error"]
+    assert message in answer.json()["error"]
 
 
 def test_non_picture_is_rejected_with_a_message(client: TestClient) -> None:

@@ -1,4 +1,4 @@
-"""Predictions that the protocol itself rejects, and requests that it does not."""
+"""Predictions that are rejected below the routes, and requests that are not."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ from vitascope.deploy.server.rejections import SECURITY
 
 @asynccontextmanager
 async def over_http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application over a connection, one at a time."""
+    """A client of the application over one connection."""
     config = uvicorn.Config(app, log_config=None, access_log=False, ws="none")
     config.load()
     state = ServerState()
@@ -36,7 +36,7 @@ async def over_http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 @asynccontextmanager
 async def full(engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Client, FastAPI]]:
-    """A server that has refused a prediction, for want of room, and sheds the next until told otherwise."""
+    """A server that has rejected a prediction because its queue is full, and sheds further predictions."""
     monkeypatch.setattr(service, "SHED_LEAST", 600.0)
     monkeypatch.setattr(service, "SHED_MOST", 600.0)
     async with serving(engine, queue=1) as client:
@@ -56,7 +56,7 @@ def test_shed_prediction_has_the_same_429_as_the_routes(
         async with full(engine, monkeypatch) as (inside, app), over_http(app) as client:
             as_routed = await inside.predict(grey(2))
             monkeypatch.setattr(app, "middleware_stack", None)
-            monkeypatch.setattr(FastAPI, "__call__", None)  # whatever is routed now breaks
+            monkeypatch.setattr(FastAPI, "__call__", None)  # any routed request fails from now on
             for _ in range(3):  # on one connection
                 answer = await client.post("/v1/predict?top_k=1", content=grey(2))
                 assert refusal(answer, 429) == refusal(as_routed, 429)
@@ -76,7 +76,7 @@ def test_other_requests_succeed_on_the_same_connection_while_shedding(
 
     async def story() -> None:
         async with full(engine, monkeypatch) as (_, app), over_http(app) as client:
-            large = await client.post("/v1/predict", content=bytes(300_000))  # whose body is thrown away
+            large = await client.post("/v1/predict", content=bytes(300_000))  # its body is discarded
             assert large.status_code == 429
             assert (await client.get("/livez")).status_code == 200
             assert (await client.get("/v1/predict")).status_code == 405

@@ -1,4 +1,4 @@
-"""Who may ask, and what every answer carries."""
+"""Access control, and the headers of every response."""
 
 import hmac
 import logging
@@ -178,7 +178,7 @@ def test_head_matches_get_without_the_body(engine: TorchEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("/v1/predict?topk=1", "unknown query parameter 'topk'; nearest: top_k; this path takes top_k"),
         ("/v1/predict?top_k=1&x", "unknown query parameter 'x'; this path takes top_k"),
@@ -189,11 +189,11 @@ def test_head_matches_get_without_the_body(engine: TorchEngine) -> None:
     ],
 )
 def test_unknown_query_parameter_is_rejected_with_the_nearest(
-    path: str, said: str, engine: TorchEngine
+    path: str, message: str, engine: TorchEngine
 ) -> None:
     async def story() -> None:
         async with serving(engine) as client:
-            assert said in refusal(await client.post(path, content=picture()), 422)
+            assert message in refusal(await client.post(path, content=picture()), 422)
             assert (await client.get("/livez?probe=1")).status_code == 200
             assert (await client.get("/?token=1")).status_code == 200
 
@@ -278,7 +278,7 @@ def test_every_response_has_security_headers(engine: TorchEngine) -> None:
             assert "default-src 'self'" in policy
             assert "unsafe" not in policy
             assert answer.headers["x-content-type-options"] == "nosniff"
-        assert NAMES[-1] in answers[0].text  # a class may be called anything, in JSON
+        assert NAMES[-1] in answers[0].text  # class names may contain anything in JSON
         assert answers[0].headers["content-type"] == "application/json"
 
     play(story())

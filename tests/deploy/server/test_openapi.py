@@ -1,4 +1,4 @@
-"""The OpenAPI document is valid, complete, and true of the answers that the server gives."""
+"""The OpenAPI document is valid, complete, and matches the server's responses."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def documented(engine: Any, **options: Any) -> dict[str, Any]:
 
 
 def responses(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Every response with where it stands and its status."""
+    """Every response with its place in the document and its status."""
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             for status, response in operation["responses"].items():
@@ -112,7 +112,7 @@ def test_document_and_page_name_the_prefix_of_a_proxy() -> None:
             links = re.findall(r'href="([^"]+)"', page)
             assert links
             for link in links:
-                assert not link.startswith("/")  # relative: they hold under any prefix
+                assert not link.startswith("/")  # relative links work under any prefix
                 assert (await client.get(f"/{link}")).status_code == 200
 
     play(story())

@@ -1,4 +1,4 @@
-"""Servers in processes of their own: signals, workers, addresses."""
+"""Servers in separate processes: signals, workers, addresses."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Server:
-    """`vitascope serve` in a process of its own, at a free port."""
+    """`vitascope serve` in a separate process, on a free port."""
 
     def __init__(self, model: Path, *options: str) -> None:
         command = [sys.executable, "-m", "vitascope.cli", "serve", str(model), "--port", "0", *options]
@@ -45,8 +45,8 @@ class Server:
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
         assert self.process.stdout is not None
-        self.said = self.process.stdout.readline()
-        self.url = self.said.partition(" at ")[2].partition(" ")[0]
+        self.banner = self.process.stdout.readline()
+        self.url = self.banner.partition(" at ")[2].partition(" ")[0]
 
     def wait_until_ready(self) -> None:
         end = time.monotonic() + 60
@@ -59,7 +59,7 @@ class Server:
         raise AssertionError("it never was ready")
 
     def end(self, signum: int) -> tuple[int, str]:
-        """Stop it; returns its exit status and what it said on standard error."""
+        """Stop it; return its exit status and its standard error."""
         self.process.send_signal(signum)
         _, err = self.process.communicate(timeout=60)
         return self.process.returncode, err
@@ -78,7 +78,7 @@ def served(model: Path, *options: str) -> Iterator[Server]:
 
 
 async def keep_asking(url: str, answers: list[int], broken: list[str], stop: asyncio.Event) -> None:
-    """Predictions one after the other, each on a new connection, until the port is closed."""
+    """Send predictions one after another, each on a new connection, until the port is closed."""
     content = picture()
     while not stop.is_set():
         try:
@@ -93,9 +93,9 @@ async def keep_asking(url: str, answers: list[int], broken: list[str], stop: asy
 
 
 def test_sigterm_under_load_loses_no_request(model: Path) -> None:
-    """All get an answer, 200 or, once it stops, 503; then the port is closed and it ends with 0.
+    """All get a response, 200 or, during shutdown, 503; then the port is closed and the exit status is 0.
 
-    Its log has a line for each, without its query.
+    The log has a line per request, without its query.
     """
 
     async def load(server: Server) -> tuple[list[int], list[str]]:
@@ -110,7 +110,7 @@ def test_sigterm_under_load_loses_no_request(model: Path) -> None:
         return answers, broken
 
     with served(model, "--queue", "4") as server:
-        assert server.said.startswith(f"{model} at http://127.0.0.1:")
+        assert server.banner.startswith(f"{model} at http://127.0.0.1:")
         answers, broken = asyncio.run(load(server))
         _, err = server.process.communicate(timeout=60)
         assert server.process.returncode == 0, err
@@ -139,7 +139,7 @@ def test_sigterm_during_decoding_ends_the_server_within_the_grace_period(model: 
         decoders = decoders_of(server)
         assert len(decoders) == 2
         for decoder in decoders:
-            os.kill(decoder, signal.SIGSTOP)  # so that what it decodes takes for ever
+            os.kill(decoder, signal.SIGSTOP)  # so that decoding never ends
         with httpx.Client(timeout=60) as client, ThreadPoolExecutor(1) as asking:
             waiting = asking.submit(client.post, f"{server.url}/v1/predict", content=picture())
             while "in_flight 1.0" not in httpx.get(f"{server.url}/metrics").text:
@@ -174,7 +174,7 @@ def test_workers_share_a_port_and_metrics_are_replaced_and_stop_together(model: 
 
 
 def is_worker(pid: str) -> bool:
-    """Whether a process is a server's, and not what multiprocessing starts beside it."""
+    """Whether a process is a worker of the server, not another process of multiprocessing."""
     try:
         return "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -204,7 +204,7 @@ ASK = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @contextlib.asynccontextmanager
 async def connected(address: tuple[str, int], *sent: bytes) -> AsyncIterator[asyncio.StreamReader]:
-    """A connection, over which this was sent; what comes back."""
+    """Send bytes over a connection and return the response."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         for part in sent:
@@ -262,8 +262,8 @@ def test_half_open_connections_beyond_the_limit_are_closed_for_new_ones(caplog) 
                 async with connected(address, ASK) as reader:
                     assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
             await until(lambda: len(server.held) <= 8)
-        said = [record.getMessage() for record in caplog.records if record.name == "vitascope.server"]
-        assert said == ["8 connections are open, which is the limit (--max-connections)"]
+        message = [record.getMessage() for record in caplog.records if record.name == "vitascope.server"]
+        assert message == ["8 connections are open, which is the limit (--max-connections)"]
 
     play(story())
 

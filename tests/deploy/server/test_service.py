@@ -1,4 +1,4 @@
-"""More than can be computed, deadlines, clients that go, and the model's life."""
+"""Overload, deadlines, disconnecting clients, and loading and stopping the model."""
 
 import asyncio
 import threading
@@ -31,8 +31,8 @@ def test_overload_is_rejected_with_a_retry_time_and_recovers() -> None:
             engine.hold()
             accepted = [client.predict(grey(number)) for number in range(4)]
             await until(lambda: client.app.state.service.in_flight == 4)
-            refused = await asyncio.gather(*(client.predict(grey(9)) for _ in range(8)))
-            for answer in refused:
+            rejected = await asyncio.gather(*(client.predict(grey(9)) for _ in range(8)))
+            for answer in rejected:
                 assert "4 requests are in progress" in refusal(answer, 429)
                 assert int(answer.headers["retry-after"]) >= 1
             assert "saturated" in refusal(await client.get("/readyz"), 503)
@@ -53,9 +53,9 @@ def test_body_of_a_rejected_request_is_not_read() -> None:
     async def story() -> None:
         async with serving(engine, queue=1) as client:
             accepted = await client.holding(engine)
-            refused = Sender(client.app)
-            assert await refused.send(chunks_of(grey(2), 1)) == 429
-            assert refused.asked == 0
+            rejected = Sender(client.app)
+            assert await rejected.send(chunks_of(grey(2), 1)) == 429
+            assert rejected.asked == 0
             engine.go.set()
             await accepted
 
@@ -96,7 +96,7 @@ def test_waiting_for_the_event_loop_counts_against_the_deadline(monkeypatch: pyt
     async def story() -> None:
         async with serving(HeldEngine(), deadline_ms=200) as client:
             service = client.app.state.service
-            time.sleep(0.5)  # the event loop itself has too much to do
+            time.sleep(0.5)  # block the event loop
             await until(lambda: service.lag > 0.2)
             assert "before they are seen" in refusal(await client.predict(grey(1)), 429)
             await until(lambda: service.lag < 0.1)
@@ -155,10 +155,10 @@ def test_server_is_live_during_loading_and_ready_afterwards() -> None:
     async def story() -> None:
         async with serving(load, ready=False) as client:
             assert (await client.get("/livez")).status_code == 200
-            said = refusal(await client.get("/readyz"), 503)
-            assert said == "the model is still loading"
+            message = refusal(await client.get("/readyz"), 503)
+            assert message == "the model is still loading"
             early = await client.predict(grey(1))
-            assert said == refusal(early, 503)
+            assert message == refusal(early, 503)
             assert early.headers["retry-after"] == "1"
             loaded.set()
             await until(lambda: client.app.state.service.why_not_ready() == "")
@@ -205,9 +205,9 @@ def test_stopping_server_rejects_new_requests_and_finishes_accepted_ones() -> No
         async with serving(engine) as client:
             accepted = await client.holding(engine)
             client.app.state.service.draining = True
-            refused = await client.predict(grey(2))
-            assert "stopping" in refusal(refused, 503)
-            assert refused.headers["connection"] == "close"
+            rejected = await client.predict(grey(2))
+            assert "stopping" in refusal(rejected, 503)
+            assert rejected.headers["connection"] == "close"
             assert "stopping" in refusal(await client.get("/readyz"), 503)
             engine.go.set()
             assert (await accepted).status_code == 200
@@ -216,7 +216,7 @@ def test_stopping_server_rejects_new_requests_and_finishes_accepted_ones() -> No
 
 
 class Passes:
-    """Notes the forward passes of explanations, and predictions; holds the third pass until it is let go."""
+    """Records predictions and the forward passes of explanations; blocks the third pass until released."""
 
     def __init__(self, engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[str] = []

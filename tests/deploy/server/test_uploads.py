@@ -1,4 +1,4 @@
-"""What comes in over HTTP is nobody's friend: bodies and pictures that are refused."""
+"""Untrusted uploads: bodies and pictures that are rejected."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def test_bomb_is_rejected_by_its_header() -> None:
                 15_000,
                 12_000,
                 7_100,
-            ):  # Pillow refuses the first, warns of the second, takes the third
+            ):  # Pillow rejects the first, warns about the second, accepts the third
                 content = bomb(side)
                 assert len(content) < 40_000
                 reason = refusal(await client.predict(content), 413)
@@ -49,7 +49,7 @@ def test_bomb_is_rejected_by_its_header() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "headers", "status", "said"),
+    ("content", "headers", "status", "message"),
     [
         (
             json.dumps({"url": "http://127.0.0.1:9/cat.jpg"}),
@@ -74,7 +74,7 @@ def test_bomb_is_rejected_by_its_header() -> None:
     ],
 )
 def test_non_picture_is_rejected_with_the_reason(
-    content: bytes, headers: dict[str, str], status: int, said: str, monkeypatch: pytest.MonkeyPatch
+    content: bytes, headers: dict[str, str], status: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_connection(*_: object) -> None:
         raise AssertionError("the server went out")
@@ -83,15 +83,15 @@ def test_non_picture_is_rejected_with_the_reason(
 
     async def story() -> None:
         async with serving(HeldEngine()) as client:
-            assert said in refusal(await client.predict(content, headers=headers), status)
-            assert (await client.predict(grey(3))).status_code == 200  # and it goes on
+            assert message in refusal(await client.predict(content, headers=headers), status)
+            assert (await client.predict(grey(3))).status_code == 200  # the server keeps running
 
     play(story())
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "", None])
 def test_picture_without_a_declared_type_is_detected_by_its_first_bytes(kind: str | None) -> None:
-    """`curl --data-binary` declares every body a form of text."""
+    """`curl --data-binary` declares every body as a form."""
     headers = {} if kind is None else {"content-type": kind}
 
     async def story() -> None:
@@ -182,9 +182,9 @@ def test_form_of_only_broken_files_is_rejected_naming_each() -> None:
     async def story() -> None:
         async with serving(HeldEngine()) as client:
             files = [("image", (name, b"x")) for name in ("a.png", "b.png")]
-            said = refusal(await client.post("/v1/predict", files=files), 422)
-            assert "a.png: not a picture" in said
-            assert "b.png: not a picture" in said
+            message = refusal(await client.post("/v1/predict", files=files), 422)
+            assert "a.png: not a picture" in message
+            assert "b.png: not a picture" in message
 
     play(story())
 
@@ -203,7 +203,7 @@ def test_body_over_the_limit_is_rejected_with_or_without_a_declared_length() -> 
             assert waiting.asked == 0
             endless = Sender(client.app, {"transfer-encoding": "chunked"})
             assert await endless.send(chunks_of(bytes(50_000), 1000)) == 413
-            assert endless.asked < 12  # four times the limit is read, and thrown away
+            assert endless.asked < 12  # four times the limit is read and discarded
 
     play(story())
 

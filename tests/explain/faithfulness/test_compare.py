@@ -1,4 +1,4 @@
-"""Deletion, insertion and ROAD: of a model that is linear in its image, known in closed form."""
+"""Deletion, insertion and ROAD on a model that is linear in its image, against closed forms."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ from vitascope.model.vit import VisionTransformer
 
 
 class LinearModel(VisionTransformer):
-    """The probability of class 1 is 1/2 + sum(w x), that of class 2 is 0: every cell counts for itself."""
+    """The probability of class 1 is 1/2 + sum(w x), that of class 2 is 0: cells contribute independently."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(small_config(num_classes=3, **options))
@@ -39,7 +39,7 @@ class LinearModel(VisionTransformer):
         return torch.stack([1 - p, p, torch.full_like(p, 1e-30)], dim=1).log()
 
     def evidence(self, image: Tensor) -> np.ndarray:
-        """What each cell of (C, H, W) adds to the probability of class 1: (N,)."""
+        """The contribution of each cell of (C, H, W) to the probability of class 1: (N,)."""
         return np.bincount(self.cells().ravel(), (image * self.w).double().sum(dim=0).numpy().ravel())
 
     def cells(self) -> np.ndarray:
@@ -47,7 +47,7 @@ class LinearModel(VisionTransformer):
         return (rows[:, None] * self.config.grid[1] + columns).numpy()
 
     def images(self, count: int, seed: int = 1) -> Tensor:
-        """With strong evidence in some cells, and little in the rest."""
+        """Images with strong evidence in some cells, and little in the rest."""
         strength = random_images(count, 1, *self.config.grid, seed=seed + 1) * 0.8
         cells = torch.from_numpy(self.cells())
         return strength.flatten(2)[:, :, cells] * (
@@ -56,7 +56,7 @@ class LinearModel(VisionTransformer):
 
 
 def evidence_map(model: Classifier, images: Tensor, target: Target) -> Tensor:
-    """The truth about a `LinearModel`, for class 1 or against it."""
+    """The true contributions of a `LinearModel`, for class 1 or against it."""
     assert isinstance(model, LinearModel)
     assert isinstance(target, ClassScore)
     sign = 1 if int(target.classes) == 1 else -1
@@ -77,7 +77,7 @@ def attended(model: Classifier, images: Tensor, target: Target) -> Tensor:
 
 
 def measured(scores: Scores) -> np.ndarray:
-    """Everything but the seconds: (4, n)."""
+    """All scores without the seconds: (4, n)."""
     return np.array([scores.deletion, scores.insertion, scores.lerf, scores.morf])
 
 
@@ -147,7 +147,7 @@ def test_truth_is_better_than_random_and_its_reverse_worse() -> None:
 
 
 def test_constant_map_is_as_good_as_random() -> None:
-    """All evidence is in the first row of cells, where the order of the array would find it."""
+    """All evidence is in the first row of cells, which the order of the array would rank first."""
     model = LinearModel()
     images = model.images(30).abs() * model.w.sign() * 1.2
     images[:, :, 8:] *= 0.01
@@ -156,7 +156,7 @@ def test_constant_map_is_as_good_as_random() -> None:
     assert true.verdict == "better"
     for measure in (constant.deletion, constant.insertion, constant.road):
         assert measure.gain.half_width is not None
-        assert abs(measure.gain.mean) < 2 * measure.gain.half_width  # four standard errors: luck is no bias
+        assert abs(measure.gain.mean) < 2 * measure.gain.half_width  # four standard errors
 
 
 def test_ties_are_broken_at_random_by_the_seed() -> None:
@@ -181,7 +181,7 @@ def test_ties_are_broken_at_random_by_the_seed() -> None:
 
 
 def test_levels_keep_their_order_whatever_the_ties() -> None:
-    """Half of the cells are hot: after one of two steps these are gone, in whatever order they went."""
+    """Half of the cells are hot: the first of two steps removes them, in any order."""
     model = LinearModel()
     images = model.images(1)
     there = model.evidence(images[0])
@@ -203,7 +203,7 @@ def test_random_baseline_is_the_mean_of_random_orders() -> None:
     found = compare(model, images, {"constant": constant_map}, target=1, **QUICK)
     whole = np.array([0.5 + model.evidence(image).sum() for image in images])
     off = np.array(found.scores["random"].deletion) - (whole + 0.5) / 2
-    one = np.array(found.scores["constant"].deletion) - (whole + 0.5) / 2  # one random order, by its ties
+    one = np.array(found.scores["constant"].deletion) - (whole + 0.5) / 2  # ties make it one random order
     assert abs(off.mean()) < 4 * off.std() / 100**0.5
     assert off.std() / one.std() == pytest.approx(RANDOM_MAPS**-0.5, rel=0.25)
 
@@ -279,7 +279,7 @@ def test_no_more_variants_at_once_than_the_batch_size(size: int) -> None:
     )
     assert max(len(batch) for batch in model.seen) <= size
     total = 2 * (3 + (1 + RANDOM_MAPS) * (2 * 3 + 2))
-    assert sum(len(batch) for batch in model.seen) == total + 2  # each as it is, for its class
+    assert sum(len(batch) for batch in model.seen) == total + 2  # each original image, for its class
     assert {of for _, of in calls} == {total}
     counts = [done for done, _ in calls]
     assert counts == sorted(set(counts))

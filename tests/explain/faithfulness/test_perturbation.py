@@ -1,4 +1,4 @@
-"""What is left of an image without some cells, against loops over pixels."""
+"""Images without some cells, against loops over pixels."""
 
 import math
 
@@ -67,7 +67,7 @@ def test_variants_lack_the_cells_given_by_the_order(grid: tuple[int, int], size:
             if round(share * N) == count:
                 noise = (most - impute(image, gone))[:, gone]
                 assert torch.equal(most[:, ~gone], image[:, ~gone])
-            if N - round(share * N) == count:  # the least relevant are those that are not yet gone
+            if N - round(share * N) == count:  # the least relevant remain
                 assert torch.equal(least[:, gone], image[:, gone])
                 assert not torch.equal(least[:, ~gone], image[:, ~gone])
     assert noise is not None
@@ -83,7 +83,7 @@ def test_deletion_ends_at_zero_and_insertion_starts_blurred() -> None:
 
 
 def test_variants_are_the_same_under_autocast() -> None:
-    """A model may run in bf16; what is done to its images may not."""
+    """A model may run in bf16, but images are perturbed in fp32."""
     image, order = random_images(3, 16, 16), torch.randperm(16)
     exact = [*perturbed(image, (4, 4), plan(16)).ends(), *perturbed(image, (4, 4), plan(16)).variants(order)]
     with torch.autocast("cpu", torch.bfloat16):
@@ -116,7 +116,7 @@ def test_shares_remove_at_least_one_cell_and_keep_at_least_one() -> None:
 
 
 def mean_of_neighbours(image: np.ndarray, y: int, x: int) -> np.ndarray:
-    """Rong et al. 2022: 1/6 of each pixel beside, 1/12 of each across a corner; what exists sums to 1."""
+    """Rong et al. 2022: 1/6 of each adjacent pixel, 1/12 of each diagonal one; existing ones sum to 1."""
     _, H, W = image.shape
     total, weights = np.zeros(len(image)), 0.0
     for dy in (-1, 0, 1):
@@ -148,7 +148,7 @@ def test_each_removed_pixel_is_the_mean_of_its_neighbours(size: tuple[int, int],
 
 
 def test_solution_is_that_of_a_dense_solver() -> None:
-    """The system built again, row by row, for the removed pixels of a corner, a border and the middle."""
+    """Build the system row by row for the removed pixels of a corner, a border and the middle."""
     size = (7, 10)
     image = random_images(2, *size).double()
     removed = torch.zeros(size, dtype=torch.bool)
@@ -182,7 +182,7 @@ def test_values_of_removed_pixels_are_not_read() -> None:
 
 
 def test_filled_pixels_lie_between_known_values() -> None:
-    """A mean lies between what it is of."""
+    """A mean lies between its values."""
     image = random_images(1, 32, 24)
     removed = random_mask(32, 24, share=0.8)
     filled, known = impute(image, removed)[0], image[0, ~removed]

@@ -13,7 +13,7 @@ from vitascope.explain.faithfulness.results import Comparison, Interval, Scores
 
 
 def scores(seed: int, images: int = 12, *, better_by: float = 0.0) -> Scores:
-    """Around the same numbers, by `better_by` the right way in each curve."""
+    """Scores around the same numbers, better by `better_by` in each curve."""
     rng = np.random.default_rng(seed)
     columns = rng.uniform(0.4, 0.6, (4, images)) + better_by * np.array([[-1], [1], [1], [-1]])
     deletion, insertion, lerf, morf = (tuple(column) for column in columns.tolist())
@@ -96,7 +96,7 @@ def test_best_has_the_largest_gain_and_rivals_are_as_good() -> None:
 
 
 def test_small_difference_in_every_image_separates_methods() -> None:
-    """Differences are paired by image: what images have in common does not hide them."""
+    """Differences are paired by image, so that variation between images does not hide them."""
     good = FOUR["good"]
     slightly = dataclasses.replace(good, insertion=tuple(value - 0.01 for value in good.insertion))
     found = comparison(slightly=slightly, good=good, random=FOUR["random"])
@@ -111,7 +111,7 @@ def test_best_is_never_random() -> None:
 
 
 def test_table_and_sentence_agree_if_the_largest_gain_is_uncertain() -> None:
-    """A method of a larger mean and a wide interval does not hide one that is surely better than random."""
+    """A method with a larger mean and a wide interval does not hide one that certainly beats random."""
     floor = FOUR["random"]
     wild = dataclasses.replace(
         floor, insertion=tuple(8 * (n % 6 == 0) + i for n, i in enumerate(floor.insertion))

@@ -55,7 +55,7 @@ def test_manifest_records_the_files_and_the_torch_version(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, keep: int) -> None:
-    for step in (1, 2, 3, 4, 100_000_000):  # sorted as numbers: the last has a digit more
+    for step in (1, 2, 3, 4, 100_000_000):  # sorted as numbers: the last has one more digit
         save_checkpoint(tmp_path, step, state(step), keep=keep)
     steps = [1, 2, 3, 4, 100_000_000][-keep:]
     assert [path.name for path in checkpoints(tmp_path)] == [folder_of(step) for step in steps]
@@ -90,10 +90,10 @@ def test_old_checkpoints_are_removed_only_after_the_new_one_is_renamed(
     assert events == [
         ("fsync",),  # state
         ("fsync",),  # manifest
-        ("fsync",),  # their folder
+        ("fsync",),  # the checkpoint's folder
         ("rename", new, folder_of(2)),
         ("fsync",),  # its parent,
-        ("fsync",),  # and the run folder, where that was new
+        ("fsync",),  # and the run folder, which is new
         ("rename", folder_of(1), old),
         ("remove", old),
     ]
@@ -199,7 +199,7 @@ def test_an_explicit_path_must_be_a_checkpoint(tmp_path: Path, path: str) -> Non
 
 
 def replace_state(folder: Path, value: object) -> None:
-    """Another state, and a manifest that agrees with it."""
+    """Replace the state and update the manifest to match."""
     if isinstance(value, bytes):
         (folder / STATE).write_bytes(value)
     else:
@@ -242,11 +242,11 @@ def test_state_that_is_not_a_dict_is_rejected(tmp_path: Path) -> None:
 def test_unwritable_run_folder_is_an_error_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*args: object, **options: object) -> None:
+    def fail(*args: object, **options: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
     save_checkpoint(tmp_path, 1, state(1))
-    monkeypatch.setattr(checkpoint.Path, "mkdir", refuse)
+    monkeypatch.setattr(checkpoint.Path, "mkdir", fail)
     with pytest.raises(
         UserError, match=r"Read-only file system \([\d,.]+ MB are free there\).*train --resume "
     ):

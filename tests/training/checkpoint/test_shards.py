@@ -1,4 +1,4 @@
-"""States in shards: two processes really write, over gloo, and one, two or three really read."""
+"""Sharded states: two real processes write over gloo, and one, two or three read."""
 
 import copy
 import json
@@ -67,7 +67,7 @@ OPTIMIZERS = ("adamw", "sgd")
 
 
 class Run:
-    """A model (7 and 1 rows do not divide by 2 processes), its average and its optimizer, some steps on."""
+    """A model (7 and 1 rows do not divide by 2 processes), its average and its optimizer after some steps."""
 
     def __init__(self, optimizer: str, spread: bool, steps: int = 0) -> None:
         torch.manual_seed(0)
@@ -89,7 +89,7 @@ class Run:
             self.train(step)
 
     def train(self, step: int) -> None:
-        """A step along a made-up gradient, the same however the parameters are spread."""
+        """Step along an artificial gradient that is the same for sharded and unsharded parameters."""
         for number, parameter in enumerate(self.model.parameters()):
             whole = torch.sin(torch.arange(parameter.numel()) + 10.0 * number + step).view(parameter.shape)
             parameter.grad = _spread_as(parameter, whole)
@@ -123,7 +123,7 @@ def _spread_as(parameter: Tensor, whole: Tensor) -> Tensor:
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Every leaf of a state by its path, tensors whole."""
+    """Every leaf of a state by its path, with unsharded tensors."""
     if isinstance(value, dict):
         return {k: v for key, part in value.items() for k, v in flat(part, f"{path}/{key}").items()}
     return {path: value.full_tensor() if isinstance(value, DTensor) else value}
@@ -139,12 +139,12 @@ def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 def assert_close(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Nearly: where a shard ends, the kernels round other elements one by one."""
+    """Compare with a tolerance: the kernels round other elements where a shard ends."""
     torch.testing.assert_close(flat(found), flat(wanted), rtol=1e-6, atol=1e-7)
 
 
 def write(folder: Path, spread: bool) -> None:
-    """Two runs two steps on, and their state beside them, whole."""
+    """Write two runs after two steps, and their unsharded states beside them."""
     for optimizer in OPTIMIZERS:
         trained = Run(optimizer, spread, steps=2)
         save_checkpoint(folder / optimizer, 2, trained.state())
@@ -154,7 +154,7 @@ def write(folder: Path, spread: bool) -> None:
 
 
 def read(folder: Path, spread: bool) -> None:
-    """The same runs restored, to the bit, and a step further."""
+    """Restore the same runs bitwise, and take one more step."""
     for optimizer in OPTIMIZERS:
         restored = Run(optimizer, spread)
         restored.restore(folder / optimizer)
@@ -166,7 +166,7 @@ def read(folder: Path, spread: bool) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs whose checkpoints two processes wrote, each its shards."""
+    """A folder of runs whose checkpoints were written by two processes, each its own shards."""
     folder = tmp_path_factory.mktemp("saved")
     in_processes(2, lambda: write(folder, spread=True), folder / "meeting")
     return folder
@@ -177,7 +177,7 @@ def test_each_process_writes_its_shards_and_the_manifest_lists_them(saved: Path)
     names = {"state.pt", ".metadata", "__0_0.distcp", "__1_0.distcp"}
     assert {path.name for path in folder.iterdir()} == names | {MANIFEST}
     assert json.loads((folder / MANIFEST).read_text())["files"].keys() == names
-    assert folder.name.encode() not in (folder / ".metadata").read_bytes()  # nor any other path of a machine
+    assert folder.name.encode() not in (folder / ".metadata").read_bytes()  # and no other local path
 
 
 def test_sharded_run_resumes_in_one_process(saved: Path) -> None:
@@ -195,7 +195,7 @@ def test_run_of_one_process_resumes_sharded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("failing", "limit"), [(1, 200), (0, 1 << 20)]
-)  # its shards; the state, of the first
+)  # the process's shards; the state, by the first process
 def test_failure_in_one_process_is_raised_in_all_and_leaves_no_checkpoint(
     tmp_path: Path, failing: int, limit: int
 ) -> None:
@@ -216,7 +216,7 @@ def test_failure_in_one_process_is_raised_in_all_and_leaves_no_checkpoint(
 
 
 def forge(saved: Path, run: Path, content: bytes) -> Path:
-    """A checkpoint whose `.metadata` was exchanged, and its manifest with it."""
+    """Replace the `.metadata` of a checkpoint, and update its manifest."""
     shutil.copytree(saved / "adamw", run)
     (folder,) = checkpoints(run)
     (folder / ".metadata").write_bytes(content)
@@ -242,7 +242,7 @@ def described(saved: Path) -> Metadata:
     return pickle.loads((checkpoints(saved / "adamw")[0] / ".metadata").read_bytes())  # noqa: S301 - ours
 
 
-def bytes_entry(metadata: Metadata) -> None:  # torch would unpickle the shard's bytes, whatever they call
+def bytes_entry(metadata: Metadata) -> None:  # torch would unpickle the shard
     metadata.state_dict_metadata["model/0.weight"] = BytesStorageMetadata()
 
 

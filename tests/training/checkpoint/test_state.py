@@ -157,9 +157,9 @@ def identity_of(config: TrainConfig) -> dict[str, Any]:
 def test_option_that_changes_the_result_is_rejected_by_name(data, option: str, value: Any) -> None:
     saved, now = identity_of(tiny_config(data)), identity_of(tiny_config(data, **{option: value}))
     shown = "positions" if option == "options" else option
-    with pytest.raises(UserError, match=rf"(not of this run: |; )(model: )?{shown} was .*, is ") as refused:
+    with pytest.raises(UserError, match=rf"(not of this run: |; )(model: )?{shown} was .*, is ") as rejected:
         check_identity(saved, now)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)
 
 
 def test_engine_options_and_moved_files_may_differ(data, tmp_path) -> None:

@@ -163,15 +163,15 @@ def test_sums_count_correct_mean_predictions_and_agreement_with_the_teacher() ->
     _, by_teacher, taught = answers(task, model, batch)
     assert sums.keys() == {"loss", "correct", "count", "agree"}
     torch.testing.assert_close(sums["loss"], loss.detach() * 6)
-    said = model(OURS.normalize(batch.images)).argmax(1)
-    assert sums["correct"] == (said == batch.labels).sum()
+    predictions = model(OURS.normalize(batch.images)).argmax(1)
+    assert sums["correct"] == (predictions == batch.labels).sum()
     assert sums["agree"] == (by_teacher.argmax(1) == taught.argmax(1)).sum()
     assert sums["count"] == 6
     assert not any(value.requires_grad for value in sums.values())
 
 
 def test_accuracy_is_of_the_mean_of_both_heads() -> None:
-    """Each alone is surer of another class."""
+    """Each head alone prefers another class."""
 
     class Torn(nn.Module):
         def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,7 +221,7 @@ def test_losses_are_computed_in_float32_under_autocast() -> None:
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 def test_student_learns_from_a_teacher_without_correct_labels(kind: str) -> None:
-    """The teacher says which quarter of an image is bright; the labels that are given are wrong."""
+    """The teacher predicts which quarter of an image is bright; the labels are wrong."""
 
     class Bright(nn.Module):
         def forward(self, images: Tensor) -> Tensor:

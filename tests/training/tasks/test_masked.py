@@ -64,7 +64,7 @@ def noisy_set(count: int, size: int = 32, channels: int = 3) -> ImageSet:
     return ImageSet("val", sources, np.zeros(count, np.int64), ("a", "b"))
 
 
-# What is corrupted
+# Corruption
 
 
 @pytest.mark.parametrize(("num_patches", "share", "count"), [(16, 0.5, 8), (49, 0.15, 7), (64, 0.99, 63)])
@@ -79,7 +79,7 @@ def test_exact_share_of_each_image_is_corrupted(num_patches: int, share: float, 
 def test_80_percent_of_corrupted_patches_are_masked_10_replaced_and_10_kept() -> None:
     places, sources, masked = corruption(0, 3, np.arange(4000), 64, 0.5)
     replaced = sources != places
-    assert not (masked & replaced).any()  # three kinds, none of them two at once
+    assert not (masked & replaced).any()  # no patch is of two kinds
     kinds = torch.stack([masked, replaced, ~masked & ~replaced]).double().mean(dim=(1, 2))
     expected = torch.tensor([0.8, 0.1, 0.1]).double()
     assert ((kinds - expected).abs() < 5 * (expected * (1 - expected) / masked.numel()).sqrt()).all()
@@ -139,11 +139,11 @@ def test_share_that_corrupts_no_patch_or_all_is_rejected(share: float, count: in
 def test_only_hidden_patches_have_no_gradient(masked: bool) -> None:
     module = small_module(masked_task())
     images = random_images(1, 3, 32, 32).requires_grad_()
-    # In place 2 stands [mask], or patch 6; patch 9 stays as it is.
+    # Place 2 has [mask] or patch 6; patch 9 is unchanged.
     places, sources = torch.tensor([[2, 9]]), torch.tensor([[2 if masked else 6, 9]])
-    said = module(images, places, sources, torch.tensor([[masked, False]]))
-    assert said.shape == (1, 2, 512)
-    (gradient,) = torch.autograd.grad(said[:, 0].square().sum(), images)
+    predictions = module(images, places, sources, torch.tensor([[masked, False]]))
+    assert predictions.shape == (1, 2, 512)
+    (gradient,) = torch.autograd.grad(predictions[:, 0].square().sum(), images)
     by_patch = gradient.unflatten(2, (4, 8)).unflatten(4, (4, 8)).abs().sum(dim=(0, 1, 3, 5)).flatten()
     assert (by_patch == 0).tolist() == [place == 2 for place in range(16)]
 
@@ -164,10 +164,10 @@ def test_hidden_pixels_do_not_change_the_output(target: str) -> None:
 def test_features_without_corruption_are_those_of_the_body() -> None:
     module, images = small_module(masked_task(num_registers=2)), random_images(2, 3, 32, 32)
     places = torch.tensor([[0, 3, 15], [1, 2, 7]])
-    said = module(images, places, places, torch.zeros(2, 3, dtype=torch.bool))
+    predictions = module(images, places, places, torch.zeros(2, 3, dtype=torch.bool))
     features = module.body.forward_features(images)[:, 3:]  # (B, N, D), after class token and registers
     expected = module.head(torch.stack([features[0, [0, 3, 15]], features[1, [1, 2, 7]]]))
-    torch.testing.assert_close(said, expected)
+    torch.testing.assert_close(predictions, expected)
 
 
 def test_mask_replaces_the_embedding_of_a_hidden_patch() -> None:
@@ -178,8 +178,8 @@ def test_mask_replaces_the_embedding_of_a_hidden_patch() -> None:
         module.body.encode(module.body.prepare_tokens(images, patches=patches), (4, 4))
     )
     places, sources = torch.tensor([[4, 5]]), torch.tensor([[4, 7]])
-    said = module(images, places, sources, torch.tensor([[True, False]]))
-    torch.testing.assert_close(said, module.head(features[:, [5, 6]]))
+    predictions = module(images, places, sources, torch.tensor([[True, False]]))
+    torch.testing.assert_close(predictions, module.head(features[:, [5, 6]]))
 
 
 TRAINABLE = {
@@ -245,7 +245,7 @@ def test_the_module_compiles_to_one_graph() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_only_corrupted_patches_are_predicted(target: str) -> None:
     task, images = masked_task(target), pictures(12, 3, 32, 32)
-    said = 0.1 * random_images(12, 8, task.target.outputs)
+    predictions = 0.1 * random_images(12, 8, task.target.outputs)
     drawn = corruption_by(task, 4, 1, np.arange(10, 22))
 
     assert (drawn.sources != drawn.places).any()
@@ -255,16 +255,16 @@ def test_only_corrupted_patches_are_predicted(target: str) -> None:
             for field, expected in zip(fields, drawn, strict=True):
                 assert torch.equal(field, expected)
             assert images.min() < -0.9  # normalized
-            return said
+            return predictions
 
     loss, sums = task.loss(Constant(), examples(images, first=10, seed=4, epoch=1))
     wanted = task.target.targets(images)
     asked = torch.stack([wanted[row, drawn.places[row]] for row in range(12)])  # (B, n, X)
     if target == "pixels":
-        expected = (said - asked).square().mean()
+        expected = (predictions - asked).square().mean()
         assert sums.keys() == {"loss", "count"}
     else:
-        logits = said.view(12, 8, asked.shape[2], 512)
+        logits = predictions.view(12, 8, asked.shape[2], 512)
         chosen = logits.log_softmax(dim=3).gather(3, asked[..., None])
         expected = -chosen.mean()
         accuracy = (logits.argmax(dim=3) == asked).float().mean()
@@ -317,7 +317,7 @@ def test_tiny_model_overfits_one_batch(target: str, channels: int, precision: to
         optimizer.zero_grad()
         losses.append(loss.item())
     if target != "pixels":
-        assert losses[0] == pytest.approx(np.log(8**channels), rel=1e-5)  # at first, every class alike
+        assert losses[0] == pytest.approx(np.log(8**channels), rel=1e-5)  # at first, all are equally probable
     assert losses[-1] < 0.3 * losses[0]
 
 
@@ -337,7 +337,7 @@ def test_validation_is_the_mean_over_a_split_and_repeatable(target: str) -> None
         assert found["accuracy"] == pytest.approx(float(sums["correct"] / 7))
 
 
-# What is left of it
+# After pre-training
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])

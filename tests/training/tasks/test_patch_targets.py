@@ -103,8 +103,8 @@ def test_pixels_are_normalized_patches_and_their_picture_is_the_image() -> None:
     assert target.outputs == wanted.shape[2]
     tiles = torch.from_numpy(np.array([patches_of(image, (4, 6)) for image in images.numpy()]))
     torch.testing.assert_close(target.pictures(target.predictions(wanted)), tiles)
-    said = torch.zeros_like(wanted).requires_grad_()
-    torch.testing.assert_close(target.measure(said, wanted)["loss"], wanted.square().mean(dim=(1, 2)))
+    predictions = torch.zeros_like(wanted).requires_grad_()
+    torch.testing.assert_close(target.measure(predictions, wanted)["loss"], wanted.square().mean(dim=(1, 2)))
 
 
 def test_patches_too_small_for_the_target_are_rejected() -> None:

@@ -38,7 +38,7 @@ def test_teacher_returns_its_models_logits_of_normalized_images(tmp_path: Path) 
 
 
 def test_teacher_outputs_can_be_targets_and_the_teacher_gets_no_gradient(tmp_path: Path) -> None:
-    """Tensors of inference mode may not."""
+    """Tensors of inference mode cannot be targets."""
     teacher = open_teacher(saved(tmp_path, class_names=PETS), PETS, device="cpu")
     teacher.model.requires_grad_(True)
     assert not teacher(pictures(2, 3, 32, 32)).requires_grad
@@ -109,7 +109,7 @@ def test_numbered_or_surplus_names_are_ignored(capsys) -> None:
 
 
 def test_wordnet_ids_match_imagenet_class_names(capsys) -> None:
-    """ImageNet's folders have the ids for names, its models the words, both in the order of the ids."""
+    """ImageNet's folders are named by ids, its models' classes by words, both in the order of the ids."""
     ids = ("n01440764", "n01443537")
     assert class_order("t", ("tench", "goldfish"), 2, ids) is None
     assert "in words" in capsys.readouterr().out
