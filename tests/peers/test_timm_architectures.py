@@ -146,7 +146,7 @@ def test_every_vit_of_timm_is_read_correctly_or_rejected() -> None:
             if found := differences(config, peer):
                 wrong[name] = found
             if read(source_of(name, peer, global_pool=None)) != config:  # as in some old files
-                wrong[name] = "its pooling where none is told"
+                wrong[name] = "its pooling if none is given"
     assert wrong == {}
     assert num_read >= 151  # of 193 in timm 1.0.31
 
