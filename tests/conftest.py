@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no process is left alone with one at the end."""
     rank = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    """Exempt imported modules from garbage collection, which otherwise takes a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 @pytest.fixture(autouse=True, scope="session")
