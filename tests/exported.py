@@ -1,4 +1,4 @@
-"""One small model, exported once per format for all tests that need a file and not its writing."""
+"""One small model, exported once per format for all tests that only read the file."""
 
 import dataclasses
 import shutil
@@ -16,14 +16,14 @@ NAMES = ("ant", "bee", "cat", "dog", "emu")
 
 
 def exportable_model() -> VisionTransformer:
-    """The model of the files; its pictures are cropped."""
+    """The model of the exported files; its preprocessing crops."""
     return with_preprocess(
         small_model(class_names=NAMES, depth=1), Preprocess(image_size=(32, 32), crop_pct=0.9)
     )
 
 
 def export_small(folder: Path, suffix: str) -> Path:
-    """A file that takes pictures."""
+    """Export the model to a file that takes pictures."""
     from vitascope.deploy.export.export import export
     from vitascope.deploy.export.formats import FORMATS
 
@@ -32,7 +32,7 @@ def export_small(folder: Path, suffix: str) -> Path:
 
 
 def write_copies(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    """Let `export` copy the model's file instead of tracing the model; everything else happens."""
+    """Let `export` copy the model's file instead of tracing the model; everything else runs."""
     from vitascope.deploy.export import export as module
     from vitascope.deploy.export.formats import FORMATS
     from vitascope.deploy.predict.runtimes import files_of

@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub on this machine: it takes uploads and serves what it has."""
+"""A stand-in for the Hugging Face hub on this machine: it accepts uploads and serves its files."""
 
 import base64
 import hashlib
@@ -16,11 +16,11 @@ from huggingface_hub import constants
 
 COMMIT = "c" * 40
 OWNER = "me"
-"""Whom every token belongs to."""
+"""The owner of every token."""
 
 
 class Hub:
-    """The repositories of a stand-in, by id and file name, and the requests that it got."""
+    """The repositories of a stand-in, by id and file name, and the tokens of the uploads."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, bytes]] = {}
@@ -54,13 +54,13 @@ class Hub:
         return 200, {"commitUrl": f"{constants.ENDPOINT}/{repo}/commit/{COMMIT}", "commitOid": COMMIT}
 
     def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        """The answer to a download request: what a repository has, or one of its files."""
+        """The answer to a download request: the file names of a repository, or one file."""
         if path.startswith("/api/models/"):
             repo = path.removeprefix("/api/models/").partition("/revision/")[0]
             names = [{"rfilename": name} for name in self.repositories[repo]]
             return 200, {}, json.dumps({"id": repo, "sha": COMMIT, "siblings": names}).encode()
         repo, _, rest = path.removeprefix("/").partition("/resolve/")
-        if repo not in self.repositories:  # the client asks for settings of its own, too
+        if repo not in self.repositories:  # the client asks for its own settings, too
             return 404, {}, b"{}"
         content = self.repositories[repo][rest.partition("/")[2]]
         etag = hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source: layers stay layers only where something checks."""
+"""The rules for imports and names, checked in the source of the package."""
 
 import ast
 import functools
@@ -13,7 +13,7 @@ import vitascope
 ROOT = Path(vitascope.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-# What each layer may import of this package, beside itself and `errors`.
+# The packages that each layer may import, beside itself and `errors`.
 ALLOWED = {
     "model": set(),
     "data": set(),
@@ -37,13 +37,13 @@ FOR_ALL = {"errors", "formatting", "storage", "pickles", "_version"}
 
 
 def module_of(path: Path) -> str:
-    """`vitascope.data.loading` for its file."""
+    """The name of a file's module: `vitascope.data.loading`."""
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def layer_of(path: Path) -> str:
-    """`data` for data/loading.py, `errors` for errors.py, `deploy.export` for deploy/export/formats.py."""
+    """The layer of a file: `data` for data/loading.py, `deploy.export` for deploy/export/formats.py."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     if parts[0] == "deploy" and parts[1] != "__init__":
         return ".".join(parts[:2])
@@ -58,7 +58,7 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
 
 @functools.cache
 def imports(path: Path) -> frozenset[str]:
-    """Every module that a file imports, in functions and under TYPE_CHECKING too."""
+    """Every module that a file imports, also in functions and under TYPE_CHECKING."""
     package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
     found: set[str] = set()
     for node in nodes_of(path):
@@ -84,22 +84,22 @@ def is_module(name: str) -> bool:
 
 
 def of_ours(path: Path) -> set[str]:
-    """What a file imports of this package: `data.preprocess`, `errors`."""
+    """The modules of this package that a file imports: `data.preprocess`, `errors`."""
     return {name.removeprefix("vitascope.") for name in imports(path) if name.startswith("vitascope.")}
 
 
 def name_of(path: Path) -> str:
-    """`data/loading.py` for its file."""
+    """The path of a file in the package: `data/loading.py`."""
     return str(path.relative_to(ROOT))
 
 
-def test_layers_import_only_what_lies_below_them() -> None:
+def test_layers_import_only_layers_below_them() -> None:
     offenders = []
     for path in FILES:
         layer = layer_of(path)
         if layer in ("cli", "__init__"):
             continue  # the top: everything lies below
-        assert layer in ALLOWED, f"a new layer: list in ALLOWED what {layer} may import"
+        assert layer in ALLOWED, f"a new layer: list the allowed imports of {layer} in ALLOWED"
         known = {layer, *FOR_ALL, *ALLOWED[layer]}
         offenders += [
             f"{name_of(path)} imports {name}"
@@ -109,17 +109,17 @@ def test_layers_import_only_what_lies_below_them() -> None:
     assert not offenders
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_imports_have_no_cycles() -> None:
     """Imports inside functions and for types count too."""
     below = {module_of(path): {f"vitascope.{name}" for name in of_ours(path)} for path in FILES}
-    for _ in range(len(below)):  # leave out what imports none of the others, or is imported by none
+    for _ in range(len(below)):  # leave out modules that import no other or that no other imports
         imported = set().union(*below.values())
         below = {name: names & set(below) - {name} for name, names in below.items() if name in imported}
         below = {name: names for name, names in below.items() if names}
-    assert not below, f"circles of imports: {below}"
+    assert not below, f"cyclic imports: {below}"
 
 
-def test_a_class_has_its_name_alone() -> None:
+def test_class_names_are_unique() -> None:
     names = Counter(
         node.name
         for path in FILES
@@ -130,7 +130,7 @@ def test_a_class_has_its_name_alone() -> None:
     assert not [name for name, count in names.items() if count > 1]
 
 
-def test_nothing_else_imports_the_command_line() -> None:
+def test_only_the_command_line_imports_itself() -> None:
     others = [path for path in FILES if layer_of(path) != "cli"]
     assert not [
         name_of(path)
@@ -139,7 +139,7 @@ def test_nothing_else_imports_the_command_line() -> None:
     ]
 
 
-def test_model_needs_nothing_but_torch() -> None:
+def test_model_imports_only_torch() -> None:
     allowed = {"vitascope", "torch", *sys.stdlib_module_names}
     outside = {
         name_of(path): {name.split(".")[0] for name in imports(path)} - allowed
@@ -150,7 +150,7 @@ def test_model_needs_nothing_but_torch() -> None:
     assert not {name: modules for name, modules in outside.items() if modules}
 
 
-def test_nothing_imports_the_libraries_we_are_compared_with() -> None:
+def test_only_teachers_import_peer_libraries() -> None:
     peers = {"timm", "transformers", "torchvision"}
     exceptions = {"vitascope.training.tasks.teachers": {"timm", "transformers"}}
     found = {
@@ -161,7 +161,7 @@ def test_nothing_imports_the_libraries_we_are_compared_with() -> None:
     assert not {name: modules for name, modules in found.items() if modules}
 
 
-def test_only_the_package_itself_imports_by_text() -> None:
+def test_only_the_package_init_imports_dynamically() -> None:
     forbidden = {"import_module", "__import__", "exec", "eval"}
     offenders = []
     for path in FILES:
@@ -173,13 +173,13 @@ def test_only_the_package_itself_imports_by_text() -> None:
     assert not offenders
 
 
-def test_every_file_has_a_name_that_says_what_is_in_it() -> None:
+def test_no_file_has_a_vague_name() -> None:
     vague = {"utils", "util", "common", "misc", "helpers", "helper"}
     parts = {name_of(path): path.relative_to(ROOT).with_suffix("").parts for path in FILES}
     assert not [name for name, own in parts.items() if vague & {part.strip("_") for part in own}]
 
 
-def test_only_run_knows_the_names_of_the_files_in_a_run_folder() -> None:
+def test_only_run_names_the_files_of_a_run_folder() -> None:
     names = {"config.yaml", "metrics.jsonl", "environment.json", "predictions.npz", "split.jsonl.gz"}
     assert not [
         f"{name_of(path)}: {node.value}"
@@ -201,7 +201,7 @@ def test_private_names_stay_in_their_module() -> None:
     ]
 
 
-def test_reading_of_imports_sees_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_import_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "import torch.nn as nn\nfrom . import loading\nfrom ..errors import UserError\n"
     source += "def f():\n    from vitascope import explain\n    import vitascope.model.vit\n"
     root = tmp_path / "vitascope"

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and how it refuses."""
+"""The command line: its output, its files and its errors."""
 
 import ast
 import contextlib
@@ -100,8 +100,8 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What is said about a request that cannot be met: one line, status 2, nothing else."""
+def error_line(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The error message of a rejected request: one line, status 2, nothing else."""
     capsys.readouterr()
     assert main(argv) == 2
     out, err = capsys.readouterr()
@@ -156,8 +156,8 @@ def test_help_names_every_recipe(command: str, capsys: pytest.CaptureFixture[str
     assert set(RECIPES) <= set(re.findall(r"[a-z][a-z-]*", listed))
 
 
-def told(source: Path) -> Iterator[tuple[str, str]]:
-    """Name and text of the fields that the classes of a file document."""
+def documented_fields(source: Path) -> Iterator[tuple[str, str]]:
+    """The documented fields of the classes in a file: name and text."""
     for kind in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         for field, text in itertools.pairwise(kind.body if isinstance(kind, ast.ClassDef) else []):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
@@ -167,8 +167,8 @@ def told(source: Path) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("source", HELP_SOURCES, ids=lambda source: source.name)
 def test_help_breaks_lines_only_after_sentences(source: Path) -> None:
-    """The help keeps a text's lines, however wide the window is."""
-    texts = dict(told(source))
+    """The help keeps the line breaks of a text at any width."""
+    texts = dict(documented_fields(source))
     assert texts
     lines = {name: line for name, text in texts.items() for line in text.splitlines()}
     assert {name: line for name, line in lines.items() if not line.strip().endswith(".")} == {}
@@ -186,7 +186,7 @@ def test_help_fits_80_columns(
 
 @pytest.mark.parametrize("module", sorted((ROOT / "cli").glob("*.py")), ids=lambda module: module.name)
 def test_commands_only_parse_call_and_print(module: Path) -> None:
-    """Without tensors, arrays and pictures a command computes nothing, and short functions have no steps."""
+    """Commands import no library of tensors, arrays or images, and their functions are short."""
     tree = ast.parse(module.read_text(encoding="utf-8"))
     imported = {name.split(".")[0] for name in imports(module)}
     assert not imported & {"torch", "numpy", "PIL", "matplotlib", "scipy", "safetensors"}
@@ -211,13 +211,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("import vitascope; vitascope.__all__; dir(vitascope)", ["torch", "numpy", "PIL"]),
     ],
 )
-def test_what_needs_no_torch_does_not_wait_for_it(code: str, absent: list[str]) -> None:
+def test_help_models_and_public_names_import_no_torch(code: str, absent: list[str]) -> None:
     code = f"import sys; {code}; print('\\n', [name for name in {absent} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1].strip() == "[]"
 
 
-def test_program_and_module_are_the_same() -> None:
+def test_module_runs_the_command_line() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "vitascope.cli", "modles"], capture_output=True, text=True, check=False
     )
@@ -243,7 +243,9 @@ def test_models_lists_every_name_and_its_source(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("options", [[], ["--image-size", "448", "--num-classes", "7"]])
-def test_models_counts_what_is_built(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_counts_the_parameters_of_the_built_model(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     import torch
 
     from vitascope.model.classifier import build
@@ -258,13 +260,13 @@ def test_models_counts_what_is_built(options: list[str], capsys: pytest.CaptureF
         assert row.pop("architecture") == ("resnet" if name.startswith("resnet") else "vit")
         config = NAMED_SIZES[name].kind.from_dict(row)
         if not options:
-            assert config == named_config(name)  # each at its own size
+            assert config == named_config(name)  # each with its own image size
         with torch.device("meta"):
             model = build(config)
         assert counted == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_models_that_a_size_does_not_fit_are_named_with_the_reason(
+def test_models_that_an_image_size_does_not_fit_are_named_with_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = ["models", "--image-size", "240"]  # 15 patches of 16, but no whole number of 14 or 32
@@ -277,13 +279,13 @@ def test_models_that_a_size_does_not_fit_are_named_with_the_reason(
     for name in list_models():
         assert ("left out" in lines[name]) == (name not in fits)
     assert "nearest: 238x238" in lines["vit_h14"]
-    assert "0x0" in refusal(["models", "--image-size", "0"], capsys)
+    assert "0x0" in error_line(["models", "--image-size", "0"], capsys)
 
 
 # --- a run, from training to explanation
 
 
-def test_train_leaves_a_whole_run(place: SimpleNamespace) -> None:
+def test_train_writes_a_complete_run_folder(place: SimpleNamespace) -> None:
     names = {path.name for path in place.run.iterdir()}
     assert {"config.yaml", "metrics.jsonl", "model", "figures"} <= names
     assert {path.name for path in (place.run / "model").iterdir()} == {
@@ -296,17 +298,21 @@ def test_train_leaves_a_whole_run(place: SimpleNamespace) -> None:
             assert min(image.size) > 100
 
 
-def test_train_says_what_came_out(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--data", "data", "--run", "runs/said", *SHAPE, *SHORT]) == 0
+def test_train_prints_the_result_and_its_files(
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--data", "data", "--run", "runs/printed", *SHAPE, *SHORT]) == 0
     out = capsys.readouterr().out
-    summary = json.loads((here.root / "runs/said/metrics.jsonl").read_text().splitlines()[-1])
+    summary = json.loads((here.root / "runs/printed/metrics.jsonl").read_text().splitlines()[-1])
     assert f"{summary['correct']} of {summary['images']} images" in out
-    for path in [Path("runs/said/model"), *Path("runs/said/figures").iterdir()]:
+    for path in [Path("runs/printed/model"), *Path("runs/printed/figures").iterdir()]:
         assert str(path) in out
-    assert "report runs/said/report.html" in out
+    assert "report runs/printed/report.html" in out
 
 
-def test_train_says_what_the_data_are(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_prints_a_summary_of_the_data(
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
     colours(here.root / "mixed" / "Training_Set", {"red": (200, 40, 40), "blue": (40, 40, 200)})
     colours(here.root / "mixed" / "TEST", {"red": (210, 40, 40), "blue": (40, 40, 210)})
     (here.root / "mixed" / "TEST" / "red" / "clip.mov").write_bytes(b"x")
@@ -319,7 +325,7 @@ def test_train_says_what_the_data_are(here: SimpleNamespace, capsys: pytest.Capt
     ]
 
 
-def test_report_is_made_again(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_is_reproduced(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     page = here.run / "report.html"
     first = page.read_bytes()
     page.unlink()
@@ -330,10 +336,10 @@ def test_report_is_made_again(here: SimpleNamespace, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("run", ["nowhere", "data", "runs/tiny/model", "data/red/0.png"])
-def test_report_of_what_is_no_run_is_refused(
+def test_report_rejects_a_path_that_is_not_a_run(
     here: SimpleNamespace, run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert f"{run}: not a run folder" in refusal(["report", run], capsys)
+    assert f"{run}: not a run folder" in error_line(["report", run], capsys)
 
 
 def test_default_run_folders_are_numbered(here: SimpleNamespace) -> None:
@@ -342,7 +348,7 @@ def test_default_run_folders_are_numbered(here: SimpleNamespace) -> None:
         assert (here.root / "runs" / name / "model").is_dir()
 
 
-def test_evaluate_measures_the_run_own_test_images(
+def test_evaluate_uses_the_test_images_of_the_run(
     here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", "runs/tiny", "--json"]) == 0
@@ -358,7 +364,9 @@ def test_evaluate_measures_the_run_own_test_images(
     assert found["accuracy"] == found["correct"] / found["images"]
 
 
-def test_evaluate_says_the_same_in_words(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_prints_the_numbers_of_its_json(
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["evaluate", "runs/tiny", "--data", "data", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert (found["images"], found["trained_on"]) == (4, 16)
@@ -374,7 +382,7 @@ def test_evaluate_says_the_same_in_words(here: SimpleNamespace, capsys: pytest.C
         assert any(line.split()[:2] == [name, f"{share:.2%}"] for line in out.splitlines())
 
 
-def test_evaluate_names_what_it_left_out(
+def test_evaluate_names_unreadable_images(
     here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     colours(tmp_path / "some", {"red": (190, 40, 40), "blue": (40, 40, 190)})
@@ -386,7 +394,7 @@ def test_evaluate_names_what_it_left_out(
     assert "of 20 images" in out
 
 
-def test_predict_gives_every_class_with_its_share(
+def test_predict_prints_every_class_with_its_score(
     here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pictures = ["data/red/0.png", "data/blue/3.png"]
@@ -405,12 +413,14 @@ def test_predict_gives_every_class_with_its_share(
             assert line.split()[:2] == [guess["label"], f"{guess['score']:.2%}"]
 
 
-def test_predict_top_k_limits_the_answer(here: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_top_k_limits_the_predictions(
+    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["predict", "runs/tiny/model", "data/red/0.png", "--top-k", "1", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)[0]["predictions"]) == 1
 
 
-def test_convert_says_what_another_preprocessing_changes(
+def test_convert_prints_the_effect_of_another_preprocessing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, channels in (("colours", 3), ("satellite", 4)):
@@ -422,16 +432,16 @@ def test_convert_says_what_another_preprocessing_changes(
 
 
 @pytest.mark.parametrize("to", ["vitascope", "timm"])
-def test_convert_writes_a_model_that_answers_the_same(
+def test_convert_writes_a_model_with_the_same_predictions(
     here: SimpleNamespace, tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, pictures = tmp_path / "converted", ["data/red/0.png", "data/blue/3.png"]
     assert main(["convert", "runs/tiny", str(out), "--to", to, "--images", *pictures]) == 0
-    said = capsys.readouterr().out
-    assert f"from vitascope to {to}" in said
-    assert "parity: bitwise the same in every layer, on 2 pictures" in said
+    printed = capsys.readouterr().out
+    assert f"from vitascope to {to}" in printed
+    assert "parity: bitwise the same in every layer, on 2 pictures" in printed
     for path in out.iterdir():
-        assert str(path) in said
+        assert str(path) in printed
     answers = []
     for model in ("runs/tiny", str(out)):
         assert main(["predict", model, *pictures, "--json"]) == 0
@@ -444,11 +454,11 @@ def test_convert_overwrites_nothing(
     here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "note.txt").write_text("mine")
-    assert "not an empty folder" in refusal(["convert", "runs/tiny", str(tmp_path)], capsys)
+    assert "not an empty folder" in error_line(["convert", "runs/tiny", str(tmp_path)], capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
 
 
-def test_options_of_the_model_are_trained_written_down_and_reproduced(
+def test_model_options_are_trained_saved_and_reproduced(
     here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["positions=rotary", "attention=axial", "num_registers=2", "mlp=swiglu", "head=zero"]
@@ -458,7 +468,7 @@ def test_options_of_the_model_are_trained_written_down_and_reproduced(
     assert {f"{name}={saved[name]}" for name in (option.partition("=")[0] for option in options)} == {
         *options
     }
-    assert not (here.root / "runs/other/figures/positions.png").exists()  # rotary positions are no vectors
+    assert not (here.root / "runs/other/figures/positions.png").exists()  # rotary positions have no vectors
     assert main(["train", "--config", "runs/other/config.yaml", "--run", "runs/other-again"]) == 0
     first, again = (
         here.root / "runs" / name / "model/model.safetensors" for name in ("other", "other-again")
@@ -479,15 +489,15 @@ def test_options_of_the_model_are_trained_written_down_and_reproduced(
         ("num_registers=-1", "at least 0"),
     ],
 )
-def test_option_of_the_model_that_cannot_be_is_refused_in_one_line(
+def test_invalid_model_option_is_rejected_in_one_line(
     here: SimpleNamespace, option: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["train", "--data", "data", "--run", "runs/none", *SHAPE, *SHORT, "--options", option]
-    assert reason in refusal(argv, capsys)
+    assert reason in error_line(argv, capsys)
     assert not Path("runs/none").exists()
 
 
-def test_config_of_a_run_reproduces_its_weights_to_the_bit(here: SimpleNamespace) -> None:
+def test_config_of_a_run_reproduces_its_weights_bitwise(here: SimpleNamespace) -> None:
     assert main(["train", "--config", "runs/tiny/config.yaml", "--run", "runs/again"]) == 0
     ours, again = (here.root / "runs" / name / "model" for name in ("tiny", "again"))
     assert content(ours).keys() != content(again).keys()
@@ -510,17 +520,17 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
 
     tuned, start = from_pretrained("runs/tuned"), from_pretrained("runs/tiny")
     assert tuned.config.class_names == ("green", "grey", "white")
-    for name, value in tuned.state_dict().items():  # so small a rate leaves the body where it started
+    for name, value in tuned.state_dict().items():  # the learning rate is too small to change the body
         if not name.startswith("head."):
             assert (value - start.state_dict()[name]).abs().max() < 1e-25, name
     assert main(["predict", "runs/tuned", "data/red/0.png"]) == 0
 
 
-# --- refusals
+# --- errors
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["trian"], "unknown command 'trian'; nearest: train"),
         (["--data", "x"], "unknown command '--data'"),
@@ -574,24 +584,24 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
-def test_what_cannot_be_done_is_refused_in_one_line_and_leaves_nothing(
-    here: SimpleNamespace, argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_request_is_rejected_in_one_line_and_leaves_nothing(
+    here: SimpleNamespace, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here.root / "empty").mkdir(exist_ok=True)
     if not (here.root / "single").exists():
         colours(here.root / "single", {"red": (200, 40, 40)}, 3)
     before = sorted(here.root.rglob("*"))
-    assert said in refusal(argv, capsys)
+    assert message in error_line(argv, capsys)
     assert sorted(here.root.rglob("*")) == before
 
 
-def test_existing_run_folder_is_refused_and_not_touched(
+def test_existing_run_folder_is_rejected_and_not_touched(
     here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content(here.run)
-    said = refusal(["train", "--data", "data", "--run", "runs/tiny", *SHAPE, *SHORT], capsys)
-    assert "runs/tiny exists" in said
-    assert "--resume runs/tiny" in said
+    message = error_line(["train", "--data", "data", "--run", "runs/tiny", *SHAPE, *SHORT], capsys)
+    assert "runs/tiny exists" in message
+    assert "--resume runs/tiny" in message
     assert content(here.run) == before
 
 
@@ -605,22 +615,22 @@ def test_existing_run_folder_is_refused_and_not_touched(
         (["evaluate"], "MODEL"),
     ],
 )
-def test_value_that_is_missing_or_of_the_wrong_kind_is_refused_in_one_line(
+def test_missing_or_malformed_value_is_rejected_in_one_line(
     argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refusal(argv, capsys)
-    assert reason in said
-    assert f"vitascope {argv[0]} --help" in said
+    message = error_line(argv, capsys)
+    assert reason in message
+    assert f"vitascope {argv[0]} --help" in message
 
 
-def test_picture_that_cannot_be_written_is_refused_in_one_line(
+def test_unwritable_picture_is_reported_in_one_line(
     here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["explain", "runs/tiny", str(next(Path("data").rglob("*.png"))), "--out", "broken.jpg/map.png"]
-    assert "broken.jpg" in refusal(argv, capsys)
+    assert "broken.jpg" in error_line(argv, capsys)
 
 
-def test_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **options: object) -> None:
         raise RuntimeError("a bug")
 
@@ -629,7 +639,7 @@ def test_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> N
         main(["models"])
 
 
-def test_stops_have_their_own_status(
+def test_interrupts_have_their_own_exit_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vitascope.errors import Interrupted

@@ -1,4 +1,4 @@
-"""`vitascope bench`: what it prints and what it refuses."""
+"""`vitascope bench`: its output and its errors."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from vitascope.weights.saving import save_pretrained
 
 @pytest.fixture(autouse=True)
 def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own products take long, and not every machine has bf16."""
+    """Measure small matrix products, because large ones take long, and bf16 on any machine."""
     monkeypatch.setattr(throughput, "CPU_PRODUCT", 64)
     monkeypatch.setattr(throughput, "has_bf16", lambda device: True)
 
@@ -27,8 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     status = main(["bench", *words])
-    said = capsys.readouterr()
-    return status, said.out, said.err
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
 
 
 def test_bench_prints_a_line_for_each_batch_and_precision(folder: str, capsys) -> None:
@@ -47,7 +47,7 @@ def test_bench_prints_a_line_for_each_batch_and_precision(folder: str, capsys) -
     assert "in bf16" in ceiling
 
 
-def test_bench_says_in_a_line_why_bf16_is_left_out(
+def test_bench_explains_in_one_line_why_bf16_is_left_out(
     folder: str, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(throughput, "has_bf16", lambda device: False)
@@ -83,7 +83,7 @@ def test_bench_prints_json(folder: str, capsys) -> None:
     assert found["threads"] >= 1
 
 
-def test_bench_table_says_what_the_times_come_to() -> None:
+def test_bench_table_has_throughput_latency_and_share_of_the_ceiling() -> None:
     row = Throughput(
         batch_size=8,
         precision="bf16",
@@ -102,7 +102,7 @@ def test_bench_table_says_what_the_times_come_to() -> None:
     assert {len(line.removesuffix("  <- auto")) for line in (first, second)} == {column}
 
 
-def test_machine_without_units_is_said_to_have_none() -> None:
+def test_machine_without_bf16_units_is_described() -> None:
     found = {"torch": "2.13", "threads": 2, "cores": 4, "bf16_units": None}
     assert in_words(found) == "torch 2.13, 2 threads on 4 cores, no units for bf16"
 
@@ -117,14 +117,14 @@ def test_machine_without_units_is_said_to_have_none() -> None:
         (["--device", "nonsense"], "nonsense"),
     ],
 )
-def test_bench_refuses_what_cannot_be_measured(folder: str, words: list[str], complaint: str, capsys) -> None:
+def test_bench_rejects_invalid_options(folder: str, words: list[str], complaint: str, capsys) -> None:
     status, out, err = run(capsys, folder, *words)
     assert (status, out) == (2, "")
     assert complaint in err
     assert err.count("\n") == 1
 
 
-def test_bench_names_the_model_that_is_not_there(tmp_path: Path, capsys) -> None:
+def test_bench_names_a_missing_model(tmp_path: Path, capsys) -> None:
     status, _, err = run(capsys, str(tmp_path / "none"))
     assert status == 2
     assert "none" in err

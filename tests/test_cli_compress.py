@@ -10,31 +10,31 @@ from vitascope.weights.saving import save_pretrained
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the digits' classes, as a folder."""
+    """A model folder with the classes of digits."""
     folder = tmp_path_factory.mktemp("model") / "digits"
     names = tuple("0123456789")
     model = small_model(image_size=8, patch_size=2, in_channels=1, num_classes=10, class_names=names)
     return save_pretrained(model, folder)
 
 
-def test_compress_writes_a_model_and_says_what_it_costs_and_brings(
+def test_compress_writes_a_model_and_prints_a_comparison(
     digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
     asked = ["--merge", "2", "--heads", "1", "--mlp-ratio", "2", "--data", "digits", "--images", "40"]
     assert main(["compress", str(digits), str(out), *asked]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     before, after = from_pretrained(digits).config, from_pretrained(out).config
     assert (after.num_heads, after.option("mlp_ratio"), after.option("token_merging")) == (1, 2, 2)
-    assert said.splitlines()[1].split() == [
+    assert printed.splitlines()[1].split() == [
         "parameters",
         f"{before.num_parameters:,}",
         f"{after.num_parameters:,}",
     ]
-    assert said.count("%") == 2
-    assert "accuracy, 360 images" in said
-    assert "images/s, batch 8" in said
-    assert f"continue training: vitascope train --data digits --weights {out}" in said
+    assert printed.count("%") == 2
+    assert "accuracy, 360 images" in printed
+    assert "images/s, batch 8" in printed
+    assert f"continue training: vitascope train --data digits --weights {out}" in printed
 
 
 def test_compress_merges_without_data(
@@ -42,8 +42,8 @@ def test_compress_merges_without_data(
 ) -> None:
     assert main(["compress", str(digits), str(tmp_path / "merged"), "--merge", "3"]) == 0
     assert "accuracy" not in capsys.readouterr().out
-    assert main(["compress", str(tmp_path / "merged"), str(tmp_path / "whole"), "--merge", "0"]) == 0
-    assert from_pretrained(tmp_path / "whole").config == from_pretrained(digits).config
+    assert main(["compress", str(tmp_path / "merged"), str(tmp_path / "unmerged"), "--merge", "0"]) == 0
+    assert from_pretrained(tmp_path / "unmerged").config == from_pretrained(digits).config
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_compress_merges_without_data(
         (["--merge", "2", "--data", "nowhere"], "nowhere: no such folder"),
     ],
 )
-def test_compress_refuses_and_leaves_nothing_behind(
+def test_compress_rejects_invalid_options_and_leaves_nothing(
     digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], complaint: str
 ) -> None:
     assert main(["compress", str(digits), str(tmp_path / "out"), *options]) == 2

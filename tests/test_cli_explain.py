@@ -1,4 +1,4 @@
-"""`vitascope explain`: every method's picture, the comparison's table, and refusals."""
+"""`vitascope explain`: every method's picture, the comparison's table, and errors."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.explain.figures import num_colours
-from tests.test_cli import SHAPE, SHORT, colours, here, place, refusal  # noqa: F401 - fixtures
+from tests.test_cli import SHAPE, SHORT, colours, error_line, here, place  # noqa: F401 - fixtures
 from vitascope.cli import main
 from vitascope.cli.explain import Explain, Method, labelled_test_images
 from vitascope.explain.figures import VIEWS, draw
@@ -23,7 +23,7 @@ PICTURE = "data/red/0.png"
 
 @pytest.fixture(scope="module")
 def others(place: SimpleNamespace) -> SimpleNamespace:  # noqa: F811
-    """Beside the tiny run: a ResNet's, a body without a head, and folders that cannot be explained."""
+    """The tiny run, a ResNet's run, a body without a head, and folders that cannot be explained."""
     import contextlib
 
     with contextlib.chdir(place.root):
@@ -53,7 +53,7 @@ def test_methods_of_the_command_are_those_of_the_library() -> None:
     assert get_args(Method) == (*METHODS, *VIEWS)
 
 
-def test_every_setting_of_a_method_is_an_option_and_missing_by_default() -> None:
+def test_every_setting_of_a_method_is_an_option_and_unset_by_default() -> None:
     known = [*METHODS.values(), *VIEWS.values()]
     for name in {setting for each in known for setting in each.settings} - {"steps", "window"}:
         assert getattr(Explain(model="m"), name) is None, name
@@ -69,7 +69,7 @@ def test_help_names_the_default_method(capsys: pytest.CaptureFixture[str]) -> No
     "method",
     [*METHODS, *(name for name, view in VIEWS.items() if view.takes != "nothing" and name != "distance")],
 )
-def test_picture_of_every_method_is_written_and_named(
+def test_every_method_writes_a_picture_and_prints_its_path(
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
     method: str,
@@ -78,16 +78,16 @@ def test_picture_of_every_method_is_written_and_named(
     out = tmp_path / "seen.png"
     pixels = explain("runs/tiny", PICTURE, "--method", method, out=out)
     assert num_colours(pixels) > 50
-    said = capsys.readouterr().out
-    assert said.endswith(f"{out}\n")
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"{out}\n")
     if method in (*METHODS, "all"):
-        assert said.startswith(("red (", "blue ("))
+        assert printed.startswith(("red (", "blue ("))
     if method in METHODS:
-        assert METHODS[method].title in said
+        assert METHODS[method].title in printed
 
 
 @pytest.mark.parametrize("method", ["distance", "positions", "filters"])
-def test_picture_of_the_model_needs_no_picture(
+def test_views_of_the_model_need_no_picture(
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
     method: str,
@@ -97,7 +97,7 @@ def test_picture_of_the_model_needs_no_picture(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "printed"),
     [
         (["--method", "attention", "--layer", "0", "--head", "1"], "attention, layer 0, head 1"),
         (["--method", "rollout", "--fusion", "max", "--discard", "0.5"], "fusion max, discard 0.5"),
@@ -113,15 +113,15 @@ def test_picture_of_the_model_needs_no_picture(
         (["--method", "rollout", "--image-size", "48"], "attention rollout"),
     ],
 )
-def test_options_are_said(
+def test_options_are_printed(
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
     options: list[str],
-    said: str,
+    printed: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     explain("runs/tiny", PICTURE, *options, out=tmp_path / "seen.png")
-    assert said in capsys.readouterr().out
+    assert printed in capsys.readouterr().out
 
 
 def test_another_target_gives_another_picture(here: SimpleNamespace, tmp_path: Path) -> None:  # noqa: F811
@@ -154,7 +154,7 @@ def test_default_name_never_replaces_a_file(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Pictures of one name in two folders, and one picture explained twice."""
+    """Pictures of the same name in two folders, and one picture explained twice."""
     monkeypatch.chdir(tmp_path)
     pictures = [here.root / "data" / name / "0.png" for name in ("red", "blue", "blue")]
     kept: dict[str, bytes] = {}
@@ -165,11 +165,11 @@ def test_default_name_never_replaces_a_file(
         kept[f"{name}.png"] = (tmp_path / f"{name}.png").read_bytes()
     assert kept["0-rollout.png"] != kept["0-rollout-2.png"]
     explain(str(here.run), str(pictures[0]), "--method", "rollout", out=tmp_path / "0-rollout-2.png")
-    assert (tmp_path / "0-rollout-2.png").read_bytes() == kept["0-rollout.png"]  # named, so replaced
+    assert (tmp_path / "0-rollout-2.png").read_bytes() == kept["0-rollout.png"]  # --out replaces a file
 
 
 @pytest.mark.parametrize("method", [DEFAULT_METHOD, "attention", "features"])
-def test_without_a_picture_the_run_s_test_images_are_shown(
+def test_without_a_picture_the_test_images_of_the_run_are_shown(
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
     method: str,
@@ -183,7 +183,7 @@ def test_without_a_picture_the_run_s_test_images_are_shown(
         assert pixels.shape[1] > 1.2 * pixels.shape[0]  # two pictures, each beside its map
 
 
-def test_grid_of_test_images_has_32_of_them_with_what_was_predicted(
+def test_grid_shows_32_test_images_with_their_predictions(
     here: SimpleNamespace,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -217,7 +217,7 @@ def test_unreadable_test_image_is_named_and_left_out(
     assert caplog.messages[0].startswith("left out: broken.jpg: not a picture")
 
 
-def test_comparison_prints_a_row_for_every_method_and_the_floor(
+def test_comparison_prints_a_row_for_every_method_and_the_random_baseline(
     here: SimpleNamespace,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -246,7 +246,7 @@ def test_comparison_as_json_has_the_numbers_of_each_image(
         assert scores["insertion"] == again["scores"][name]["insertion"]
 
 
-def test_comparison_of_a_run_takes_its_own_test_images(
+def test_comparison_of_a_run_uses_its_own_test_images(
     here: SimpleNamespace,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -281,7 +281,7 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["runs/tiny", "broken.jpg"], "broken.jpg: not a picture"),
         (["runs/tiny", "nowhere.png"], "nowhere.png: no such file"),
@@ -352,14 +352,14 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
-def test_what_cannot_be_explained_is_refused_in_one_line_and_leaves_nothing(
+def test_invalid_request_is_rejected_in_one_line_and_leaves_nothing(
     others: SimpleNamespace,
     argv: list[str],
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(others.root)
     before = sorted(others.root.rglob("*"))
-    assert said in refusal(["explain", *argv], capsys)
+    assert message in error_line(["explain", *argv], capsys)
     assert sorted(others.root.rglob("*")) == before

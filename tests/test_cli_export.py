@@ -1,4 +1,4 @@
-"""`vitascope export` as its users meet it."""
+"""`vitascope export`: its files, its output and the program that it prints."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from vitascope.cli import main
 
 
 def exported(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Save a small model, export it and give what was printed."""
+    """Save a small model, export it and return the printed text."""
     vs.save_pretrained(exportable_model(), folder / "small")
     Image.fromarray(noise(50, 40)).save(folder / "cat.jpg")
     assert main(["export", "small", "--data", "cat.jpg", *words]) == 0
@@ -24,14 +24,14 @@ def exported(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> s
 
 
 def answer_of(script: str, folder: Path) -> str:
-    """What the printed program prints."""
+    """The output of the printed program."""
     command = [sys.executable, "-c", textwrap.dedent(script)]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=120)
     return ended.stdout.strip()
 
 
 def predicted(capsys: pytest.CaptureFixture[str], model: str) -> str:
-    """The label that `vitascope predict` gives."""
+    """The label that `vitascope predict` prints."""
     assert main(["predict", model, "cat.jpg", "--precision", "fp32", "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out)
     return str(row["predictions"][0]["label"])
@@ -39,7 +39,7 @@ def predicted(capsys: pytest.CaptureFixture[str], model: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where we are."""
+    """The current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("format", "library", "names"),
     [("onnx", "onnxscript", ["small.onnx"]), ("openvino", "openvino", ["small.xml", "small.bin"])],
 )
-def test_file_is_written_here_and_the_printed_program_gives_the_label_of_predict(
+def test_file_is_written_and_the_printed_program_prints_the_label_of_predict(
     format: str,
     library: str,
     names: list[str],

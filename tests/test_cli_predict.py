@@ -1,4 +1,4 @@
-"""`vitascope predict` on folders and into files: what it prints, its exit status, and how it goes on."""
+"""`vitascope predict` on folders and into files: its output, exit status and `--resume`."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.model import small_model
-from tests.test_cli import here, place, refusal  # noqa: F401 - fixtures
+from tests.test_cli import error_line, here, place  # noqa: F401 - fixtures
 from vitascope.cli import main
 from vitascope.deploy.predict.predictor import ImageResult
 from vitascope.deploy.predict.result_file import ResultFile
@@ -21,7 +21,7 @@ QUICK = ["--device", "cpu", "--workers", "1", "--batch-size", "4"]
 
 
 def status(*argv: str) -> int:
-    """The exit status, whichever way the program ends."""
+    """The exit status, returned or raised."""
     try:
         return main([*RUN, *argv, *QUICK])
     except SystemExit as stop:
@@ -39,7 +39,7 @@ def images(path: Path | str) -> list[object]:
 EVERY = [f"data/{name}/{number}.png" for name in ("blue", "red") for number in range(10)]
 
 
-def test_folder_is_printed_as_pictures_are(
+def test_folder_is_printed_like_its_pictures(
     here: SimpleNamespace,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -52,7 +52,7 @@ def test_folder_is_printed_as_pictures_are(
     assert capsys.readouterr().out == out
 
 
-def test_json_of_a_folder_is_a_line_a_picture_with_the_same_answers(
+def test_json_of_a_folder_has_one_line_per_picture_with_the_same_predictions(
     here: SimpleNamespace,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -63,7 +63,7 @@ def test_json_of_a_folder_is_a_line_a_picture_with_the_same_answers(
     assert [row["image"] for row in streamed] == EVERY
 
 
-def test_file_has_what_is_printed_and_the_summary_counts(
+def test_result_file_equals_the_printed_json_and_the_summary_counts(
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -76,7 +76,7 @@ def test_file_has_what_is_printed_and_the_summary_counts(
     assert json.loads(capsys.readouterr().out) == {"out": str(out), "pictures": 20, "unreadable": 0}
 
 
-def test_unreadable_picture_is_a_line_is_named_and_makes_the_status_1(
+def test_unreadable_picture_is_named_in_line_and_message_with_status_1(
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -93,7 +93,7 @@ def test_unreadable_picture_is_a_line_is_named_and_makes_the_status_1(
     assert len(others) == 10
 
 
-def test_unreadable_file_among_files_costs_no_answers(
+def test_unreadable_file_does_not_affect_other_predictions(
     here: SimpleNamespace,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -121,7 +121,7 @@ def test_unreadable_file_among_files_costs_no_answers(
     assert "broken.jpg: not a picture" in err
 
 
-def test_one_picture_is_counted_as_one(
+def test_one_picture_is_counted_in_the_singular(
     here: SimpleNamespace,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -135,7 +135,7 @@ def test_one_picture_is_counted_as_one(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_stop_keeps_what_is_written_and_the_same_command_goes_on(
+def test_stopped_job_keeps_its_lines_and_is_resumed(
     signum: signal.Signals,
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
@@ -149,7 +149,7 @@ def test_stop_keeps_what_is_written_and_the_same_command_goes_on(
         if file.tally.images == 6:
             os.kill(os.getpid(), signum)
 
-    child = os.fork()  # a signal is for a process: this one has others' handlers
+    child = os.fork()  # the signal goes to a child, because this process has other handlers
     if not child:
         code = 1
         try:
@@ -165,7 +165,7 @@ def test_stop_keeps_what_is_written_and_the_same_command_goes_on(
         "repeat the command with --resume to continue\n"
     )
     assert images(out) == EVERY[:6]
-    assert f"{out} exists" in refusal([*RUN, "data", "--out", str(out), *QUICK], capsys)
+    assert f"{out} exists" in error_line([*RUN, "data", "--out", str(out), *QUICK], capsys)
     assert status("data", "--out", str(out), "--resume") == 0
     assert "20 images in" in capsys.readouterr().err
     assert images(out) == EVERY
@@ -173,7 +173,7 @@ def test_stop_keeps_what_is_written_and_the_same_command_goes_on(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_killed_run_goes_on_where_it_was(
+def test_killed_job_is_resumed_at_its_last_complete_line(
     suffix: str,
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
@@ -191,7 +191,7 @@ def test_killed_run_goes_on_where_it_was(
             write(file, answer)
             if file.tally.images == 6:
                 file._file.flush()
-                os.truncate(file._lines, file._lines.stat().st_size - 9)  # its last line was cut
+                os.truncate(file._lines, file._lines.stat().st_size - 9)  # cut the last line
                 os.kill(os.getpid(), signal.SIGKILL)
 
         monkeypatch.setattr(ResultFile, "write", die_after_six)
@@ -212,7 +212,7 @@ def test_killed_run_goes_on_where_it_was(
         assert parquet.read_table(out)["image"].to_pylist() == EVERY
 
 
-def test_unreadable_pictures_of_earlier_runs_count(
+def test_unreadable_pictures_of_earlier_runs_are_counted(
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -226,7 +226,7 @@ def test_unreadable_pictures_of_earlier_runs_count(
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["none"], "none: no images there"),
         (["data", "nowhere.jpg"], "nowhere.jpg: no such file"),
@@ -240,29 +240,29 @@ def test_unreadable_pictures_of_earlier_runs_count(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_done_is_refused_in_one_line_and_writes_nothing(
+def test_invalid_request_is_rejected_in_one_line_and_writes_nothing(
     argv: list[str],
-    said: str,
+    message: str,
     here: SimpleNamespace,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (here.root / "none").mkdir(exist_ok=True)
     before = sorted(here.root.rglob("*"))
-    assert said in refusal([*RUN, *argv], capsys)
+    assert message in error_line([*RUN, *argv], capsys)
     assert sorted(here.root.rglob("*")) == before
 
 
-def test_options_that_make_no_sense_leave_no_file(
+def test_invalid_options_leave_no_file(
     here: SimpleNamespace,  # noqa: F811
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    refusal([*RUN, "data", "--out", str(tmp_path / "o.jsonl"), "--workers", "-1"], capsys)
-    refusal(["predict", "data", "data", "--out", str(tmp_path / "o.jsonl")], capsys)
+    error_line([*RUN, "data", "--out", str(tmp_path / "o.jsonl"), "--workers", "-1"], capsys)
+    error_line(["predict", "data", "data", "--out", str(tmp_path / "o.jsonl")], capsys)
     assert not list(tmp_path.iterdir())
 
 
-def test_class_names_of_a_checkpoint_do_not_write_on_the_terminal(
+def test_control_characters_in_class_names_are_escaped(
     here: SimpleNamespace,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,4 +1,4 @@
-"""`vitascope export --int8` as its users meet it."""
+"""`vitascope export --int8`: its files, its output and its errors."""
 
 import re
 from pathlib import Path
@@ -50,9 +50,9 @@ def test_int8_file_is_written_and_its_comparison_printed(
         (["--calibration", "digits"], "--calibration needs --int8"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(words, complaint, model, tmp_path: Path, capsys) -> None:
+def test_invalid_request_is_rejected_in_one_line(words, complaint, model, tmp_path: Path, capsys) -> None:
     assert main(["export", str(model), "--out", str(tmp_path / "a.onnx"), *words]) == 2
-    said = capsys.readouterr().err
-    assert re.search(complaint, said)
-    assert said.count("\n") == 1
+    err = capsys.readouterr().err
+    assert re.search(complaint, err)
+    assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())

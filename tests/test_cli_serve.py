@@ -1,4 +1,4 @@
-"""`vitascope serve`: its options, and how it refuses."""
+"""`vitascope serve`: its options and its errors."""
 
 import dataclasses
 import importlib
@@ -36,7 +36,7 @@ def test_options_reach_the_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--max-batch", "0"], "--max-batch must be at least 1, not 0"),
         (["--port", "70000"], "--port must be at most 65535, not 70000"),
@@ -46,13 +46,13 @@ def test_options_reach_the_settings() -> None:
         (["--max-bach", "3"], "nearest: --max-batch"),
     ],
 )
-def test_option_that_makes_no_sense_is_refused_in_one_line(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_option_is_rejected_in_one_line(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "model", *options]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 
@@ -68,7 +68,7 @@ def test_missing_library_names_the_extra(
         importlib.import_module("vitascope.deploy.server.app")
 
 
-def test_port_in_use_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["serve", str(tmp_path), "--port", port]) == 2

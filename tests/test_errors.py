@@ -1,4 +1,4 @@
-"""Messages: one line that a terminal only displays, whatever is in the files that they quote."""
+"""Error messages: one printable line, whatever they quote."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from vitascope.errors import UserError, check_choice, printable
         ("Ähre 麦穗\u3000سنبله می\u200cرود", "Ähre 麦穗\u3000سنبله می\u200cرود"),
     ],
 )
-def test_control_characters_are_escaped_and_writing_is_kept(text: str, shown: str) -> None:
+def test_control_characters_are_escaped_and_other_scripts_are_kept(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 

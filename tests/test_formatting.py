@@ -4,14 +4,14 @@ from vitascope.formatting import counted, speed
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(0, "0 epochs"), (1, "1 epoch"), (2, "2 epochs"), (1000, "1,000 epochs")]
+    ("count", "expected"), [(0, "0 epochs"), (1, "1 epoch"), (2, "2 epochs"), (1000, "1,000 epochs")]
 )
-def test_one_is_singular(count: int, said: str) -> None:
-    assert counted(count, "epoch") == said
+def test_one_is_singular(count: int, expected: str) -> None:
+    assert counted(count, "epoch") == expected
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(1234.5, "1,234"), (10.4, "10"), (3.14, "3.1"), (0.0421, "0.042"), (0.4, "0.4")]
+    ("value", "expected"), [(1234.5, "1,234"), (10.4, "10"), (3.14, "3.1"), (0.0421, "0.042"), (0.4, "0.4")]
 )
-def test_a_slow_speed_keeps_two_digits(value: float, said: str) -> None:
-    assert speed(value) == f"{said} images/s"
+def test_a_slow_speed_keeps_two_digits(value: float, expected: str) -> None:
+    assert speed(value) == f"{expected} images/s"

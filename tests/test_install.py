@@ -1,4 +1,4 @@
-"""What an installation brings: pinned versions, and extras that the lock file covers."""
+"""The lock file: tested versions with hashes, for the dependencies and the extras."""
 
 import re
 import tomllib
@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def pins(name: str) -> dict[str, str]:
-    """The version of each package in a file of pins, without the `+cpu` of torch's CPU build."""
+    """The version of each package in a file of pinned versions, without the `+cpu` of torch's CPU build."""
     found = re.findall(r"^([\w.-]+)==([^\s+]+)", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[-_.]+", "-", package).lower(): version for package, version in found}
 

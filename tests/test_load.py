@@ -1,4 +1,4 @@
-"""The load generator: it keeps to its times whatever the server does, and counts every request."""
+"""The load generator: it keeps its schedule whatever the server does, and counts every request."""
 
 import asyncio
 import importlib
@@ -13,7 +13,7 @@ load, serving = importlib.import_module("load"), importlib.import_module("servin
 
 
 class Answering(asyncio.Protocol):
-    """Answers after some seconds, with statuses in turn."""
+    """A server that answers after some seconds, with each of its statuses in turn."""
 
     def __init__(self, seconds: float, statuses: "itertools.cycle[int]") -> None:
         self.seconds, self.statuses = seconds, statuses
@@ -33,8 +33,8 @@ class Answering(asyncio.Protocol):
             self.transport.close()
 
 
-def against(server: tuple[float, list[int]], story):
-    """What a story finds with a client of such a server."""
+def against(server: tuple[float, list[int]], scenario):
+    """The result of a scenario with a client of such a server."""
 
     async def run():
         seconds, statuses = server
@@ -43,7 +43,7 @@ def against(server: tuple[float, list[int]], story):
             lambda: Answering(seconds, turns), "127.0.0.1", 0
         )
         port = there.sockets[0].getsockname()[1]
-        found = await story(load.Client(f"http://127.0.0.1:{port}/x?y=1", b"picture"))
+        found = await scenario(load.Client(f"http://127.0.0.1:{port}/x?y=1", b"picture"))
         there.close()
         return found
 
@@ -58,7 +58,7 @@ def test_open_loop_does_not_wait_for_answers() -> None:
     assert made.latency(0.5) >= 0.3
 
 
-def test_latency_counts_from_when_a_request_was_to_be_sent() -> None:
+def test_latency_is_measured_from_the_scheduled_time() -> None:
     answers = tuple(load.Answer(0.1 * number, 1.0, 1.5, 200) for number in range(11))
     made = load.Load(1.0, answers)
     assert made.latency(1.0) == 1.5
@@ -66,7 +66,7 @@ def test_latency_counts_from_when_a_request_was_to_be_sent() -> None:
     assert made.lateness() == 1.0
 
 
-def test_every_request_is_counted_by_what_became_of_it() -> None:
+def test_every_request_is_counted_by_its_status() -> None:
     times = [0.001 * number for number in range(40)]
     made = against((0.0, [200, 429, 0, 503]), lambda client: client.open_loop(times))
     assert made.count() == {200: 10, 429: 10, 0: 10, 503: 10}
@@ -74,12 +74,12 @@ def test_every_request_is_counted_by_what_became_of_it() -> None:
     assert (numbers["requests"], numbers["status_200"], numbers["status_0"]) == (40, 10, 10)
 
 
-def test_request_that_is_never_answered_is_counted_too() -> None:
+def test_unanswered_request_is_counted() -> None:
     made = against((60.0, [200]), lambda client: client.open_loop([0.0, 0.001], patience=0.05))
     assert made.count() == {0: 2}
 
 
-def test_closed_loop_has_so_many_requests_at_a_time() -> None:
+def test_closed_loop_has_a_fixed_number_of_requests_at_a_time() -> None:
     made = against((0.02, [200]), lambda client: client.closed_loop(4, 0.3))
     begun = sorted(made.answers, key=lambda answer: answer.sent)
     for first, later in zip(begun, begun[4:], strict=False):
@@ -109,5 +109,5 @@ def test_table_of_a_load_has_a_cell_for_every_column() -> None:
     assert (row["p99 ms"], row["RSS before, peak MiB"]) == ("100", "290, 300")
 
 
-def test_gain_is_that_of_the_median_rounds() -> None:
+def test_gain_is_the_ratio_of_the_medians() -> None:
     assert serving.Capacity((10, 50, 20), (60, 5, 100), 0.0).gain == 3.0

@@ -1,4 +1,4 @@
-"""The names that users import: promised, so tested."""
+"""The public names, their parameters and their defaults."""
 
 import inspect
 from operator import attrgetter
@@ -63,7 +63,7 @@ FROZEN = {
     "explain.position_similarity": "(model)",
     "explain.rollout": "(model, images, fusion='mean', discard=0.0)",
 }
-"""Names and defaults of what callers give; a change here breaks programs of users."""
+"""Names and defaults of the parameters; a change here breaks programs of users."""
 
 
 def signature_of(path: str) -> str:
@@ -83,7 +83,7 @@ def test_every_public_name_resolves_and_is_listed(name: str) -> None:
     assert name in dir(vs)
 
 
-def test_public_names_are_those_that_are_documented_and_no_others() -> None:
+def test_public_names_are_unique_and_all_of_dir() -> None:
     assert len(set(vs.__all__)) == len(vs.__all__)
     assert set(vs._HOMES) | {"explain"} == set(vs.__all__)
     assert set(vs.__all__) | {"__version__"} == set(dir(vs))
@@ -147,7 +147,7 @@ def test_configurations_take_options_by_name_only() -> None:
         assert kinds == {inspect.Parameter.VAR_KEYWORD}
 
 
-def test_options_go_by_their_own_names_whatever_their_group() -> None:
+def test_options_are_set_and_read_by_flat_names() -> None:
     config = vs.ViTConfig(image_size=32).replace(pool="mean", positions="rotary", drop_path=0.1)
     assert (config.readout.pool, config.embedding.positions) == ("mean", "rotary")
     assert (config.option("image_size"), config.option("drop_path")) == ((32, 32), 0.1)

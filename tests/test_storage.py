@@ -1,4 +1,4 @@
-"""Files that are whole or the old ones, and failures to write them."""
+"""Atomic writing, write failures and locks."""
 
 import errno
 import fcntl
@@ -15,7 +15,7 @@ from vitascope.errors import UserError
 from vitascope.storage import WriteError, explaining_failure, locked, replacing
 
 
-def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_only_when_complete(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text("old")
     with replacing(path) as aside:
@@ -26,7 +26,7 @@ def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_what_interrupts_writing_leaves_the_old_file_alone(tmp_path: Path, fault: BaseException) -> None:
+def test_interrupted_writing_keeps_the_old_file(tmp_path: Path, fault: BaseException) -> None:
     path = tmp_path / "page.html"
     path.write_text("old")
 
@@ -41,23 +41,23 @@ def test_what_interrupts_writing_leaves_the_old_file_alone(tmp_path: Path, fault
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failure_to_write_names_the_place_the_reason_the_room_and_the_way_out(tmp_path: Path) -> None:
+def test_a_write_failure_names_path_reason_free_space_and_remedy(tmp_path: Path) -> None:
     place = tmp_path / "not" / "yet"
     fault = OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(UserError) as refused, explaining_failure(place, "the page", "make room"):
+    with pytest.raises(UserError) as raised, explaining_failure(place, "the page", "make room"):
         raise fault
-    said = str(refused.value)
-    assert said.startswith(f"{place}: the page cannot be written: No space left on device (")
-    assert said.endswith(" MB are free there); make room")
+    message = str(raised.value)
+    assert message.startswith(f"{place}: the page cannot be written: No space left on device (")
+    assert message.endswith(" MB are free there); make room")
 
 
-def test_weights_that_cannot_be_written_get_the_way_out_too(tmp_path: Path) -> None:
+def test_a_write_error_of_weights_names_the_remedy(tmp_path: Path) -> None:
     expected = pytest.raises(UserError, match="model: cannot be written; make room")
     with expected, explaining_failure(tmp_path, "the model", "make room"):
         raise WriteError("model: cannot be written")
 
 
-def test_a_closed_pipe_is_no_failure_to_write_a_file(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_not_a_write_failure(tmp_path: Path) -> None:
     with pytest.raises(BrokenPipeError), explaining_failure(tmp_path, "the page", "make room"):
         raise BrokenPipeError
 
@@ -87,7 +87,7 @@ def hold(run: Path, ready) -> None:
 
 @pytest.fixture
 def holder(tmp_path: Path):
-    """Another process that holds the folder, and a worker of its own."""
+    """Another process that holds the lock and has a worker."""
     context = multiprocessing.get_context("fork")
     ready = context.SimpleQueue()
     process = context.Process(target=hold, args=(tmp_path, ready))
@@ -99,14 +99,14 @@ def holder(tmp_path: Path):
     os.kill(worker, signal.SIGKILL)
 
 
-def test_a_second_process_is_refused_and_told_who_is_there(tmp_path: Path, holder) -> None:
-    for _ in range(2):  # a refusal changes nothing
+def test_a_second_process_is_rejected_with_the_name_of_the_first(tmp_path: Path, holder) -> None:
+    for _ in range(2):  # a rejection changes nothing
         with pytest.raises(UserError, match=rf"{tmp_path} is in use by process {holder.pid} on \S"):  # noqa: SIM117
             with locked(tmp_path / LOCK):
                 raise AssertionError("two processes hold one run")
 
 
-def test_a_killed_process_holds_nothing_even_where_a_worker_outlives_it(tmp_path: Path, holder) -> None:
+def test_the_lock_of_a_killed_process_is_free_even_if_its_worker_survives(tmp_path: Path, holder) -> None:
     holder.kill()
     holder.join()
     with locked(tmp_path / LOCK):
@@ -114,7 +114,7 @@ def test_a_killed_process_holds_nothing_even_where_a_worker_outlives_it(tmp_path
 
 
 @pytest.mark.parametrize("ending", [None, KeyboardInterrupt(), UserError("an end")])
-def test_it_is_free_again_however_the_run_ends(tmp_path: Path, ending) -> None:
+def test_the_lock_is_free_after_any_end_of_the_run(tmp_path: Path, ending) -> None:
     with locked(tmp_path / LOCK), pytest.raises(UserError), locked(tmp_path / LOCK):
         pass
     with nullcontext() if ending is None else pytest.raises(type(ending)), locked(tmp_path / LOCK):
@@ -124,14 +124,14 @@ def test_it_is_free_again_however_the_run_ends(tmp_path: Path, ending) -> None:
         pass
 
 
-def test_a_file_of_a_dead_process_is_no_obstacle(tmp_path: Path) -> None:
+def test_the_lock_file_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text(f"process 999999 on a machine with a long name {'x' * 300}\n")
     with locked(tmp_path / LOCK):
         assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
         assert (tmp_path / LOCK).read_text().count("\n") == 1
 
 
-def test_without_locks_in_the_file_system_the_run_goes_on_with_a_warning(
+def test_a_file_system_without_locks_causes_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unsupported(*args: object) -> None:
@@ -143,6 +143,6 @@ def test_without_locks_in_the_file_system_the_run_goes_on_with_a_warning(
     assert f"{tmp_path} cannot be locked (No locks available)" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"), locked(tmp_path / "nowhere" / LOCK):
         pass

@@ -1,6 +1,6 @@
-"""The walkthrough in both languages: its code runs, its shapes are the stated ones, and it is one page.
+"""The walkthrough in both languages: its code runs, its shapes are right, and the languages agree.
 
-Its pictures, and what it prints, were made by this, and are made anew by it:
+This makes its pictures and outputs again:
 
     python -m tests.test_walkthrough RUN PHOTO
 """
@@ -37,7 +37,7 @@ INPUTS = 'run, photo = "runs/walk", "photos/cat/001.jpg"'
 SHAPE = re.compile(r"# (?:each )?(\((?:\d+|K)(?:, (?:\d+|K))*,?\))")
 OUTPUT = re.compile(r"^```text\n.*?^```", re.MULTILINE | re.DOTALL)
 ACCURACY = re.compile(r"[\d.]+%(?= of the 5,000 test images)|(?<=5,000 张测试图像中答对 )[\d.]+%")
-"""What the page says of the model of its pictures, in either language."""
+"""The accuracy of the model in the pictures, as either language states it."""
 MAX_BYTES = 60_000
 
 
@@ -46,7 +46,7 @@ def blocks(page: Path, *kinds: str) -> list[str]:
 
 
 def stated_shapes(code: str) -> dict[int, str]:
-    """By line: what its comment says that a shape is."""
+    """The shapes that comments state, by line."""
     tokens = tokenize.generate_tokens(io.StringIO(code).readline)
     found = ((token.start[0], SHAPE.match(token.string)) for token in tokens)
     return {line: match[1] for line, match in found if match}
@@ -56,7 +56,7 @@ def run_page(page: Path, model: str = "runs/walk", photo: str = "photos/cat/001.
     """Run a page's Python in the current folder, for a model and a photograph, and check every stated shape.
 
     Returns:
-        What each block that says something printed.
+        The output of each block that prints.
     """
     names: dict[str, Any] = {}
     printed = []
@@ -83,11 +83,11 @@ def run_block(code: str, name: str, names: dict[str, Any]) -> None:
                 made = names[variable] if isinstance(names[variable], list) else [names[variable]]
                 actual = [str(tuple(tensor.shape)) for tensor in made]
                 assert set(actual) == {wanted}, f"{name}: {variable} is {', '.join(actual)}, not {shape}"
-    assert not stated, f"{name}: shapes that no statement of the top level makes: {stated}"
+    assert not stated, f"{name}: shapes that no top-level statement makes: {stated}"
 
 
 def take_photos(folder: Path) -> None:
-    """Twelve pictures of each of two classes, noise of another brightness: `folder/cat/001.jpg` and on."""
+    """Twelve noise pictures of each of two classes of different brightness: `folder/cat/001.jpg` and on."""
     noise = np.random.default_rng(0)
     for name, level in (("cat", 90), ("dog", 170)):
         (folder / name).mkdir(parents=True)
@@ -109,7 +109,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_code_runs_and_every_shape_is_the_stated_one(reader: Path) -> None:
-    """Of the English page; tests below hold the Chinese one to the same code, shapes and pictures."""
+    """The English page; tests below compare the Chinese one's code, shapes and pictures with it."""
     printed = run_page(ENGLISH)
     assert len(printed) == len(blocks(ENGLISH, "text"))
     drawn = {path.name for path in (reader / "walkthrough").iterdir()}
@@ -119,7 +119,7 @@ def test_code_runs_and_every_shape_is_the_stated_one(reader: Path) -> None:
 def test_a_wrong_shape_is_found() -> None:
     with pytest.raises(AssertionError, match=r"rows is \(3, 2\), not \(2, 3\)"):
         run_block("import torch\nrows = torch.zeros(3, 2)  # (2, 3)\n", "page", {})
-    with pytest.raises(AssertionError, match="no statement of the top level"):
+    with pytest.raises(AssertionError, match="no top-level statement"):
         run_block("for _ in range(2):\n    rows = 3  # (2, 3)\n    rows = 4\n", "page", {})
 
 
@@ -152,7 +152,7 @@ def test_both_languages_have_the_same_commands_equations_and_outputs(kind: str) 
     assert blocks(CHINESE, kind) == blocks(ENGLISH, kind)
 
 
-def test_both_languages_have_the_same_parts_in_the_same_order() -> None:
+def test_both_languages_have_the_same_parts() -> None:
     english, chinese = (page.read_text(encoding="utf-8") for page in PAGES)
     for part in (r"^#+ (?:\d\.)?", r"^```\w*$", r"^!\[", r"^\|.*\|$"):
         count = [len(re.findall(part, text, re.MULTILINE)) for text in (english, chinese)]
@@ -160,7 +160,7 @@ def test_both_languages_have_the_same_parts_in_the_same_order() -> None:
     assert pictures(CHINESE) == pictures(ENGLISH)
     (accuracy,) = ACCURACY.findall(english)
     assert ACCURACY.findall(chinese) == [accuracy]
-    assert accuracy != "0.0%", "the pictures await their run: `redraw` them"
+    assert accuracy != "0.0%", "the pictures have no run yet: `redraw` them"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -174,7 +174,7 @@ def test_links_within_a_page_lead_to_its_headings(page: Path) -> None:
 
 
 def redraw(run: str, photo: str) -> None:
-    """Make the pictures, outputs and accuracy of both pages: a finished run of CIFAR-10, and a photograph."""
+    """Make pictures, outputs and accuracy of both pages from a finished run of CIFAR-10 and a photograph."""
     (tested,) = (record for record in Run(Path(run)).metrics if record["kind"] == "test")
     model, photo = os.path.abspath(run), os.path.abspath(photo)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

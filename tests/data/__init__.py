@@ -1,4 +1,4 @@
-"""Folders of small pictures, made up on the spot."""
+"""Generated folders of small pictures."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +14,14 @@ def noise(height: int, width: int, channels: int = 3, *, seed: int = 0) -> np.nd
 
 
 def write_picture(path: Path, *, size: tuple[int, int] = (8, 8), seed: int = 0) -> Path:
-    """A file of noise, in the format of its suffix."""
+    """Write a picture of noise in the format of the suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(noise(*size, seed=seed)).save(path)
     return path
 
 
 def write_tree(root: Path, counts: Mapping[str, int], *, size: tuple[int, int] = (8, 8)) -> Path:
-    """`root/<class>/<number>.png`, no two pictures alike."""
+    """`root/<class>/<number>.png`, all pictures different."""
     seed = 0
     for name, count in counts.items():
         for number in range(count):

@@ -1,4 +1,4 @@
-"""Augmentation: a function of seed, epoch and index, that does what each option says and no more."""
+"""Augmentation: a function of seed, epoch and index, and the effect of each option."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def repeated(picture: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def x_ramp(side: int = 52) -> torch.Tensor:
-    """Brightness is the column as a share: 0 at the left, 1 at the right. (1, 1, side, side)"""
+    """A horizontal ramp of brightness, 0 at the left, 1 at the right: (1, 1, side, side)."""
     return (torch.arange(side) * (255 // (side - 1))).to(torch.uint8).expand(1, 1, side, side)
 
 
@@ -53,14 +53,14 @@ def centroids(images: torch.Tensor) -> torch.Tensor:
     )
 
 
-def test_no_options_give_the_pixels_as_shares() -> None:
+def test_without_options_pixels_are_only_scaled() -> None:
     pixels = pictures(5)
     assert torch.equal(augment(pixels), pixels.float() / 255)
 
 
 @law
 @given(seed=st.integers(0, 2**31), epoch=st.integers(0, 1000), index=st.integers(0, 10**7))
-def test_an_image_is_augmented_alike_in_any_batch_and_position(seed: int, epoch: int, index: int) -> None:
+def test_augmentation_is_independent_of_batch_and_position(seed: int, epoch: int, index: int) -> None:
     mine, others = pictures(1, seed=1), pictures(4, seed=2)
     options = {"seed": seed, "epoch": epoch, **EVERYTHING}
     alone = augment(mine, [index], **options)[0]
@@ -90,7 +90,7 @@ def test_result_does_not_depend_on_the_global_random_state() -> None:
     np.random.seed(2)
     state = torch.get_rng_state()
     assert torch.equal(augment(pictures(3), **EVERYTHING), first)
-    assert torch.equal(torch.get_rng_state(), state)  # nor does it use it up
+    assert torch.equal(torch.get_rng_state(), state)  # nor does it change the state
 
 
 def test_certain_flip_mirrors_left_and_right() -> None:
@@ -98,7 +98,7 @@ def test_certain_flip_mirrors_left_and_right() -> None:
     torch.testing.assert_close(augment(pixels, flip=1.0), pixels.flip(-1) / 255, atol=1e-4, rtol=0)
 
 
-def test_flip_mirrors_the_share_that_it_says_and_leaves_the_rest() -> None:
+def test_flip_mirrors_its_share_of_the_images() -> None:
     picture = pictures(1)
     n, share = 2000, 0.3
     found = augment(repeated(picture, n), flip=share)
@@ -109,7 +109,7 @@ def test_flip_mirrors_the_share_that_it_says_and_leaves_the_rest() -> None:
 
 
 @pytest.mark.parametrize("crop_scale", [0.3, 0.5, 0.9])
-def test_crop_keeps_a_part_of_the_picture_of_at_least_that_area(crop_scale: float) -> None:
+def test_crop_keeps_at_least_its_minimal_area(crop_scale: float) -> None:
     n, side = 400, 52
     ramp = x_ramp(side)
     columns = augment(repeated(ramp, n), crop_scale=crop_scale)[:, 0] * (side - 1)
@@ -148,7 +148,7 @@ def test_rotation_turns_about_the_centre_by_up_to_its_degrees() -> None:
 
 @law
 @given(seed=st.integers(0, 2**31), grey=st.integers(0, 255), channels=st.sampled_from([1, 3]))
-def test_geometry_leaves_one_colour_as_it_is(seed: int, grey: int, channels: int) -> None:
+def test_geometry_does_not_change_a_uniform_colour(seed: int, grey: int, channels: int) -> None:
     pixels = torch.full((4, channels, 7, 7), grey, dtype=torch.uint8)
     found = augment(pixels, seed=seed, **{**EVERYTHING, "color_jitter": 0.0})
     torch.testing.assert_close(found, pixels / 255, atol=1e-4, rtol=0)
@@ -189,11 +189,11 @@ def test_oblong_pictures_keep_their_shape_and_their_places() -> None:
     pixels = torch.randint(0, 256, (2, 3, 6, 10), dtype=torch.uint8)
     assert augment(pixels, **EVERYTHING).shape == pixels.shape
     torch.testing.assert_close(augment(pixels, flip=1.0), pixels.flip(-1) / 255, atol=1e-4, rtol=0)
-    identity = augment(pixels, rotate=1e-9)  # through the same interpolation
+    identity = augment(pixels, rotate=1e-9)  # also interpolates
     torch.testing.assert_close(identity, pixels / 255, atol=1e-4, rtol=0)
 
 
-def test_new_options_leave_the_draws_of_the_others_alone() -> None:
+def test_new_options_do_not_change_the_draws_of_others() -> None:
     pixels = pictures(6)
     before = augment(pixels, **EVERYTHING)
     after = augment(pixels, **EVERYTHING, randaugment=RandAugment(magnitude=0.0, std=0.0, probability=1e-9))
@@ -206,7 +206,7 @@ def test_new_options_leave_the_draws_of_the_others_alone() -> None:
     assert torch.equal(both[kept], changed[kept])  # the same rectangles, after RandAugment
 
 
-def test_each_option_has_draws_of_its_own() -> None:
+def test_each_option_has_its_own_draws() -> None:
     pixels, indices, change = pictures(40), np.arange(40), RandAugment()
     draws = uniform(3, 4, indices, 15 + change.draws)
     options = {"seed": 3, "epoch": 4}
@@ -215,7 +215,7 @@ def test_each_option_has_draws_of_its_own() -> None:
     np.testing.assert_array_equal(crop_draws(3, 4, indices), draws[:, :4])
 
 
-def test_draws_are_those_of_earlier_versions() -> None:
+def test_draws_equal_those_of_earlier_versions() -> None:
     pixels = (torch.arange(2 * 3 * 4 * 4) * 37 % 256).to(torch.uint8).view(2, 3, 4, 4)
     found = augment(pixels, [7, 10**6], seed=3, epoch=5, **EVERYTHING)
     expected = torch.tensor([[0.665705, 0.651239, 0.489609], [0.479789, 0.403525, 0.296092]])
@@ -230,7 +230,7 @@ def test_without_crop_keeps_every_other_draw() -> None:
     flips = {"flip": 0.5, "rotate": 20.0}
     whole = Augmentation(**flips, crop_scale=0.5)(ramp, indices, seed=0, epoch=0)[:, 0, 20]
     apart = Augmentation(**flips, crop_scale=0.5).without_crop()(ramp, indices, seed=0, epoch=0)[:, 0, 20]
-    assert torch.equal(whole[:, 30] > whole[:, 20], apart[:, 30] > apart[:, 20])  # mirrored alike
+    assert torch.equal(whole[:, 30] > whole[:, 20], apart[:, 30] > apart[:, 20])  # same flips
     assert (apart[:, 30] > apart[:, 20]).float().mean() < 0.7
 
 
@@ -251,19 +251,19 @@ def test_operations_and_erasing_are_the_same_alone_and_in_a_batch(
 
 
 def erased(picture: torch.Tensor, count: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures with erasing, and where they were erased: (B, C, H, W) and (B, H, W)."""
+    """Pictures with erasing and the mask of their erased pixels: (B, C, H, W) and (B, H, W)."""
     found = augment(repeated(picture, count), **options)
     return found, (found - picture / 255).abs().amax(dim=1) > 1e-6
 
 
-def test_erasing_takes_the_share_of_the_pictures_that_it_says() -> None:
+def test_erasing_erases_its_share_of_the_images() -> None:
     n, share = 2000, 0.25
     _, where = erased(pictures(1), n, erase=share)
     assert abs(float(where.any(dim=(1, 2)).float().mean()) - share) < 5 * (share * (1 - share) / n) ** 0.5
 
 
 @pytest.mark.parametrize(("height", "width"), [(40, 40), (24, 60), (60, 20)])
-def test_erased_is_a_rectangle_of_the_paper_s_size(height: int, width: int) -> None:
+def test_erased_regions_are_rectangles_of_the_paper_s_sizes(height: int, width: int) -> None:
     n = 300
     picture = torch.full((1, 3, height, width), 100, dtype=torch.uint8)
     _, where = erased(picture, n, erase=1.0)
@@ -278,20 +278,20 @@ def test_erased_is_a_rectangle_of_the_paper_s_size(height: int, width: int) -> N
     assert rows.int().argmax(dim=1).tolist() == top.tolist()
     assert columns.int().argmax(dim=1).tolist() == left.tolist()
     for side in (rows, columns):
-        assert (side.int().diff(dim=1).abs().sum(dim=1) <= 2).all()  # in one piece
+        assert (side.int().diff(dim=1).abs().sum(dim=1) <= 2).all()  # connected
         assert side.any(dim=0).all()  # everywhere
     area = h * w / (height * width)
     assert area.min() > 0.01
     assert area.max() < 0.37
     assert abs(float(area.mean()) - (0.02 + 1 / 3) / 2) < 0.03
     aspect = h / w
-    assert aspect[area > 0.05].min() > 0.3 / 1.35  # whole pixels
+    assert aspect[area > 0.05].min() > 0.3 / 1.35  # sides are rounded to pixels
     assert aspect[area > 0.05].max() < 3.3 * 1.35
     assert aspect.min() < 0.7
     assert aspect.max() > 1.4
 
 
-def test_erased_pixels_are_noise_of_their_own() -> None:
+def test_erased_pixels_are_independent_noise() -> None:
     black = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     found, where = erased(black, 60, erase=1.0)
     noise = found.movedim(1, 3)[where].flatten()
@@ -304,7 +304,7 @@ def test_erased_pixels_are_noise_of_their_own() -> None:
     assert abs(np.corrcoef(left, right)[0, 1]) < 5 / len(left) ** 0.5
 
 
-def test_erasing_changes_from_epoch_to_epoch_and_uses_up_no_generator() -> None:
+def test_erasing_differs_by_epoch_and_uses_no_global_generator() -> None:
     state = torch.get_rng_state()
     first, second = (augment(pictures(3), epoch=epoch, erase=1.0) for epoch in (0, 1))
     assert ((first - second).abs().amax(dim=(1, 2, 3)) > 1e-3).all()
@@ -312,7 +312,7 @@ def test_erasing_changes_from_epoch_to_epoch_and_uses_up_no_generator() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 40), (2, 3), (40, 1)])
-def test_tiny_and_oblong_pictures_take_every_option(shape: tuple[int, int]) -> None:
+def test_every_option_works_on_tiny_and_oblong_pictures(shape: tuple[int, int]) -> None:
     pixels = torch.randint(0, 256, (30, 3, *shape), dtype=torch.uint8)
     found = augment(pixels, **EVERYTHING, erase=0.5, randaugment=RandAugment())
     assert found.shape == pixels.shape

@@ -1,4 +1,4 @@
-"""Folders and digits: what becomes training, validation and test, and what is refused."""
+"""Folders and digits: training, validation and test splits, and errors."""
 
 import itertools
 import os
@@ -39,7 +39,7 @@ def all_sets(splits: Splits) -> list[ImageSet]:
 # --- folders
 
 
-def test_train_and_val_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_train_and_val_are_kept(tmp_path: Path) -> None:
     write_tree(tmp_path / "train", {"cat": 5, "dog": 4})
     write_tree(tmp_path / "val", {"cat": 2, "dog": 3})
     splits = open_data(str(tmp_path))
@@ -69,7 +69,7 @@ def test_without_val_a_tenth_of_each_class_of_train_is_validation(tmp_path: Path
     assert found == sorted((tmp_path / "train").rglob("*.png"))
 
 
-def test_train_val_and_test_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_train_val_and_test_are_kept(tmp_path: Path) -> None:
     for split, count in (("train", 4), ("val", 3), ("test", 2)):
         write_tree(tmp_path / split, {"cat": count, "dog": count})
     splits = open_data(str(tmp_path))
@@ -89,13 +89,13 @@ def test_one_tree_is_split_by_class_without_overlap_or_loss(tmp_path: Path) -> N
     assert sorted(everything) == sorted(tmp_path.rglob("*.png"))  # all, and none twice
 
 
-def test_small_classes_give_at_least_one_image_to_each_split(tmp_path: Path) -> None:
+def test_small_classes_have_at_least_one_image_in_each_split(tmp_path: Path) -> None:
     write_tree(tmp_path, {"cat": 3, "dog": 3})
     for images in all_sets(open_data(str(tmp_path))):
         assert class_counts(images) == {"cat": 1, "dog": 1}
 
 
-def test_split_of_a_tree_depends_on_the_seed_alone(tmp_path: Path) -> None:
+def test_split_of_a_tree_depends_only_on_the_seed(tmp_path: Path) -> None:
     write_tree(tmp_path, {"cat": 20, "dog": 30})
     first, again, other = (open_data(str(tmp_path), seed=seed) for seed in (3, 3, 4))
     for ours, same, another in zip(all_sets(first), all_sets(again), all_sets(other), strict=True):
@@ -104,7 +104,7 @@ def test_split_of_a_tree_depends_on_the_seed_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["tree", "train"])
-def test_labels_are_those_of_the_folders(tmp_path: Path, layout: str) -> None:
+def test_labels_are_the_folders(tmp_path: Path, layout: str) -> None:
     root = tmp_path if layout == "tree" else tmp_path / "train"
     write_tree(root, {"dog": 10, "cat": 10, "ant": 10})
     for images in all_sets(open_data(str(tmp_path))):
@@ -114,7 +114,7 @@ def test_labels_are_those_of_the_folders(tmp_path: Path, layout: str) -> None:
         assert named == [class_of(path, root) for path in paths(images)]
 
 
-def test_files_that_are_no_images_and_hidden_ones_are_left_out(tmp_path: Path) -> None:
+def test_hidden_files_and_other_files_than_images_are_left_out(tmp_path: Path) -> None:
     write_tree(tmp_path, {"cat": 3, "dog": 3})
     write_picture(tmp_path / "cat" / ".hidden.png")
     write_picture(tmp_path / ".cache" / "x.png")
@@ -167,7 +167,7 @@ def test_validation_labels_follow_the_classes_of_train(tmp_path: Path) -> None:
         ("TrainingData", "valid", "test data"),
     ],
 )
-def test_usual_names_of_splits_are_no_classes(tmp_path: Path, train: str, val: str, test: str) -> None:
+def test_usual_names_of_splits_are_not_classes(tmp_path: Path, train: str, val: str, test: str) -> None:
     for name, count in ((train, 4), (val, 3), (test, 2)):
         write_tree(tmp_path / name, {"cat": count, "dog": count})
     splits = open_data(str(tmp_path))
@@ -178,20 +178,20 @@ def test_usual_names_of_splits_are_no_classes(tmp_path: Path, train: str, val: s
     assert len(open_data(str(tmp_path), labelled=False).train) == 8
 
 
-def test_a_class_may_be_called_as_a_split_where_no_folder_is_train(tmp_path: Path) -> None:
+def test_a_class_may_have_the_name_of_a_split_if_no_folder_is_train(tmp_path: Path) -> None:
     write_tree(tmp_path, {"valid": 4, "invalid": 4})
     assert open_data(str(tmp_path)).train.class_names == ("invalid", "valid")
 
 
 @pytest.mark.parametrize(("one", "other"), [("train", "Training"), ("test", "test_set"), ("val", "valid")])
-def test_two_folders_of_one_split_are_refused(tmp_path: Path, one: str, other: str) -> None:
+def test_two_folders_of_one_split_are_rejected(tmp_path: Path, one: str, other: str) -> None:
     for name in {"train", one, other}:
         write_tree(tmp_path / name, {"cat": 3, "dog": 3})
     with pytest.raises(UserError, match=rf"({one} and {other}|{other} and {one}) both mean the"):
         open_data(str(tmp_path))
 
 
-def test_files_that_are_not_used_are_counted_by_their_kind(tmp_path: Path) -> None:
+def test_unused_files_are_counted_by_suffix(tmp_path: Path) -> None:
     write_tree(tmp_path / "Train", {"cat": 5, "dog": 4})
     write_tree(tmp_path / "Test", {"cat": 2, "dog": 2})
     for name in ("Train/cat/a.mov", "Train/cat/b.MOV", "Test/dog/c.txt", "notes.txt", "Train/fox/d.cr2"):
@@ -207,7 +207,7 @@ def test_files_that_are_not_used_are_counted_by_their_kind(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such names")
-def test_names_of_folders_do_not_write_on_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_folder_names_are_escaped(tmp_path: Path) -> None:
     write_tree(tmp_path, {"cat\x1b[2J": 3, "dog": 3})
     assert described(open_data(str(tmp_path)))[1] == "cat\\x1b[2J: 3, dog: 3"
 
@@ -217,7 +217,7 @@ def test_many_classes_are_described_by_the_smallest_and_the_largest(tmp_path: Pa
     assert described(open_data(str(tmp_path)))[1:] == ["per class from 3 (c00) to 4 (c05)"]
 
 
-def test_a_class_folder_without_an_image_is_named_where_one_class_is_left(tmp_path: Path) -> None:
+def test_a_class_folder_without_images_is_named_if_one_class_is_left(tmp_path: Path) -> None:
     write_tree(tmp_path, {"cat": 3})
     (tmp_path / "dog").mkdir()
     for number in range(60):
@@ -228,7 +228,7 @@ def test_a_class_folder_without_an_image_is_named_where_one_class_is_left(tmp_pa
         open_data(str(tmp_path))
 
 
-# --- refusals
+# --- errors
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_names_are_suggested_for_a_name_but_not_for_a_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         ("photo/cats", "photo/cats: no such folder; nearest: photos/cats; photo/cats@main is the hub's"),
         ("photos/cat", "nearest: photos/cats"),
@@ -253,8 +253,8 @@ def test_names_are_suggested_for_a_name_but_not_for_a_path() -> None:
         ("photo/cats/deep", "photo/cats/deep: no such folder; give digits"),
     ],
 )
-def test_a_mistyped_path_is_no_data_set_of_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, said: str
+def test_a_mistyped_path_is_not_looked_up_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, message: str
 ) -> None:
     def no_hub(*_: object, **__: object) -> None:
         raise AssertionError("the hub was asked")
@@ -262,13 +262,15 @@ def test_a_mistyped_path_is_no_data_set_of_the_hub(
     monkeypatch.setattr("vitascope.data.formats.hub.HubDataset.open", no_hub)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos" / "cats").mkdir(parents=True)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as raised:
         open_data(typed)
-    assert said in str(refused.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize("read", [open_data, lambda data: open_for_evaluation(data, ("cat", "dog"))])
-def test_no_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read) -> None:
+def test_an_empty_name_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read
+) -> None:
     write_tree(tmp_path, {"cat": 4, "dog": 4})
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="'': no such folder"):
@@ -280,7 +282,7 @@ def test_misspelled_digits_are_named() -> None:
         open_data("digit")
 
 
-def test_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_data_set_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "pets.txt"
     path.write_bytes(b"x")
     with pytest.raises(UserError, match=r"pets\.txt: not a folder.*mnist.*OWNER/NAME"):
@@ -288,13 +290,13 @@ def test_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", ["", "train"])
-def test_folder_without_images_is_refused(tmp_path: Path, below: str) -> None:
+def test_folder_without_images_is_rejected(tmp_path: Path, below: str) -> None:
     (tmp_path / below / "cat").mkdir(parents=True)
     with pytest.raises(UserError, match="no images in class folders"):
         open_data(str(tmp_path))
 
 
-def test_pictures_outside_class_folders_are_refused(tmp_path: Path) -> None:
+def test_pictures_outside_class_folders_are_rejected(tmp_path: Path) -> None:
     write_picture(tmp_path / "a.png")
     with pytest.raises(UserError, match="<class>/<image>"):
         open_data(str(tmp_path))
@@ -302,17 +304,17 @@ def test_pictures_outside_class_folders_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["{}.{}.jpg", "{}_{:03}.png", "{}{}.bmp", "{} ({}).JPG"])
 @pytest.mark.parametrize("below", ["", "train"])
-def test_a_flat_folder_is_refused_with_the_command_that_sorts_it(
+def test_a_flat_folder_is_rejected_with_the_command_that_sorts_it(
     tmp_path: Path, name: str, below: str
 ) -> None:
     folder = tmp_path / "it's flat" / below
     for label, count in (("cat", 5), ("golden_retriever", 4)):
         for number in range(count):
             write_picture(folder / name.format(label, number))
-    with pytest.raises(UserError, match=r"labels in their names \(cat: 5, golden_retriever: 4\)") as refused:
+    with pytest.raises(UserError, match=r"labels in their names \(cat: 5, golden_retriever: 4\)") as raised:
         open_data(str(tmp_path / "it's flat"))
-    assert len(list(folder.iterdir())) == 9  # nothing is sorted, or trained on, unasked
-    python, option, script = shlex.split(str(refused.value).rpartition(": ")[2])
+    assert len(list(folder.iterdir())) == 9  # nothing is sorted without a request
+    python, option, script = shlex.split(str(raised.value).rpartition(": ")[2])
     assert (python, option) == ("python", "-c")
     exec(script)  # noqa: S102 - our own
     assert class_counts(read_tree(folder)) == {"cat": 5, "golden_retriever": 4}
@@ -320,7 +322,7 @@ def test_a_flat_folder_is_refused_with_the_command_that_sorts_it(
 
 
 @pytest.mark.parametrize("names", [("1.jpg", "2.jpg"), ("IMG_1.jpg", "IMG_2.jpg"), ("dog.1.jpg", "cat.jpg")])
-def test_names_that_tell_no_classes_are_not_offered(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_no_sorting_is_offered_for_names_without_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         write_picture(tmp_path / name)
     with pytest.raises(UserError, match=r"<class>/<image>$"):
@@ -330,14 +332,14 @@ def test_names_that_tell_no_classes_are_not_offered(tmp_path: Path, names: tuple
 
 
 @pytest.mark.parametrize("below", ["", "train"])
-def test_one_class_is_refused(tmp_path: Path, below: str) -> None:
+def test_one_class_is_rejected(tmp_path: Path, below: str) -> None:
     write_tree(tmp_path / below, {"cat": 5})
     with pytest.raises(UserError, match="only one class, 'cat'"):
         open_data(str(tmp_path))
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_class_that_train_lacks_is_refused_and_the_nearest_named(tmp_path: Path, split: str) -> None:
+def test_a_class_missing_in_train_is_rejected_with_the_nearest(tmp_path: Path, split: str) -> None:
     write_tree(tmp_path / "train", {"cat": 3, "dog": 3})
     write_tree(tmp_path / split, {"cat": 1, "dogs": 1})
     with pytest.raises(UserError, match=r"1 of 2 class folders.*dogs; nearest: dog"):
@@ -345,18 +347,18 @@ def test_class_that_train_lacks_is_refused_and_the_nearest_named(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("below", "count", "said"),
+    ("below", "count", "message"),
     [
         ("", 1, "class 'dog' has 1 image; train, val and test need one each, so at least 3"),
         ("", 2, "class 'dog' has 2 images; train, val and test need one each, so at least 3"),
         ("train", 1, "class 'dog' has 1 image; train and val need one each, so at least 2"),
     ],
 )
-def test_class_that_is_too_small_to_be_split_is_refused_with_its_size(
-    tmp_path: Path, below: str, count: int, said: str
+def test_a_class_too_small_to_split_is_rejected_with_its_size(
+    tmp_path: Path, below: str, count: int, message: str
 ) -> None:
     write_tree(tmp_path / below, {"cat": 5, "dog": count})
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         open_data(str(tmp_path))
 
 
@@ -371,14 +373,14 @@ def test_evaluation_prefers_test_then_val_then_the_whole_tree(tmp_path: Path) ->
     assert len(open_for_evaluation(str(tmp_path / "val"), ("cat", "dog"))) == 4
 
 
-def test_evaluation_takes_some_of_the_model_classes_in_its_order(tmp_path: Path) -> None:
+def test_evaluation_labels_a_subset_of_classes_in_the_order_of_the_model(tmp_path: Path) -> None:
     write_tree(tmp_path, {"cat": 2})
     images = open_for_evaluation(str(tmp_path), ("zebra", "cat", "dog"))
     assert images.class_names == ("zebra", "cat", "dog")
     assert images.labels.tolist() == [1, 1]
 
 
-def test_evaluation_refuses_a_class_the_model_does_not_know(tmp_path: Path) -> None:
+def test_evaluation_rejects_a_class_unknown_to_the_model(tmp_path: Path) -> None:
     write_tree(tmp_path, {"cat": 2, "horse": 2})
     with pytest.raises(UserError, match="horse"):
         open_for_evaluation(str(tmp_path), ("cat", "house"))
@@ -412,7 +414,7 @@ def test_digits_are_split_without_overlap_or_loss(monkeypatch: pytest.MonkeyPatc
     assert min(class_counts(splits.val).values()) >= 10
 
 
-def test_seed_changes_the_validation_digits_and_never_the_test() -> None:
+def test_the_seed_changes_the_validation_digits_but_not_the_test_digits() -> None:
     first, other = open_data("digits", seed=0), open_data("digits", seed=1)
     np.testing.assert_array_equal(np.stack(first.final.sources), np.stack(other.final.sources))
     assert not np.array_equal(np.stack(first.val.sources), np.stack(other.val.sources))
@@ -434,13 +436,13 @@ def test_median_size_of_arrays() -> None:
     assert median_size(ImageSet("all", sources, np.zeros(3, np.int64), ("a",))) == (6, 8)
 
 
-def test_median_size_passes_over_what_cannot_be_read(tmp_path: Path) -> None:
+def test_median_size_skips_unreadable_images(tmp_path: Path) -> None:
     write_tree(tmp_path, {"cat": 2, "dog": 2}, size=(12, 14))
     (tmp_path / "cat" / "broken.jpg").write_bytes(b"text")
     assert median_size(read_tree(tmp_path)) == (12, 14)
 
 
-def test_median_size_passes_over_a_decompression_bomb(tmp_path: Path) -> None:
+def test_median_size_skips_a_decompression_bomb(tmp_path: Path) -> None:
     write_tree(tmp_path, {"cat": 2, "dog": 2}, size=(12, 14))
     from tests.data.test_preprocess import png_of_zeros
 
@@ -448,7 +450,7 @@ def test_median_size_passes_over_a_decompression_bomb(tmp_path: Path) -> None:
     assert median_size(read_tree(tmp_path)) == (12, 14)
 
 
-def test_median_size_of_nothing_readable_is_refused(tmp_path: Path) -> None:
+def test_median_size_without_a_readable_image_is_rejected(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "broken.jpg").write_bytes(b"text")
@@ -463,7 +465,7 @@ def test_images_are_opened_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert [path.name for path in paths(read_tree(tmp_path))] == ["z.png", "a.png", "b.png", "c.png"]
 
 
-def test_images_without_classes_are_data_where_no_labels_are_asked_for(tmp_path) -> None:
+def test_images_without_classes_are_accepted_without_labels(tmp_path) -> None:
     for number in range(20):
         write_picture(tmp_path / "photos" / ("a" if number % 2 else ".") / f"{number}.png", seed=number)
     with pytest.raises(UserError, match="only one class"):
@@ -483,6 +485,6 @@ def test_a_folder_with_classes_is_split_the_same_without_labels(tmp_path) -> Non
     assert one.train.sources == other.train.sources
 
 
-def test_a_folder_without_images_is_no_data_without_labels_either(tmp_path) -> None:
+def test_a_folder_without_images_is_rejected_without_labels(tmp_path) -> None:
     with pytest.raises(UserError, match="0 images"):
         open_data(str(tmp_path), labelled=False)

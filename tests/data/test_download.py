@@ -1,4 +1,4 @@
-"""Downloads from a server on this machine that does what servers do: whole, in parts, wrong, not at all."""
+"""Downloads from a local server: complete, in parts, wrong and failing."""
 
 import dataclasses
 import hashlib
@@ -23,17 +23,17 @@ CONTENT = bytes(range(256)) * 4000  # 1 MB
 
 @dataclasses.dataclass
 class Server:
-    """What the server does next, and what it was asked."""
+    """The next answers of the server, and the requests that it received."""
 
     url: str = ""
     content: bytes = CONTENT
     ranges: bool = True
-    """Whether it knows them."""
+    """Whether it supports range requests."""
     cuts: list[int] = dataclasses.field(default_factory=list)
-    """Bytes after which the next connections end; then they are whole."""
+    """Bytes after which the next connections end; later ones are complete."""
     statuses: list[int] = dataclasses.field(default_factory=list)
-    """Of the next answers; then 200 or 206."""
-    says_length: bool = True
+    """The statuses of the next answers; later ones are 200 or 206."""
+    sends_length: bool = True
     asked: list[str | None] = dataclasses.field(default_factory=list)
     """The Range of each request."""
 
@@ -53,7 +53,7 @@ def server() -> Iterator[Server]:
             start = int(wanted[6:-1]) if wanted and state.ranges and status == 200 else 0
             body = state.content[start:]
             self.send_response(206 if start and status == 200 else status)
-            if state.says_length:
+            if state.sends_length:
                 self.send_header("Content-Length", str(len(body)))
             if start:
                 self.send_header(
@@ -72,7 +72,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def _quick_and_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_pause_and_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "PAUSE", 0.0)
     monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "cache"))
 
@@ -89,7 +89,7 @@ def left_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {".lock"}
 
 
-def test_file_is_brought_once(server: Server, tmp_path: Path) -> None:
+def test_file_is_downloaded_once(server: Server, tmp_path: Path) -> None:
     file = published(server.url)
     path = fetch(file, tmp_path / "deep" / "folder")
     assert path.read_bytes() == CONTENT
@@ -98,29 +98,27 @@ def test_file_is_brought_once(server: Server, tmp_path: Path) -> None:
     assert server.asked == [None]
 
 
-def test_download_goes_on_where_a_part_ends(server: Server, tmp_path: Path) -> None:
+def test_download_resumes_at_the_end_of_a_part(server: Server, tmp_path: Path) -> None:
     part_of(tmp_path).write_bytes(CONTENT[:300_000])
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
     assert server.asked == ["bytes=300000-"]
 
 
-def test_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
+def test_download_starts_again_if_the_server_has_no_ranges(server: Server, tmp_path: Path) -> None:
     server.ranges = False
     part_of(tmp_path).write_bytes(CONTENT[:300_000])
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
     assert server.asked == ["bytes=300000-"]
 
 
-@pytest.mark.parametrize("says_length", [True, False])
-def test_cut_connections_are_taken_up_again(server: Server, tmp_path: Path, says_length: bool) -> None:
-    server.cuts, server.says_length = [100_000, 0, 5, 400_000], says_length
+@pytest.mark.parametrize("sends_length", [True, False])
+def test_interrupted_connections_are_resumed(server: Server, tmp_path: Path, sends_length: bool) -> None:
+    server.cuts, server.sends_length = [100_000, 0, 5, 400_000], sends_length
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
     assert server.asked == [None, "bytes=100000-", "bytes=100000-", "bytes=100005-", "bytes=500005-"]
 
 
-def test_server_that_always_hangs_up_is_given_up_and_what_came_is_kept(
-    server: Server, tmp_path: Path
-) -> None:
+def test_retries_are_limited_and_the_part_is_kept(server: Server, tmp_path: Path) -> None:
     server.cuts = [1000] + [0] * 100
     with pytest.raises(UserError, match="the connection ended after 1,000 of 1,024,000 bytes"):
         fetch(published(server.url), tmp_path)
@@ -130,25 +128,23 @@ def test_server_that_always_hangs_up_is_given_up_and_what_came_is_kept(
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
 
 
-def test_server_that_is_busy_is_asked_again(server: Server, tmp_path: Path) -> None:
+def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
     server.statuses = [503, 429, 500]
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
 
 
-def test_silent_server_counts_as_dropped(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_server_times_out(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "TIMEOUT", 0.05)
     monkeypatch.setattr(download, "RETRIES", 1)
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as silent:
-        url = f"http://127.0.0.1:{silent.server_port}/"  # it listens, and nobody answers
+        url = f"http://127.0.0.1:{silent.server_port}/"  # it accepts connections but never answers
         with pytest.raises(UserError, match=f"{url}: .*timed out"):
             fetch(published(url), tmp_path)
         assert fetch(published(url, server.url), tmp_path).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("status", [404, 403, 416])
-def test_address_without_the_file_is_not_asked_again(server: Server, tmp_path: Path, status: int) -> None:
+def test_a_url_without_the_file_is_not_asked_again(server: Server, tmp_path: Path, status: int) -> None:
     server.statuses = [status] * 9
     with pytest.raises(UserError) as caught:
         fetch(published(server.url), tmp_path)
@@ -158,19 +154,19 @@ def test_address_without_the_file_is_not_asked_again(server: Server, tmp_path: P
     assert "\n" not in str(caught.value)
 
 
-def test_next_address_is_tried(server: Server, tmp_path: Path) -> None:
+def test_the_next_url_is_tried(server: Server, tmp_path: Path) -> None:
     server.statuses = [404]
     assert fetch(published(f"{server.url}?1", f"{server.url}?2"), tmp_path).read_bytes() == CONTENT
     assert len(server.asked) == 2
 
 
-def test_nobody_there_is_one_line_with_the_folder(tmp_path: Path) -> None:
+def test_no_connection_is_one_line_with_the_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"no connection: .*put the file into {tmp_path} by hand") as caught:
         fetch(published("http://127.0.0.1:9/a", "http://127.0.0.1:9/b"), tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_wrong_content_is_removed_and_never_named(server: Server, tmp_path: Path) -> None:
+def test_wrong_content_is_removed_before_it_gets_its_name(server: Server, tmp_path: Path) -> None:
     file = published(server.url)
     server.content = b"x" + CONTENT[1:]
     with pytest.raises(UserError, match=f"does not have the MD5 {file.md5}, and was removed"):
@@ -180,7 +176,7 @@ def test_wrong_content_is_removed_and_never_named(server: Server, tmp_path: Path
     assert fetch(file, tmp_path).read_bytes() == CONTENT
 
 
-def test_part_of_another_file_is_found_out(server: Server, tmp_path: Path) -> None:
+def test_a_part_of_another_file_is_detected(server: Server, tmp_path: Path) -> None:
     part_of(tmp_path).write_bytes(b"y" * 1000)
     with pytest.raises(UserError, match="does not have the MD5"):
         fetch(published(server.url), tmp_path)
@@ -188,13 +184,13 @@ def test_part_of_another_file_is_found_out(server: Server, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("length", [len(CONTENT), len(CONTENT) + 1])
-def test_part_that_is_whole_or_longer_is_no_obstacle(server: Server, tmp_path: Path, length: int) -> None:
+def test_a_part_that_is_complete_or_longer_is_handled(server: Server, tmp_path: Path, length: int) -> None:
     part_of(tmp_path).write_bytes((CONTENT + b"z")[:length])
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
     assert server.asked == ([] if length == len(CONTENT) else [None])
 
 
-def test_page_in_place_of_the_file_is_not_mixed_into_the_part(server: Server, tmp_path: Path) -> None:
+def test_a_page_instead_of_the_file_is_not_mixed_into_the_part(server: Server, tmp_path: Path) -> None:
     server.content = b"<html>Please log in</html>"
     part_of(tmp_path).write_bytes(CONTENT[:10])
     server.ranges = False
@@ -203,40 +199,40 @@ def test_page_in_place_of_the_file_is_not_mixed_into_the_part(server: Server, tm
     assert part_of(tmp_path).read_bytes() == CONTENT[:10]
 
 
-def test_no_more_is_taken_than_the_file_has(server: Server, tmp_path: Path) -> None:
-    server.content, server.says_length = CONTENT + b"more" * 1000, False
+def test_no_more_bytes_are_read_than_the_file_has(server: Server, tmp_path: Path) -> None:
+    server.content, server.sends_length = CONTENT + b"more" * 1000, False
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
 
 
-def test_file_put_there_by_hand_is_used_and_checked(tmp_path: Path) -> None:
+def test_a_file_copied_by_hand_is_used_and_checked(tmp_path: Path) -> None:
     (tmp_path / "set.bin").write_bytes(CONTENT)
     assert fetch(published("http://127.0.0.1:9/"), tmp_path).read_bytes() == CONTENT
     (tmp_path / "set.bin").write_bytes(b"something else")
     with pytest.raises(UserError, match=r"is not set\.bin as published .*; remove it"):
         fetch(published("http://127.0.0.1:9/"), tmp_path)
-    assert (tmp_path / "set.bin").read_bytes() == b"something else"  # it is not ours
+    assert (tmp_path / "set.bin").read_bytes() == b"something else"  # a file of the user is kept
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_full_disk_is_one_line_and_goes_on_when_there_is_room(server: Server, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_the_download_resumes_later(server: Server, tmp_path: Path) -> None:
     part_of(tmp_path).symlink_to("/dev/full")
     with pytest.raises(
         UserError, match=r"cannot be written: No space left on device .*; make room, or set VITASCOPE_CACHE"
     ):
         fetch(published(server.url), tmp_path)
     assert not (tmp_path / "set.bin").exists()
-    assert len(server.asked) == 1  # a full disk is no dropped connection
+    assert len(server.asked) == 1  # a full disk causes no retry
     part_of(tmp_path).unlink()
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
 
 
-def test_cache_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_created_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"Not a directory .*; make room, or set VITASCOPE_CACHE"):
         fetch(published("http://127.0.0.1:9/"), tmp_path / "file" / "cache")
 
 
-def test_two_processes_bring_a_file_once(server: Server, tmp_path: Path) -> None:
+def test_parallel_downloads_load_a_file_once(server: Server, tmp_path: Path) -> None:
     results = []
     threads = [
         threading.Thread(target=lambda: results.append(fetch(published(server.url), tmp_path).read_bytes()))
@@ -280,7 +276,7 @@ def test_killed_download_is_resumed(server: Server, tmp_path: Path) -> None:
         ("~/x", None, "/home/me/x"),
     ],
 )
-def test_cache_is_where_the_environment_says(
+def test_the_environment_sets_the_cache_folder(
     monkeypatch: pytest.MonkeyPatch, own: str | None, general: str | None, expected: str
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
@@ -291,7 +287,7 @@ def test_cache_is_where_the_environment_says(
     assert str(cache_folder()) == expected
 
 
-def test_known_sets_are_whole() -> None:
+def test_known_sets_are_complete() -> None:
     assert list(KNOWN_SETS) == ["cifar10", "cifar100", "mnist", "fashion-mnist"]
     for files in KNOWN_SETS.values():
         assert len(files) in (1, 4)
@@ -303,7 +299,7 @@ def test_known_sets_are_whole() -> None:
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_name_of_a_set_of_idx_files_is_data(
+def test_the_name_of_a_known_idx_set_opens_it(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     from tests.data.formats.test_idx import write_set
@@ -321,12 +317,12 @@ def test_name_of_a_set_of_idx_files_is_data(
     assert splits.channels == 1
 
 
-def test_name_of_cifar_is_downloaded_and_read(
+def test_cifar_is_downloaded_and_read_by_name(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from tests.data.formats.test_cifar import check, cifar_files, write_tar
 
-    monkeypatch.chdir(tmp_path)  # a folder of that name would come first
+    monkeypatch.chdir(tmp_path)  # a folder of that name would have precedence
     server.content = write_tar(tmp_path / "cifar.tgz", cifar_files("10-python")).read_bytes()
     file = dataclasses.replace(published(server.url, content=server.content), name="cifar-10-python.tar.gz")
     monkeypatch.setitem(KNOWN_SETS, "cifar10", (file,))
@@ -336,7 +332,7 @@ def test_name_of_cifar_is_downloaded_and_read(
     assert PublishedSet().contents("cifar10") == cache_folder() / "cifar10" / "cifar-10-python.tar.gz"
 
 
-def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_has_precedence_over_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.data import write_tree
 
     write_tree(tmp_path / "mnist", {"cat": 4, "dog": 4})
@@ -344,7 +340,7 @@ def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert open_data("mnist").train.class_names == ("cat", "dog")
 
 
-def test_without_a_terminal_a_download_is_a_line(
+def test_without_a_terminal_a_download_prints_one_line(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fetch(published(server.url), tmp_path)

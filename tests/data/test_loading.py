@@ -1,4 +1,4 @@
-"""Batches: every image once an epoch, in an order that is a function, from memory and from files alike."""
+"""Batches: every image once per epoch, in a reproducible order, the same from memory and from files."""
 
 import dataclasses
 import itertools
@@ -59,7 +59,7 @@ def break_some(images: ImageSet, numbers: list[int], tmp_path: Path) -> tuple[Im
 
 
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
-def test_every_image_comes_once_an_epoch_with_its_label_and_pixels(
+def test_every_image_comes_once_per_epoch_with_its_label_and_pixels(
     images: ImageSet, memory_budget: int
 ) -> None:
     loader = Loader(images, FIT, 4, seed=1, workers=0, memory_budget=memory_budget)
@@ -79,22 +79,22 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
     data = arrays(50)
     loader = Loader(data, FIT, 8, seed=1)
     first = order(loader, 3)
-    list(loader.epoch(4))  # what ran before does not matter
+    list(loader.epoch(4))  # earlier epochs do not matter
     assert order(loader, 3) == first
-    assert order(Loader(data, FIT, 16, seed=1), 3) == first  # nor how many come at a time
+    assert order(Loader(data, FIT, 16, seed=1), 3) == first  # nor does the batch size
     assert order(loader, 4) != first
     assert order(Loader(data, FIT, 8, seed=2), 3) != first
     assert first != sorted(first)
 
 
-def test_without_a_seed_the_order_is_the_split_own() -> None:
+def test_without_a_seed_the_order_is_that_of_the_split() -> None:
     loader = Loader(arrays(20), FIT, 8)
     assert order(loader, 0) == order(loader, 7) == list(range(20))
 
 
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
 @pytest.mark.parametrize("start", [0, 1, 3, 4])
-def test_start_gives_exactly_the_tail(images: ImageSet, start: int, memory_budget: int) -> None:
+def test_start_skips_exactly_the_first_batches(images: ImageSet, start: int, memory_budget: int) -> None:
     loader = Loader(images, FIT, 4, seed=1, workers=0, memory_budget=memory_budget)
     assert_same(list(loader.epoch(2, start=start)), list(loader.epoch(2))[start:])
 
@@ -137,7 +137,7 @@ def test_unreadable_images_are_left_out_and_named(
 
 
 @pytest.mark.parametrize(("memory_budget", "workers"), [(2**30, 2), (0, 0), (0, 1)])
-def test_more_than_a_tenth_unreadable_is_refused(
+def test_more_than_a_tenth_unreadable_is_rejected(
     images: ImageSet, tmp_path: Path, memory_budget: int, workers: int
 ) -> None:
     data, _ = break_some(images, [2, 8], tmp_path)  # 2 of 13
@@ -145,25 +145,25 @@ def test_more_than_a_tenth_unreadable_is_refused(
         list(Loader(data, FIT, 4, workers=workers, memory_budget=memory_budget).epoch())
 
 
-def test_a_tenth_unreadable_is_not_refused(tmp_path: Path) -> None:
+def test_a_tenth_unreadable_is_accepted(tmp_path: Path) -> None:
     data, _ = break_some(arrays(20), [2, 8], tmp_path)
     assert len(order(Loader(data, FIT, 4))) == 18
 
 
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
-def test_nothing_readable_gives_no_image_or_a_clear_refusal(tmp_path: Path, memory_budget: int) -> None:
+def test_no_readable_image_is_an_empty_epoch_or_a_clear_error(tmp_path: Path, memory_budget: int) -> None:
     data, broken = break_some(arrays(1), [0], tmp_path)
     try:
         loader = Loader(data, FIT, 4, workers=0, memory_budget=memory_budget)
         assert order(loader) == []
         assert list(loader.unreadable) == [str(broken[0])]
     except UserError as error:
-        assert "broken0.png" in str(error)  # noqa: PT017 - either answer will do
+        assert "broken0.png" in str(error)  # noqa: PT017 - either result is valid
 
 
 @pytest.mark.parametrize("crop_scale", [1.0, 0.1])
-def test_number_of_workers_and_what_ran_before_change_nothing(images: ImageSet, crop_scale: float) -> None:
-    """Epochs one after the other, one broken off, two at the same time."""
+def test_workers_and_earlier_epochs_do_not_change_batches(images: ImageSet, crop_scale: float) -> None:
+    """Epochs in sequence, an unfinished one, and two at the same time."""
     kinds = {"seed": 3, "memory_budget": 0, "crop_scale": crop_scale}
     alone = Loader(images, FIT, 4, workers=0, **kinds)
     epochs = [list(alone.epoch(number)) for number in range(3)]
@@ -177,7 +177,7 @@ def test_number_of_workers_and_what_ran_before_change_nothing(images: ImageSet, 
         assert_same(list(loader.epoch(2, start=2)), epochs[2][2:])
 
 
-def test_workers_live_on_from_epoch_to_epoch(images: ImageSet) -> None:
+def test_workers_are_kept_between_epochs(images: ImageSet) -> None:
     loader = Loader(images, FIT, 4, seed=0, workers=1, memory_budget=0)
     list(loader.epoch(0))
     pool = loader._pool
@@ -187,7 +187,7 @@ def test_workers_live_on_from_epoch_to_epoch(images: ImageSet) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_streamed_training_images_are_cropped_anew_in_every_epoch(images: ImageSet, workers: int) -> None:
+def test_streamed_training_images_have_a_new_crop_in_every_epoch(images: ImageSet, workers: int) -> None:
     loader = Loader(images, FIT, 13, seed=3, workers=workers, memory_budget=0, crop_scale=0.1)
     assert loader.crops
     (first,), (second,) = loader.epoch(0), loader.epoch(1)
@@ -198,14 +198,14 @@ def test_streamed_training_images_are_cropped_anew_in_every_epoch(images: ImageS
 
 
 def test_only_streamed_training_images_are_cropped(images: ImageSet) -> None:
-    assert not Loader(images, FIT, 13, seed=3, workers=0, crop_scale=0.1).crops  # kept: the device crops
+    assert not Loader(images, FIT, 13, seed=3, workers=0, crop_scale=0.1).crops  # the device crops
     assert not Loader(images, FIT, 13, seed=3, workers=0, memory_budget=0).crops
     plain = Loader(images, FIT, 13, workers=0, memory_budget=0, crop_scale=0.1)  # evaluation
     assert not plain.crops
     assert_same(list(plain.epoch()), list(Loader(images, FIT, 13, workers=0).epoch()))
 
 
-def test_split_gives_its_own_order(images: ImageSet) -> None:
+def test_a_split_can_define_its_order(images: ImageSet) -> None:
     class Backwards(ImageSet):
         def order(self, seed: int, epoch: int) -> np.ndarray:
             return np.roll(np.arange(len(self))[::-1], seed + epoch)
@@ -216,13 +216,13 @@ def test_split_gives_its_own_order(images: ImageSet) -> None:
 
 
 @given(count=st.integers(0, 300), parts=st.integers(1, 40))
-def test_cuts_are_even_and_fair(count: int, parts: int) -> None:
+def test_cuts_are_even_and_balanced(count: int, parts: int) -> None:
     cuts = even_cuts(count, parts)
     assert (len(cuts), cuts[0], cuts[-1]) == (parts + 1, 0, count)
     assert all(cut % 2 == 0 for cut in cuts if cut != count)
     sizes = [last - first for first, last in itertools.pairwise(cuts)]
     assert min(sizes) >= 0
-    assert max(sizes) - min(sizes) <= 3  # a pair, and one that has no neighbour
+    assert max(sizes) - min(sizes) <= 3  # a pair, and the last image of an odd number
 
 
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
@@ -242,7 +242,7 @@ def test_parts_of_all_processes_are_the_batches_of_one(
         assert torch.equal(torch.cat([piece.pixels for piece in pieces]), batch.pixels)
         np.testing.assert_array_equal(np.concatenate([piece.indices for piece in pieces]), batch.indices)
     assert [batch.planned for batch in whole] == [6, 6, 1]
-    assert [len(part[-1].indices) for part in parts].count(0) == world - 1  # and no process is a batch short
+    assert [len(part[-1].indices) for part in parts].count(0) == world - 1  # and every process has the batch
 
 
 def test_part_with_workers_and_an_empty_slice(images: ImageSet) -> None:
@@ -285,7 +285,7 @@ def bomb(path: Path) -> Path:
 
 
 def harm(kind: str, folder: Path) -> Path:
-    """A file that is no picture any more."""
+    """Write a file that is no longer a picture."""
     path = folder / f"{kind}.jpg"
     if kind == "bomb":
         return bomb(folder / "bomb.png")
@@ -317,13 +317,13 @@ def test_every_kind_of_broken_file_is_left_out_and_named(
         assert reason in loader.unreadable[str(tmp_path / name)]
     assert len(Loader(data, FIT, 8, seed=0, **kinds).unreadable) == (4 if memory_budget else 0)
     assert_same(list(loader.epoch(0, start=2)), batches[2:])  # a resumed epoch leaves out the same
-    sources[0] = harm("text", tmp_path)  # a fifth, named as another
+    sources[0] = harm("text", tmp_path)  # a fifth broken file, under another name
     sources[0] = sources[0].rename(tmp_path / "fifth.jpg")
     with pytest.raises(UserError, match="more than 10% of the 40 images"):
         list(Loader(data, FIT, 8, seed=0, **kinds).epoch())
 
 
-def test_order_of_a_large_split_is_no_list() -> None:
+def test_a_large_split_has_batches_and_order() -> None:
     data = arrays(1)
     many = dataclasses.replace(data, sources=range(1_300_000), labels=np.zeros(1_300_000, np.int64))
     loader = Loader(many, FIT, 256, seed=0, workers=0, memory_budget=0)

@@ -1,4 +1,4 @@
-"""Mixup and CutMix: one choice a step, the same in every slice, in the proportion that the targets say."""
+"""Mixup and CutMix: one choice per step, the same in every slice, in the proportion of the targets."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ MIXUP, CUTMIX = Mixing(cutmix=0.0), Mixing(mixup=0.0)
 
 
 def batch(count: int = 6, height: int = 12, width: int = 15) -> tuple[torch.Tensor, torch.Tensor]:
-    """Image k is all k + 1, of class k."""
+    """A batch whose image k has the value k + 1 everywhere and class k."""
     values = torch.arange(1.0, count + 1)
     return values.view(-1, 1, 1, 1).expand(count, 3, height, width).clone(), torch.eye(count)
 
@@ -33,7 +33,7 @@ def kept(targets: torch.Tensor) -> torch.Tensor:
     mixing=st.sampled_from([MIXUP, CUTMIX, Mixing(), Mixing(probability=0.5)]),
     cut=st.integers(0, 4),
 )
-def test_slices_mixed_apart_are_the_whole_batch_mixed(seed: int, step: int, mixing: Mixing, cut: int) -> None:
+def test_mixing_slices_equals_mixing_the_batch(seed: int, step: int, mixing: Mixing, cut: int) -> None:
     images, targets = torch.rand(9, 3, 8, 8), torch.rand(9, 4)
     counters = {"seed": seed, "step": step}
     whole = mixing(images, targets, **counters)
@@ -43,7 +43,7 @@ def test_slices_mixed_apart_are_the_whole_batch_mixed(seed: int, step: int, mixi
         assert torch.equal(together, torch.cat(parts))
 
 
-def test_a_slice_that_parts_partners_is_refused() -> None:
+def test_a_slice_that_separates_partners_is_rejected() -> None:
     with pytest.raises(ValueError, match="not at 3"):
         Mixing()(*batch(), seed=0, step=0, first=3)
 
@@ -57,7 +57,7 @@ def test_pixels_and_targets_are_mixed_in_the_same_proportion(mixing: Mixing) -> 
         share = float(soft[0, 0])
         torch.testing.assert_close(kept(soft), torch.full((6,), share))
         torch.testing.assert_close(soft[1::2, ::2].diagonal(), torch.full((3,), 1 - share))
-        # The mean brightness of a picture of k + 1 and one of its neighbour's says how much of each there is.
+        # The mean brightness of a mixture of k + 1 and its neighbour reveals the share of each.
         torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), soft @ torch.arange(1.0, 7))
 
 
@@ -76,7 +76,7 @@ def test_mixup_is_the_same_everywhere_and_cutmix_a_box_of_the_partner() -> None:
     assert len(corners) > 20
 
 
-def test_inputs_stay_as_they_are() -> None:
+def test_inputs_are_not_modified() -> None:
     for mixing in (MIXUP, CUTMIX):
         images, targets = batch()
         mixing(images, targets, seed=0, step=1)
@@ -86,7 +86,7 @@ def test_inputs_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("mixing", [MIXUP, CUTMIX])
 @pytest.mark.parametrize("count", [1, 5])
-def test_the_last_of_an_odd_batch_stays_as_it_is(mixing: Mixing, count: int) -> None:
+def test_the_last_image_of_an_odd_batch_is_not_mixed(mixing: Mixing, count: int) -> None:
     images, targets = batch(count)
     for step in range(5):
         mixed, soft = mixing(images, targets, seed=0, step=step)
@@ -100,7 +100,7 @@ def shares(mixing: Mixing, steps: int = 500) -> np.ndarray:
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.8])
-def test_shares_are_of_the_beta_distribution(alpha: float) -> None:
+def test_shares_follow_the_beta_distribution(alpha: float) -> None:
     found = shares(Mixing(mixup=alpha, cutmix=0.0))
     variance = 1 / (4 * (2 * alpha + 1))
     assert abs(found.mean() - 1 / 2) < 5 * (variance / len(found)) ** 0.5
@@ -108,7 +108,7 @@ def test_shares_are_of_the_beta_distribution(alpha: float) -> None:
 
 
 def kinds(mixing: Mixing, steps: int) -> dict[str, float]:
-    """How often a step is left alone, blended and pasted."""
+    """The frequencies of unmixed, blended and pasted steps."""
     images, targets = batch(2, 16, 16)
     counts = {"nothing": 0, "mixup": 0, "cutmix": 0}
     for step in range(steps):
@@ -129,17 +129,17 @@ def kinds(mixing: Mixing, steps: int) -> dict[str, float]:
         ({"mixup": 0.0, "cutmix": 0.0}, (1.0, 0.0, 0.0)),
     ],
 )
-def test_steps_are_shared_out_as_the_options_say(
+def test_options_set_the_frequency_of_mixup_and_cutmix(
     options: dict[str, Any], expected: tuple[float, float, float]
 ) -> None:
     steps = 400
     found = kinds(Mixing(**options), steps)
     for share, wanted in zip(found.values(), expected, strict=True):
-        # A box without pixels leaves a step alone as well.
+        # A box without pixels also leaves a batch unmixed.
         assert abs(share - wanted) <= 5 * (wanted * (1 - wanted) / steps) ** 0.5 + 0.01
 
 
-def test_mixtures_differ_by_seed_and_step_and_repeat() -> None:
+def test_mixing_is_a_function_of_seed_and_step() -> None:
     images, targets = batch()
     first = MIXUP(images, targets, seed=1, step=2)[0]
     assert torch.equal(MIXUP(images, targets, seed=1, step=2)[0], first)
@@ -151,7 +151,7 @@ def test_mixtures_differ_by_seed_and_step_and_repeat() -> None:
     "options",
     [{"mixup": -0.1}, {"cutmix": float("inf")}, {"probability": 1.5}, {"switch": -0.2}],
 )
-def test_numbers_that_make_no_sense_are_refused(options: dict[str, float]) -> None:
+def test_invalid_numbers_are_rejected(options: dict[str, float]) -> None:
     [(name, value)] = options.items()
     with pytest.raises(UserError, match=f"{name}.*{value:g}"):
         Mixing(**options)

@@ -1,4 +1,4 @@
-"""Packing: what goes in comes out, byte for byte; twice the same; whole or not at all."""
+"""Packing: images are kept byte for byte, shards are reproducible, and failures leave nothing."""
 
 import errno
 import hashlib
@@ -57,7 +57,7 @@ def test_files_keep_bytes_label_split_and_class_names(tmp_path: Path) -> None:
         assert ours.class_names == given.class_names
 
 
-def test_one_tree_is_split_once_and_for_all(tmp_path: Path) -> None:
+def test_a_tree_is_split_when_it_is_packed(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "pictures", {"cat": 20, "dog": 20})
     pack(str(root), tmp_path / "shards", seed=4)
     before, after = open_data(str(root), seed=4), Shards().open(str(tmp_path / "shards"), seed=5)
@@ -84,7 +84,7 @@ def test_same_input_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mon
     assert every_file(tmp_path / "one") == every_file(tmp_path / "two")
 
 
-def test_shards_stay_below_their_size_and_the_index_says_what_they_are(
+def test_shards_stay_below_their_size_and_the_index_describes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "MB", 20_000)
@@ -102,13 +102,15 @@ def test_shards_stay_below_their_size_and_the_index_says_what_they_are(
     assert index["class_names"] == ["cat", "dog"]
 
 
-def test_image_larger_than_a_shard_has_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_larger_than_a_shard_has_its_own_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(packing, "MB", 100)
     packed = pack(pictures(tmp_path, 2), tmp_path / "shards", shard_mb=1)
     assert [shard.count for shard in packed.index.splits["train"]] == [1, 1, 1, 1]
 
 
-def test_headers_say_nothing_of_who_packed_or_when(tmp_path: Path) -> None:
+def test_headers_contain_no_user_and_no_time(tmp_path: Path) -> None:
     pack(pictures(tmp_path), tmp_path / "shards")
     for member in members(tmp_path / "shards" / "train-00000.tar"):
         assert (member.mtime, member.uid, member.gid, member.uname, member.gname) == (0, 0, 0, "", "")
@@ -193,7 +195,7 @@ def test_resized_photograph_is_upright(tmp_path: Path) -> None:
     assert np.asarray(image)[:, :8].max() < 50
 
 
-def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
+def test_unreadable_images_of_a_pack_are_left_out_and_named(tmp_path: Path) -> None:
     data = pictures(tmp_path)
     broken = Path(data) / "train" / "cat" / "004.png"
     broken.write_bytes(broken.read_bytes()[:60])
@@ -204,10 +206,10 @@ def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
     assert not pack(data, tmp_path / "as they are").unreadable  # nothing is decoded, every byte is kept
 
 
-# --- refusals
+# --- errors
 
 
-def test_too_many_unreadable_images_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
+def test_too_many_unreadable_images_are_rejected_and_nothing_is_left(tmp_path: Path) -> None:
     data = pictures(tmp_path)
     for number in range(3):
         (Path(data) / "val" / "cat" / f"{number:03}.png").write_bytes(b"text")
@@ -216,7 +218,7 @@ def test_too_many_unreadable_images_are_refused_and_nothing_is_left(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
 
 
-def test_split_without_a_readable_image_is_refused(tmp_path: Path) -> None:
+def test_a_split_without_a_readable_image_is_rejected(tmp_path: Path) -> None:
     write_tree(tmp_path / "pictures" / "train", {"cat": 2, "dog": 2})
     (write_tree(tmp_path / "pictures" / "val", {"cat": 1}) / "cat" / "000.png").write_bytes(b"text")
     with pytest.raises(UserError, match=r"no image of the val set can be read: .*000\.png"):
@@ -238,7 +240,7 @@ def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
 
 
-def test_folder_that_has_something_is_refused_and_an_empty_one_filled(tmp_path: Path) -> None:
+def test_a_folder_with_content_is_rejected_and_an_empty_one_filled(tmp_path: Path) -> None:
     data = pictures(tmp_path, 2)
     out = tmp_path / "shards"
     out.mkdir()
@@ -249,14 +251,14 @@ def test_folder_that_has_something_is_refused_and_an_empty_one_filled(tmp_path: 
     assert every_file(out) == before
 
 
-def test_folder_inside_of_the_data_is_refused(tmp_path: Path) -> None:
+def test_a_folder_inside_the_data_is_rejected(tmp_path: Path) -> None:
     data = pictures(tmp_path, 2)
     with pytest.raises(UserError, match=r"inside of .*pictures"):
         pack(data, Path(data) / "train" / ".." / "shards")
 
 
 @pytest.mark.parametrize("option", ["shard_mb", "image_size"])
-def test_sizes_below_one_are_refused(tmp_path: Path, option: str) -> None:
+def test_sizes_below_one_are_rejected(tmp_path: Path, option: str) -> None:
     with pytest.raises(UserError, match=f"{option} must be at least 1, not 0"):
         pack("digits", tmp_path / "shards", **{option: 0})
 
@@ -264,7 +266,7 @@ def test_sizes_below_one_are_refused(tmp_path: Path, option: str) -> None:
 # --- the command
 
 
-def test_command_says_what_was_written_and_how_to_train_on_it(
+def test_the_command_prints_its_files_and_how_to_train_on_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = pictures(tmp_path)

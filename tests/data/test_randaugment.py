@@ -1,4 +1,4 @@
-"""RandAugment: PIL's operations level for level, drawn for each image by itself."""
+"""RandAugment: the operations equal PIL's at every level and are drawn per image."""
 
 from collections.abc import Callable
 from typing import Any
@@ -72,7 +72,7 @@ def test_operations_are_those_of_the_paper() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", ENHANCED)
-def test_enhancements_are_pil_s(name: str, channels: int) -> None:
+def test_enhancements_equal_pil(name: str, channels: int) -> None:
     levels = pictures(channels)
     for factor in FACTORS:
         expected = by_pil(levels, lambda one, factor=factor: ENHANCED[name](one).enhance(factor))  # type: ignore[misc]
@@ -81,13 +81,13 @@ def test_enhancements_are_pil_s(name: str, channels: int) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("side", [9, 19, 60])
-def test_equalize_is_pil_s(channels: int, side: int) -> None:
+def test_equalize_equals_pil(channels: int, side: int) -> None:
     levels = pictures(channels, side)
     assert torch.equal(applied("Equalize", levels), by_pil(levels, ImageOps.equalize))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_auto_contrast_is_pil_s_without_its_rounding_errors(channels: int) -> None:
+def test_auto_contrast_equals_pil_without_its_rounding_errors(channels: int) -> None:
     levels = pictures(channels)
     difference = applied("AutoContrast", levels) - by_pil(levels, ImageOps.autocontrast)
     assert difference.min() >= 0  # PIL's scale is inexact and it rounds down, at times white to 254
@@ -96,14 +96,14 @@ def test_auto_contrast_is_pil_s_without_its_rounding_errors(channels: int) -> No
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 26, 128, 255, 256])
-def test_solarize_is_pil_s(threshold: int) -> None:
+def test_solarize_equals_pil(threshold: int) -> None:
     levels = pictures()
     expected = by_pil(levels, lambda one: ImageOps.solarize(one, threshold))
     assert torch.equal(applied("Solarize", levels, threshold), expected)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
-def test_posterize_is_pil_s(bits: int) -> None:
+def test_posterize_equals_pil(bits: int) -> None:
     levels = pictures()
     expected = by_pil(levels, lambda one: ImageOps.posterize(one, bits))
     assert torch.equal(applied("Posterize", levels, bits), expected)
@@ -123,7 +123,7 @@ def affine(name: str, argument: float, width: int, height: int) -> tuple[float, 
     ("name", "argument"),
     [("Rotate", 27.0), ("ShearX", 0.27), ("ShearY", 0.27), ("TranslateX", 0.4), ("TranslateY", 0.37)],
 )
-def test_geometry_is_pil_s_inside_and_grey_outside(name: str, argument: float, sign: int) -> None:
+def test_geometry_equals_pil_inside_and_is_grey_outside(name: str, argument: float, sign: int) -> None:
     levels, argument = pictures(), sign * argument
     height, width = levels.shape[-2:]
 
@@ -149,7 +149,7 @@ def test_geometry_is_pil_s_inside_and_grey_outside(name: str, argument: float, s
     seed=st.integers(0, 2**31),
     channels=st.sampled_from([1, 3]),
 )
-def test_operations_of_a_batch_are_those_of_its_images_one_by_one(
+def test_operations_on_a_batch_equal_those_on_single_images(
     operations: list[int], seed: int, channels: int
 ) -> None:
     count = len(operations)
@@ -164,7 +164,7 @@ def test_operations_of_a_batch_are_those_of_its_images_one_by_one(
         assert torch.equal(together[one], alone), OPERATIONS[operations[at]]
 
 
-def test_identity_and_other_images_stay_as_they_are() -> None:
+def test_identity_and_unselected_images_are_unchanged() -> None:
     levels = pictures()
     operations = np.array([OPERATIONS.index(name) for name in ["Solarize", "Identity"] * 3])
     found = apply_operations(levels, operations, np.zeros(6))
@@ -174,7 +174,7 @@ def test_identity_and_other_images_stay_as_they_are() -> None:
 
 @law
 @given(seed=st.integers(0, 2**31), channels=st.sampled_from([1, 3]), num_ops=st.integers(1, 4))
-def test_an_image_is_changed_alike_in_any_batch(seed: int, channels: int, num_ops: int) -> None:
+def test_randaugment_is_independent_of_the_batch(seed: int, channels: int, num_ops: int) -> None:
     images = pictures(channels, 9, 9, seed) / 255
     indices = np.random.default_rng(seed).integers(0, 10**7, 6)
     together = rand_augment(images, indices, num_ops=num_ops)
@@ -220,10 +220,10 @@ def test_magnitudes_without_scatter_are_all_the_same() -> None:
 def test_magnitudes_are_cut_off_at_ten() -> None:
     operations, arguments = chosen(magnitude=10.0, std=2.0)
     assert np.abs(arguments[operations == OPERATIONS.index("Rotate")]).max() == 30
-    assert arguments[operations == OPERATIONS.index("Posterize")].min() == 1  # none: a black picture
+    assert arguments[operations == OPERATIONS.index("Posterize")].min() == 1  # 0 would be black
 
 
-def test_layers_draw_for_themselves() -> None:
+def test_layers_draw_independently() -> None:
     change = RandAugment(num_ops=2)
     first, second = np.split(uniform(0, 0, np.arange(500), change.draws), 2, axis=1)
     same = change._choose(first)[0] == change._choose(second)[0]
@@ -231,7 +231,7 @@ def test_layers_draw_for_themselves() -> None:
 
 
 @pytest.mark.parametrize("std", [0.0, 0.5])
-def test_ends_of_the_draws_are_operations_with_finite_arguments(std: float) -> None:
+def test_extreme_draws_select_operations_with_finite_arguments(std: float) -> None:
     ends = np.array([0.0, 1 - 2.0**-53])
     draws = np.stack(np.meshgrid(ends, ends, ends), axis=-1).reshape(-1, 3)
     operations, arguments = RandAugment(std=std)._choose(draws)
@@ -243,6 +243,6 @@ def test_ends_of_the_draws_are_operations_with_finite_arguments(std: float) -> N
     "options",
     [{"num_ops": 0}, {"magnitude": 10.5}, {"magnitude": -1}, {"std": -0.1}, {"probability": 0.0}],
 )
-def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_numbers_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"{next(iter(options.values())):g}"):
         RandAugment(**options)

@@ -29,7 +29,7 @@ def test_epoch_order_differs_by_seed_and_epoch(seed: int, epoch: int) -> None:
 
 @law
 @given(seed=seeds, epoch=counters, draws=st.integers(1, 9), indices=st.lists(counters, min_size=1))
-def test_uniform_rows_depend_on_their_own_index_alone(
+def test_uniform_rows_depend_only_on_their_index(
     seed: int, epoch: int, draws: int, indices: list[int]
 ) -> None:
     rows = uniform(seed, epoch, np.array(indices), draws)

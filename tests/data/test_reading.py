@@ -1,4 +1,4 @@
-"""Reading ahead: crops that are a function, and processes that neither hang nor outlive what started them."""
+"""Reading ahead: reproducible crops, and processes that neither hang nor outlive their parent."""
 
 import dataclasses
 import io
@@ -49,7 +49,7 @@ unit = st.floats(0, 1, exclude_max=True)
     draws=st.tuples(unit, unit, unit, unit),
     smallest=st.floats(0.01, 1),
 )
-def test_crop_lies_in_the_picture_and_has_the_area_and_proportions_that_were_drawn(
+def test_crop_lies_in_the_picture_and_has_the_drawn_area_and_proportions(
     width: int, height: int, draws: tuple[float, ...], smallest: float
 ) -> None:
     left, top, right, bottom = random_crop(width, height, np.array(draws), smallest)
@@ -81,7 +81,7 @@ def test_crops_are_spread_over_area_proportions_and_places() -> None:
 
 
 @pytest.mark.parametrize("name", ["nearest", "bilinear", "bicubic", "lanczos"])
-def test_cropped_pixels_are_those_of_pillow(tmp_path: Path, name: str) -> None:
+def test_cropped_pixels_equal_those_of_pillow(tmp_path: Path, name: str) -> None:
     box, whole_pixels = (3.5, 2.0, 33.25, 27.0), (4, 2, 33, 27)
     fit = dataclasses.replace(FIT, interpolation=name)
     for pixels in (noise(30, 40), noise(30, 40, 1)):
@@ -109,7 +109,7 @@ def test_smallest_crops_keep_a_pixel(width: int, height: int, draws: tuple[float
     assert found.shape == (3, 4, 6)
 
 
-def test_crop_is_of_the_upright_picture() -> None:
+def test_crops_are_taken_from_the_upright_picture() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
     content = jpeg(smooth(60, 80), exif=exif.tobytes())
@@ -129,7 +129,7 @@ def test_large_jpegs_are_decoded_smaller_where_enough_pixels_remain(
 ) -> None:
     pixels = smooth(1200, 1600)
     sizes = []
-    for name in ("crop", "resize"):  # of training, of evaluation
+    for name in ("crop", "resize"):  # in training, in evaluation
         step = getattr(Image.Image, name)
         monkeypatch.setattr(
             Image.Image,
@@ -140,9 +140,8 @@ def test_large_jpegs_are_decoded_smaller_where_enough_pixels_remain(
     box = (160.0, 120.0, 160.0 + side, 120.0 + side)
     found = square.cropped(jpeg(pixels), lambda *size: box)
     assert sizes == [decoded]
-    whole = square.cropped(
-        Image.open(io.BytesIO(jpeg(pixels))), lambda *size: box
-    )  # another's stays as it is
+    # An image that is already open is decoded in full.
+    whole = square.cropped(Image.open(io.BytesIO(jpeg(pixels))), lambda *size: box)
     assert sizes == [decoded, 1600]
     assert np.abs(found.astype(int) - whole).mean() < 2
     evaluated = square.pixels(jpeg(pixels))
@@ -155,14 +154,14 @@ def test_broken_picture_is_named_when_it_is_cropped(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"gone\.jpg: no such file"):
         FIT.cropped(path, lambda *size: (0, 0, 1, 1))
     many = dataclasses.replace(FIT, channels=4, mean=(0.5,) * 4, std=(0.5,) * 4)
-    with pytest.raises(UserError, match="1 or 3 channels, the model has 4") as refused:
+    with pytest.raises(UserError, match="1 or 3 channels, the model has 4") as raised:
         many.cropped(noise(8, 8), lambda *size: (0, 0, 8, 8))
-    assert not isinstance(refused.value, ImageError)
+    assert not isinstance(raised.value, ImageError)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fatal(ImageReader):
-    """Ends the process that reads a certain image."""
+    """A reader that ends its process at a certain image."""
 
     signum: int = 0
 
@@ -174,14 +173,14 @@ class Fatal(ImageReader):
         return super().__call__(index, epoch)
 
 
-def test_process_that_is_killed_is_one_clear_error() -> None:
+def test_a_killed_process_is_one_clear_error() -> None:
     pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signal.SIGKILL), 8, 3, workers=2)
     with pytest.raises(UserError, match=r"killed by SIGKILL.*memory.*workers \(now 2\).*batch size"):
         list(pool.read(ORDER, SPANS, 0))
     pool.close()
 
 
-def test_process_hands_on_what_a_user_can_mend() -> None:
+def test_user_errors_of_a_process_are_raised_by_the_pool() -> None:
     pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT), 8, 3, workers=2)
     with pytest.raises(UserError, match="no picture is of this kind"):
         list(pool.read(ORDER, SPANS, 0))
@@ -189,7 +188,7 @@ def test_process_hands_on_what_a_user_can_mend() -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_processes_read_on_when_their_group_is_told_to_stop(signum: signal.Signals) -> None:
+def test_processes_ignore_stop_signals_to_their_group(signum: signal.Signals) -> None:
     pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signum), 8, 3, workers=2)
     assert [len(pixels) for pixels, _ in pool.read(ORDER, SPANS, 0)] == [3, 3, 2]
     pool.close()
@@ -203,7 +202,7 @@ SCRIPT = """
     from vitascope.data.reading import ImageReader, ReadingPool
     from pathlib import Path
 
-    def start(end):  # in a process and a group of its own
+    def start(end):  # in its own process and group
         child = os.fork()
         if child:
             os.waitpid(child, 0)
@@ -224,21 +223,21 @@ SCRIPT = """
         if end == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if end == "stopped":
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # SIGINT may be ignored by default
             os.killpg(0, signal.SIGINT)
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")
-def test_no_process_outlives_the_one_that_reads(tmp_path: Path) -> None:
-    """It ends in the middle of an epoch, with the pool open: normally, by SIGINT and by SIGKILL."""
+def test_no_worker_outlives_its_parent(tmp_path: Path) -> None:
+    """The parent ends during an epoch with an open pool: normally, by SIGINT and by SIGKILL."""
     root = write_tree(tmp_path / "images", {"a": 4, "b": 4})
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     subprocess.run([sys.executable, str(script), str(root)], cwd=tmp_path, timeout=60, check=True)
     for end in ("done", "stopped", "killed"):
         errors = (tmp_path / f"{end}.err").read_text()
-        assert errors.count("Traceback") == (1 if end == "stopped" else 0), errors  # its own
+        assert errors.count("Traceback") == (1 if end == "stopped" else 0), errors  # the parent's
         pids = list(map(int, (tmp_path / f"{end}.out").read_text().split()))
         assert len(pids) == 2
         deadline = time.monotonic() + 20
@@ -252,11 +251,11 @@ def alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    status = Path(f"/proc/{pid}/stat")  # where there is such a thing, a process that nobody waits for
+    status = Path(f"/proc/{pid}/stat")  # on Linux, a zombie has ended too
     return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
-def test_pool_is_read_again_and_gives_each_image_once(tmp_path: Path) -> None:
+def test_each_pass_over_a_pool_reads_each_image_once(tmp_path: Path) -> None:
     images = read_tree(write_tree(tmp_path, {"a": 5, "b": 3}))
     reader = ImageReader(images.sources, FIT, seed=1, crop_scale=0.2)
     pool = ReadingPool(reader, 8, 3, workers=3)

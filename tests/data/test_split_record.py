@@ -1,4 +1,4 @@
-"""The record of a split: images are found again by name and content, whatever has happened to the folder."""
+"""The record of a split: images are found by name and content after any change of the folder."""
 
 import dataclasses
 import gzip
@@ -57,7 +57,7 @@ def same(one: ImageSet, other: ImageSet) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["tree", "splits", "shards", "digits"])
-def test_data_that_are_as_they_were_give_the_splits_as_they_were(tmp_path: Path, kind: str) -> None:
+def test_unchanged_data_have_the_recorded_splits(tmp_path: Path, kind: str) -> None:
     data = str(tmp_path / "data")
     if kind == "splits":
         write_tree(tmp_path / "data" / "Train", {"cat": 12, "dog": 12})
@@ -80,7 +80,7 @@ def test_data_that_are_as_they_were_give_the_splits_as_they_were(tmp_path: Path,
         assert same(getattr(after, split), getattr(before, split))
 
 
-def test_deleted_images_move_no_other_image_to_another_part(photos: Path) -> None:
+def test_deleted_images_do_not_change_the_split_of_others(photos: Path) -> None:
     record = recorded(photos)
     deleted = [part_of(record, "test", photos)[0], *part_of(record, "train", photos)[:2]]
     for path in deleted:
@@ -97,7 +97,7 @@ def test_deleted_images_move_no_other_image_to_another_part(photos: Path) -> Non
         read_image(whole.sources[0])
 
 
-def test_new_images_are_in_no_part(photos: Path) -> None:
+def test_new_images_are_in_no_split(photos: Path) -> None:
     record = recorded(photos)
     for number in range(30):
         write_picture(photos / "cat" / f"a{number}.png", seed=1000 + number)
@@ -107,7 +107,7 @@ def test_new_images_are_in_no_part(photos: Path) -> None:
     assert found.as_recorded().final.sources == part_of(record, "test", photos)
 
 
-def test_a_renamed_image_is_known_by_its_content_and_has_the_class_of_its_new_folder(photos: Path) -> None:
+def test_a_renamed_image_is_found_by_content_with_the_class_of_its_new_folder(photos: Path) -> None:
     record = recorded(photos)
     first, *others = part_of(record, "test", photos)
     assert first.parent.name == "cat"
@@ -130,7 +130,7 @@ def test_a_changed_image_is_left_out(photos: Path) -> None:
     assert changed not in found.present("test", ("cat", "dog")).sources
 
 
-def test_a_training_image_under_the_name_of_a_test_image_is_not_measured(photos: Path) -> None:
+def test_a_training_image_with_the_name_of_a_test_image_is_not_evaluated(photos: Path) -> None:
     record = recorded(photos)
     train, test = part_of(record, "train", photos)[0], part_of(record, "test", photos)[0]
     train.replace(test)
@@ -146,11 +146,11 @@ def test_training_images_that_move_into_the_test_folder_stay_training_images(tmp
     found = again(record, tmp_path, ("test",))
     assert found.note() == "1 renamed (1 train)"
     assert found.present("test", ("cat", "dog")).sources == part_of(record, "test", tmp_path)
-    shutil.rmtree(tmp_path / "train")  # to save room, say
+    shutil.rmtree(tmp_path / "train")  # for example, to save room
     assert len(again(record, tmp_path, ("test",)).present("test", ("cat", "dog"))) == 6
 
 
-def test_nothing_of_the_split_left_is_an_error(photos: Path) -> None:
+def test_a_split_without_any_remaining_image_is_an_error(photos: Path) -> None:
     record = recorded(photos)
     for path in part_of(record, "test", photos):
         path.unlink()
@@ -158,7 +158,7 @@ def test_nothing_of_the_split_left_is_an_error(photos: Path) -> None:
         again(record, photos).present("test", ("cat", "dog"))
 
 
-def test_training_images_are_known_by_content_in_any_form(photos: Path, tmp_path: Path) -> None:
+def test_training_images_are_recognized_by_content_in_any_form(photos: Path, tmp_path: Path) -> None:
     record = recorded(photos)
     copies = tmp_path / "copies"
     for number, path in enumerate([*part_of(record, "train", photos)[:3], *part_of(record, "test", photos)]):
@@ -173,7 +173,7 @@ def test_training_images_are_known_by_content_in_any_form(photos: Path, tmp_path
 
 
 @pytest.mark.parametrize("size", [0, 1, WHOLE, WHOLE + 1, 10 * WHOLE])
-def test_size_and_bytes_make_the_content(tmp_path: Path, size: int) -> None:
+def test_the_content_is_identified_by_size_and_bytes(tmp_path: Path, size: int) -> None:
     content = bytearray(np.random.default_rng(0).bytes(size))
     path = tmp_path / "x.bin"
     path.write_bytes(content)
@@ -189,7 +189,7 @@ def test_size_and_bytes_make_the_content(tmp_path: Path, size: int) -> None:
         assert content_of(path) != first
 
 
-def test_what_cannot_be_opened_has_no_content(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_has_no_content(tmp_path: Path) -> None:
     assert content_of(tmp_path / "missing.png") == UNREADABLE
 
 
@@ -208,6 +208,6 @@ def test_a_damaged_record_is_one_line(photos: Path, tmp_path: Path, damage: str)
         path.write_bytes(gzip.compress(b'{"version": 99}\n'))
     elif damage == "nested":
         path.write_bytes(gzip.compress(b"[" * 100_000))
-    with pytest.raises(UserError, match=r"split\.jsonl\.gz.* (damaged|version 99)") as refused:
+    with pytest.raises(UserError, match=r"split\.jsonl\.gz.* (damaged|version 99)") as raised:
         SplitRecord.read(path)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(raised.value)

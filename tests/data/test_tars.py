@@ -1,4 +1,4 @@
-"""Headers of tars: where members lie, in every format that is written; and what is refused."""
+"""Headers of tars: the offsets of members in every format, and errors."""
 
 import io
 import tarfile
@@ -22,14 +22,14 @@ def write_tar(path: Path, members: dict[str, bytes], *, format: int = tarfile.US
 
 
 def read(path: Path) -> list[tuple[str, int, int]]:
-    """Name, place and size of each file."""
+    """Name, offset and size of each file."""
     with archive_errors(path), open_tar(path, compressed=False) as tar:
         members = list(tar_members(tar, path))
     return [(member.name, member.offset_data, member.size) for member in members if member.isreg()]
 
 
 def set_bytes(path: Path, position: int, content: bytes, *, checksum: bool = True) -> None:
-    """Change the first header, and its checksum with it."""
+    """Change the first header and its checksum."""
     data = bytearray(path.read_bytes())
     data[position : position + len(content)] = content
     if checksum:
@@ -39,10 +39,10 @@ def set_bytes(path: Path, position: int, content: bytes, *, checksum: bool = Tru
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_format_gives_names_and_places(tmp_path: Path, format: str) -> None:
+def test_every_format_has_names_and_offsets(tmp_path: Path, format: str) -> None:
     long = "folder/" * 20 + "picture.jpg"  # more than the 100 bytes of the first field
     members = {"a.cls": b"7", "./b.jpg": b"x" * 1000, long: b"y" * 512, "empty.png": b"", "last.jpg": b"z"}
-    members |= {} if format == "ustar" else {"n/" * 150 + "é.jpg": b"w"}  # more than ustar can say
+    members |= {} if format == "ustar" else {"n/" * 150 + "é.jpg": b"w"}  # too long for ustar
     path = write_tar(tmp_path / "a.tar", members, format=FORMATS[format])
     found = read(path)
     assert [name for name, _, _ in found] == list(members)
@@ -61,7 +61,7 @@ def test_size_in_base_256_and_in_a_pax_header_are_read(tmp_path: Path) -> None:
     assert [(name, size) for name, _, size in read(path)] == [("a", 3)]
 
 
-def test_folders_are_passed_over(tmp_path: Path) -> None:
+def test_folders_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.jpg").write_bytes(b"x")
@@ -88,29 +88,29 @@ def test_links_and_devices_are_named(tmp_path: Path, kind: bytes, fault: str) ->
 
 
 @pytest.mark.parametrize("keep", [0, 100, 512, 900, 1024, 1500])
-def test_tar_that_breaks_off_is_named_wherever_it_does(tmp_path: Path, keep: int) -> None:
+def test_a_truncated_tar_is_named(tmp_path: Path, keep: int) -> None:
     path = write_tar(tmp_path / "a.tar", {"a": b"x" * 512, "b": b"y" * 512})
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(UserError, match=r"a\.tar: (damaged or cut short after|cannot be read as an archive)"):
         read(path)
 
 
-def test_size_beyond_the_file_is_refused(tmp_path: Path) -> None:
+def test_size_beyond_the_file_is_rejected(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", {"a": b"x"})
-    for size in (b"77777777777\0", b"\x80" + b"\xff" * 11):  # the last lies where no file can be
+    for size in (b"77777777777\0", b"\x80" + b"\xff" * 11):  # the last offset is beyond any file
         set_bytes(path, 124, size)
         with pytest.raises(UserError, match=r"a\.tar: (damaged or cut short|cannot be read|rejected)"):
             read(path)
 
 
-def test_what_is_no_tar_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_tar_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(b"\x1f\x8b" + bytes(range(256)) * 10)
     with pytest.raises(UserError, match="not a tar; a compressed one must be unpacked"):
         read(path)
 
 
-def test_changed_header_is_refused(tmp_path: Path) -> None:
+def test_changed_header_is_rejected(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", {"a": b"x", "b": b"y"})
     set_bytes(path, 1024, b"c", checksum=False)
     with pytest.raises(UserError, match="damaged or cut short after 1 members"):
@@ -118,7 +118,7 @@ def test_changed_header_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [b"zzzzzzzzzzz\0", b"-0000000001\0", b"\xff" * 12])
-def test_size_that_is_no_number_is_refused(tmp_path: Path, size: bytes) -> None:
+def test_size_that_is_no_number_is_rejected(tmp_path: Path, size: bytes) -> None:
     path = write_tar(tmp_path / "a.tar", {"a": b"x"})
     set_bytes(path, 124, size)
     with pytest.raises(UserError, match=r"a\.tar: (cannot be read as an archive|rejected)"):
@@ -136,14 +136,14 @@ def test_size_that_is_no_number_is_refused(tmp_path: Path, size: bytes) -> None:
         b"30 size=" + b"9" * 20 + b"\n",
     ],
 )
-def test_extended_header_that_makes_no_sense_is_refused(tmp_path: Path, records: bytes) -> None:
+def test_invalid_extended_header_is_rejected(tmp_path: Path, records: bytes) -> None:
     path = write_tar(tmp_path / "a.tar", {"a": records, "b": b"y"})
     set_bytes(path, 156, tarfile.XHDTYPE)
     with pytest.raises(UserError, match=r"a\.tar: (damaged|cannot be read as an archive|rejected)"):
         read(path)
 
 
-def test_extended_header_of_absurd_size_is_refused(tmp_path: Path) -> None:
+def test_extended_header_of_absurd_size_is_rejected(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", {"a": bytes(PIECE + 1)})
     set_bytes(path, 156, tarfile.GNUTYPE_LONGNAME)
     with pytest.raises(UserError, match=r"rejected: a header of 1,049,088 bytes"):

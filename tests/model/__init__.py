@@ -1,4 +1,4 @@
-"""Small models of every option, with weights that leave nothing at zero, and random configurations."""
+"""Small models of every option with random weights, and random configurations."""
 
 import functools
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "overlapping patches": {"stem": "overlap"},
     "overlapping patches, stride 8x4": {"stem": "overlap", "stride": (8, 4)},
     "resnet": {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 4},
-    "resnet as timm has it": {
+    "resnet of timm": {
         "stem": "resnet",
         "resnet_layers": (1,),
         "resnet_width": 2,
@@ -100,7 +100,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "patch dropout, rotary": {"patch_dropout": 0.5, "positions": "rotary"},
     "gradient checkpointing": {"gradient_checkpointing": True},
 }
-"""Options of a small model, by name; `test_every_value_of_every_option_is_in_a_variant` keeps it whole."""
+"""Options of a small model, by name; `test_every_value_of_every_option_is_in_a_variant` keeps it complete."""
 
 
 def small_config(**overrides: Any) -> ViTConfig:
@@ -127,7 +127,7 @@ def with_preprocess(model: AnyClassifier, preprocess: Preprocess) -> AnyClassifi
 
 @torch.no_grad()
 def randomize(module: AnyModule, seed: int = 0) -> AnyModule:
-    """Random numbers for every parameter: a zero or a one would hide that it is not used, or used twice."""
+    """Fill every parameter with random numbers: zero or one would hide that it is unused or used twice."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in module.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
@@ -145,7 +145,7 @@ def random_images(*shape: int, seed: int = 1) -> torch.Tensor:
 
 
 def sequence(T: int) -> Layout:
-    """The layout of T tokens that lie nowhere."""
+    """A layout of T tokens without positions."""
     return Layout((T, 1), 0)
 
 

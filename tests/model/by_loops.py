@@ -1,4 +1,4 @@
-"""Positions and local attention written out token by token in NumPy, float64: what tests compare with."""
+"""Positions and local attention written out token by token in NumPy, float64: the references of tests."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def waves(place: float, frequencies: Sequence[float]) -> list[float]:
 def rotate(vectors: Array, grid: Grid, base: float, num_prefix_tokens: int) -> Array:
     """DINOv3's rotary embedding as complex numbers: (T, hd) -> (T, hd).
 
-    Channel i is the real part, channel i + hd/2 the imaginary part of what is turned by angle i.
+    Channel i is the real part, channel i + hd/2 the imaginary part of the number that is rotated by angle i.
     """
     turned = vectors.astype(np.float64)
     half = vectors.shape[1] // 2
@@ -54,7 +54,7 @@ def rotate(vectors: Array, grid: Grid, base: float, num_prefix_tokens: int) -> A
 
 
 def relative_bias(offsets: Array, prefix: Array | None, grid: Grid, num_prefix_tokens: int) -> Array:
-    """What adds to every score of a whole grid: (heads, 2*gh - 1, 2*gw - 1) -> (heads, T, T)."""
+    """The bias of every score of a full grid: (heads, 2*gh - 1, 2*gw - 1) -> (heads, T, T)."""
     P, patches = num_prefix_tokens, places(grid)
     bias = np.zeros((len(offsets), P + len(patches), P + len(patches)))
     for i in range(P + len(patches)):
@@ -89,7 +89,7 @@ def softmax_where(scores: Array, allowed: Array) -> Array:
 
 
 def merged_pairs(keys: Array, count: int) -> tuple[list[int], dict[int, int]]:
-    """Token merging's pairs, of keys (N, hd): who stays, in the new order, and who joins whom."""
+    """Token merging's pairs of keys (N, hd): remaining tokens in new order, and targets of the merged ones."""
     first, second = list(range(1, len(keys), 2)), list(range(0, len(keys), 2))
 
     def cosine(i: int, j: int) -> float:
@@ -103,7 +103,7 @@ def merged_pairs(keys: Array, count: int) -> tuple[list[int], dict[int, int]]:
 def merge(
     tokens: Array, groups: list[set[int]], keys: Array, P: int, count: int
 ) -> tuple[Array, list[set[int]]]:
-    """Tokens (Q, D), each of a group of the first ones, with `count` patches merged into their nearest."""
+    """Merge `count` patches of (Q, D) into their nearest; each token stands for a group of original ones."""
     stay, joins = merged_pairs(keys[P:], count)
     new_tokens, new_groups = list(tokens[:P]), groups[:P]
     for place in stay:

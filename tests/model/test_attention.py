@@ -23,7 +23,7 @@ def attention(**overrides: Any) -> SelfAttention:
     return randomize(SelfAttention(small_config(**overrides))).eval()
 
 
-def by_the_equations(qkv: torch.Tensor) -> torch.Tensor:
+def explicit_attention(qkv: torch.Tensor) -> torch.Tensor:
     """Equations 6 and 7, head by head: (B, T, 3, heads, hd) -> (B, T, heads * hd)."""
     heads = []
     for head in range(qkv.shape[3]):
@@ -59,7 +59,7 @@ def test_scores_are_scaled_by_the_root_of_the_head_width() -> None:
 def test_fused_attention_equals_the_explicit_equations(B: int, T: int, seed: int) -> None:
     layer, tokens = attention(), random_images(B, T, 16, seed=seed)
     trace = Trace(attention=True)
-    expected = layer.proj(by_the_equations(layer.qkv(tokens).view(B, T, 3, 2, 8)))
+    expected = layer.proj(explicit_attention(layer.qkv(tokens).view(B, T, 3, 2, 8)))
     torch.testing.assert_close(layer(tokens, sequence(T)), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(layer(tokens, sequence(T), trace), expected, rtol=1e-5, atol=1e-5)
     (weights,) = trace.attention
@@ -81,7 +81,7 @@ def test_fused_and_explicit_attention_have_the_same_gradients() -> None:
 def test_matmul_attention_equals_the_explicit_equations(B: int, T: int, heads: int, hd: int) -> None:
     qkv = random_images(B, T, 3, heads, hd).double().requires_grad_()
     direction = random_images(B, T, heads * hd, seed=2).double()
-    expected = by_the_equations(qkv)
+    expected = explicit_attention(qkv)
     actual = MatmulAttention.apply(qkv)
     torch.testing.assert_close(actual, expected)
     (expected_grad,) = torch.autograd.grad(expected, qkv, direction)
@@ -96,7 +96,7 @@ def test_matmul_attention_has_the_gradient_of_finite_differences() -> None:
 
 @law
 @given(start=st.integers(0, 6), length=st.integers(1, 7))
-def test_read_gives_the_same_tokens_as_computing_everything(start: int, length: int) -> None:
+def test_reading_some_tokens_equals_computing_all(start: int, length: int) -> None:
     layer, tokens = attention(), random_images(2, 7, 16)
     read = slice(start, start + length)
     trace = Trace(attention=True)
@@ -125,13 +125,13 @@ def test_dropout_is_off_in_evaluation_and_keeps_the_mean_in_training(rate: str, 
     assert ((draws.mean(0) - expected[0]).abs() < 6 * spread / 4096**0.5).all()
 
 
-def test_attention_dropout_reaches_the_queries_that_are_read_alone() -> None:
+def test_attention_dropout_acts_on_queries_that_are_read_alone() -> None:
     layer, tokens = attention(attention_dropout=0.5).train(), random_images(2, 5, 16)
     draws = [layer(tokens, sequence(5), read=slice(0, 1)) for _ in range(2)]
     assert not torch.equal(*draws)
 
 
-def test_traced_weights_are_those_before_dropout() -> None:
+def test_traced_weights_are_before_dropout() -> None:
     layer, tokens = attention(attention_dropout=0.5), random_images(2, 5, 16)
     in_training, in_evaluation = Trace(attention=True), Trace(attention=True)
     layer.eval()(tokens, sequence(5), in_evaluation)
@@ -148,7 +148,7 @@ def bf16_gradients(layer: SelfAttention, tokens: torch.Tensor) -> list[torch.Ten
     return [mixed.detach().float(), *(parameter.grad for parameter in layer.parameters())]
 
 
-# Training in bf16 on a CPU may take another kernel than everything else; what holds is the same.
+# Training in bf16 on a CPU may use a kernel of its own; the results are the same.
 def test_training_in_bf16_has_the_gradients_of_float32_up_to_rounding() -> None:
     layer, tokens = attention().train(), random_images(4, 9, 16)
     mixed = layer(tokens, sequence(9))
@@ -158,7 +158,7 @@ def test_training_in_bf16_has_the_gradients_of_float32_up_to_rounding() -> None:
         assert (rounded - reference).abs().max() < 0.03 * reference.abs().max()
 
 
-def test_training_in_bf16_drops_attention_weights_too() -> None:
+def test_training_in_bf16_drops_attention_weights() -> None:
     layer, tokens = attention(attention_dropout=0.5).train(), random_images(4, 9, 16)
     assert not torch.equal(bf16_gradients(layer, tokens)[0], bf16_gradients(layer, tokens)[0])
     layer.eval()
@@ -179,7 +179,7 @@ def qkv_of(layer: torch.nn.Linear, tokens: torch.Tensor) -> tuple[torch.Tensor, 
     return layer(tokens).chunk(3, dim=-1)
 
 
-def test_without_a_key_bias_it_is_a_full_bias_whose_key_part_is_zero() -> None:
+def test_no_key_bias_equals_a_full_bias_whose_key_part_is_zero() -> None:
     keyless, full = attention(qkv_bias="no_key"), attention(qkv_bias="all")
     assert isinstance(keyless.qkv, KeylessLinear)
     weights = keyless.state_dict()
@@ -214,12 +214,12 @@ def test_without_a_qkv_bias_zeros_have_zero_queries_keys_and_values() -> None:
         ("AVX-512 BF16", torch.bfloat16, 128, True),
         ("AVX-512 BF16", torch.bfloat16, 127, False),
         ("AVX-512 BF16", torch.float32, 128, False),
-        ("AVX-512 BF16", torch.bfloat16, 8192, False),  # 128 MiB of weights a head
+        ("AVX-512 BF16", torch.bfloat16, 8192, False),  # 128 MiB of weights per head
         ("AMX", torch.bfloat16, 128, False),
         (None, torch.bfloat16, 128, False),
     ],
 )
-def test_prediction_takes_matrix_products_where_they_are_faster(
+def test_prediction_uses_matrix_products_where_they_are_faster(
     monkeypatch: pytest.MonkeyPatch,
     units: str | None,
     dtype: torch.dtype,
@@ -233,12 +233,12 @@ def test_prediction_takes_matrix_products_where_they_are_faster(
 
 @pytest.mark.parametrize("by_matmul", [True, False])
 @torch.inference_mode()
-def test_either_kernel_predicts_the_same(monkeypatch: pytest.MonkeyPatch, by_matmul: bool) -> None:
+def test_both_kernels_predict_the_same(monkeypatch: pytest.MonkeyPatch, by_matmul: bool) -> None:
     taken, tokens = [], random_images(2, 9, 16)
     expected = attention()(tokens, sequence(9))
     monkeypatch.setattr(attention_module, "faster_by_matmul", lambda _: by_matmul)
     monkeypatch.setattr(
-        MatmulAttention, "apply", lambda qkv, bias: taken.append(qkv) or by_the_equations(qkv)
+        MatmulAttention, "apply", lambda qkv, bias: taken.append(qkv) or explicit_attention(qkv)
     )
     found = attention().bfloat16()(tokens.bfloat16(), sequence(9))
     assert len(taken) == by_matmul

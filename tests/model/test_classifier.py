@@ -7,7 +7,7 @@ from vitascope.model.classifier import evaluation_mode
 
 
 def frozen_body() -> nn.Module:
-    """A model in training whose body is not, as in training of a head alone."""
+    """A model in training mode with its body in evaluation mode, as when only a head is trained."""
     model = small_model(dropout=0.5).train()
     model.encoder.eval()
     model.encoder.blocks[1].mlp.train()
@@ -21,14 +21,14 @@ def modes(model: nn.Module) -> dict[str, bool]:
 @pytest.mark.parametrize(
     "model", [frozen_body(), small_model().train(), small_model().eval(), small_resnet().train()]
 )
-def test_every_part_evaluates_inside_and_is_as_it_was_afterwards(model: nn.Module) -> None:
+def test_evaluation_mode_covers_every_part_and_restores_it(model: nn.Module) -> None:
     before = modes(model)
     with evaluation_mode(model):
         assert not any(modes(model).values())
     assert modes(model) == before
 
 
-def test_parts_are_as_they_were_after_an_error_too() -> None:
+def test_evaluation_mode_is_restored_after_an_error() -> None:
     model = frozen_body()
     before = modes(model)
     with pytest.raises(ZeroDivisionError), evaluation_mode(model):
@@ -37,7 +37,7 @@ def test_parts_are_as_they_were_after_an_error_too() -> None:
     assert len(set(before.values())) == 2
 
 
-def test_inside_another_only_the_outermost_brings_training_back() -> None:
+def test_only_the_outermost_evaluation_mode_restores_training() -> None:
     model = small_model().train()
     with evaluation_mode(model):
         with evaluation_mode(model):
@@ -46,7 +46,7 @@ def test_inside_another_only_the_outermost_brings_training_back() -> None:
     assert model.training
 
 
-def test_answers_inside_are_those_of_evaluation() -> None:
+def test_outputs_in_evaluation_mode_are_those_of_evaluation() -> None:
     model, images = small_model(dropout=0.5, drop_path=0.5), random_images(2, 3, 32, 32)
     expected = model(images)
     model.train()

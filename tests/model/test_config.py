@@ -48,7 +48,7 @@ def test_a_config_survives_json(config: ViTConfig) -> None:
 
 @law
 @given(valid_configs())
-def test_options_by_name_are_those_of_the_groups(config: ViTConfig) -> None:
+def test_flat_options_are_those_of_the_groups(config: ViTConfig) -> None:
     flat = {name: config.option(name) for name in OPTIONS}
     for name, group in OPTIONS.items():
         assert flat[name] == getattr(getattr(config, group) if group else config, name)
@@ -107,14 +107,14 @@ def test_every_value_of_every_option_is_in_a_variant() -> None:
             assert len(values) > 1, f"{name} is the same in every variant"
 
 
-def test_an_unknown_option_is_refused_with_the_nearest() -> None:
-    for refused in (
+def test_an_unknown_option_is_rejected_with_the_nearest() -> None:
+    for invalid in (
         lambda: ViTConfig.from_dict({"num_head": 3}),
         lambda: ViTConfig().replace(num_head=3),
         lambda: small_config(num_head=3),
     ):
         with pytest.raises(UserError, match="unknown model option 'num_head'; nearest: num_heads"):
-            refused()
+            invalid()
     with pytest.raises(UserError, match="unknown model option 'pol_norm'; nearest: pool_norm"):
         ViTConfig().replace(pol_norm="after")
 
@@ -154,7 +154,7 @@ def test_options_cannot_be_changed(options: type) -> None:
 
 
 @pytest.mark.parametrize("options", [ViTConfig, *GROUPS.values()])
-def test_options_are_given_by_name(options: type) -> None:
+def test_options_are_keyword_only(options: type) -> None:
     with pytest.raises(TypeError, match="positional"):
         options(224)
 
@@ -178,7 +178,7 @@ def test_num_tokens_is_the_length_of_the_sequence(config: ViTConfig) -> None:
 
 @law
 @given(valid_configs())
-def test_prefix_tokens_are_those_of_the_readout(config: ViTConfig) -> None:
+def test_the_readout_determines_the_prefix_tokens(config: ViTConfig) -> None:
     model = on_meta(config)
     tokens = [model.class_token, model.distillation_token, model.registers]
     assert config.num_prefix_tokens == sum(part.shape[1] for part in tokens if part is not None)
@@ -196,19 +196,19 @@ def test_prefix_tokens_are_those_of_the_readout(config: ViTConfig) -> None:
         ({"pool": "mean", "class_token": False}, False),
     ],
 )
-def test_there_is_a_class_token_where_pooling_reads_it_or_it_is_asked_for(
+def test_a_class_token_exists_if_pooling_reads_it_or_on_request(
     options: dict[str, Any], expected: bool
 ) -> None:
     assert small_config(**options).readout.has_class_token == expected
 
 
-def test_one_number_is_a_square() -> None:
+def test_one_number_sets_both_sides() -> None:
     assert ViTConfig(image_size=32, patch_size=8) == ViTConfig(image_size=(32, 32), patch_size=(8, 8))
     assert BlockOptions(window=3) == BlockOptions(window=(3, 3))
     assert EmbeddingOptions(stem="overlap", stride=4) == EmbeddingOptions(stem="overlap", stride=(4, 4))
 
 
-def test_lists_are_taken_for_sizes() -> None:
+def test_sizes_may_be_lists() -> None:
     config = small_config(image_size=[16, 24], patch_size=[8, 4], window=[2, 1], resnet_layers=[1, 2])
     assert (config.image_size, config.patch_size, config.block.window) == ((16, 24), (8, 4), (2, 1))
     assert config.embedding.resnet_layers == (1, 2)
@@ -219,19 +219,19 @@ def test_sizes_are_height_then_width() -> None:
     assert (config.image_hw, config.patch_hw, config.grid) == ((16, 96), (8, 32), (2, 3))
 
 
-def test_patches_lie_a_patch_apart_unless_they_overlap() -> None:
+def test_the_stride_is_the_patch_size_unless_patches_overlap() -> None:
     for stem in ("conv", "linear", "resnet"):
         assert small_config(stem=stem, patch_size=16).patch_stride == (16, 16)
     assert small_config(stem="overlap", patch_size=(8, 16)).patch_stride == (4, 8)
     assert small_config(stem="overlap", stride=(2, 8)).patch_stride == (2, 8)
 
 
-def test_the_config_is_known_without_importing_torch() -> None:
+def test_the_config_imports_no_torch() -> None:
     code = "import sys, vitascope.model.sizes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# Refusals
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -364,26 +364,26 @@ def test_the_config_is_known_without_importing_torch() -> None:
         ({"pool": "map", "pool_norm": "after"}, 'pool_norm "after" goes with one pooled token'),
     ],
 )
-def test_contradictions_are_refused_with_the_numbers(values: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected_with_the_numbers(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ViTConfig.from_dict(values)
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_a_group_that_is_no_group_is_refused_by_name(name: str) -> None:
+def test_a_group_of_another_type_is_rejected_by_name(name: str) -> None:
     for value in (None, {}, ViTConfig()):
         with pytest.raises(UserError, match=f"{name} must be {GROUPS[name].__name__}, not "):
             ViTConfig(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["norm_eps", "rotary_base", "layer_scale"])
-def test_what_is_not_a_number_is_refused(name: str) -> None:
+def test_nan_is_rejected(name: str) -> None:
     with pytest.raises(UserError, match=f"{name}.* nan"):
         ViTConfig().replace(**{name: float("nan")})
 
 
-def test_what_only_other_choices_read_is_not_judged() -> None:
-    # A window that does not tile the grid matters to window attention alone, a ResNet to its stem alone.
+def test_unused_options_are_not_checked() -> None:
+    # Only window attention needs windows that tile the grid; only the ResNet stem needs a valid ResNet.
     unread = small_config(window=5, resnet_width=48, resnet_layers=(1,))
     assert (unread.block.window, unread.grid) == ((5, 5), small_config().grid)
     assert small_config(positions="learned", embed_dim=18, num_heads=6).head_dim == 3
@@ -395,7 +395,7 @@ def test_what_only_other_choices_read_is_not_judged() -> None:
     *[st.integers(1, 40)] * 2,
     *[st.floats(0.05, 1)] * 2,
 )
-def test_the_nearest_size_is_the_nearest_that_patches_tile(
+def test_the_nearest_size_in_the_message_is_tiled_by_patches(
     height: int, width: int, ph: int, pw: int, down: float, across: float
 ) -> None:
     image, patch, step = (height, width), (ph, pw), (max(1, int(down * ph)), max(1, int(across * pw)))
@@ -403,9 +403,9 @@ def test_the_nearest_size_is_the_nearest_that_patches_tile(
     if all(side >= whole and (side - whole) % move == 0 for side, whole, move in sides):
         check_tiling(image, patch, step)
         return
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as raised:
         check_tiling(image, patch, step)
-    nearest = [int(side) for side in re.findall(r"nearest: (\d+)x(\d+)", str(refusal.value))[0]]
+    nearest = [int(side) for side in re.findall(r"nearest: (\d+)x(\d+)", str(raised.value))[0]]
     for (side, whole, move), found in zip(sides, nearest, strict=True):
         tiled = [whole + count * move for count in range(max(0, side - whole) // move + 2)]
         assert found in tiled
@@ -425,7 +425,7 @@ def classes() -> list[type]:
     return [value for value in members if value.__module__.startswith("vitascope.model.")]
 
 
-def test_every_kind_of_class_is_looked_at() -> None:
+def test_the_list_of_classes_has_every_kind() -> None:
     assert {"ViTConfig", "NamedSize", "Layout", "VisionTransformer", "LocalAttention"} <= {
         each.__name__ for each in classes()
     }

@@ -36,7 +36,7 @@ VALUES = {
 
 @law
 @given(st.fixed_dictionaries(VALUES))
-def test_values_of_the_fields_types_are_taken(values: dict[str, object]) -> None:
+def test_values_of_the_declared_types_are_accepted(values: dict[str, object]) -> None:
     check_fields(Options(**values))
 
 
@@ -44,12 +44,12 @@ def test_values_of_the_fields_types_are_taken(values: dict[str, object]) -> None
 @given(
     name=st.sampled_from(list(VALUES)), value=st.text() | st.binary() | st.dictionaries(st.text(), st.none())
 )
-def test_values_of_another_type_are_refused_by_name(name: str, value: object) -> None:
+def test_values_of_another_type_are_rejected_by_name(name: str, value: object) -> None:
     if name == "kind" and value in ("round", "square"):
         return
-    with pytest.raises(UserError, match=name) as refusal:
+    with pytest.raises(UserError, match=name) as raised:
         check_fields(Options(**{name: value}))
-    assert repr(value) in str(refusal.value)
+    assert repr(value) in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,6 @@ def test_values_of_another_type_are_refused_by_name(name: str, value: object) ->
         ("size", 3.5, "size must be a list of whole numbers or a whole number, not 3.5"),
     ],
 )
-def test_refusals_say_what_a_field_may_be(name: str, value: object, message: str) -> None:
+def test_errors_name_the_accepted_values(name: str, value: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_fields(Options(**{name: value}))

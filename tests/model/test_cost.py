@@ -47,10 +47,10 @@ PUBLISHED_EXACTLY = {"vit_b16": 86_567_656, "vit_b32": 88_224_232, "vit_l16": 30
 
 
 def counted_multiply_adds(config: ViTConfig) -> float:
-    """Those of the matrix products and convolutions that one image's trace runs: all tokens, all blocks."""
+    """Multiply-adds of the matrix products and convolutions in one image's trace: all tokens, all blocks."""
     model = on_meta(config).eval()
     images = torch.empty(1, config.in_channels, *config.image_hw, device="meta")
-    # What the counter knows of fused kernels varies; the reference kernel is made of products that it knows.
+    # Not every counter knows the fused kernels; the reference kernel consists of products that it counts.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.trace(images)
     return counter.get_total_flops() / 2
@@ -75,12 +75,12 @@ def test_num_parameters_of_every_named_size_is_the_count_of_the_built_model(name
 
 @law
 @given(valid_configs())
-def test_flops_are_those_of_the_matrix_products_that_run(config: ViTConfig) -> None:
+def test_flops_are_those_of_the_executed_matrix_products(config: ViTConfig) -> None:
     assert config.flops == 2 * counted_multiply_adds(config)
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
-def test_flops_of_every_option_are_those_of_the_matrix_products_that_run(options: dict[str, Any]) -> None:
+def test_flops_of_every_option_are_those_of_the_executed_matrix_products(options: dict[str, Any]) -> None:
     config = small_config(image_size=(32, 48), **options)
     assert config.flops == 2 * counted_multiply_adds(config)
 
@@ -92,7 +92,7 @@ def test_flops_of_every_option_are_those_of_the_matrix_products_that_run(options
     registers=st.integers(0, 2),
     attention=st.sampled_from(["global", "window"]),
 )
-def test_attended_pairs_are_those_that_the_mask_lets_through(
+def test_attended_pairs_are_those_that_the_mask_allows(
     counts: tuple[int, int], window: tuple[int, int], registers: int, attention: str
 ) -> None:
     grid = (counts[0] * window[0], counts[1] * window[1])
@@ -133,12 +133,12 @@ def test_the_largest_dinov3_has_the_published_number_of_parameters() -> None:
     assert round(named_config("dinov3_7b16").num_parameters / 1e9, 3) == 6.716
 
 
-def test_a_swiglu_of_two_thirds_the_width_costs_what_the_mlp_does() -> None:
+def test_a_swiglu_of_two_thirds_the_width_costs_as_much_as_the_mlp() -> None:
     plain, gated = small_config(embed_dim=48), small_config(embed_dim=48, mlp="swiglu", mlp_ratio=8 / 3)
     assert gated.flops == plain.flops
 
 
-def test_the_cost_is_known_without_importing_torch() -> None:
+def test_the_cost_is_computed_without_importing_torch() -> None:
     code = (
         "import sys; from vitascope.model.sizes import named_config; config = named_config('vit_r50_l32'); "
         "config.num_parameters, config.flops; sys.exit('torch' in sys.modules)"

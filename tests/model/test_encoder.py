@@ -48,7 +48,7 @@ def test_the_rate_of_drop_path_grows_linearly_with_depth(depth: int, rate: float
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_drop_path_leaves_out_whole_images_and_keeps_the_mean(rate: float) -> None:
+def test_drop_path_drops_all_tokens_of_an_image_and_keeps_the_mean(rate: float) -> None:
     torch.manual_seed(0)
     images = 4096
     branch = random_images(1, 3, 5).expand(images, -1, -1)
@@ -118,7 +118,7 @@ def test_the_mlp_treats_each_token_by_itself(kind: type[nn.Module]) -> None:
 
 @law
 @given(ratio=st.sampled_from([0.5, 1.0, 2.5, 4.0]))
-def test_the_mlp_is_as_wide_as_its_ratio_says(ratio: float) -> None:
+def test_mlp_ratio_sets_the_hidden_width(ratio: float) -> None:
     assert MLP(small_config(mlp_ratio=ratio)).fc1.out_features == 16 * ratio
 
 
@@ -130,7 +130,7 @@ def test_the_activation_is_the_exact_gelu() -> None:
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("read", [slice(0, 1), slice(2, 4), slice(None)])
-def test_read_gives_the_same_tokens_as_computing_everything(read: slice, norm: str) -> None:
+def test_reading_some_tokens_equals_computing_all(read: slice, norm: str) -> None:
     layers, tokens = encoder(norm=norm, layer_scale=0.1), random_images(2, 5, 16)
     everything = layers(tokens, sequence(5))
     torch.testing.assert_close(layers(tokens, sequence(5), read=read), everything[:, read])
@@ -149,7 +149,7 @@ def test_the_encoder_applies_its_blocks_in_order() -> None:
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("read", [slice(0, 1), slice(None)])
 @pytest.mark.parametrize("cuts", [(0, 3), (0, 1, 3), (0, 1, 2, 3), (0, 0, 3, 3)])
-def test_blocks_in_parts_are_the_encoder(cuts: tuple[int, ...], read: slice, norm: str) -> None:
+def test_running_blocks_in_parts_equals_the_encoder(cuts: tuple[int, ...], read: slice, norm: str) -> None:
     layers, tokens = encoder(norm=norm), random_images(2, 5, 16)
     expected, trace = layers(tokens, sequence(5), read=read), Trace()
     for first, after in itertools.pairwise(cuts):
@@ -159,7 +159,7 @@ def test_blocks_in_parts_are_the_encoder(cuts: tuple[int, ...], read: slice, nor
     assert [kept.shape[1] for kept in trace.values.values()] == [5, 5, 5 if read == slice(None) else 1]
 
 
-def test_blocks_that_are_left_out_are_not_run() -> None:
+def test_only_the_requested_blocks_run() -> None:
     layers, tokens = encoder(), random_images(2, 5, 16)
     run: list[int] = []
     for index, layer in enumerate(layers.blocks):
@@ -207,7 +207,7 @@ def test_a_post_norm_block_normalizes_each_sum() -> None:
 
 
 @pytest.mark.parametrize(("norm", "kind"), [("pre", Block), ("post", PostNormBlock)])
-def test_the_blocks_are_those_that_the_config_names(norm: str, kind: type[Block]) -> None:
+def test_the_config_selects_the_block(norm: str, kind: type[Block]) -> None:
     assert {type(layer) for layer in encoder(norm=norm).blocks} == {kind}
 
 
@@ -215,7 +215,7 @@ def test_the_blocks_are_those_that_the_config_names(norm: str, kind: type[Block]
 def test_layer_scale_multiplies_each_channel_of_each_branch(kind: type[Block]) -> None:
     scaled, plain = block(kind, layer_scale=0.5), block(kind)
     assert isinstance(scaled.scale1, LayerScale)
-    # A factor a channel of a branch is the same as rows of its last layer multiplied by it.
+    # A factor per channel of a branch equals the rows of its last layer multiplied by it.
     weights = scaled.state_dict()
     for scale, layer in (("scale1", "attention.proj"), ("scale2", "mlp.fc2")):
         gamma = weights.pop(f"{scale}.gamma")
@@ -226,7 +226,7 @@ def test_layer_scale_multiplies_each_channel_of_each_branch(kind: type[Block]) -
     torch.testing.assert_close(scaled(tokens, sequence(5)), plain(tokens, sequence(5)), rtol=1e-5, atol=1e-5)
 
 
-def test_without_layer_scale_there_is_none() -> None:
+def test_a_block_without_layer_scale_has_no_scale() -> None:
     assert not [name for name, _ in block().named_parameters() if "scale" in name]
 
 
@@ -254,7 +254,7 @@ def test_quick_gelu_is_a_sigmoid_gate() -> None:
 
 
 @pytest.mark.parametrize(("mlp", "kind"), [("gelu", MLP), ("quick_gelu", MLP), ("swiglu", SwiGLU)])
-def test_the_mlp_is_the_one_that_the_config_names(mlp: str, kind: type[nn.Module]) -> None:
+def test_the_config_selects_the_mlp(mlp: str, kind: type[nn.Module]) -> None:
     assert type(block(mlp=mlp).mlp) is kind
 
 
@@ -262,7 +262,7 @@ def test_the_mlp_is_the_one_that_the_config_names(mlp: str, kind: type[nn.Module
 
 
 def numbered(B: int, P: int, N: int) -> torch.Tensor:
-    """Tokens that say which they are: (B, P + N, 2), image and place."""
+    """Tokens that hold their own image and position: (B, P + N, 2)."""
     images = torch.arange(B).repeat_interleave(P + N)
     return torch.stack([images, torch.arange(P + N).repeat(B)], dim=1).view(B, P + N, 2).float()
 
@@ -289,7 +289,7 @@ def test_patch_dropout_keeps_the_prefix_and_a_share_of_the_patches_in_order(
         assert places == sorted(set(places))
 
 
-def test_every_patch_is_kept_as_often_as_every_other() -> None:
+def test_every_patch_is_kept_equally_often() -> None:
     torch.manual_seed(0)
     kept, _ = PatchDropout(0.75).train()(numbered(4096, 1, 8), Layout((8, 1), 1))
     counts = kept[:, 1:, 1].flatten().long().bincount(minlength=9)[1:]
@@ -339,9 +339,7 @@ def test_gradient_checkpointing_changes_neither_loss_nor_gradients(
 
 
 @pytest.mark.parametrize(("training", "recompute"), [(True, True), (True, False), (False, True)])
-def test_blocks_are_computed_again_for_their_gradient_in_training_alone(
-    training: bool, recompute: bool
-) -> None:
+def test_blocks_are_recomputed_only_for_gradients_in_training(training: bool, recompute: bool) -> None:
     layers = encoder(gradient_checkpointing=recompute).train(training)
     runs: list[nn.Module] = []
     for layer in layers.blocks:
@@ -350,7 +348,7 @@ def test_blocks_are_computed_again_for_their_gradient_in_training_alone(
     assert len(runs) == (2 if training and recompute else 1) * 3
 
 
-def test_a_trace_is_never_computed_again() -> None:
+def test_traced_blocks_are_never_recomputed() -> None:
     layers, trace = encoder(gradient_checkpointing=True).train(), Trace(attention=True)
     layers(random_images(2, 5, 16), sequence(5), trace).sum().backward()
     assert len(trace.attention) == 3

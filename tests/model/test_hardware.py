@@ -24,7 +24,7 @@ def resolved(config: ViTConfig, batch_size: int, device: str = "cpu", precision:
 
 @pytest.fixture
 def units(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str | None:
-    """What the CPU is said to have."""
+    """Pretend that the CPU has these units."""
     present = getattr(request, "param", "AMX")
     monkeypatch.setattr(hardware, "bf16_units", lambda: present)
     return present
@@ -33,9 +33,7 @@ def units(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> st
 @pytest.mark.parametrize("units", ["AMX", "AVX-512 BF16", None], indirect=True)
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_precision_that_is_named_is_taken(
-    units: str, device: str, precision: str, dtype: torch.dtype
-) -> None:
+def test_a_named_precision_is_used(units: str, device: str, precision: str, dtype: torch.dtype) -> None:
     assert resolved(LARGE, 64, device, precision) == dtype
 
 
@@ -44,7 +42,7 @@ def test_auto_on_a_cpu_without_units_for_bf16_is_fp32(units: None) -> None:
     assert resolved(LARGE, 1024) == torch.float32
 
 
-INFERENCE = [  # 16 tokens an image
+INFERENCE = [  # 16 tokens per image
     (128, 8, False, torch.bfloat16),  # 2^21 multiply-adds in a square layer
     (128, 7, False, torch.float32),
     (64, 32, False, torch.bfloat16),
@@ -75,7 +73,7 @@ def test_auto_on_a_cpu_is_bf16_where_the_matrices_are_large(
 
 
 @pytest.mark.parametrize(("has_bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_auto_on_a_gpu_is_bf16_where_it_has_that(
+def test_auto_on_a_gpu_is_bf16_where_supported(
     monkeypatch: pytest.MonkeyPatch, has_bf16: bool, dtype: torch.dtype
 ) -> None:
     emulated = {True: True, False: has_bf16}  # every GPU has it where emulation counts
@@ -85,7 +83,7 @@ def test_auto_on_a_gpu_is_bf16_where_it_has_that(
     assert resolved(small_config(), 1, "cuda") == dtype
 
 
-def test_a_cpu_has_bf16_where_it_has_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_has_bf16_if_it_has_bf16_units(monkeypatch: pytest.MonkeyPatch) -> None:
     for units, expected in ((None, False), ("AMX", True), ("AVX-512 BF16", True)):
         monkeypatch.setattr(hardware, "bf16_units", lambda units=units: units)
         assert hardware.has_bf16(torch.device("cpu")) is expected
@@ -95,7 +93,7 @@ def test_auto_on_mps_is_fp32(units: str) -> None:
     assert resolved(LARGE, 1024, "mps") == torch.float32
 
 
-def test_fp16_is_for_training_alone() -> None:
+def test_fp16_is_for_training_only() -> None:
     arguments = ("fp16", small_config(), torch.device("cuda"), 8)
     assert resolve_precision(*arguments, training=True) == torch.float16
     with pytest.raises(UserError, match="fp16"):
@@ -111,7 +109,7 @@ def test_unknown_precision_names_the_nearest() -> None:
     ("cuda", "mps", "expected"),
     [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")],
 )
-def test_auto_device_is_the_fastest_there_is(
+def test_auto_device_is_the_fastest_available(
     monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, expected: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
@@ -119,11 +117,11 @@ def test_auto_device_is_the_fastest_there_is(
     assert resolve_device("auto") == torch.device(expected)
 
 
-def test_device_that_is_there_is_taken() -> None:
+def test_an_available_device_is_used() -> None:
     assert resolve_device("cpu") == CPU
 
 
-def test_device_that_is_not_there_is_refused_in_one_line() -> None:
+def test_an_unavailable_device_is_rejected_in_one_line() -> None:
     absent = ["nonsense", "", "cuda:99"]
     if not torch.cuda.is_available():
         absent.append("cuda")
@@ -143,7 +141,7 @@ def two_threads() -> object:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_small_work_has_one_thread_and_the_number_is_restored() -> None:
+def test_small_work_uses_one_thread_and_restores_the_number() -> None:
     with suitable_threads(small_config(), CPU, 1):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
@@ -160,15 +158,15 @@ def test_large_work_and_other_devices_keep_their_threads(device: str, batch_size
     assert torch.get_num_threads() == 2
 
 
-def test_memory_is_reused_after_it_is_asked_for_twice() -> None:
+def test_reuse_of_memory_can_be_requested_twice() -> None:
     reuse_freed_memory()
     reuse_freed_memory()
     assert torch.ones(2**22).sum() == 2**22
 
 
-def test_memory_is_left_alone_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_settings_are_untouched_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     def unexpected(*_: object) -> None:
-        raise AssertionError("no C library is to be touched here")
+        raise AssertionError("the C library must not be loaded here")
 
     monkeypatch.setattr(hardware.sys, "platform", "darwin")
     monkeypatch.setattr(hardware.ctypes, "CDLL", unexpected)

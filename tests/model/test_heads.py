@@ -39,7 +39,7 @@ def test_the_class_token_represents_the_image() -> None:
         assert torch.equal(pool(tokens), tokens[:, 0])
 
 
-def test_class_and_distillation_token_stand_side_by_side() -> None:
+def test_class_and_distillation_token_are_both_pooled() -> None:
     tokens = random_images(2, 9, 16)
     pool = pooling(small_config(distillation_token=True, num_registers=2))
     assert torch.equal(pool(tokens), torch.cat([tokens[:, 0], tokens[:, 1]], dim=1))
@@ -54,13 +54,13 @@ def test_class_and_distillation_token_stand_side_by_side() -> None:
         ({"class_token": True, "num_registers": 2}, 3),
     ],
 )
-def test_mean_pooling_averages_the_patches_alone(options: dict[str, Any], prefix: int) -> None:
+def test_mean_pooling_averages_only_the_patches(options: dict[str, Any], prefix: int) -> None:
     tokens = random_images(2, 5 + prefix, 16)
     pool = pooling(small_config(pool="mean", **options))
     torch.testing.assert_close(pool(tokens), sum(tokens[:, prefix:].unbind(1)) / 5)
 
 
-def test_class_token_and_mean_stand_side_by_side() -> None:
+def test_cls_mean_concatenates_class_token_and_mean() -> None:
     tokens = random_images(2, 8, 16)
     pool = pooling(small_config(pool="cls_mean", num_registers=2))
     mean = sum(tokens[:, 3:].unbind(1)) / 5
@@ -83,13 +83,13 @@ def test_map_is_the_multi_head_attention_of_torch_with_one_query(mlp: str, regis
     assert isinstance(pool.mlp, SwiGLU) == (mlp == "swiglu")
 
 
-def test_map_does_not_care_about_the_order_of_patches() -> None:
+def test_map_is_independent_of_the_order_of_patches() -> None:
     pool, tokens = randomize(pooling(small_config(pool="map"))), random_images(2, 7, 16)
     torch.testing.assert_close(pool(tokens.flip(1)), pool(tokens), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", READOUTS.values(), ids=READOUTS)
-def test_pooling_reads_only_the_tokens_that_it_says(options: dict[str, Any]) -> None:
+def test_pooling_reads_only_its_declared_tokens(options: dict[str, Any]) -> None:
     tokens, pool = random_images(2, 12, 16), randomize(pooling(small_config(**options)))
     assert torch.equal(pool(tokens[:, pool.read]), pool(tokens))
     assert pool(tokens).shape == (2, 16 * small_config(**options).readout.num_pooled)
@@ -99,7 +99,7 @@ def test_pooling_reads_only_the_tokens_that_it_says(options: dict[str, Any]) -> 
     ("name", "kind"),
     [("cls", ClassTokenPool), ("mean", MeanPool), ("cls_mean", ClassMeanPool), ("map", AttentionPool)],
 )
-def test_the_pooling_is_the_one_that_the_config_names(name: str, kind: type[nn.Module]) -> None:
+def test_the_config_selects_the_pooling(name: str, kind: type[nn.Module]) -> None:
     assert type(pooling(small_config(pool=name))) is kind
 
 
@@ -161,7 +161,7 @@ def test_pre_logits_are_the_hidden_layer_of_the_mlp_head(pool: str) -> None:
 
 
 @pytest.mark.parametrize("options", READOUTS.values(), ids=READOUTS)
-def test_no_head_gives_the_features_themselves(options: dict[str, Any]) -> None:
+def test_no_head_returns_the_features(options: dict[str, Any]) -> None:
     head, pooled = classification_head(small_config(head="none", **options)), random_images(2, 16)
     assert torch.equal(head(pooled), pooled)
     assert not list(nn.Module.parameters(head))
@@ -184,10 +184,10 @@ def test_the_distilled_head_is_the_mean_of_two_classifiers(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "layers"), [("linear", 1), ("zero", 1), ("mlp", 1), ("pre_logits", 0), ("none", 0)]
 )
-def test_output_layers_are_those_that_give_logits(name: str, layers: int, options: dict[str, Any]) -> None:
+def test_output_layers_are_those_that_compute_logits(name: str, layers: int, options: dict[str, Any]) -> None:
     distilled = options.get("distillation_token", False)
     if distilled and name in ("mlp", "pre_logits"):
-        return  # refused: see test_config
+        return  # rejected: see test_config
     config = small_config(head=name, **options)
     head = randomize(classification_head(config))
     found = output_layers(head)

@@ -155,8 +155,8 @@ def test_paper_attention_pooling_is_xavier_uniform_in_each_projection() -> None:
 
 @pytest.mark.parametrize("init", ["paper", "timm"])
 @pytest.mark.parametrize("kind", ["learned_2d", "relative"])
-def test_what_is_learned_about_places_is_normal(kind: str, init: str) -> None:
-    adds_to_scores = kind == "relative" and init == "paper"  # then it starts at their size
+def test_learned_positions_start_normal(kind: str, init: str) -> None:
+    adds_to_scores = kind == "relative" and init == "paper"  # then it starts at the size of the scores
     for name, weight in fresh(init=init, positions=kind).positions.named_parameters():
         if name != "prefix":  # 12 numbers have no spread to speak of
             assert_std(weight, 1.0 if adds_to_scores else 0.02)
@@ -181,12 +181,12 @@ def test_a_zero_head_predicts_every_class_alike_at_first(options: dict[str, Any]
     assert not fresh(init=init, head="zero", **options)(random_images(2, 3, 64, 64)).any()
 
 
-def test_timm_heads_see_a_difference_from_the_first_step() -> None:
+def test_timm_heads_distinguish_images_from_the_first_step() -> None:
     assert fresh(init="timm", head="linear")(random_images(2, 3, 64, 64)).std() > 1e-3
 
 
 def starts(options: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor, str]]:
-    """Every parameter of a fresh model, and what it is to start as: zero, one, layer scale or random."""
+    """Every parameter of a fresh model, and its start: zero, one, layer scale or random."""
     model = fresh(**options)
     paper = options["init"] == "paper"
     zero_head = paper or options.get("head") == "zero"

@@ -25,7 +25,7 @@ KINDS = {"axial": LocalAttention, "window": LocalAttention, "global": SelfAttent
 def local_config(
     attention: str, counts: tuple[int, int], window: tuple[int, int], **options: Any
 ) -> ViTConfig:
-    """A grid of so many windows down and across."""
+    """A configuration whose grid has this number of windows down and across."""
     grid = (counts[0] * window[0], counts[1] * window[1])
     sizes = {"image_size": (8 * grid[0], 8 * grid[1]), "patch_size": 8, "window": window}
     return small_config(**sizes, attention=attention, **options)
@@ -41,7 +41,7 @@ def parts(config: ViTConfig) -> tuple[SelfAttention, Positions, Layout]:
 def attention_maps(
     layer: SelfAttention, positions: Positions, config: ViTConfig, tokens: torch.Tensor
 ) -> np.ndarray:
-    """What each head makes of the values, (B, heads, T, T): products of softmaxes, each over a mask."""
+    """The weights of each head, (B, heads, T, T): products of masked softmaxes."""
     grid, P = config.grid, config.num_prefix_tokens
     (gh, gw) = grid
     steps = {"window": [config.block.window], "axial": [(1, gw), (gh, 1)], "global": [grid]}
@@ -93,7 +93,7 @@ def test_windows_go_row_by_row_and_so_do_their_patches() -> None:
 @pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
 @law_of_models
 @given(counts=PAIRS, window=PAIRS, prefix=PREFIX, seed=st.integers(0, 9))
-def test_attention_is_the_softmax_over_a_mask_of_the_whole_sequence(
+def test_attention_is_a_masked_softmax_over_the_sequence(
     attention: str, positions: str, counts: tuple[int, int], window: tuple[int, int], prefix: int, seed: int
 ) -> None:
     config = local_config(attention, counts, window, positions=positions, **READOUTS[prefix])
@@ -114,7 +114,7 @@ def test_attention_is_the_softmax_over_a_mask_of_the_whole_sequence(
 @pytest.mark.parametrize("attention", ["window", "axial", "global"])
 @law_of_models
 @given(start=st.integers(0, 10), length=st.integers(1, 8), prefix=PREFIX)
-def test_read_gives_the_same_tokens_as_computing_everything(
+def test_reading_some_tokens_equals_computing_all(
     attention: str, start: int, length: int, prefix: int
 ) -> None:
     config = local_config(attention, (2, 2), (2, 2), positions="relative", **READOUTS[prefix])
@@ -163,7 +163,7 @@ def reached_by(layer: SelfAttention, layout: Layout, T: int, source: int) -> lis
 
 @law
 @given(source=st.integers(0, 23))
-def test_a_patch_reaches_the_patches_of_its_window_alone(source: int) -> None:
+def test_a_patch_reaches_only_the_patches_of_its_window(source: int) -> None:
     config = local_config("window", (2, 2), (2, 3), pool="mean")  # a grid of 4x6
     layer, _, layout = parts(config)
     row, column = divmod(source, 6)

@@ -1,4 +1,4 @@
-"""Packed layers compute what the layers that they were made of compute, on a machine that has oneDNN."""
+"""Packed layers equal the layers that they replace, on a machine with oneDNN."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ needs_onednn = pytest.mark.skipif(
 
 @pytest.fixture
 def units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU is said to have units for bf16."""
+    """Pretend that the CPU has bf16 units."""
     monkeypatch.setattr(packed, "bf16_units", lambda: "AMX")
 
 
@@ -27,7 +27,7 @@ def units(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 7, 64])
 @torch.inference_mode()
-def test_packed_layer_is_the_layer(bias: bool, rows: int) -> None:
+def test_a_packed_layer_equals_the_layer(bias: bool, rows: int) -> None:
     layer = nn.Linear(24, 40, bias=bias).to(BF16)
     tokens = random_images(2, rows, 24).to(BF16)
     expected = nn.functional.linear(
@@ -39,12 +39,12 @@ def test_packed_layer_is_the_layer(bias: bool, rows: int) -> None:
 @needs_onednn
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @torch.inference_mode()
-def test_activation_in_the_product_is_the_activation_after_it(approximate: str) -> None:
+def test_a_fused_activation_equals_the_activation_after_the_product(approximate: str) -> None:
     layer, gelu = nn.Linear(24, 40).to(BF16), nn.GELU(approximate=approximate)
     tokens = random_images(2, 7, 24).to(BF16)
     expected = gelu(nn.functional.linear(tokens.float(), layer.weight.float(), layer.bias.float()))
     found = PackedLinear(layer, gelu)(tokens).float()
-    torch.testing.assert_close(found, expected, rtol=2**-8, atol=1e-4)  # to a rounding, not to two
+    torch.testing.assert_close(found, expected, rtol=2**-8, atol=1e-4)  # up to one rounding, not two
     other = nn.GELU(approximate="tanh" if approximate == "none" else "none")
     assert not torch.equal(PackedLinear(layer, other)(10 * tokens), PackedLinear(layer, gelu)(10 * tokens))
 
@@ -57,7 +57,7 @@ def test_activation_in_the_product_is_the_activation_after_it(approximate: str) 
     ids=str,
 )
 @torch.inference_mode()
-def test_predicting_copy_answers_as_the_model_whose_weights_stay(options: dict[str, str]) -> None:
+def test_the_predicting_copy_has_the_outputs_of_the_unchanged_model(options: dict[str, str]) -> None:
     model, images = small_model(**options), random_images(3, 3, 32, 32)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     copied = predicting_copy(model, BF16)
@@ -98,7 +98,7 @@ def test_only_bf16_on_a_cpu_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("units")
-def test_a_resnet_is_copied_as_it_is() -> None:
+def test_a_resnet_is_copied_without_packing() -> None:
     model = small_resnet()
     copied = predicting_copy(model, BF16)
     assert {type(module) for module in copied.modules()} == {type(module) for module in model.modules()}

@@ -68,13 +68,13 @@ def test_convolution_and_linear_embedding_are_the_same_function(
         ("resnet", HybridPatches),
     ],
 )
-def test_the_embedding_is_the_one_that_the_config_names(stem: str, kind: type) -> None:
+def test_the_config_selects_the_embedding(stem: str, kind: type) -> None:
     config = small_config(stem=stem, patch_size=16, resnet_width=4)
     assert type(patch_embedding(config)) is kind
 
 
 @pytest.mark.parametrize("stem", ["conv", "linear", "overlap", "resnet"])
-def test_patch_bias_says_whether_there_is_one(stem: str) -> None:
+def test_patch_bias_switches_the_bias(stem: str) -> None:
     def biases(patch_bias: bool) -> int:
         config = small_config(stem=stem, patch_size=16, resnet_width=4, patch_bias=patch_bias)
         embedding = patch_embedding(config)
@@ -84,7 +84,7 @@ def test_patch_bias_says_whether_there_is_one(stem: str) -> None:
     assert (biases(True), biases(False)) == (16, 0)
 
 
-def test_each_embedding_depends_on_its_own_patch_alone() -> None:
+def test_each_embedding_depends_only_on_its_own_patch() -> None:
     images = random_images(1, 3, 32, 32)
     changed = images.clone()
     changed[:, :, 8:16, 16:24] += 1  # row 1, column 2 of a 4x4 grid
@@ -118,7 +118,7 @@ def test_overlapping_patches_are_cut_out_and_embedded_by_one_linear_layer(
 
 @law
 @given(sizes=overlaps())
-def test_the_grid_of_overlapping_patches_counts_every_place_of_the_kernel(
+def test_the_grid_of_overlapping_patches_counts_every_kernel_position(
     sizes: dict[str, tuple[int, int]],
 ) -> None:
     grid = small_config(**sizes, stem="overlap").grid
@@ -126,13 +126,13 @@ def test_the_grid_of_overlapping_patches_counts_every_place_of_the_kernel(
         assert count == sum(top + patch <= side for top in range(0, side, step))
 
 
-def test_patches_overlap_by_half_where_no_stride_is_given() -> None:
+def test_patches_overlap_by_half_by_default() -> None:
     config = small_config(image_size=(32, 24), patch_size=(8, 6), stem="overlap")
     assert config.patch_stride == (4, 3)
     assert config.grid == (7, 7)
 
 
-def test_a_stride_of_the_whole_patch_is_the_plain_stem() -> None:
+def test_a_stride_of_the_patch_size_is_the_plain_stem() -> None:
     plain = randomize(patch_embedding(small_config()))
     overlapping = patch_embedding(small_config(stem="overlap", stride=8))
     overlapping.load_state_dict(plain.state_dict())
@@ -158,7 +158,7 @@ def test_hybrid_patches_are_projected_features_of_the_resnet(dialect: str, patch
     assert embed(images).shape == (2, config.grid[0] * config.grid[1], 16)
 
 
-def test_the_dialect_of_a_hybrid_is_the_one_that_the_config_names() -> None:
+def test_the_config_selects_the_dialect_of_a_hybrid() -> None:
     embeddings = [patch_embedding(small_config(resnet_dialect=name, **HYBRID)) for name in ("jax", "timm")]
     assert [embed.resnet.root.norm.eps for embed in embeddings] == [1e-6, 1e-5]
 
@@ -167,9 +167,7 @@ def test_the_dialect_of_a_hybrid_is_the_one_that_the_config_names() -> None:
 @given(
     rows=st.integers(1, 4), columns=st.integers(1, 4), layers=st.sampled_from([(), (1,), (1, 1), (1, 1, 1)])
 )
-def test_a_hybrid_has_a_patch_for_every_patch_size_of_pixels(
-    rows: int, columns: int, layers: tuple[int, ...]
-) -> None:
+def test_the_patch_size_of_a_hybrid_counts_pixels(rows: int, columns: int, layers: tuple[int, ...]) -> None:
     side = 4 * 2 ** max(0, len(layers) - 1)
     image = (rows * side, columns * side)
     config = small_config(

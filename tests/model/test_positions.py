@@ -66,7 +66,7 @@ def test_resampling_to_the_same_grid_changes_nothing(grid: tuple[int, int], pref
 
 @law
 @given(old=GRIDS, new=GRIDS, prefix=PREFIX, rule=RULE)
-def test_resampling_leaves_the_prefix_alone_and_fills_the_new_grid(
+def test_resampling_keeps_the_prefix_and_fills_the_new_grid(
     old: tuple[int, int], new: tuple[int, int], prefix: int, rule: str
 ) -> None:
     positions = random_positions(old, prefix)
@@ -77,7 +77,7 @@ def test_resampling_leaves_the_prefix_alone_and_fills_the_new_grid(
 
 @law
 @given(old=st.integers(1, 99), new=st.integers(1, 99))
-def test_dinov2s_scale_loses_no_row(old: int, new: int) -> None:
+def test_the_scale_of_dinov2_loses_no_row(old: int, new: int) -> None:
     assert resample_grid(torch.zeros(1, 1, old, 1), (new, 1), "dinov2").shape == (1, 1, new, 1)
 
 
@@ -119,7 +119,7 @@ def over_the_rows(values: torch.Tensor, columns: int) -> torch.Tensor:
     return values.view(1, -1, 1, 1).expand(1, -1, columns, 6)
 
 
-def test_a_parabola_over_the_rows_stays_one_over_the_rows() -> None:
+def test_a_parabola_over_the_rows_stays_a_parabola() -> None:
     positions = over_the_rows(torch.arange(8.0) ** 2, 4).flatten(1, 2)
     resampled = resample_positions(positions, (8, 4), (16, 6), 0).unflatten(1, (16, 6))
     # Twice as many rows over the same extent lie half a step apart, shifted by a quarter. Cubic interpolation
@@ -130,7 +130,7 @@ def test_a_parabola_over_the_rows_stays_one_over_the_rows() -> None:
 
 @law
 @given(old=st.integers(2, 9), new=st.integers(2, 9))
-def test_jax_draws_straight_lines_from_corner_to_corner(old: int, new: int) -> None:
+def test_jax_interpolates_linearly_from_corner_to_corner(old: int, new: int) -> None:
     positions = over_the_rows(torch.linspace(0, 1, old), 3).flatten(1, 2)
     expected = over_the_rows(torch.linspace(0, 1, new), 4).flatten(1, 2)
     torch.testing.assert_close(resample_positions(positions, (old, 3), (new, 4), 0, "jax"), expected)
@@ -144,8 +144,8 @@ def test_only_rules_that_align_corners_keep_them(rule: str) -> None:
     assert kept == (rule in ("torchvision", "jax"))
 
 
-def test_only_timm_smooths_before_it_makes_a_grid_smaller() -> None:
-    # A chessboard of 16x16 has no structure that 4x4 could show: smoothed, nothing is left of it.
+def test_only_timm_antialiases_when_it_shrinks_a_grid() -> None:
+    # A 16x16 chessboard has no structure that 4x4 can show: antialiasing removes it.
     board = 1.0 - 2 * ((torch.arange(16)[:, None] + torch.arange(16)) % 2)
     left = {rule: resample_grid(board[None, None], (4, 4), rule).abs().max().item() for rule in RULES}
     assert left["timm"] < 0.05
@@ -165,19 +165,19 @@ def test_resampling_keeps_the_dtype(dtype: torch.dtype, rule: str) -> None:
     assert resample_positions(positions, (4, 4), (6, 5), 1, rule).dtype == dtype
 
 
-# What each kind adds, and to which tokens
+# The positions that each kind adds, and their tokens
 
 
 @pytest.mark.parametrize("prefix", READOUTS)
 @pytest.mark.parametrize("kind", ["none", "relative", "rotary"])
-def test_kinds_that_are_told_to_attention_add_nothing(kind: str, prefix: int) -> None:
+def test_positions_inside_attention_add_nothing_to_tokens(kind: str, prefix: int) -> None:
     tokens = random_images(2, prefix + 15, 16)
     assert torch.equal(embedding(kind, prefix=prefix)(tokens, (3, 5)), tokens)
 
 
 @pytest.mark.parametrize("prefix", READOUTS)
 @pytest.mark.parametrize("kind", ["none", "learned", "learned_2d", *SINCOS])
-def test_kinds_that_are_added_tell_attention_nothing(kind: str, prefix: int) -> None:
+def test_added_positions_do_not_affect_attention(kind: str, prefix: int) -> None:
     layout = embedding(kind, prefix=prefix).layout((3, 5), CPU)
     assert layout.rotation is None
     assert not layout.biases
@@ -193,7 +193,7 @@ def test_a_learned_vector_is_added_to_each_token(prefix: int) -> None:
 
 
 @pytest.mark.parametrize("prefix", READOUTS)
-def test_without_position_prefix_the_prefix_stays_as_it_is(prefix: int) -> None:
+def test_without_position_prefix_the_prefix_is_unchanged(prefix: int) -> None:
     layer = embedding("learned", prefix=prefix, position_prefix=False)
     tokens = random_images(2, prefix + 15, 16)
     assert layer.weight.shape == (1, 15, 16)
@@ -205,7 +205,7 @@ def test_without_position_prefix_the_prefix_stays_as_it_is(prefix: int) -> None:
 @pytest.mark.parametrize("position_prefix", [False, True])
 @pytest.mark.parametrize("prefix", READOUTS)
 @pytest.mark.parametrize("kind", ["learned_2d", *SINCOS])
-def test_positions_of_axes_and_waves_are_those_of_patches_alone(
+def test_learned_2d_and_sincos_positions_are_added_only_to_patches(
     kind: str, prefix: int, position_prefix: bool
 ) -> None:
     layer = embedding(kind, prefix=prefix, position_prefix=position_prefix)
@@ -225,14 +225,14 @@ def test_positions_do_not_change_the_dtype_of_the_tokens(kind: str, dtype: torch
         assert layer(tokens, grid).dtype == dtype
 
 
-def test_the_two_axes_are_rows_plus_columns() -> None:
+def test_learned_2d_positions_are_rows_plus_columns() -> None:
     layer = embedding("learned_2d")
     for number, (row, column) in enumerate(by_loops.places((3, 5))):
         assert torch.equal(layer.table((3, 5))[0, number], layer.rows[0, row] + layer.columns[0, column])
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_another_grid_than_its_own_is_interpolated_to(rule: str) -> None:
+def test_positions_are_interpolated_to_another_grid(rule: str) -> None:
     layer = embedding("learned", (4, 4), resample=rule)
     tokens = random_images(2, 1 + 5 * 3, 16)
     added = resample_positions(layer.weight, (4, 4), (5, 3), 1, rule)
@@ -253,7 +253,7 @@ def test_each_axis_is_interpolated_along_itself(rule: str) -> None:
 def test_gradients_reach_the_positions_through_the_interpolation() -> None:
     layer = embedding("learned", (2, 2))
     layer(torch.zeros(1, 1 + 9, 16), (3, 3)).sum().backward()
-    # What each old vector gives to the new ones: the prefix itself once, the patches 9 between 4 of them.
+    # The share of each old vector in the new ones: the prefix has 1, the 4 old patches share 9 new ones.
     given = layer.weight.grad[0, :, 0]
     torch.testing.assert_close(given, torch.tensor([1.0, 2.25, 2.25, 2.25, 2.25]))
 
@@ -263,14 +263,14 @@ def test_gradients_reach_the_positions_through_the_interpolation() -> None:
 
 @law
 @given(kind=st.sampled_from(SINCOS), grid=GRIDS, quarter=st.integers(2, 8))
-def test_waves_are_those_of_the_formulas(kind: str, grid: tuple[int, int], quarter: int) -> None:
+def test_sincos_positions_follow_the_formulas(kind: str, grid: tuple[int, int], quarter: int) -> None:
     layer = position_embedding(small_config(positions=kind, embed_dim=4 * quarter))
     table = layer.table(grid)
     assert table.dtype == torch.float32
     np.testing.assert_allclose(table[0].numpy(), by_loops.sincos(kind, grid, 4 * quarter), atol=1e-6)
 
 
-def test_the_slowest_wave_of_big_vision_turns_by_a_ten_thousandth_a_patch() -> None:
+def test_the_lowest_frequency_of_big_vision_is_a_ten_thousandth_per_patch() -> None:
     slowest = {
         kind: embedding(kind).table((1, 2))[0, 1, 3].item()  # sin of column 1 at the last of 4 frequencies
         for kind in ("sincos_2d", "sincos_2d_big_vision")
@@ -280,7 +280,7 @@ def test_the_slowest_wave_of_big_vision_turns_by_a_ten_thousandth_a_patch() -> N
 
 
 @pytest.mark.parametrize("kind", SINCOS)
-def test_waves_are_not_learned_and_not_stored(kind: str) -> None:
+def test_sincos_positions_are_neither_learned_nor_stored(kind: str) -> None:
     assert embedding(kind).state_dict() == {}
 
 
@@ -311,7 +311,7 @@ def test_rotation_turns_pairs_of_channels_as_complex_numbers(
 
 
 @pytest.mark.parametrize("prefix", READOUTS)
-def test_rotation_leaves_values_prefix_and_lengths_alone(prefix: int) -> None:
+def test_rotation_keeps_values_prefix_and_lengths(prefix: int) -> None:
     qkv = random_qkv(prefix + 8, 2, 8)
     turned = rotate(qkv, embedding("rotary", prefix=prefix).layout((2, 4), CPU))  # no patch in the centre
     assert torch.equal(turned[:, :, 2], qkv[:, :, 2])
@@ -322,7 +322,7 @@ def test_rotation_leaves_values_prefix_and_lengths_alone(prefix: int) -> None:
 
 @law
 @given(grid=SMALL_GRIDS, base=st.sampled_from([10.0, 100.0]))
-def test_rotated_scores_depend_on_the_offset_alone(grid: tuple[int, int], base: float) -> None:
+def test_rotated_scores_depend_only_on_the_offset(grid: tuple[int, int], base: float) -> None:
     layer = position_embedding(small_config(positions="rotary", rotary_base=base, pool="mean"))
     places = by_loops.places(grid)
     everywhere = random_qkv(1, 2, 8, batch=1).double().expand(-1, len(places), -1, -1, -1)
@@ -346,7 +346,7 @@ def test_rows_and_columns_turn_by_the_same_frequencies() -> None:
 
 
 @pytest.mark.parametrize("head_dim", [4, 12, 20, 64, 80, 196, 412])
-def test_every_head_width_that_4_divides_has_its_angles(head_dim: int) -> None:
+def test_every_head_width_divisible_by_4_has_angles(head_dim: int) -> None:
     cos, sin = rotary_table((2, 3), head_dim, 100.0)
     assert cos.shape == sin.shape == (6, head_dim)
 
@@ -357,7 +357,7 @@ def test_every_head_width_that_4_divides_has_its_angles(head_dim: int) -> None:
 @pytest.mark.parametrize("prefix", READOUTS)
 @law
 @given(grid=SMALL_GRIDS)
-def test_the_relative_bias_is_that_of_a_double_loop(prefix: int, grid: tuple[int, int]) -> None:
+def test_the_relative_bias_equals_a_double_loop(prefix: int, grid: tuple[int, int]) -> None:
     layer = embedding("relative", grid, prefix)
     numbers = None if layer.prefix is None else layer.prefix.detach().numpy()
     expected = by_loops.relative_bias(layer.offsets.detach().numpy(), numbers, grid, prefix)
@@ -383,7 +383,7 @@ def test_the_relative_bias_of_a_window_is_that_of_the_grid(
         assert torch.equal(inside[0], everywhere[:, tokens][:, :, tokens])
 
 
-def test_scores_with_the_prefix_have_three_numbers_a_head() -> None:
+def test_scores_with_the_prefix_have_three_numbers_per_head() -> None:
     layer = embedding("relative", prefix=4)
     bias, (to_patch, to_prefix, within) = layer.layout((3, 5), CPU).biases[3, 5], layer.prefix.unbind(1)
     for head in range(2):
@@ -423,7 +423,7 @@ def test_the_order_of_patches_matters_unless_there_are_no_positions(kind: str, o
 @pytest.mark.parametrize("kind", KINDS)
 @law_of_models
 @given(old=SMALL_GRIDS, new=SMALL_GRIDS, rule=RULE, prefix=st.sampled_from(list(READOUTS)))
-def test_other_grids_on_the_fly_equal_resizing_for_good(
+def test_another_grid_on_the_fly_equals_resizing(
     kind: str, old: tuple[int, int], new: tuple[int, int], rule: str, prefix: int
 ) -> None:
     sizes = {"image_size": (8 * old[0], 8 * old[1])}
@@ -448,18 +448,18 @@ def test_resizing_keeps_the_dtype_of_the_parameters(kind: str, dtype: torch.dtyp
 
 @pytest.mark.parametrize("trainable", [False, True])
 @pytest.mark.parametrize("kind", ["learned", "learned_2d", "relative"])
-def test_resized_positions_learn_if_they_did_before(kind: str, trainable: bool) -> None:
+def test_resizing_keeps_requires_grad(kind: str, trainable: bool) -> None:
     layer = embedding(kind).requires_grad_(trainable)
     layer.resize((4, 4))
     assert {parameter.requires_grad for parameter in layer.parameters()} == {trainable}
     assert all(parameter.is_leaf for parameter in layer.parameters())
     if trainable:
-        told = sum(bias.sum() for bias in layer.layout((4, 4), CPU).biases.values())
-        (layer(torch.ones(1, 17, 16), (4, 4)).sum() + told).backward()
+        biases = sum(bias.sum() for bias in layer.layout((4, 4), CPU).biases.values())
+        (layer(torch.ones(1, 17, 16), (4, 4)).sum() + biases).backward()
         assert all(parameter.grad.abs().min() > 0 for parameter in layer.parameters())
 
 
-def test_resizing_to_its_own_grid_keeps_the_very_parameters() -> None:
+def test_resizing_to_its_own_grid_keeps_the_parameter_objects() -> None:
     for kind in KINDS:
         layer = embedding(kind)
         before = dict(layer.named_parameters())
@@ -477,14 +477,14 @@ def test_selected_patches_keep_their_own_rotation() -> None:
             assert torch.equal(ours[image], everything[kept[image]])
 
 
-def test_selection_changes_nothing_where_attention_is_told_nothing() -> None:
+def test_selection_keeps_a_layout_without_rotation_and_bias() -> None:
     layout = Layout((3, 5), 1)
     assert layout.select(torch.tensor([[0, 1]])) is layout
 
 
 @law
 @given(prefix=st.sampled_from(list(READOUTS)), rate=st.sampled_from([0.2, 0.5, 0.8]), seed=st.integers(0, 9))
-def test_patches_that_are_kept_in_training_are_turned_as_they_would_be_among_all(
+def test_patches_kept_by_dropout_have_the_rotation_of_the_full_sequence(
     prefix: int, rate: float, seed: int
 ) -> None:
     layout = embedding("rotary", prefix=prefix).layout((3, 5), CPU)
@@ -498,7 +498,7 @@ def test_patches_that_are_kept_in_training_are_turned_as_they_would_be_among_all
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_trains_after_it_predicted_in_inference_mode(kind: str) -> None:
+def test_a_model_trains_after_predicting_in_inference_mode(kind: str) -> None:
     model, images = small_model(positions=kind, image_size=(16, 88)), random_images(1, 3, 16, 88)
     with torch.inference_mode():
         model(images)
@@ -521,14 +521,14 @@ def test_a_model_runs_after_another_was_exported(kind: str) -> None:
     assert type(small_model(positions=kind, image_size=(16, 120))(images).detach()) is torch.Tensor
 
 
-def test_tables_are_made_once_for_each_grid() -> None:
+def test_tables_are_computed_once_per_grid() -> None:
     assert rotary_table((3, 5), 16, 100.0) is rotary_table((3, 5), 16, 100.0)
     assert sincos_table("sincos_2d", (3, 5), 16) is sincos_table("sincos_2d", (3, 5), 16)
     assert sincos_table("sincos_2d", (3, 5), 16) is not sincos_table("sincos_2d", (5, 3), 16)
 
 
 @pytest.mark.parametrize("kind", [*SINCOS, "rotary"])
-def test_a_table_is_brought_to_a_device_once(kind: str) -> None:
+def test_a_table_is_copied_to_a_device_once(kind: str) -> None:
     model = small_model(positions=kind, image_size=(16, 136)).to("meta")  # a device that is not the CPU
     images = torch.empty(1, 3, 16, 136, device="meta")
     model(images)
@@ -538,7 +538,7 @@ def test_a_table_is_brought_to_a_device_once(kind: str) -> None:
 
 
 class FromTheCPU(TorchDispatchMode):
-    """Sees every operation that takes a tensor on the CPU."""
+    """Record every operation with an argument on the CPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -551,7 +551,7 @@ class FromTheCPU(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind", SINCOS)
-def test_waves_are_added_in_the_tokens_dtype_and_kept_in_each(kind: str) -> None:
+def test_sincos_tables_are_cached_in_each_dtype_of_the_tokens(kind: str) -> None:
     layer, tokens = embedding(kind), torch.zeros(1, 16, 12)
     for dtype in (torch.float32, torch.bfloat16):
         kept = layer.table_for(tokens.to(dtype), (3, 5))
@@ -559,7 +559,7 @@ def test_waves_are_added_in_the_tokens_dtype_and_kept_in_each(kind: str) -> None
         assert kept is layer.table_for(tokens.to(dtype), (3, 5))
 
 
-def test_tables_are_computed_on_a_gpu_only_where_a_graph_would_wait_for_them(
+def test_tables_are_computed_on_a_gpu_only_while_compiling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu = torch.device("cuda", 0)

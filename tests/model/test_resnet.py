@@ -1,4 +1,4 @@
-"""The ResNet, against float64 NumPy that follows vit_jax line by line; its counts, against PyTorch's."""
+"""The ResNet, against float64 NumPy that follows vit_jax line by line; its cost, against PyTorch's."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def features(*layers: int, dialect: str = "jax", **options: Any) -> ResNetFeatur
 
 
 def pad(images: Array, kernel: int, stride: int, value: float) -> Array:
-    """As TensorFlow documents "SAME": by the remainder of the side, the odd pixel at the end."""
+    """Pad as TensorFlow documents "SAME": by the remainder of the side, the odd pixel at the end."""
     widths = [(0, 0), (0, 0)]
     for side in images.shape[2:]:
         total = max(kernel - (side % stride or stride), 0)
@@ -135,7 +135,7 @@ def test_the_convolution_equals_numpy_for_any_image_size(
 
 @law
 @given(B=st.integers(1, 3), C=st.integers(1, 3), H=SIDE, W=SIDE, share=st.sampled_from([0.0, 0.5, 1.0]))
-def test_the_pool_equals_one_padded_with_minus_infinity(B: int, C: int, H: int, W: int, share: float) -> None:
+def test_max_pooling_equals_padding_with_minus_infinity(B: int, C: int, H: int, W: int, share: float) -> None:
     maps = random_images(B, C, H, W).abs() * (torch.rand(B, C, H, W) < share)
     np.testing.assert_array_equal(max_pool(maps), windows(maps.numpy(), 3, 2, -np.inf).max((-2, -1)))
 
@@ -212,7 +212,7 @@ def test_a_norm_of_more_than_32_channels_has_32_groups() -> None:
     np.testing.assert_allclose(model(images).detach(), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_one_small_image_that_is_one_feature_is_taken() -> None:
+def test_one_image_of_a_single_feature_is_accepted() -> None:
     model, images = randomize(features(1, 1, 1, 1, width=8)), random_images(3, 3, 32, 32)
     assert model(images[:1]).shape == (1, 256, 1, 1)
     torch.testing.assert_close(model(images[:1]), model(images)[:1], rtol=1e-4, atol=1e-4)
@@ -242,7 +242,7 @@ def test_named_networks_have_the_published_channels_and_stride(name: str, channe
 
 @law
 @given(H=st.integers(1, 90), W=st.integers(1, 90), layers=st.sampled_from([(), (1,), (1, 1, 1, 1)]))
-def test_any_image_size_gives_its_sides_over_the_stride_rounded_up(
+def test_the_grid_is_the_image_size_over_the_stride_rounded_up(
     H: int, W: int, layers: tuple[int, ...]
 ) -> None:
     with torch.device("meta"):
@@ -283,7 +283,7 @@ def test_counts_equal_the_built_network(
     assert config.feature_multiply_adds == counter.get_total_flops() / 2
 
 
-def test_the_r50_has_the_size_of_every_other_resnet_50() -> None:
+def test_the_r50_has_the_published_size_of_a_resnet_50() -> None:
     """torchvision documents 25,557,032 parameters and 4.09 G multiply-adds, head (2048 x 1000) included."""
     assert ResNetConfig().num_parameters == 25_557_032
     assert ResNetConfig().flops / 2 == pytest.approx(4.09e9, rel=1e-3)
@@ -331,14 +331,14 @@ def test_logits_read_the_mean_of_the_features() -> None:
     torch.testing.assert_close(model(images), pooled @ model.head.weight.T + model.head.bias)
 
 
-def test_an_image_is_classified_alike_alone_and_in_a_batch() -> None:
+def test_an_image_has_the_same_logits_alone_and_in_a_batch() -> None:
     model, images = small_resnet(width=8).train(), random_images(4, 3, 32, 32)
     alone = torch.cat([model(images[index : index + 1]) for index in range(4)])
     torch.testing.assert_close(model(images), alone, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(model.eval()(images), alone, rtol=1e-4, atol=1e-5)
 
 
-def test_a_trace_is_the_forward_pass_with_what_lies_between() -> None:
+def test_a_trace_is_the_forward_pass_with_its_intermediates() -> None:
     model, images = small_resnet(), random_images(2, 3, 32, 48)
     trace = model.trace(images)
     assert {name: tuple(value.shape) for name, value in trace.values.items()} == {
@@ -363,7 +363,7 @@ def test_a_trace_is_the_forward_pass_with_what_lies_between() -> None:
         (torch.zeros(1, 1, 32, 32), r"must be \(batch, 3, height, width\), not \(1, 1, 32, 32\)"),
     ],
 )
-def test_what_is_no_batch_of_normalized_images_is_refused(images: torch.Tensor, message: str) -> None:
+def test_anything_but_a_batch_of_normalized_images_is_rejected(images: torch.Tensor, message: str) -> None:
     for run in (small_resnet(), small_resnet().embed, small_resnet().trace):
         with pytest.raises(UserError, match=message):
             run(images)
@@ -427,7 +427,7 @@ def test_export_keeps_the_outputs_for_another_batch_size() -> None:
     torch.testing.assert_close(program.module()(images), model(images))
 
 
-def test_a_compiled_resnet_is_one_graph() -> None:
+def test_a_resnet_compiles_to_one_graph() -> None:
     model, images = randomize(features(1, 1, width=4)), random_images(2, 3, 30, 37)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(images), model(images))
@@ -444,7 +444,7 @@ def test_a_compiled_resnet_is_one_graph() -> None:
         ({"layers": (1,) * 9}, r"at most 8 stages, not 9"),
     ],
 )
-def test_what_cannot_be_built_is_refused_with_the_numbers(options: dict[str, int], message: str) -> None:
+def test_invalid_sizes_are_rejected_with_the_numbers(options: dict[str, int], message: str) -> None:
     sizes = {"in_channels": 3, "layers": (1, 1), "width": 64} | options
     with pytest.raises(UserError, match=message):
         ResNetConfig(**sizes)
@@ -457,7 +457,7 @@ def test_widths_that_the_message_names_can_be_built() -> None:
     assert [norm_groups(channels) for channels in (1, 16, 32, 64, 96)] == [1, 16, 32, 32, 32]
 
 
-def test_an_image_without_pixels_has_no_count() -> None:
+def test_an_image_without_pixels_is_rejected() -> None:
     with pytest.raises(UserError, match="image 0x32 must be positive"):
         ResNetConfig(image_size=(0, 32))
 

@@ -1,4 +1,4 @@
-"""The configuration of a ResNet: what it counts, what it refuses, what it is as JSON."""
+"""The configuration of a ResNet: cost, errors and JSON."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ def test_parameters_and_flops_are_those_of_the_built_model(config: ResNetConfig)
 
 @law
 @given(resnet_configs())
-def test_places_and_channels_are_those_of_the_features(config: ResNetConfig) -> None:
+def test_grid_and_channels_are_those_of_the_features(config: ResNetConfig) -> None:
     images = torch.empty(2, config.in_channels, *config.image_hw, device="meta")
     maps = on_meta(config).features(images)
     assert maps.shape == (2, config.embed_dim, *config.grid)
@@ -51,21 +51,21 @@ def test_places_and_channels_are_those_of_the_features(config: ResNetConfig) -> 
 
 @law
 @given(resnet_configs())
-def test_json_gives_the_same_configuration_back(config: ResNetConfig) -> None:
+def test_json_restores_the_configuration(config: ResNetConfig) -> None:
     values = json.loads(json.dumps(config.to_dict()))
     assert ResNetConfig.from_dict(values) == config
     assert set(values) == set(ResNetConfig.groups())
     assert all(config.option(name) == getattr(config, name) for name in ResNetConfig.groups())
 
 
-def test_replace_changes_what_it_names_and_nothing_else() -> None:
+def test_replace_changes_only_the_named_options() -> None:
     config = ResNetConfig(class_names=("a", "b"), num_classes=2)
     changed = config.replace(image_size=32, root="cifar")
     assert (changed.image_hw, changed.root) == ((32, 32), "cifar")
     assert changed.replace(image_size=224, root="imagenet") == config
 
 
-def test_the_summary_says_units_width_and_pixels() -> None:
+def test_the_summary_has_units_width_and_pixels() -> None:
     expected = "ResNet of 3, 4, 6, 3 units, width 64, 224x224 pixels"
     assert ResNetConfig().summary == expected
     assert ResNetConfig(image_size=(32, 48)).summary.endswith("32x48 pixels")
@@ -90,12 +90,12 @@ def test_the_summary_says_units_width_and_pixels() -> None:
         ({"in_channels": 0}, "in_channels must be at least 1, not 0"),
     ],
 )
-def test_what_cannot_be_built_is_refused(options: dict[str, object], message: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ResNetConfig.from_dict(options)
 
 
-def test_it_is_known_without_torch() -> None:
+def test_the_configuration_imports_no_torch() -> None:
     code = (
         "import sys; from vitascope.model.sizes import named_config; config = named_config('resnet50'); "
         "config.num_parameters, config.flops, config.summary; sys.exit('torch' in sys.modules)"

@@ -52,7 +52,7 @@ def test_every_named_size_can_be_built(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_every_named_size_says_where_it_was_published_and_sets_options_that_exist(name: str) -> None:
+def test_every_named_size_names_its_source_and_sets_existing_options(name: str) -> None:
     size = NAMED_SIZES[name]
     assert size.source
     assert set(size.options) <= set(OPTIONS if size.kind is ViTConfig else ResNetConfig.groups())
@@ -73,7 +73,7 @@ def test_images_are_224_wide_with_1000_classes_or_those_of_dinov2_without(name: 
 
 
 @pytest.mark.parametrize("name", VITS)
-def test_heads_of_named_sizes_are_64_wide_but_for_the_largest(name: str) -> None:
+def test_heads_of_named_sizes_are_64_wide_except_the_largest(name: str) -> None:
     config = named_config(name)
     wider = {"vit_h14": 80, "dinov3_7b16": 128}
     assert config.embed_dim / config.num_heads == wider.get(name, 64)
@@ -100,7 +100,7 @@ def test_hybrids_have_a_token_for_every_stride_of_their_resnet() -> None:
         assert projection.kernel_size == (1, 1)
 
 
-def test_classes_asked_of_a_size_without_a_head_make_a_linear_one() -> None:
+def test_classes_give_a_size_without_head_a_linear_head() -> None:
     config = named_config("dinov2_s14_reg", num_classes=5)
     assert (config.readout.head, config.num_classes, config.gives_classes) == ("linear", 5, True)
     assert named_config("dinov2_s14_reg", num_classes=5, head="mlp").readout.head == "mlp"
@@ -116,7 +116,7 @@ def test_architecture_is_the_first_size_of_that_shape() -> None:
     assert architecture_of(named_config("vit_b16", drop_path=0.1, norm_eps=1e-5, head="mlp")) == "vit_b16"
 
 
-def test_architecture_of_no_size_is_told_in_a_phrase() -> None:
+def test_architecture_of_an_unnamed_size_is_its_summary() -> None:
     other = named_config("vit_b16", mlp="swiglu")
     assert architecture_of(other) == other.summary
 
@@ -131,23 +131,23 @@ def test_named_config_takes_any_option_as_override() -> None:
     ("name", "nearest"),
     [("vit_b61", "vit_b16"), ("deit_s16_distiled", "deit_s16_distilled"), ("dino_v3_7b16", "dinov3_7b16")],
 )
-def test_an_unknown_model_is_refused_with_the_nearest(name: str, nearest: str) -> None:
+def test_an_unknown_model_is_rejected_with_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(UserError, match=f"unknown model '{name}'; nearest: {nearest}; `vitascope models`"):
         named_config(name)
 
 
-def test_a_name_like_no_other_is_refused_without_a_nearest() -> None:
+def test_a_name_like_no_other_is_rejected_without_a_nearest() -> None:
     with pytest.raises(UserError, match="unknown model 'qqq'; `vitascope models` lists all names"):
         named_config("qqq")
 
 
-def test_an_unknown_override_is_refused_with_the_nearest() -> None:
+def test_an_unknown_override_is_rejected_with_the_nearest() -> None:
     with pytest.raises(UserError, match="unknown model option 'embed_dims'; nearest: embed_dim"):
         named_config("vit_b16", embed_dims=3)
 
 
 @pytest.mark.parametrize("name", RESNETS)
-def test_the_numbers_in_the_name_of_a_resnet_are_its_own(name: str) -> None:
+def test_the_numbers_in_the_name_of_a_resnet_are_those_of_its_config(name: str) -> None:
     found = re.fullmatch(r"resnet(\d+)(?:_w(\d+))?(_cifar)?", name)
     config = named_config(name)
     assert 3 * sum(config.layers) + 2 == int(found[1])
@@ -179,7 +179,7 @@ def test_resnets_for_small_images_keep_them_large_until_the_second_stage() -> No
         assert 0.5e6 < named_config(name, num_classes=10).num_parameters < 6e6
 
 
-def test_a_named_resnet_takes_its_own_options_and_no_others() -> None:
+def test_a_named_resnet_accepts_only_its_own_options() -> None:
     config = named_config("resnet26", image_size=32, num_classes=10, root="cifar")
     assert (config.layers, config.image_hw, config.grid) == ((2, 2, 2, 2), (32, 32), (4, 4))
     with pytest.raises(UserError, match="unknown option of a ResNet 'depth'"):

@@ -63,7 +63,7 @@ def weights_and_tokens_by_loops(
 @kinds
 @pytest.mark.parametrize("count", [1, 3, 7])
 @torch.no_grad()
-def test_the_encoder_is_the_papers_written_out(options: dict[str, Any], count: int) -> None:
+def test_the_encoder_equals_the_loops_of_the_paper(options: dict[str, Any], count: int) -> None:
     model = merging_model(count, **options).double()
     z0 = model.prepare_tokens(random_images(2, 3, 32, 32).double())
     zL = model.encode(z0, model.config.grid)
@@ -74,7 +74,7 @@ def test_the_encoder_is_the_papers_written_out(options: dict[str, Any], count: i
 
 @kinds
 @torch.no_grad()
-def test_a_trace_shows_the_attention_of_every_token_that_there_was(options: dict[str, Any]) -> None:
+def test_a_trace_has_the_attention_of_all_original_tokens(options: dict[str, Any]) -> None:
     model = merging_model(5, **options).double()
     images = random_images(1, 3, 32, 32).double()
     trace = model.trace(images, attention=True)
@@ -89,14 +89,14 @@ def test_a_trace_shows_the_attention_of_every_token_that_there_was(options: dict
 
 @kinds
 @torch.no_grad()
-def test_what_is_read_alone_is_what_the_whole_sequence_has(options: dict[str, Any]) -> None:
+def test_reading_some_tokens_equals_the_full_sequence(options: dict[str, Any]) -> None:
     model, images = merging_model(4, **options), random_images(2, 3, 32, 32)
     torch.testing.assert_close(model(images), model.trace(images)["logits"])
 
 
 @kinds
 @torch.no_grad()
-def test_the_answer_is_another_than_without_merging(options: dict[str, Any]) -> None:
+def test_merging_changes_the_logits(options: dict[str, Any]) -> None:
     merged, images = merging_model(4, **options), random_images(2, 3, 32, 32)
     plain = small_model(**options)
     plain.load_state_dict(merged.state_dict())
@@ -114,7 +114,7 @@ def test_a_mean_over_patches_counts_each_patch_once() -> None:
 
 @law
 @given(N=st.integers(2, 12), data=st.data())
-def test_pairs_are_the_most_alike_of_the_two_sets(N: int, data: st.DataObject) -> None:
+def test_pairs_are_the_most_similar_of_the_two_sets(N: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, N // 2))
     keys = random_images(2, N, 3, seed=data.draw(st.integers(0, 99)))
     stay, leave, join = match(keys, count)
@@ -124,7 +124,7 @@ def test_pairs_are_the_most_alike_of_the_two_sets(N: int, data: st.DataObject) -
         assert {int(i): int(stay[image, j]) for i, j in zip(leave[image], join[image], strict=True)} == joins
 
 
-def test_merging_all_there_is_to_merge_halves_the_patches_and_no_more() -> None:
+def test_merging_at_most_halves_the_patches() -> None:
     tokens = random_images(1, 8, 4)  # a prefix of 1, 7 patches
     layout = MergingLayout((7, 1), 1, pairs_per_block=100, keys=random_images(1, 8, 2))
     merged = layout.merge(tokens)
@@ -148,13 +148,13 @@ def test_every_parameter_learns_through_merging(options: dict[str, Any]) -> None
 
 
 @torch.no_grad()
-def test_bfloat16_merges_too() -> None:
+def test_merging_works_in_bfloat16() -> None:
     model, images = merging_model(3), random_images(2, 3, 32, 32).bfloat16()
     assert copy.deepcopy(model).bfloat16()(images).dtype == torch.bfloat16
 
 
 @torch.no_grad()
-def test_blocks_from_the_first_on_run_and_later_ones_by_themselves_are_refused() -> None:
+def test_only_blocks_from_the_first_on_can_be_run() -> None:
     model, images = merging_model(3), random_images(2, 3, 32, 32)
     z0, grid = model.prepare_tokens(images), model.config.grid
     trace = model.trace(images)
@@ -176,17 +176,17 @@ def test_blocks_from_the_first_on_run_and_later_ones_by_themselves_are_refused()
         ({"gradient_checkpointing": True}, "gradient_checkpointing"),
     ],
 )
-def test_what_merging_does_not_go_with_is_refused(options: dict[str, Any], named: str) -> None:
+def test_options_that_exclude_merging_are_rejected(options: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=f"token_merging does not go with {named}: it needs"):
         small_config(token_merging=2, **options)
 
 
-def test_no_negative_number_is_merged() -> None:
+def test_a_negative_number_of_merges_is_rejected() -> None:
     with pytest.raises(UserError, match="token_merging must be at least 0, not -1"):
         small_config(token_merging=-1)
 
 
-def test_every_kernel_counts_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kernel_weights_tokens_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = merging_model(5, pool="mean").double(), random_images(2, 3, 32, 32).double()
     answers, gradients = [], []
     for chosen in (False, True):

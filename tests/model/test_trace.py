@@ -9,7 +9,7 @@ NAMES = ["patch_embeddings", "embeddings", "block0", "block1", "block2", "featur
 
 @pytest.mark.parametrize(("pool", "pooled"), [("cls", 16), ("mean", 16), ("cls_mean", 32), ("map", 16)])
 @pytest.mark.parametrize("head", ["linear", "mlp", "none"])
-def test_intermediates_come_by_name_in_the_order_of_the_pass(pool: str, pooled: int, head: str) -> None:
+def test_intermediates_are_named_in_the_order_of_the_pass(pool: str, pooled: int, head: str) -> None:
     trace = small_model(pool=pool, head=head, image_size=(16, 24)).trace(random_images(2, 3, 16, 24))
     N, T = 6, 7 if pool in ("cls", "cls_mean") else 6
     assert list(trace.values) == NAMES
@@ -23,7 +23,7 @@ def test_intermediates_come_by_name_in_the_order_of_the_pass(pool: str, pooled: 
 
 @pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize("overrides", [{}, {"pool": "mean"}, {"head": "mlp"}, {"head": "none"}])
-def test_what_is_traced_is_what_forward_computes(attention: bool, overrides: dict) -> None:
+def test_a_trace_has_the_values_of_the_forward_pass(attention: bool, overrides: dict) -> None:
     model, images = small_model(**overrides), random_images(2, 3, 32, 32)
     trace = model.trace(images, attention=attention)
     torch.testing.assert_close(trace["logits"], model(images))
@@ -34,11 +34,11 @@ def test_what_is_traced_is_what_forward_computes(attention: bool, overrides: dic
     torch.testing.assert_close(trace["features"], model.norm(trace["block2"]))
 
 
-def test_without_being_asked_for_there_is_no_attention() -> None:
+def test_attention_is_kept_only_on_request() -> None:
     assert small_model().trace(random_images(1, 3, 32, 32)).attention is None
 
 
-def test_attention_is_one_tensor_a_block_whose_rows_sum_to_one() -> None:
+def test_attention_is_one_tensor_per_block_whose_rows_sum_to_one() -> None:
     config = small_config()
     trace = small_model().trace(random_images(2, 3, 32, 32), attention=True)
     assert len(trace.attention) == config.depth
@@ -47,7 +47,7 @@ def test_attention_is_one_tensor_a_block_whose_rows_sum_to_one() -> None:
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
 
 
-def test_attention_of_each_block_is_that_of_its_own_input() -> None:
+def test_attention_of_each_block_is_computed_from_its_input() -> None:
     model, images = small_model(), random_images(2, 3, 32, 32)
     trace = model.trace(images, attention=True)
     inputs = [trace["embeddings"], trace["block0"], trace["block1"]]
@@ -60,7 +60,7 @@ def test_attention_of_each_block_is_that_of_its_own_input() -> None:
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("attention", ["global", "axial"])
-def test_what_attention_reads_is_normalized_in_a_pre_norm_block_alone(
+def test_attended_tokens_are_normalized_only_in_a_pre_norm_block(
     norm: str, attention: str, asked: bool
 ) -> None:
     model, images = small_model(norm=norm, attention=attention, num_registers=1), random_images(2, 3, 32, 32)
@@ -72,7 +72,7 @@ def test_what_attention_reads_is_normalized_in_a_pre_norm_block_alone(
         assert torch.equal(attended, block.norm1(tokens) if norm == "pre" else tokens)
 
 
-def test_what_attention_reads_explains_what_it_gives() -> None:
+def test_attended_tokens_reproduce_the_output_of_a_block() -> None:
     model, images = small_model(), random_images(2, 3, 32, 32)
     trace = model.trace(images, attention=True)
     layout = model.positions.layout((4, 4), images.device)
@@ -81,7 +81,7 @@ def test_what_attention_reads_explains_what_it_gives() -> None:
     torch.testing.assert_close(again + block.mlp(block.norm2(again)), trace["block1"])
 
 
-def test_logits_have_a_gradient_with_respect_to_all_that_is_attended() -> None:
+def test_logits_have_a_gradient_with_respect_to_all_attended_tokens() -> None:
     trace = small_model().trace(random_images(1, 3, 32, 32))
     for gradient in torch.autograd.grad(trace["logits"][0, 0], trace.attended):
         assert (gradient.abs().sum(dim=2) > 0).all()

@@ -85,7 +85,7 @@ def test_mean_pooling_has_no_class_token_and_averages_the_features() -> None:
     torch.testing.assert_close(model(images), model.head(features.mean(1)))
 
 
-def test_the_class_token_is_what_the_head_reads() -> None:
+def test_the_head_reads_the_class_token() -> None:
     model, images = small_model(pool="cls"), random_images(2, 3, 32, 32)
     features = model.forward_features(images)
     assert features.shape == (2, 17, 16)
@@ -100,14 +100,14 @@ def test_the_mlp_head_is_applied_to_the_pooled_features() -> None:
     assert model(images).shape == (2, 5)
 
 
-def test_without_a_head_the_model_gives_its_features() -> None:
+def test_without_a_head_the_model_returns_its_features() -> None:
     model, images = small_model(head="none"), random_images(2, 3, 32, 32)
     assert torch.equal(model(images), model.embed(images))
     assert model(images).shape == (2, 16)
 
 
 @pytest.mark.parametrize("channels", [1, 4, 13])
-def test_any_number_of_channels_is_taken_and_each_matters(channels: int) -> None:
+def test_any_number_of_channels_is_accepted_and_each_matters(channels: int) -> None:
     model = small_model(in_channels=channels)
     images = random_images(1, channels, 32, 32).requires_grad_()
     logits = model(images)
@@ -121,7 +121,7 @@ def test_images_need_not_be_square() -> None:
     assert model.forward_features(random_images(2, 3, 16, 40)).shape == (2, 1 + 4 * 5, 16)
 
 
-def test_turning_image_patch_kernels_and_positions_turns_nothing_in_the_output() -> None:
+def test_rotating_image_kernels_and_positions_keeps_the_output() -> None:
     wide, tall = (
         small_model(image_size=(16, 40), patch_size=(4, 8)),
         small_model(image_size=(40, 16), patch_size=(8, 4)),
@@ -138,7 +138,7 @@ def test_turning_image_patch_kernels_and_positions_turns_nothing_in_the_output()
 
 @law_of_models
 @given(rows=st.integers(1, 6), columns=st.integers(1, 6), pool=st.sampled_from(["cls", "mean"]))
-def test_other_sizes_on_the_fly_equal_resizing_for_good(rows: int, columns: int, pool: str) -> None:
+def test_another_image_size_on_the_fly_equals_resizing(rows: int, columns: int, pool: str) -> None:
     model, images = small_model(pool=pool), random_images(1, 3, 8 * rows, 8 * columns)
     on_the_fly = model(images)
     model.resize((8 * rows, 8 * columns))
@@ -146,7 +146,7 @@ def test_other_sizes_on_the_fly_equal_resizing_for_good(rows: int, columns: int,
     torch.testing.assert_close(model(images), on_the_fly)
 
 
-def test_resizing_to_what_patches_do_not_tile_is_refused_and_changes_nothing() -> None:
+def test_resizing_to_a_size_that_patches_do_not_tile_is_rejected_and_changes_nothing() -> None:
     model, images = small_model(), random_images(1, 3, 32, 32)
     before = model(images)
     with pytest.raises(UserError, match="image 33x33 is not a multiple of patch 8"):
@@ -155,7 +155,7 @@ def test_resizing_to_what_patches_do_not_tile_is_refused_and_changes_nothing() -
     assert torch.equal(model(images), before)
 
 
-def test_each_image_is_judged_by_itself() -> None:
+def test_each_image_is_classified_independently() -> None:
     model, images = small_model(), random_images(4, 3, 32, 32)
     alone = torch.cat([model(image[None]) for image in images])
     torch.testing.assert_close(model(images), alone)
@@ -178,7 +178,7 @@ def test_positions_make_the_order_of_patches_matter() -> None:
     assert (model(shuffled) - model(images)).abs().max() > 1e-2
 
 
-def test_both_ways_to_embed_patches_share_their_weights() -> None:
+def test_conv_and_linear_stems_share_their_weights() -> None:
     conv, linear = small_model(stem="conv"), small_model(stem="linear", seed=5)
     linear.load_state_dict(conv.state_dict())
     images = random_images(2, 3, 32, 32)
@@ -204,7 +204,7 @@ def test_dropout_follows_the_position_embedding_in_training_only() -> None:
         ((2, 3, 0, 32), "image 0x32"),
     ],
 )
-def test_images_that_do_not_fit_are_refused_with_the_numbers(shape: tuple[int, ...], message: str) -> None:
+def test_images_of_a_wrong_shape_are_rejected_with_the_numbers(shape: tuple[int, ...], message: str) -> None:
     model = small_model()
     for run in (model, model.embed, model.forward_features, model.trace):
         with pytest.raises(UserError, match=message):
@@ -216,23 +216,23 @@ def test_the_grid_is_rows_then_columns() -> None:
 
 
 @pytest.mark.parametrize("kind", ["integers", "booleans"])
-def test_raw_pixels_are_refused(kind: str) -> None:
+def test_raw_pixels_are_rejected(kind: str) -> None:
     dtype = {"integers": torch.uint8, "booleans": torch.bool}[kind]
     with pytest.raises(UserError, match=rf"images must be normalized floats, not {dtype}"):
         small_model()(torch.zeros(1, 3, 32, 32, dtype=dtype))
 
 
-def test_windows_that_do_not_tile_an_image_are_refused_with_the_numbers() -> None:
+def test_windows_that_do_not_tile_an_image_are_rejected_with_the_numbers() -> None:
     model = small_model(attention="window", window=2)
     with pytest.raises(UserError, match="a grid of 4x5 patches is not a multiple of the window 2x2"):
         model(random_images(1, 3, 32, 40))
 
 
-# From given patch embeddings on
+# Starting from given patch embeddings
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_the_model_goes_on_from_patch_embeddings_and_from_tokens(pool: str) -> None:
+def test_the_model_continues_from_patch_embeddings_and_from_tokens(pool: str) -> None:
     model, images = small_model(pool=pool, num_registers=1), random_images(2, 3, 32, 48)
     z0 = model.prepare_tokens(images, patches=model.patch_embedding(images))
     assert torch.equal(z0, model.prepare_tokens(images))
@@ -242,7 +242,7 @@ def test_the_model_goes_on_from_patch_embeddings_and_from_tokens(pool: str) -> N
     torch.testing.assert_close(first, zL[:, :1])
 
 
-def test_a_trace_keeps_the_embeddings_that_were_given() -> None:
+def test_a_trace_keeps_the_given_embeddings() -> None:
     model, trace = small_model(), Trace()
     patches = random_images(2, 16, 16)
     z0 = model.prepare_tokens(random_images(2, 3, 32, 32), trace, patches)
@@ -251,7 +251,7 @@ def test_a_trace_keeps_the_embeddings_that_were_given() -> None:
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
-def test_the_model_goes_on_from_any_block(positions: str) -> None:
+def test_the_model_continues_from_any_block(positions: str) -> None:
     model, images = small_model(positions=positions, num_registers=1), random_images(2, 3, 32, 48)
     trace = model.trace(images)
     for index in range(3):
@@ -278,7 +278,7 @@ def test_the_sequence_is_class_token_distillation_token_registers_patches() -> N
     assert tokens.shape == (2, 1 + 1 + 2 + 16, 16)
 
 
-def test_the_embedding_norm_is_of_the_tokens_with_their_positions() -> None:
+def test_the_embedding_norm_follows_the_positions() -> None:
     plain, normed = small_model(), small_model(embedding_norm=True)
     weights = {name: value for name, value in normed.state_dict().items() if "embedding_norm" not in name}
     plain.load_state_dict(weights)
@@ -304,7 +304,7 @@ variants = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 
 
 @variants
-def test_what_is_traced_is_what_the_model_computes(options: dict[str, Any]) -> None:
+def test_traced_logits_equal_the_model_output(options: dict[str, Any]) -> None:
     model, images = small_model(**options), random_images(2, 3, 32, 32)
     for attention in (False, True):
         trace = model.trace(images, attention=attention)
@@ -350,7 +350,7 @@ def test_a_loss_has_a_gradient_in_every_parameter(options: dict[str, Any]) -> No
 
 
 @variants
-def test_another_image_size_than_its_own_is_taken(options: dict[str, Any]) -> None:
+def test_another_image_size_is_accepted(options: dict[str, Any]) -> None:
     model, images = small_model(**options), random_images(2, 3, 48, 32)
     grid = model.config.grid_of((48, 32))
     T = model.config.num_prefix_tokens + grid[0] * grid[1]
@@ -363,7 +363,7 @@ def test_another_image_size_than_its_own_is_taken(options: dict[str, Any]) -> No
 
 
 @variants
-def test_weights_make_the_same_model_again(options: dict[str, Any]) -> None:
+def test_weights_restore_the_same_model(options: dict[str, Any]) -> None:
     model, again = small_model(**options), small_model(seed=5, **options)
     images = random_images(2, 3, 32, 32)
     assert not torch.equal(again(images), model(images))
@@ -374,7 +374,7 @@ def test_weights_make_the_same_model_again(options: dict[str, Any]) -> None:
 
 
 @variants
-def test_each_image_is_judged_by_itself_whatever_the_options(options: dict[str, Any]) -> None:
+def test_each_image_is_classified_independently_with_every_option(options: dict[str, Any]) -> None:
     model, images = small_model(**options), random_images(3, 3, 32, 32)
     alone = torch.cat([model(image[None]) for image in images])
     torch.testing.assert_close(model(images), alone, rtol=1e-4, atol=1e-5)
@@ -447,7 +447,7 @@ def compiled(model: VisionTransformer, backend: str) -> Any:
     return torch.compile(model, fullgraph=True, backend=backend)
 
 
-@pytest.mark.filterwarnings("error:.*lru_cache")  # Dynamo doubts what is kept from one call to the next
+@pytest.mark.filterwarnings("error:.*lru_cache")  # Dynamo warns of cached values
 @pytest.mark.parametrize("options", COMPILED.values(), ids=COMPILED)
 @torch.no_grad()
 def test_the_model_compiles_to_one_graph(options: dict[str, Any]) -> None:
@@ -468,7 +468,7 @@ def test_training_with_dropped_patches_compiles_to_one_graph_with_its_gradients(
 
 
 @pytest.mark.parametrize("options", COMPILED.values(), ids=COMPILED)
-def test_an_exported_model_takes_any_batch(options: dict[str, Any]) -> None:
+def test_an_exported_model_accepts_any_batch_size(options: dict[str, Any]) -> None:
     model, images = small_model(depth=1, **options), random_images(2, 3, 32, 32)
     program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     for batch in (1, 5):

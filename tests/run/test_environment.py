@@ -13,7 +13,9 @@ import vitascope
 from vitascope.run.environment import describe_environment, without_home
 
 
-def test_environment_tells_versions_and_the_command_and_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_has_versions_and_the_command_but_no_personal_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("sys.argv", ["/home/ada/bin/vitascope", "train", "--data", "/home/ada/my photos"])
     monkeypatch.setattr("pathlib.Path.home", lambda: Path("/home/ada"))
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")

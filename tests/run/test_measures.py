@@ -1,4 +1,4 @@
-"""Numbers about answers, against loops and other formulas for the same."""
+"""Measures of predictions, compared with loops and other formulas."""
 
 import numpy as np
 import pytest
@@ -19,10 +19,8 @@ from vitascope.run.measures import (
 
 @law
 @given(total=st.integers(1, 5000), share=st.floats(0, 1))
-def test_wilson_interval_holds_the_shares_that_the_score_test_does_not_refuse(
-    total: int, share: float
-) -> None:
-    """Its ends are where |p - q| is z standard errors of q: the definition, not the solved formula."""
+def test_wilson_interval_has_the_shares_that_the_score_test_does_not_reject(total: int, share: float) -> None:
+    """At its ends |p - q| is z standard errors of q: the definition, not the solved formula."""
     right = round(share * total)
     z = norm.ppf(0.975)
     low, high = wilson_interval(right, total)
@@ -55,7 +53,7 @@ def by_loops(confidences: np.ndarray, right: np.ndarray, bins: int) -> tuple[lis
 
 @law
 @given(n=st.integers(1, 120), bins=st.integers(1, 20), seed=st.integers(0, 10**6), edges=st.booleans())
-def test_calibration_is_that_of_the_paper(n: int, bins: int, seed: int, edges: bool) -> None:
+def test_calibration_equals_the_definition_of_the_paper(n: int, bins: int, seed: int, edges: bool) -> None:
     draw = np.random.default_rng(seed)
     confidences = draw.integers(0, bins + 1, n) / bins if edges else draw.random(n)
     right = draw.random(n) < confidences
@@ -65,7 +63,7 @@ def test_calibration_is_that_of_the_paper(n: int, bins: int, seed: int, edges: b
     assert measured.error == pytest.approx(error, abs=1e-12)
 
 
-def test_calibration_has_fifteen_bins_and_is_perfect_where_confidence_is_accuracy() -> None:
+def test_calibration_has_fifteen_bins_and_no_error_if_confidence_equals_accuracy() -> None:
     measured = calibration(np.full(10, 0.7), np.arange(10) < 7)
     assert len(measured.counts) == 15
     assert measured.error == pytest.approx(0)
@@ -88,12 +86,12 @@ def test_worst_pairs_are_the_most_frequent_mistakes(n: int, K: int, seed: int, c
     assert len({(pair.true, pair.predicted) for pair in pairs}) == len(pairs)
 
 
-def test_of_pairs_as_frequent_the_larger_share_comes_first() -> None:
+def test_equally_frequent_pairs_are_sorted_by_share() -> None:
     confusion = np.array([[90, 2, 0], [0, 1, 2], [0, 0, 5]])
     assert [(pair.true, pair.predicted) for pair in worst_pairs(confusion, 5)] == [(1, 2), (0, 1)]
 
 
-def test_surest_mistakes_are_wrong_and_in_the_order_of_confidence() -> None:
+def test_surest_mistakes_are_wrong_and_sorted_by_confidence() -> None:
     confidences = np.array([0.9, 0.5, 0.8, 0.7, 0.99])
     right = np.array([False, False, True, False, True])
     assert surest_mistakes(confidences, right, 2).tolist() == [0, 3]
@@ -123,7 +121,7 @@ def test_a_score_has_the_mean_recall_and_the_share_of_the_most_frequent_class(
         (3, [0] * 3, False),  # one class: nothing to compare with
     ],
 )
-def test_a_score_that_guessing_may_reach_is_no_better(right: int, labels, no_better: bool) -> None:
+def test_a_score_that_guessing_may_reach_causes_a_warning(right: int, labels, no_better: bool) -> None:
     truth = np.array(labels)
     guesses = np.where(np.arange(len(truth)) < right, truth, 1 - truth)
     score = score_of(truth, guesses)
@@ -133,7 +131,7 @@ def test_a_score_that_guessing_may_reach_is_no_better(right: int, labels, no_bet
     assert "trained weights" not in score.warning(from_scratch=False)
 
 
-def test_a_score_says_its_interval_and_what_it_is_compared_with() -> None:
+def test_a_score_is_printed_with_its_interval_and_baseline() -> None:
     score = score_of(np.array([0] * 6 + [1] * 5), np.array([0] * 5 + [1] * 6))
     assert score.compared() == (
         "95% interval 62.3% to 98.4%; balanced accuracy 91.67%; "

@@ -17,12 +17,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("end", ["", '\n{"step": 3, "lo'])
-def test_records_come_in_order_without_a_line_that_a_crash_cut_off(path: Path, end: str) -> None:
+def test_records_are_read_in_order_without_a_truncated_last_line(path: Path, end: str) -> None:
     path.write_text('{"step": 1, "name": "é"}\n{"step": 2}' + end, encoding="utf-8")
     assert read_metrics(path) == [{"step": 1, "name": "é"}, {"step": 2}]
 
 
-def test_run_that_recorded_nothing_has_no_records(path: Path) -> None:
+def test_an_empty_file_has_no_records(path: Path) -> None:
     path.touch()
     assert read_metrics(path) == []
 
@@ -53,12 +53,14 @@ def test_tensorboard_gets_the_same_numbers(path: Path) -> None:
     assert (point.step, point.value) == (5, 0.25)
 
 
-def test_a_full_disk_is_one_line_with_the_way_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_full_disk_names_the_command_to_resume(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = MetricsWriter(path)
     monkeypatch.setattr(writer, "_file", open("/dev/full", "w"))  # noqa: SIM115 - closed below
-    with pytest.raises(UserError, match="No space left on device") as refusal:
+    with pytest.raises(UserError, match="No space left on device") as raised:
         writer.record("step", 1, {"loss": 1.0})
-    text = str(refusal.value)
+    text = str(raised.value)
     assert text.startswith(f"{path}: the metrics cannot be written: ")
     assert text.endswith(f"make room, then run `vitascope train --resume {path.parent}`")
     with pytest.raises(UserError):

@@ -1,4 +1,4 @@
-"""Predictions that a run keeps."""
+"""The saved predictions of a run."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def some_predictions(**others: Any) -> Predictions:
 
 
 @pytest.mark.parametrize("unreadable", [(), ("a/3.png: broken", "é")])
-def test_predictions_come_back_as_they_were(tmp_path: Path, unreadable: tuple[str, ...]) -> None:
+def test_saving_and_loading_preserve_predictions(tmp_path: Path, unreadable: tuple[str, ...]) -> None:
     kept = some_predictions(unreadable=unreadable)
     kept.save(tmp_path / "predictions.npz")
     back = Predictions.load(tmp_path / "predictions.npz")
@@ -42,14 +42,14 @@ def test_predictions_are_read_without_pickle(tmp_path: Path) -> None:
         Predictions.load(tmp_path / "predictions.npz")
 
 
-def test_what_is_no_archive_is_refused_without_advice_to_trust_it(tmp_path: Path) -> None:
+def test_a_file_that_is_no_archive_is_rejected_without_mention_of_pickle(tmp_path: Path) -> None:
     (tmp_path / "predictions.npz").write_text("x")
-    with pytest.raises(UserError, match=r"is broken \(") as refusal:
+    with pytest.raises(UserError, match=r"is broken \(") as raised:
         Predictions.load(tmp_path / "predictions.npz")
-    assert "allow_pickle" not in str(refusal.value)
+    assert "allow_pickle" not in str(raised.value)
 
 
-def test_predictions_that_are_cut_off_are_refused(tmp_path: Path) -> None:
+def test_truncated_predictions_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "predictions.npz"
     some_predictions().save(path)
     path.write_bytes(path.read_bytes()[:-50])

@@ -27,7 +27,7 @@ def test_an_existing_run_is_never_overwritten(tmp_path: Path) -> None:
     assert run.config_file.read_bytes() == before
 
 
-def test_unnamed_runs_are_called_after_the_data_and_numbered(
+def test_unnamed_runs_are_named_after_the_data_and_numbered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -44,12 +44,12 @@ def test_a_run_opens_with_its_configuration(tmp_path: Path) -> None:
         Run.open(tmp_path)
 
 
-def test_a_run_travels_to_other_processes(tmp_path: Path) -> None:
+def test_a_run_can_be_pickled(tmp_path: Path) -> None:
     run = created(tmp_path / "r")
     assert run.config == pickle.loads(pickle.dumps(run)).config  # noqa: S301 - ours
 
 
-def test_the_configuration_names_its_files_for_any_folder(
+def test_paths_in_the_configuration_are_valid_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -62,7 +62,7 @@ def test_the_configuration_names_its_files_for_any_folder(
     assert lasting_path("owner/name") == "owner/name"
 
 
-def test_a_device_that_is_not_here_leaves_no_run(tmp_path: Path) -> None:
+def test_an_unavailable_device_leaves_no_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be used here"):
         created(tmp_path / "r", device="cuda:99")
     assert not (tmp_path / "r").exists()
@@ -75,20 +75,20 @@ def test_a_full_disk_leaves_no_run_and_is_one_line(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(module, "write_json", full)
     with pytest.raises(
         UserError, match=r"r: the run folder cannot be written: No space .*make room"
-    ) as refusal:
+    ) as raised:
         created(tmp_path / "r")
-    assert "\n" not in str(refusal.value)
+    assert "\n" not in str(raised.value)
     assert not (tmp_path / "r").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file/r: the run folder cannot be written: Not a directory"):
         created(tmp_path / "file" / "r")
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         (None, "not a run folder"),
         ("a: [1\nb: 2\n", "is broken"),
@@ -96,10 +96,10 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         ("task: classify\n", "not the configuration of a run"),
     ],
 )
-def test_what_is_no_run_is_refused(tmp_path: Path, config: str | None, said: str) -> None:
+def test_a_folder_that_is_no_run_is_rejected(tmp_path: Path, config: str | None, message: str) -> None:
     if config is not None:
         (tmp_path / "config.yaml").write_text(config)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         Run.open(tmp_path).config  # noqa: B018
 
 
@@ -109,7 +109,7 @@ def test_a_broken_environment_is_named(tmp_path: Path) -> None:
         Run(tmp_path).environment  # noqa: B018
 
 
-def test_a_run_that_has_only_begun_has_its_configuration_and_nothing_else(tmp_path: Path) -> None:
+def test_a_run_that_has_just_started_has_only_its_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("task: masked\ndata: digits\nseed: 0\n")
     run = Run.open(tmp_path)
     assert (run.metrics, run.environment, run.predictions) == ([], {}, None)

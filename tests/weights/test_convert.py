@@ -1,4 +1,4 @@
-"""Conversions prove themselves: the files that were written answer as the source does."""
+"""Conversions are checked: the written files have the same outputs as the source."""
 
 from pathlib import Path
 
@@ -20,16 +20,16 @@ from vitascope.weights.saving import save_pretrained
 BODY = {"embed_dim": 128, "num_heads": 2}
 
 
-def test_what_it_wrote_itself_is_read_without_a_warning(
+def test_reading_the_converted_files_logs_no_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_pretrained(small_model(embed_dim=128, num_heads=2), tmp_path / "ours")
-    caplog.clear()  # the model has no preprocessing, which is announced
+    caplog.clear()  # a warning that the model has no preprocessing
     convert(tmp_path / "ours", tmp_path / "theirs", format="torchvision")
     assert caplog.messages == []
 
 
-def test_a_conversion_is_bitwise_where_nothing_changes(tmp_path: Path) -> None:
+def test_an_unchanged_conversion_is_bitwise_identical(tmp_path: Path) -> None:
     fit = Preprocess(image_size=(32, 32), resize="squash")
     save_pretrained(with_preprocess(small_model(**BODY), fit), tmp_path / "ours")
     done = convert(tmp_path / "ours", tmp_path / "theirs", format="timm")
@@ -44,7 +44,7 @@ def test_a_conversion_is_bitwise_where_nothing_changes(tmp_path: Path) -> None:
     assert identify(tmp_path / "theirs")[1].name == "timm"
 
 
-def test_what_the_other_library_decides_is_told_and_measured(tmp_path: Path) -> None:
+def test_an_option_fixed_by_the_other_library_is_reported_and_measured(tmp_path: Path) -> None:
     save_pretrained(small_model(norm_eps=1e-2, **BODY), tmp_path / "ours")
     done = convert(tmp_path / "ours", tmp_path / "theirs", format="timm")
     assert "norm_eps 0.01 becomes 1e-06" in done.changes[0]
@@ -53,20 +53,21 @@ def test_what_the_other_library_decides_is_told_and_measured(tmp_path: Path) -> 
     assert done.parity.first_difference > 0
 
 
-def test_what_the_files_have_no_place_for_is_told(tmp_path: Path) -> None:
+def test_settings_that_the_files_cannot_hold_are_reported(tmp_path: Path) -> None:
     model = small_model(class_names=tuple("abcde"), resample="torchvision", **BODY)
     save_pretrained(model, tmp_path / "ours")
     for to in ("vitascope", "timm"):
         assert not any(
-            "in the files" in told for told in convert(tmp_path / "ours", tmp_path / to, format=to).changes
+            "in the files" in change
+            for change in convert(tmp_path / "ours", tmp_path / to, format=to).changes
         )
     classes, preprocessing = convert(tmp_path / "ours", tmp_path / "bare", format="torchvision").changes
     assert classes == "the names of the 5 classes are not in the files"
     assert "mean (0.485, 0.456, 0.406), not (0.5, 0.5, 0.5)" in preprocessing
 
 
-def test_another_preprocessing_is_told_and_measured(tmp_path: Path) -> None:
-    """timm resizes to whole pixels before it crops, which our own rule does not."""
+def test_changed_preprocessing_is_reported_and_measured(tmp_path: Path) -> None:
+    """timm resizes to whole pixels before it crops; our own rule does not."""
     model = small_model(**BODY)
     with torch.no_grad():
         model.head.weight.normal_()
@@ -75,7 +76,7 @@ def test_another_preprocessing_is_told_and_measured(tmp_path: Path) -> None:
     [change] = done.changes
     assert "timm prepares pictures differently" in change
     assert "resize_to (35, 35), not None" in change
-    assert done.parity.first is None  # the same tensors give the same answers
+    assert done.parity.first is None  # the same tensors have the same outputs
     assert done.prepared is not None
     assert done.prepared.logits > 0
     images = [np.random.default_rng(0).integers(0, 256, (90, 51, 3), dtype=np.uint8)]
@@ -100,13 +101,13 @@ def test_a_model_of_four_channels_is_compared_on_random_tensors(tmp_path: Path) 
         )
 
 
-def test_a_revision_is_the_one_converted(tmp_path: Path) -> None:
+def test_a_revision_of_a_local_folder_is_rejected(tmp_path: Path) -> None:
     save_pretrained(small_model(**BODY), tmp_path / "ours")
     with pytest.raises(UserError, match="revision 'v1' has no meaning"):
         convert(tmp_path / "ours", tmp_path / "theirs", revision="v1")
 
 
-def test_parity_is_measured_on_the_pictures_that_are_given(tmp_path: Path) -> None:
+def test_parity_is_measured_on_the_given_pictures(tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
     for number in range(3):
         pixels = noise.integers(0, 256, (40, 50, 3), dtype=np.uint8)
@@ -117,7 +118,7 @@ def test_parity_is_measured_on_the_pictures_that_are_given(tmp_path: Path) -> No
     assert convert(tmp_path / "ours", tmp_path / "one", images=str(pictures[0])).parity.images == 1
     with pytest.raises(UserError, match=r"gone\.png"):
         convert(tmp_path / "ours", tmp_path / "w", images=[tmp_path / "gone.png"])
-    assert not (tmp_path / "w").exists()  # so that the same command, mended, runs
+    assert not (tmp_path / "w").exists()  # the corrected command can use the folder
 
 
 def test_the_first_difference_is_found() -> None:
@@ -132,7 +133,7 @@ def test_the_first_difference_is_found() -> None:
 
 
 def test_a_difference_that_the_outputs_hide_is_found() -> None:
-    """A zero head gives the same logits to any body, and a new task starts with one."""
+    """A zero head, with which a new task starts, has the same logits on any body."""
     model, other = small_model(), small_model()
     with torch.no_grad():
         for each in (model, other):
@@ -165,7 +166,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert from_pretrained(tmp_path / "empty").config == small_model(**BODY).config
 
 
-def test_what_the_other_library_has_not_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_options_unknown_to_the_other_library_are_rejected_before_writing(tmp_path: Path) -> None:
     save_pretrained(small_model(attention="axial", positions="rotary"), tmp_path / "ours")
     with pytest.raises(UserError, match="timm has no model with positions 'rotary', attention 'axial'"):
         convert(tmp_path / "ours", tmp_path / "theirs", format="timm")

@@ -1,4 +1,4 @@
-"""Every family: a model goes through it and comes back bitwise the same, with its preprocessing."""
+"""Every family: a saved and loaded model is bitwise identical and keeps its preprocessing."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def config_of(name: str) -> ViTConfig:
 
 
 def holders(config: ViTConfig) -> list[str]:
-    """The families that can hold a model."""
+    """The families that support a model."""
     found = []
     for name, family in FAMILIES.items():
         try:
@@ -74,7 +74,7 @@ def holders(config: ViTConfig) -> list[str]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_round_trip_through_any_families_is_bitwise(tmp_path: Path, name: str) -> None:
-    """Nothing changes on the way into a family and out of it, so nothing does on any chain of families."""
+    """Writing and reading a family changes nothing, so no chain of families does."""
     model = small_model(**MODELS[name])
     expected = model.state_dict()
     for family in holders(model.config):
@@ -85,7 +85,7 @@ def test_a_round_trip_through_any_families_is_bitwise(tmp_path: Path, name: str)
             assert torch.equal(value, expected[key]), (family, key)
 
 
-# A checkpoint of each family: the model, and a preprocessing of which the family has a place for every part.
+# A checkpoint of each family: the model, and a preprocessing that the family can save completely.
 OWN_RULE = {"resize": "squash", "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6), "exif_orientation": False}
 WHOLE_PIXELS = {"resize_to": (37, 37), "mean": (0.1, 0.2, 0.3), "interpolation": "bilinear"}
 CARRIED: dict[str, tuple[str, dict[str, object]]] = {
@@ -115,17 +115,17 @@ def test_loading_and_saving_again_keeps_the_preprocessing(tmp_path: Path, family
         again = from_pretrained(save_pretrained(source, tmp_path / format, format=format), family=format)
         assert again.preprocess == source.preprocess, format
     weights = f"{family}:{tmp_path / 'theirs'}"
-    started = create_model("vit_ti16", weights=weights, **started_options(source.config))
+    started = create_model("vit_ti16", weights=weights, **shape_options(source.config))
     assert started.preprocess == source.preprocess
-    bigger = create_model("vit_ti16", weights=weights, **started_options(source.config), image_size=48)
+    bigger = create_model("vit_ti16", weights=weights, **shape_options(source.config), image_size=48)
     resized = source.preprocess.at_size((48, 48))
     assert bigger.preprocess == resized
     source.resize(48)
     assert source.preprocess == resized
 
 
-def started_options(config: ViTConfig) -> dict[str, object]:
-    """The options that make any size the one of these weights."""
+def shape_options(config: ViTConfig) -> dict[str, object]:
+    """The options that turn any named size into the size of these weights."""
     names = ("embed_dim", "depth", "num_heads", "patch_size", "mlp_ratio", "positions", "distillation_token")
     return {name: config.option(name) for name in (*names, "num_registers", "mlp")}
 
@@ -139,7 +139,7 @@ def test_a_bare_model_has_no_preprocessing_and_is_saved_with_the_default(tmp_pat
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_family_that_holds_a_model_gives_its_answers(tmp_path: Path, name: str) -> None:
+def test_every_family_that_holds_a_model_keeps_its_logits(tmp_path: Path, name: str) -> None:
     config = config_of(name)
     model = small_model(**MODELS[name])
     images = random_images(2, config.in_channels, *config.image_hw)
@@ -153,13 +153,13 @@ def test_every_family_that_holds_a_model_gives_its_answers(tmp_path: Path, name:
         loaded.config = loaded.config.replace(norm_eps=config.block.norm_eps)
         if FAMILIES[family].settled(config) == config:
             assert torch.equal(loaded(images), expected), family
-        else:  # an epsilon that the other library decides
+        else:  # the other library fixes the epsilon
             torch.testing.assert_close(loaded(images), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_checkpoint_tells_its_family(tmp_path: Path, name: str) -> None:
-    """Written by one family, and not named: it is found to be that one's, or refused as ambiguous."""
+def test_the_family_of_a_checkpoint_is_identified(tmp_path: Path, name: str) -> None:
+    """A checkpoint without a named family is identified as its writer's, or rejected as ambiguous."""
     config = config_of(name)
     preprocess = Preprocess(image_size=config.image_hw)
     for family in holders(config):
@@ -167,6 +167,6 @@ def test_a_checkpoint_tells_its_family(tmp_path: Path, name: str) -> None:
         try:
             found = identify(tmp_path / family)[1].name
         except CheckpointError as error:
-            assert f"deit:{tmp_path / family}" in str(error)  # noqa: PT017 - it may load, too
+            assert f"deit:{tmp_path / family}" in str(error)  # noqa: PT017 - DeiT may read it, too
             continue
         assert found == family

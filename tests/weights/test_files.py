@@ -1,4 +1,4 @@
-"""Checkpoint files of every kind: read exactly, or refused in one line, in bounded time and memory."""
+"""Checkpoint files of every kind: read exactly or rejected in one line, in bounded time and memory."""
 
 import argparse
 import codecs
@@ -80,8 +80,8 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
-def refused(path: Path) -> str:
-    """The reason, after the path, of a refusal that is one printable line."""
+def rejection(path: Path) -> str:
+    """The error message after the path, which is one printable line."""
     with pytest.raises(CheckpointError) as caught:
         read_tensors(path)
     message = str(caught.value)
@@ -90,12 +90,12 @@ def refused(path: Path) -> str:
     return message.removeprefix(f"{path}: ")
 
 
-# --- what is saved is what is read
+# --- reading saved files
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.filterwarnings("error")
-def test_every_format_gives_back_names_dtypes_and_values(tmp_path: Path, name: str) -> None:
+def test_every_format_preserves_names_dtypes_and_values(tmp_path: Path, name: str) -> None:
     FORMATS[name](TENSORS, tmp_path / name)
     assert_same(read_tensors(tmp_path / name), TENSORS)
 
@@ -109,9 +109,7 @@ def test_shared_strided_and_trained_tensors_of_a_pickle_are_read(tmp_path: Path,
 
 
 @pytest.mark.parametrize("save", [torch.save, save_legacy])
-def test_tensors_that_share_memory_in_a_pickle_have_their_own_when_read(
-    tmp_path: Path, save: Callable
-) -> None:
+def test_tensors_that_share_memory_in_a_pickle_are_read_as_copies(tmp_path: Path, save: Callable) -> None:
     base = torch.ones(2, 3)
     save({"a": base, "tied": base, "part": base[1], "spread": torch.zeros(1).expand(4)}, tmp_path / "m.pth")
     found = read_tensors(tmp_path / "m.pth")
@@ -130,7 +128,7 @@ def test_npz_names_keep_slashes_and_arrays_may_be_column_major_or_big_endian(tmp
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_a_sharded_checkpoint_is_read_whole(tmp_path: Path, name: str) -> None:
+def test_a_sharded_checkpoint_is_read_completely(tmp_path: Path, name: str) -> None:
     shards = {
         f"1-of-2.{name}": dict(list(TENSORS.items())[:3]),
         f"2-of-2.{name}": dict(list(TENSORS.items())[3:]),
@@ -142,8 +140,8 @@ def test_a_sharded_checkpoint_is_read_whole(tmp_path: Path, name: str) -> None:
     assert_same(read_tensors(index), TENSORS)
 
 
-def test_a_tensor_that_its_index_does_not_name_is_read_too(tmp_path: Path) -> None:
-    """So that the model's own strictness sees it; of two, the one that the index names is meant."""
+def test_a_tensor_missing_in_the_index_is_read(tmp_path: Path) -> None:
+    """The model can then report it; of two tensors of a name, the one in the index is used."""
     torch.save(ONE | {"unnamed": torch.ones(3)}, tmp_path / "1.bin")
     torch.save(TWO | {"v": torch.ones(2)}, tmp_path / "2.bin")
     index = tmp_path / "pytorch_model.bin.index.json"
@@ -151,7 +149,7 @@ def test_a_tensor_that_its_index_does_not_name_is_read_too(tmp_path: Path) -> No
     assert_same(read_tensors(index), {**ONE, "unnamed": torch.ones(3), "v": torch.ones(2)})
 
 
-def test_prefixes_of_shards_are_judged_together(tmp_path: Path) -> None:
+def test_prefixes_are_detected_over_all_shards(tmp_path: Path) -> None:
     torch.save({"module.a": torch.ones(1)}, tmp_path / "1.bin")
     torch.save({"b": torch.ones(2)}, tmp_path / "2.bin")
     index = tmp_path / "pytorch_model.bin.index.json"
@@ -176,7 +174,7 @@ ONE, TWO = {"w": torch.ones(1)}, {"w": torch.full((1,), 2.0)}
         {"teacher": {"backbone.w": torch.ones(1), "dino_head.w": torch.ones(2)}},
     ],
 )
-def test_the_state_is_found_in_what_training_scripts_save(tmp_path: Path, loaded: object) -> None:
+def test_the_state_is_found_in_checkpoints_of_training_scripts(tmp_path: Path, loaded: object) -> None:
     torch.save(loaded, tmp_path / "checkpoint.pth")
     assert_same(read_tensors(tmp_path / "checkpoint.pth"), ONE)
 
@@ -187,14 +185,14 @@ def test_a_prefix_that_only_some_names_have_is_kept(tmp_path: Path) -> None:
     assert_same(read_tensors(tmp_path / "model.pth"), state)
 
 
-def test_reading_leaves_no_trace_among_the_globals_that_torch_admits(tmp_path: Path) -> None:
+def test_reading_does_not_change_the_safe_globals_of_torch(tmp_path: Path) -> None:
     before = set(torch.serialization.get_safe_globals())
     torch.save({"model": ONE, "args": argparse.Namespace()}, tmp_path / "model.pth")
     read_tensors(tmp_path / "model.pth")
     assert set(torch.serialization.get_safe_globals()) == before
 
 
-# --- what is not a checkpoint
+# --- files that are no checkpoints
 
 
 @pytest.mark.parametrize(
@@ -219,34 +217,36 @@ def test_reading_leaves_no_trace_among_the_globals_that_torch_admits(tmp_path: P
         ("model.safetensors.index.json", b'{"weight_map": {"a": "gone.safetensors"}}', "no such file"),
     ],
 )
-def test_what_is_not_a_checkpoint_is_named(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+def test_a_file_that_is_no_checkpoint_is_named(
+    tmp_path: Path, name: str, content: bytes, reason: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     if "gone" in str(content):
         with pytest.raises(CheckpointError, match=r"gone\.safetensors: no such file"):
             read_tensors(tmp_path / name)
     else:
-        assert reason in refused(tmp_path / name)
+        assert reason in rejection(tmp_path / name)
 
 
 def test_folders_and_missing_files_are_named(tmp_path: Path) -> None:
-    assert "a folder" in refused(tmp_path)
-    assert "no such file" in refused(tmp_path / "model.safetensors")
+    assert "a folder" in rejection(tmp_path)
+    assert "no such file" in rejection(tmp_path / "model.safetensors")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no pipes in folders")
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pipes in folders")
+def test_a_pipe_is_rejected_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
-    assert refused(tmp_path / "model.safetensors") == "a pipe or device, not a file"
+    assert rejection(tmp_path / "model.safetensors") == "a pipe or device, not a file"
 
 
-def test_a_model_of_torchscript_is_told_from_a_state(tmp_path: Path) -> None:
+def test_a_torchscript_model_is_distinguished_from_a_state_dict(tmp_path: Path) -> None:
     torch.save(ONE, tmp_path / "model.pth")
     with zipfile.ZipFile(tmp_path / "model.pth", "a") as archive:
         archive.writestr("model/constants.pkl", b"")
-    assert "a TorchScript program, not a state dict" in refused(tmp_path / "model.pth")
+    assert "a TorchScript program, not a state dict" in rejection(tmp_path / "model.pth")
 
 
-def test_what_an_npz_may_unpack_to_grows_with_its_size(
+def test_the_unpacked_limit_of_an_npz_grows_with_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitascope.weights.files.MAX_UNPACKED_BYTES", 10)
@@ -254,41 +254,41 @@ def test_what_an_npz_may_unpack_to_grows_with_its_size(
     save_npz(state, tmp_path / "vit.npz")
     assert_same(read_tensors(tmp_path / "vit.npz"), state)
     np.savez_compressed(tmp_path / "zeros.npz", w=np.zeros(100_000))
-    assert "no weights compress so well" in refused(tmp_path / "zeros.npz")
+    assert "no weights compress so well" in rejection(tmp_path / "zeros.npz")
 
 
 @pytest.mark.parametrize("loaded", [{"epoch": 3, "model": {"lr": 0.1}}, [torch.ones(1)], torch.ones(1)])
-def test_a_pickle_without_a_state_is_refused(tmp_path: Path, loaded: object) -> None:
+def test_a_pickle_without_a_state_is_rejected(tmp_path: Path, loaded: object) -> None:
     torch.save(loaded, tmp_path / "model.pth")
-    assert "no tensors" in refused(tmp_path / "model.pth")
+    assert "no tensors" in rejection(tmp_path / "model.pth")
 
 
 @pytest.mark.parametrize("shard", ["../1.bin", "/etc/passwd", "a/1.bin", "..", "", "C:\\1.bin", 3])
-def test_shards_outside_the_folder_are_refused(tmp_path: Path, shard: object) -> None:
+def test_shards_outside_the_folder_are_rejected(tmp_path: Path, shard: object) -> None:
     torch.save(ONE, tmp_path / "1.bin")
     index = tmp_path / "x.index.json"
     index.write_text(json.dumps({"weight_map": {"w": shard}}))
-    assert f"shard {shard!r}" in refused(index)
+    assert f"shard {shard!r}" in rejection(index)
 
 
-def test_an_index_is_no_shard_of_its_own(tmp_path: Path) -> None:
+def test_an_index_that_names_itself_as_shard_is_rejected(tmp_path: Path) -> None:
     index = tmp_path / "x.index.json"
     index.write_text(json.dumps({"weight_map": {"w": index.name}}))
-    assert "not a checkpoint" in refused(index)
+    assert "not a checkpoint" in rejection(index)
 
 
-def test_a_tensor_that_its_shard_lacks_is_named(tmp_path: Path) -> None:
+def test_a_tensor_missing_in_its_shard_is_named(tmp_path: Path) -> None:
     torch.save(ONE, tmp_path / "1.bin")
     index = tmp_path / "x.index.json"
     index.write_text(json.dumps({"weight_map": {"w": "1.bin", "gone": "1.bin"}}))
-    assert "'gone'" in refused(index)
+    assert "'gone'" in rejection(index)
 
 
 # --- hostile files
 
 
 class Calls:
-    """Pickles as a call."""
+    """An object that is pickled as a call."""
 
     def __init__(self, function: Callable[..., object], *arguments: object) -> None:
         self.call = (function, arguments)
@@ -299,7 +299,7 @@ class Calls:
 
 @pytest.mark.parametrize("save", ["zip", "legacy", "protocol 4", "no torch file"])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(
+def test_a_pickle_that_would_run_code_is_rejected_and_runs_nothing(
     tmp_path: Path, save: str, wrapped: bool
 ) -> None:
     evil: object = Calls(open, str(tmp_path / "evil"), "w")
@@ -311,21 +311,21 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(
         save_legacy(evil, path)
     else:
         torch.save(evil, path, pickle_protocol=4 if save == "protocol 4" else 2)
-    assert "io.open" in refused(path)
+    assert "io.open" in rejection(path)
     assert not (tmp_path / "evil").exists()
     if save != "no torch file":
-        torch.load(path, weights_only=False)  # the file would do it, were it trusted
+        torch.load(path, weights_only=False)  # without the check, the file runs code
         assert (tmp_path / "evil").exists()
 
 
 @pytest.mark.parametrize("save", [torch.save, save_legacy])
-def test_what_torch_would_admit_but_no_state_needs_is_refused(tmp_path: Path, save: Callable) -> None:
+def test_globals_that_torch_admits_but_no_state_needs_are_rejected(tmp_path: Path, save: Callable) -> None:
     save({"model": ONE, "args": Calls(codecs.encode, "aa", "hex")}, tmp_path / "model.pth")
-    assert "_codecs.encode" in refused(tmp_path / "model.pth")
+    assert "_codecs.encode" in rejection(tmp_path / "model.pth")
 
 
-def test_torch_itself_is_asked_for_weights_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check before it would hide its absence."""
+def test_torch_load_is_called_with_weights_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own check runs first and would hide a missing `weights_only`."""
     asked, load = [], torch.load
     monkeypatch.setattr(
         torch, "load", lambda *args, **options: asked.append(options) or load(*args, **options)
@@ -335,18 +335,18 @@ def test_torch_itself_is_asked_for_weights_only(tmp_path: Path, monkeypatch: pyt
     assert asked == [{"map_location": "cpu", "weights_only": True, "mmap": True}]
 
 
-def test_pickles_are_refused_before_torch_reads_them_safely(
+def test_pickles_are_rejected_with_a_torch_that_does_not_read_them_safely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.save(ONE, tmp_path / "model.pth")
     save_file(ONE, tmp_path / "model.safetensors")
     monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
-    assert "install torch >= 2.10" in refused(tmp_path / "model.pth")
+    assert "install torch >= 2.10" in rejection(tmp_path / "model.pth")
     assert_same(read_tensors(tmp_path / "model.safetensors"), ONE)
 
 
 def npz_member(dtype: str, shape: str, data: bytes = b"", declared: int | None = None) -> bytes:
-    """An .npz of one array, whose header and archive may claim more than is there."""
+    """An .npz of one array, whose header and archive may claim more than they contain."""
     header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -383,7 +383,7 @@ def object_array() -> bytes:
 
 
 def hostile_files() -> Iterator[tuple[str, bytes, str]]:
-    """A file name, the content, and a part of the reason it is refused for."""
+    """A file name, its content, and a part of the error message."""
     for length in (2**63 - 1, 2**64 - 1, 200 << 20):
         yield "model.safetensors", struct.pack("<Q", length) + b"{}", f"header of {length} bytes"
     yield "model.safetensors", struct.pack("<Q", 101 << 20) + b" " * (102 << 20), "the limit is 16777216"
@@ -438,9 +438,9 @@ for path in sys.argv[1:]:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits memory by Linux's means")
-def test_hostile_files_are_refused_within_limits_of_memory_and_time(tmp_path: Path) -> None:
-    """All in one process, whose address space may grow by 640 MiB and which may compute for 40 s."""
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux to limit memory")
+def test_hostile_files_are_rejected_within_limits_of_memory_and_time(tmp_path: Path) -> None:
+    """One process reads all of them, within 640 MiB of address space and 40 s of computing."""
     reasons = {}
     for number, (name, content, reason) in enumerate(hostile_files()):
         path = tmp_path / f"{number}.{name}"
@@ -456,7 +456,7 @@ def test_hostile_files_are_refused_within_limits_of_memory_and_time(tmp_path: Pa
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(list(FORMATS)), data=st.data())
-def test_a_damaged_file_is_read_or_refused(tmp_path: Path, name: str, data: st.DataObject) -> None:
+def test_a_damaged_file_is_read_or_rejected(tmp_path: Path, name: str, data: st.DataObject) -> None:
     FORMATS[name](TENSORS, tmp_path / name)
     content = bytearray((tmp_path / name).read_bytes())
     for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
@@ -465,7 +465,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path: Path, name: str, data: st.D
     (tmp_path / name).write_bytes(content[:cut])
     with contextlib.suppress(CheckpointError):  # any other exception is a fault
         for tensor in read_tensors(tmp_path / name).values():
-            tensor.clone()  # touches what is mapped
+            tensor.clone()  # reads the mapped memory
 
 
 # --- JSON
@@ -480,7 +480,7 @@ LONG = b'{"a": "' + b"x" * (17 << 20) + b'"}'
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff\xfe", b"[" * 200_000, LONG])
-def test_what_is_not_a_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_json_object_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(CheckpointError) as caught:

@@ -27,13 +27,13 @@ INDEX = json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}})
 
 
 class FakeHub:
-    """What the hub's server would answer: commits with files, branches, and errors by address."""
+    """The answers of the hub's server: commits with files, branches, and errors by address."""
 
     def __init__(self) -> None:
         self.commits: dict[str, dict[str, bytes]] = {NEW: {"config.json": b"{}", "model.safetensors": b"new"}}
         self.branches = {"main": NEW}
         self.errors: dict[str, tuple[int, dict[str, str]]] = {}  # part of "METHOD /path" to an answer
-        self.cut: set[str] = set()  # files of which only a part is sent
+        self.cut: set[str] = set()  # files that are sent only in part
         self.requests: list[str] = []
         self.port = 0
 
@@ -111,7 +111,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unplug(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No server listens any more where the hub was."""
+    """Make the hub unreachable."""
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     template = "http://127.0.0.1:1/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -138,7 +138,7 @@ def cache(
 WHOLE = {"config.json": b"{}", "preprocessor_config.json": b"{}", "model.safetensors": b"old"}
 
 
-def refused(repo_id: str = "o/n", revision: str | None = None) -> str:
+def fetch_error(repo_id: str = "o/n", revision: str | None = None) -> str:
     with pytest.raises(CheckpointError) as caught:
         fetch_hub(repo_id, revision)
     message = str(caught.value)
@@ -175,11 +175,11 @@ def names_in(folder: Path) -> set[str]:
         ("x" * 5000 + "/y", False),
     ],
 )
-def test_a_hub_id_is_told_from_a_path(ref: str, expected: bool) -> None:
+def test_a_hub_id_is_distinguished_from_a_path(ref: str, expected: bool) -> None:
     assert is_hub_id(ref) is expected
 
 
-def test_an_existing_path_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_path_is_not_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert is_hub_id("runs/flowers")
     (tmp_path / "runs" / "flowers").mkdir(parents=True)
@@ -195,7 +195,7 @@ def test_an_existing_path_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.Monke
         (["B_16.npz", "vit.pth", "onnx/model.safetensors"], "vit.pth"),
         (["B_16.npz", "README.md"], "B_16.npz"),
         (["README.md", "model.h5"], None),
-        ([".vit.pth", "B_16.npz"], "B_16.npz"),  # what was being written when its writer was killed
+        ([".vit.pth", "B_16.npz"], "B_16.npz"),  # a leftover of an interrupted download
     ],
 )
 def test_the_safest_form_of_the_weights_is_chosen(names: list[str], expected: str | None) -> None:
@@ -207,7 +207,7 @@ def test_several_unnamed_weights_are_listed() -> None:
         weights_name("o/n", ["b.npz", "a.npz"])
 
 
-def test_importing_leaves_the_hubs_client_alone() -> None:
+def test_importing_does_not_import_the_hub_client() -> None:
     code = "import sys, vitascope.weights.hub; assert 'huggingface_hub' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -225,7 +225,7 @@ def test_settings_and_one_form_of_the_weights_are_fetched(fake: FakeHub) -> None
 
 
 @pytest.mark.parametrize("revision", [None, "main", NEW])
-def test_what_was_fetched_serves_again_without_the_hub(
+def test_fetched_files_are_used_without_the_hub(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, revision: str | None
 ) -> None:
     folder = fetch_hub("o/n", revision)
@@ -237,7 +237,7 @@ def test_what_was_fetched_serves_again_without_the_hub(
     assert NEW in warnings[0]
 
 
-def test_shards_are_fetched_as_their_index_names_them(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_shards_of_the_index_are_fetched(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = {"1.safetensors": b"1", "2.safetensors": b"2"}
     fake.commits[NEW] = {"model.safetensors.index.json": INDEX, "3.safetensors": b"3", **shards}
     folder = fetch_hub("o/n")
@@ -247,9 +247,7 @@ def test_shards_are_fetched_as_their_index_names_them(fake: FakeHub, monkeypatch
 
 
 @pytest.mark.parametrize("status", [408, 429, 500])
-def test_a_busy_hub_is_no_reason_to_go_without_what_is_cached(
-    fake: FakeHub, tmp_path: Path, status: int
-) -> None:
+def test_cached_files_are_used_if_the_hub_is_busy(fake: FakeHub, tmp_path: Path, status: int) -> None:
     snapshot = cache(tmp_path, WHOLE)
     fake.errors["api/models"] = (status, {})
     assert fetch_hub("o/n") == snapshot
@@ -273,36 +271,34 @@ def test_a_new_commit_of_the_branch_is_fetched(tmp_path: Path) -> None:
         ("GET /o/n/resolve", 500, "", "the hub answers 500, and revision '9f8e7d6' is not whole"),
     ],
 )
-def test_a_refusing_hub_is_explained(
+def test_http_errors_of_the_hub_are_explained(
     fake: FakeHub, request_part: str, status: int, code: str, reason: str
 ) -> None:
     fake.errors[request_part] = (status, {"X-Error-Code": code})
-    assert reason in refused()
+    assert reason in fetch_error()
 
 
 @pytest.mark.parametrize("code", ["RepoNotFound", "GatedRepo"])
-def test_a_refusal_is_no_reason_to_take_what_is_cached_but_it_is_named(
-    fake: FakeHub, tmp_path: Path, code: str
-) -> None:
+def test_without_access_cached_files_are_not_used_but_named(fake: FakeHub, tmp_path: Path, code: str) -> None:
     cache(tmp_path, WHOLE)
     fake.errors["api/models"] = (403, {"X-Error-Code": code})
-    assert refused().endswith("; in the cache: revision 1a2b3c4 (main)")
+    assert fetch_error().endswith("; in the cache: revision 1a2b3c4 (main)")
 
 
 def test_an_unknown_revision_is_named(tmp_path: Path) -> None:
     cache(tmp_path, WHOLE, ref="v1")
-    message = refused(revision="v2")
+    message = fetch_error(revision="v2")
     assert "no revision 'v2'" in message
     assert message.endswith("; in the cache: revision 1a2b3c4 (v1)")
 
 
 def test_weights_of_an_unknown_form_are_listed(fake: FakeHub) -> None:
     fake.commits[NEW] = {"model.h5": b"x"}
-    assert refused().endswith("it has model.h5")
+    assert fetch_error().endswith("it has model.h5")
 
 
 @pytest.mark.parametrize("fault", ["error", "cut"])
-def test_a_download_that_breaks_off_names_the_older_snapshot_and_leaves_it_in_use(
+def test_an_interrupted_download_names_the_older_snapshot_and_keeps_it_usable(
     fake: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     old = cache(tmp_path, WHOLE)
@@ -311,7 +307,7 @@ def test_a_download_that_breaks_off_names_the_older_snapshot_and_leaves_it_in_us
     else:
         fake.cut.add("model.safetensors")
         monkeypatch.setattr(time, "sleep", lambda seconds: unplug(monkeypatch))
-    assert refused().endswith("; in the cache: revision 1a2b3c4 (main)")
+    assert fetch_error().endswith("; in the cache: revision 1a2b3c4 (main)")
     unplug(monkeypatch)
     assert fetch_hub("o/n") == old
 
@@ -324,14 +320,14 @@ def test_a_download_that_breaks_off_names_the_older_snapshot_and_leaves_it_in_us
         (PermissionError(13, "Permission denied"), "cannot write to "),
     ],
 )
-def test_a_disk_that_takes_no_more_is_named(
+def test_a_write_failure_of_the_cache_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, reason: str
 ) -> None:
     def fail(*args: object, **options: object) -> None:
         raise error
 
     monkeypatch.setattr(file_download, "http_get", fail)
-    message = refused()
+    message = fetch_error()
     assert reason in message
     assert str(tmp_path / "cache") in message
     assert "set HF_HOME" in message
@@ -352,7 +348,7 @@ def test_offline_the_cached_revision_is_used(
 
 
 @pytest.mark.usefixtures("offline")
-def test_offline_a_setting_that_was_never_asked_for_is_warned_of(
+def test_offline_a_setting_that_was_never_requested_causes_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     snapshot = cache(tmp_path, {"config.json": b"{}", "model.safetensors": b"old"})
@@ -367,7 +363,7 @@ def test_offline_a_setting_that_was_never_asked_for_is_warned_of(
 )
 def test_offline_a_partial_snapshot_is_not_used(tmp_path: Path, files: dict[str, bytes]) -> None:
     cache(tmp_path, files)
-    message = refused()
+    message = fetch_error()
     assert "revision 'main' is not whole in the cache, and HF_HUB_OFFLINE is set" in message
     assert "in the cache:" not in message
 
@@ -376,27 +372,27 @@ def test_offline_a_partial_snapshot_is_not_used(tmp_path: Path, files: dict[str,
 @pytest.mark.parametrize("revision", ["v2", NEW, "1a2b"])
 def test_offline_another_revision_is_named_and_not_used(tmp_path: Path, revision: str) -> None:
     cache(tmp_path, WHOLE)
-    assert refused(revision=revision).endswith("; in the cache: revision 1a2b3c4 (main)")
+    assert fetch_error(revision=revision).endswith("; in the cache: revision 1a2b3c4 (main)")
 
 
 @pytest.mark.usefixtures("offline")
 def test_offline_a_short_commit_that_fits_two_is_not_used(tmp_path: Path) -> None:
     cache(tmp_path, WHOLE)
     cache(tmp_path, WHOLE, commit=OLD[:-1] + "1", ref="v1")
-    assert refused(revision=OLD[:7]).endswith("; in the cache: revision 1a2b3c4 (main), 1a2b3c4 (v1)")
+    assert fetch_error(revision=OLD[:7]).endswith("; in the cache: revision 1a2b3c4 (main), 1a2b3c4 (v1)")
 
 
 @pytest.mark.usefixtures("offline")
 def test_offline_similar_cached_models_are_named(tmp_path: Path) -> None:
     cache(tmp_path, WHOLE, repo_id="google/vit-base-patch16-224")
     cache(tmp_path, {"config.json": b"{}"}, repo_id="google/vit-base-patch16-384")
-    assert refused("google/vit-base-patch16-22").endswith("; cached models: google/vit-base-patch16-224")
-    assert "cached models" not in refused("microsoft/beit")
+    assert fetch_error("google/vit-base-patch16-22").endswith("; cached models: google/vit-base-patch16-224")
+    assert "cached models" not in fetch_error("microsoft/beit")
 
 
-def test_without_a_network_nothing_cached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_and_cache_the_error_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     unplug(monkeypatch)
-    assert "the hub cannot be reached, and revision 'main' is not whole in the cache" in refused()
+    assert "the hub cannot be reached, and revision 'main' is not whole in the cache" in fetch_error()
 
 
 # --- torchvision
@@ -421,12 +417,12 @@ def test_references_to_torchvision_are_understood(ref: str, file: str | None) ->
 @pytest.mark.parametrize(
     "ref", ["torchvision/vit_b_17", "ViT_H_14_Weights.IMAGENET1K_V1", "torchvision/resnet18"]
 )
-def test_unknown_weights_of_torchvision_are_refused(ref: str) -> None:
+def test_unknown_weights_of_torchvision_are_rejected(ref: str) -> None:
     with pytest.raises(CheckpointError, match=f"^{ref}: torchvision has no such ViT"):
         torchvision_file(ref)
 
 
-def test_the_table_is_torchvisions_own() -> None:
+def test_the_table_of_files_equals_torchvisions() -> None:
     spec = importlib.util.find_spec("torchvision")  # read, not imported: it may not fit this torch
     if spec is None or spec.origin is None:
         pytest.skip("torchvision is not installed")
@@ -462,7 +458,7 @@ def test_other_content_is_not_kept(fake: FakeHub, tmp_path: Path, cut: bool, rea
     assert names_in(tmp_path / "torch" / "checkpoints") == set()
 
 
-def test_a_file_that_the_server_lacks_and_no_network_are_told_apart(
+def test_a_missing_file_and_a_missing_network_are_distinguished(
     fake: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.errors["/files/"] = (404, {})

@@ -1,4 +1,4 @@
-"""What a MODEL argument means: found where it is, with the settings that are its own."""
+"""MODEL arguments: the weights are found with their own settings."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def state(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
-def test_a_folder_is_its_weights_and_the_settings_beside_them(tmp_path: Path) -> None:
+def test_a_folder_is_read_with_its_weights_and_settings(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "x"}')
     for ref in (tmp_path, tmp_path / "model.safetensors", str(tmp_path)):
@@ -63,7 +63,7 @@ def test_a_file_does_not_take_the_settings_of_its_neighbour(tmp_path: Path) -> N
         open_source(tmp_path)
 
 
-def test_a_lonely_file_of_any_name_has_the_settings_beside_it(tmp_path: Path) -> None:
+def test_a_single_file_of_any_name_has_the_settings_beside_it(tmp_path: Path) -> None:
     torch.save(TENSORS, tmp_path / "weights.pth")
     (tmp_path / "config.json").write_text('{"architecture": "y"}')
     assert open_source(tmp_path / "weights.pth").config == {"architecture": "y"}
@@ -76,7 +76,7 @@ def test_a_hub_id_is_read_from_the_cache(hub_cache: Path, ref: str) -> None:
     assert torch.equal(state(from_pretrained(ref)), state(small_model()))
 
 
-def test_a_revision_is_the_one_asked_for(hub_cache: Path) -> None:
+def test_the_requested_revision_is_read(hub_cache: Path) -> None:
     expected = state(small_model(seed=1))
     assert torch.equal(state(from_pretrained("owner/birds", revision="old")), expected)
     assert torch.equal(state(from_pretrained("owner/birds@old")), expected)
@@ -93,25 +93,25 @@ def test_a_revision_is_never_ignored(hub_cache: Path, monkeypatch: pytest.Monkey
         open_source("torchvision/vit_b_16", "v1")
 
 
-def test_the_home_of_nobody_is_refused() -> None:
+def test_the_home_of_an_unknown_user_is_rejected() -> None:
     with pytest.raises(CheckpointError, match=r"^~nobody-of-this-name/vit: no such model"):
         open_source("~nobody-of-this-name/vit")
 
 
-def test_a_model_folder_is_itself_whatever_lies_in_it(tmp_path: Path) -> None:
+def test_a_model_folder_is_read_before_a_folder_in_it(tmp_path: Path) -> None:
     save_pretrained(small_model(seed=1), tmp_path)
     save_pretrained(small_model(seed=2), tmp_path / "model")
     assert torch.equal(state(from_pretrained(tmp_path)), state(small_model(seed=1)))
 
 
-def test_an_unknown_family_is_refused_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_family_is_rejected_before_fetching(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitascope.weights.identification.open_source", lambda *args: pytest.fail("fetched"))
     with pytest.raises(UserError, match="nearest: huggingface"):
         from_pretrained("owner/birds", family="hugingface")
 
 
 @pytest.mark.parametrize("ref", ["torchvision/vit_b_16", "ViT_B_16_Weights.IMAGENET1K_V1"])
-def test_a_name_of_torchvisions_is_read_from_torch_hubs_cache(
+def test_a_torchvision_name_is_read_from_the_cache_of_torch_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str
 ) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
@@ -124,7 +124,7 @@ def test_a_name_of_torchvisions_is_read_from_torch_hubs_cache(
     assert loaded.preprocess.interpolation == "bilinear"
 
 
-def test_a_mistyped_path_is_not_sought_on_the_hub(
+def test_a_mistyped_path_is_not_looked_up_on_the_hub(
     tmp_path: Path, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_pretrained(small_model(), tmp_path / "runs" / "photos")
@@ -152,7 +152,7 @@ def test_the_family_of_a_file_can_be_named_before_it(tmp_path: Path) -> None:
             assert torch.equal(state(loaded), state(model))
 
 
-def test_options_that_no_tensor_tells_can_be_named_before_a_file(
+def test_options_that_tensors_do_not_determine_can_be_named_before_a_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = small_model(embed_dim=128, num_heads=2)
@@ -176,8 +176,8 @@ def test_a_path_that_begins_like_a_family_is_a_path(tmp_path: Path, monkeypatch:
     assert identify("timm:mine @1")[1].name == "vitascope"
 
 
-def test_an_architecture_that_is_given_is_not_read(tmp_path: Path) -> None:
-    model = small_model(embed_dim=128, num_heads=4)  # no shape tells that it has not 2
+def test_a_given_architecture_has_precedence(tmp_path: Path) -> None:
+    model = small_model(embed_dim=128, num_heads=4)  # the shapes do not determine the number of heads
     save_pretrained(model, tmp_path / "timm", format="timm")
     (tmp_path / "timm" / "config.json").unlink()
     images = torch.randn(1, 3, *model.config.image_hw)
@@ -185,11 +185,11 @@ def test_an_architecture_that_is_given_is_not_read(tmp_path: Path) -> None:
     assert loaded.config == model.config
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
-    # Not to the bit: kernels round by where the weights lie in memory.
+    # Not bitwise: the rounding of kernels depends on the address of the weights.
     torch.testing.assert_close(loaded(images), model(images), rtol=0, atol=1e-5)
 
 
-def test_settings_that_are_no_json_are_refused_by_name(tmp_path: Path) -> None:
+def test_settings_that_are_no_json_object_are_rejected_by_name(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "model.safetensors")
     (tmp_path / "preprocessor_config.json").write_text(json.dumps([1]))
     with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: not a JSON object"):

@@ -1,4 +1,4 @@
-"""ImageNet's names: for checkpoints that are known to be ImageNet-1k's, and no others."""
+"""ImageNet's class names, only for checkpoints that are known to be trained on ImageNet-1k."""
 
 import json
 from pathlib import Path
@@ -22,12 +22,12 @@ def test_there_are_a_thousand_different_names() -> None:
 
 
 @pytest.mark.parametrize("tag", ["in1k", "augreg_in21k_ft_in1k", "fb_in1k", "300ep_in1k"])
-def test_tags_of_imagenet_are_known(tag: str) -> None:
+def test_tags_of_imagenet_are_recognized(tag: str) -> None:
     assert is_imagenet(tag)
 
 
 @pytest.mark.parametrize("tag", ["", None, "in21k", "in1k_ijepa", "plain1k", "sbb_in12k", 1])
-def test_other_tags_are_not(tag: object) -> None:
+def test_other_tags_are_not_imagenet(tag: object) -> None:
     assert not is_imagenet(tag)
 
 
@@ -35,7 +35,7 @@ def test_other_tags_are_not(tag: object) -> None:
     ("num_classes", "tag", "names"),
     [(1000, "augreg_in1k", True), (1000, "in21k", False), (999, "augreg_in1k", False), (1000, None, False)],
 )
-def test_a_model_of_timms_has_them_by_its_tag(
+def test_a_timm_model_has_imagenet_names_by_its_tag(
     tmp_path: Path, num_classes: int, tag: str | None, names: bool
 ) -> None:
     model = small_model(embed_dim=64, num_heads=1, num_classes=num_classes)
@@ -50,7 +50,7 @@ def test_a_model_of_timms_has_them_by_its_tag(
     assert from_pretrained(f"timm:{file}").config.class_names == expected
 
 
-def test_names_that_a_model_of_timms_has_come_first(tmp_path: Path) -> None:
+def test_own_names_of_a_timm_model_have_precedence(tmp_path: Path) -> None:
     own = tuple(f"bird {index}" for index in range(1000))
     model = small_model(embed_dim=64, num_heads=1, num_classes=1000, class_names=own)
     save_pretrained(model, tmp_path, format="timm")
@@ -60,7 +60,9 @@ def test_names_that_a_model_of_timms_has_come_first(tmp_path: Path) -> None:
     assert from_pretrained(tmp_path).config.class_names == own
 
 
-def test_torchvisions_published_files_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvisions_published_files_have_imagenet_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     save_pretrained(
         small_model(embed_dim=64, num_heads=1, num_classes=1000),

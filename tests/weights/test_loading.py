@@ -1,4 +1,4 @@
-"""The model folder: saved and loaded whole, or refused with every reason."""
+"""The model folder: saved and loaded completely, or rejected with every reason."""
 
 import json
 from collections.abc import Callable
@@ -67,14 +67,14 @@ def edit_config(folder: Path, **changes: object) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_saved_is_what_is_loaded(
+def test_saving_and_loading_preserve_the_model(
     tmp_path: Path, overrides: dict[str, object], dtype: torch.dtype
 ) -> None:
     model = named_model(**overrides).to(dtype)
     loaded = from_pretrained(save_pretrained(model, tmp_path / "model"))
     assert loaded.config == model.config
     assert loaded.config.class_names == NAMES
-    model = model.float()  # what was stored in bf16 comes back as the same numbers in float32
+    model = model.float()  # bf16 weights are loaded as the same numbers in float32
     assert_same_state(loaded, model)
     assert not loaded.training
     images = random_images(2, model.config.in_channels, *model.config.image_hw)
@@ -88,7 +88,7 @@ def test_preprocessing_is_saved_with_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_preprocessing_without_one_given_is_that_of_the_model_size(tmp_path: Path, channels: int) -> None:
+def test_the_default_preprocessing_has_the_model_size(tmp_path: Path, channels: int) -> None:
     save_pretrained(named_model(in_channels=channels, image_size=(32, 48)), tmp_path / "model")
     found = from_pretrained(tmp_path / "model").preprocess
     assert (found.image_size, found.channels) == ((32, 48), channels)
@@ -100,7 +100,7 @@ FIT = Preprocess(image_size=(32, 32), resize="squash", mean=(0.1, 0.2, 0.3), std
 
 @pytest.fixture
 def fitted(tmp_path: Path) -> Path:
-    """A model folder with a preprocessing that is not the default."""
+    """A model folder with another preprocessing than the default."""
     return save_pretrained(with_preprocess(named_model(), FIT), tmp_path / "fitted")
 
 
@@ -145,7 +145,7 @@ def test_a_resized_and_a_compressed_model_keep_their_preprocessing(fitted: Path)
         {"image_size": [32, 513], "resize": "squash"},
     ],
 )
-def test_pictures_far_larger_than_the_model_are_refused_with_both_sizes(
+def test_pictures_far_larger_than_the_model_are_rejected_with_both_sizes(
     folder: Path, values: dict[str, object]
 ) -> None:
     path = folder / "preprocessor_config.json"
@@ -156,7 +156,7 @@ def test_pictures_far_larger_than_the_model_are_refused_with_both_sizes(
         from_pretrained(folder)
 
 
-def test_a_processor_of_transformers_is_bounded_by_the_model_too(tmp_path: Path) -> None:
+def test_a_processor_of_transformers_is_limited_by_the_model_size(tmp_path: Path) -> None:
     save_pretrained(with_preprocess(small_model(resample="huggingface"), FIT), tmp_path, format="huggingface")
     path = tmp_path / "preprocessor_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "size": 20_000}))
@@ -171,7 +171,7 @@ def test_loaded_model_can_be_trained(folder: Path) -> None:
     assert model.positions.weight.is_leaf
 
 
-def test_saving_again_replaces_and_leaves_nothing_beside_the_three_files(folder: Path) -> None:
+def test_saving_again_replaces_the_three_files_and_leaves_no_others(folder: Path) -> None:
     other = small_model(seed=5, class_names=NAMES)
     save_pretrained(other, folder)
     assert_same_state(from_pretrained(folder), other)
@@ -191,7 +191,7 @@ def test_blocks_that_share_their_weights_are_saved(tmp_path: Path, format: str) 
 def test_an_interrupted_save_leaves_the_old_model_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, moved: int
 ) -> None:
-    """Never new weights under the old names of classes."""
+    """New weights never have the old class names."""
     options = {"embed_dim": 128, "num_heads": 2}
     save_pretrained(small_model(class_names=NAMES, **options), tmp_path, format=format)
     done: list[Path] = []
@@ -213,10 +213,10 @@ def test_an_interrupted_save_leaves_the_old_model_or_none(
     assert_same_state(from_pretrained(tmp_path), small_model(seed=5, **options))
 
 
-def test_an_interrupted_save_of_other_weights_of_the_same_model_leaves_a_whole_one(
+def test_an_interrupted_save_of_new_weights_of_the_same_model_leaves_a_complete_model(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As training does, which keeps the best weights so far: there is always one to load."""
+    """Training saves its best weights in this way, so there is always a model to load."""
 
     def interrupted(path: Path, target: Path) -> Path:
         if target == folder / "config.json":
@@ -229,9 +229,7 @@ def test_an_interrupted_save_of_other_weights_of_the_same_model_leaves_a_whole_o
     assert_same_state(from_pretrained(folder), small_model(seed=5, class_names=NAMES))
 
 
-def test_a_disk_that_takes_no_more_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(state: object, path: Path, metadata: object) -> None:
         path.write_bytes(b"a part")
         raise SafetensorError("No space left on device")
@@ -243,16 +241,17 @@ def test_a_disk_that_takes_no_more_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_weights_that_would_be_read_instead_of_the_saved_are_named(tmp_path: Path, name: str) -> None:
+def test_existing_weights_that_would_hide_the_saved_ones_are_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"older")
     model = small_model(embed_dim=128, num_heads=2)
     with pytest.raises(CheckpointError, match=f"has {name}, which would be read instead of model.pth"):
         save_pretrained(model, tmp_path, format="torchvision")
     assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert_same_state(from_pretrained(save_pretrained(model, tmp_path)), model)  # comes before either
+    # model.safetensors has precedence
+    assert_same_state(from_pretrained(save_pretrained(model, tmp_path)), model)
 
 
-def test_saving_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+def test_saving_does_not_change_the_model(tmp_path: Path) -> None:
     model = named_model().train()
     save_pretrained(model, tmp_path)
     assert model.training
@@ -260,7 +259,7 @@ def test_saving_leaves_the_model_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ref", ["run", "run/model", "run/model/model.safetensors"])
-def test_run_folder_model_folder_and_file_are_all_the_model(
+def test_a_run_folder_a_model_folder_and_a_file_load_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str
 ) -> None:
     save_pretrained(named_model(), tmp_path / "run" / "model")
@@ -271,7 +270,7 @@ def test_run_folder_model_folder_and_file_are_all_the_model(
     assert from_pretrained(ref).preprocess.image_size == (32, 32)
 
 
-# --- refusals
+# --- errors
 
 
 def test_unknown_format_names_the_known(tmp_path: Path) -> None:
@@ -285,12 +284,12 @@ def test_missing_model_names_the_nearest_sibling(folder: Path) -> None:
         from_pretrained(folder.with_name("modle"))
 
 
-def test_missing_model_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
+def test_missing_model_in_a_missing_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such model"):
         from_pretrained(tmp_path / "nowhere" / "at" / "all")
 
 
-def test_folder_or_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_folder_or_file_that_is_no_model_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a model"):
         from_pretrained(tmp_path)
     (tmp_path / "notes.txt").write_text("hello")
@@ -298,19 +297,19 @@ def test_folder_or_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
         from_pretrained(tmp_path / "notes.txt")
 
 
-def test_unfinished_run_says_how_to_finish_it(tmp_path: Path) -> None:
+def test_the_error_for_an_unfinished_run_names_the_command(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("data: digits\n")
     with pytest.raises(CheckpointError, match=r"no finished model.*--resume"):
         from_pretrained(tmp_path)
 
 
-def test_revision_of_a_local_folder_is_refused(folder: Path) -> None:
+def test_revision_of_a_local_folder_is_rejected(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="'main' has no meaning"):
         from_pretrained(folder, revision="main")
 
 
 @pytest.mark.parametrize("kept", [0, 4, 100, -1])
-def test_truncated_weights_are_refused_by_name(folder: Path, kept: int) -> None:
+def test_truncated_weights_are_rejected_by_name(folder: Path, kept: int) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(CheckpointError, match=r"model\.safetensors: "):
@@ -318,14 +317,14 @@ def test_truncated_weights_are_refused_by_name(folder: Path, kept: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "preprocessor_config.json"])
-def test_folder_without_one_of_its_files_is_refused_by_name(folder: Path, name: str) -> None:
+def test_a_folder_with_a_missing_file_is_rejected_by_name(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
         from_pretrained(folder)
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", ""])
-def test_configuration_that_is_no_json_object_is_refused(folder: Path, text: str) -> None:
+def test_configuration_that_is_no_json_object_is_rejected(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.json: (not|an empty file)"):
         from_pretrained(folder)
@@ -350,13 +349,13 @@ def test_missing_extra_and_misshapen_tensors_are_all_listed(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
-def test_tensors_that_are_no_floating_point_numbers_are_refused(folder: Path, dtype: torch.dtype) -> None:
+def test_tensors_that_are_no_floating_point_numbers_are_rejected(folder: Path, dtype: torch.dtype) -> None:
     edit(folder, lambda tensors: tensors.update({"norm.bias": tensors["norm.bias"].to(dtype)}))
     with pytest.raises(CheckpointError, match=f"norm.bias in {dtype}, no floating-point numbers"):
         from_pretrained(folder)
 
 
-def test_names_in_a_file_do_not_write_on_the_terminal(folder: Path) -> None:
+def test_control_characters_in_tensor_names_are_escaped(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.update({"a\n\x1b[2Jvitascope: fine": torch.zeros(1)}))
     for ref in (folder, folder.with_name("alone.safetensors")):
         if ref != folder:
@@ -377,7 +376,7 @@ def test_names_in_a_file_do_not_write_on_the_terminal(folder: Path) -> None:
         {"stem": "resnet", "resnet_layers": [10**9], "patch_size": 4},
     ],
 )
-def test_a_configuration_beyond_any_model_is_refused_before_it_is_built(
+def test_an_absurdly_large_configuration_is_rejected_before_it_is_built(
     folder: Path, claim: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitascope.weights.mapping.rows", lambda *args: pytest.fail("built"))
@@ -387,7 +386,7 @@ def test_a_configuration_beyond_any_model_is_refused_before_it_is_built(
 
 
 @pytest.mark.parametrize("removed", [1, 20])
-def test_number_of_faults_is_said_where_the_list_is_cut(folder: Path, removed: int) -> None:
+def test_a_truncated_list_of_faults_has_their_number(folder: Path, removed: int) -> None:
     edit(folder, lambda tensors: [tensors.popitem() for _ in range(removed)])
     with pytest.raises(CheckpointError) as caught:
         from_pretrained(folder)
@@ -397,7 +396,7 @@ def test_number_of_faults_is_said_where_the_list_is_cut(folder: Path, removed: i
     assert "\n" not in str(caught.value)
 
 
-def test_model_of_an_unknown_type_is_refused_by_its_type(folder: Path) -> None:
+def test_a_model_of_an_unknown_type_is_rejected_by_its_type(folder: Path) -> None:
     edit_config(folder, model_type="llama")
     with pytest.raises(CheckpointError, match="model_type is 'llama'"):
         from_pretrained(folder)
@@ -411,7 +410,7 @@ def test_model_of_an_unknown_type_is_refused_by_its_type(folder: Path) -> None:
         ("swin", "dinov3_vit of transformers"),
     ],
 )
-def test_what_is_read_instead_of_an_unknown_type_is_named(
+def test_supported_alternatives_to_an_unknown_type_are_named(
     folder: Path, model_type: str, instead: str
 ) -> None:
     edit_config(folder, model_type=model_type)
@@ -434,7 +433,7 @@ def test_configuration_with_an_unknown_key_names_the_nearest(folder: Path) -> No
 
 
 @pytest.mark.parametrize("config", [{}, {"depth": 2}, "vit_b16", False])
-def test_an_architecture_of_another_type_is_refused(folder: Path, config: object) -> None:
+def test_an_architecture_of_another_type_is_rejected(folder: Path, config: object) -> None:
     with pytest.raises(UserError, match=f"config is a {type(config).__name__}, not a ViTConfig"):
         from_pretrained(folder, config=config)
 
@@ -447,27 +446,27 @@ def test_an_empty_configuration_is_named(folder: Path) -> None:
 
 @pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e999"])
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
-def test_numbers_that_are_not_finite_are_refused(folder: Path, name: str, number: str) -> None:
+def test_numbers_that_are_not_finite_are_rejected(folder: Path, name: str, number: str) -> None:
     path = folder / name
     path.write_text(path.read_text().replace("{", f'{{"more": [{number}],', 1))
     with pytest.raises(CheckpointError, match=rf"{name}: not readable as JSON: {number} is not a finite"):
         from_pretrained(folder)
 
 
-def test_an_integer_that_is_no_float_is_refused(folder: Path) -> None:
+def test_an_integer_too_large_for_a_float_is_rejected(folder: Path) -> None:
     edit_config(folder, norm_eps=10**400)
     with pytest.raises(CheckpointError, match="not readable as JSON: an integer of 401 digits"):
         from_pretrained(folder)
 
 
 @pytest.mark.parametrize("start", [0, 1, 10**30])
-def test_layer_scale_may_be_written_without_a_point(folder: Path, tmp_path: Path, start: int) -> None:
+def test_layer_scale_may_be_an_integer(folder: Path, tmp_path: Path, start: int) -> None:
     save_pretrained(named_model(layer_scale=1e-5), folder)
     edit_config(folder, layer_scale=start)
     assert from_pretrained(folder).config.block.layer_scale == start
 
 
-def test_a_byte_order_mark_is_passed_over(folder: Path) -> None:
+def test_a_byte_order_mark_is_ignored(folder: Path) -> None:
     for path in folder.glob("*.json"):
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert_same_state(from_pretrained(folder), named_model())
@@ -476,7 +475,7 @@ def test_a_byte_order_mark_is_passed_over(folder: Path) -> None:
         from_pretrained(folder)
 
 
-def test_what_is_no_model_is_not_saved(tmp_path: Path) -> None:
+def test_an_object_that_is_no_model_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a Linear is no model of vitascope"):
         save_pretrained(torch.nn.Linear(2, 2), tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -484,7 +483,7 @@ def test_what_is_no_model_is_not_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["file", "file/below", "long" * 1250])
 @pytest.mark.parametrize("kind", ["vit", "resnet"])
-def test_a_target_that_cannot_be_a_folder_is_refused(tmp_path: Path, place: str, kind: str) -> None:
+def test_a_target_that_cannot_be_a_folder_is_rejected(tmp_path: Path, place: str, kind: str) -> None:
     (tmp_path / "file").write_text("precious")
     model = named_model() if kind == "vit" else create_model("resnet50", layers=(1,), width=4, num_classes=2)
     with pytest.raises(WriteError, match=r"cannot write there: .*; name a new folder"):
@@ -493,7 +492,7 @@ def test_a_target_that_cannot_be_a_folder_is_refused(tmp_path: Path, place: str,
 
 
 @pytest.mark.parametrize("before", ["", "timm:", "./", "owner/"])
-def test_a_name_longer_than_any_path_is_refused_in_a_short_line(before: str) -> None:
+def test_a_name_longer_than_any_path_is_rejected_in_a_short_line(before: str) -> None:
     with pytest.raises(CheckpointError, match="no such model: File name too long") as caught:
         from_pretrained(before + "m" * 5000)
     assert len(str(caught.value)) <= 1500
@@ -512,7 +511,9 @@ def test_text_in_a_configuration_is_escaped_and_shortened(folder: Path, where: s
 
 @pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
 @pytest.mark.parametrize("format", ["huggingface", "timm"])
-def test_heads_whose_classes_are_not_exclusive_are_refused(tmp_path: Path, format: str, problem: str) -> None:
+def test_heads_whose_classes_are_not_exclusive_are_rejected(
+    tmp_path: Path, format: str, problem: str
+) -> None:
     save_pretrained(small_model(embed_dim=128, num_heads=2), tmp_path, format=format)
     edit_config(tmp_path, problem_type="single_label_classification")
     from_pretrained(tmp_path)
@@ -548,11 +549,11 @@ def test_other_classes_get_a_new_head_on_the_same_body(
 ) -> None:
     caplog.set_level("INFO")
     model = create_model("vit_ti16", weights=folder, **classes, **TINY)
-    said = caplog.messages[-1]
+    logged = caplog.messages[-1]
     body = sum(not name.startswith("head.") for name in model.state_dict())
-    assert f"{body} tensors of the body loaded" in said
-    assert "left out the head for 5 classes" in said
-    assert f"initialized one for {classes['num_classes']}" in said
+    assert f"{body} tensors of the body loaded" in logged
+    assert "left out the head for 5 classes" in logged
+    assert f"initialized one for {classes['num_classes']}" in logged
     trained = named_model().state_dict()
     assert model.config.class_names == classes["class_names"]
     for name, value in model.state_dict().items():
@@ -589,10 +590,10 @@ def test_other_image_size_interpolates_the_positions(
     assert model.positions.grid == expected.positions.grid
     assert_same_state(model, expected)
     images = random_images(1, 3, *model.config.image_hw)
-    torch.testing.assert_close(model.eval()(images), named_model()(images))  # what the old one says of it
+    torch.testing.assert_close(model.eval()(images), named_model()(images))  # the old model interpolates, too
 
 
-def test_created_model_shares_no_memory_with_what_is_on_disk(folder: Path) -> None:
+def test_created_model_shares_no_memory_with_the_file(folder: Path) -> None:
     model = create_model("vit_ti16", weights=folder, num_classes=5, class_names=NAMES, **TINY)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -601,7 +602,7 @@ def test_created_model_shares_no_memory_with_what_is_on_disk(folder: Path) -> No
 
 
 @pytest.mark.parametrize("change", [{"embed_dim": 32}, {"depth": 2}, {"patch_size": 16}, {"pool": "mean"}])
-def test_other_body_is_refused_and_not_partly_loaded(folder: Path, change: dict[str, object]) -> None:
+def test_another_body_is_rejected(folder: Path, change: dict[str, object]) -> None:
     with pytest.raises(
         CheckpointError, match=r"has another body: |does not fit the model: |is no such vit_ti16: "
     ):
@@ -617,21 +618,21 @@ def test_model_without_weights_is_random_and_of_the_named_size() -> None:
     assert model.encoder is not create_model("vit_ti16", num_classes=4, depth=1, image_size=32).encoder
 
 
-def test_body_without_a_head_gets_one_for_the_classes_that_are_asked_for() -> None:
+def test_body_without_a_head_gets_one_for_the_requested_classes() -> None:
     model = create_model("dinov2_s14_reg", num_classes=5, depth=1, image_size=28).eval()
     assert model(torch.zeros(1, 3, 28, 28)).shape == (1, 5)
 
 
-def test_unknown_name_and_field_name_the_nearest() -> None:
+def test_errors_for_unknown_names_and_fields_suggest_the_nearest() -> None:
     with pytest.raises(UserError, match="'vit_b61'; nearest: vit_b16"):
         create_model("vit_b61")
     with pytest.raises(UserError, match="'num_class'; nearest: num_classes"):
         create_model("vit_b16", num_class=3)
-    with pytest.raises(UserError, match="nearest: vit_b16"):  # before the weights are sought
+    with pytest.raises(UserError, match="nearest: vit_b16"):  # before the weights are looked up
         create_model("vit_b61", weights="nowhere/at/all")
 
 
-def test_what_the_name_leaves_open_follows_the_weights(tmp_path: Path) -> None:
+def test_options_not_set_by_the_name_follow_the_weights(tmp_path: Path) -> None:
     options = {"norm_eps": 1e-3, "mlp": "gelu_tanh", "layer_scale": 0.1, "resample": "jax"}
     save_pretrained(small_model(**options), tmp_path)
     config = create_model("vit_ti16", weights=tmp_path, num_classes=7, **TINY).config
@@ -639,16 +640,16 @@ def test_what_the_name_leaves_open_follows_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("head", ["none", "pre_logits", "mlp"])
-def test_a_head_without_classes_gives_way_to_a_linear_one(tmp_path: Path, head: str) -> None:
+def test_a_head_without_classes_is_replaced_by_a_linear_one(tmp_path: Path, head: str) -> None:
     save_pretrained(small_model(head=head), tmp_path)
     model = create_model("vit_ti16", weights=tmp_path, num_classes=7, **TINY)
     assert model(random_images(1, 3, 32, 32)).shape == (1, 7)
     assert not model.head.weight.any()
-    features = create_model("vit_ti16", weights=tmp_path, **TINY)  # no classes asked for: as it was
+    features = create_model("vit_ti16", weights=tmp_path, **TINY)  # without classes the head is kept
     assert features.config.readout.head == head
 
 
-def test_rotary_positions_are_not_said_to_be_interpolated(
+def test_no_interpolation_is_logged_for_rotary_positions(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -658,7 +659,7 @@ def test_rotary_positions_are_not_said_to_be_interpolated(
     assert "interpolated" not in caplog.messages[-1]
 
 
-def test_dtype_and_device_are_taken(folder: Path) -> None:
+def test_dtype_and_device_are_used(folder: Path) -> None:
     model = from_pretrained(folder, dtype=torch.bfloat16, device="cpu")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model.preprocess == from_pretrained(folder).preprocess

@@ -1,4 +1,4 @@
-"""The engine of families, on a library that does not exist."""
+"""The mapping of families, tested with invented libraries."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ TABLE: Table = {
 
 
 class Toy(Family):
-    """Every model, patches in another layout, queries, keys and values apart, numbers in brackets."""
+    """Every model, with patches in another layout, separate queries, keys and values, numbers in brackets."""
 
     name = "toy"
     holds = dict.fromkeys(OPTIONS, ())
@@ -74,7 +74,7 @@ class Toy(Family):
 
 
 class Picky(Toy):
-    """Few models: what is not in `holds` must be as in `ViTConfig()`."""
+    """Few models: options outside `holds` must have the defaults of `ViTConfig()`."""
 
     name = "picky"
     holds = {  # noqa: RUF012 - a constant
@@ -96,7 +96,7 @@ class Picky(Toy):
 
 
 def written(family: Toy, model: VisionTransformer, folder: Path) -> State:
-    """The tensors that a model becomes."""
+    """The tensors that a family writes for a model."""
     assert to_family(family, model, PREPROCESS, folder) == [folder / "toy.bin"]
     return family.written[-1][1]
 
@@ -107,7 +107,9 @@ def source_of(tensors: State) -> Source:
 
 @law_of_models
 @given(valid_configs())
-def test_what_is_written_is_read_bitwise(tmp_path_factory: pytest.TempPathFactory, config: ViTConfig) -> None:
+def test_written_tensors_are_read_bitwise_identical(
+    tmp_path_factory: pytest.TempPathFactory, config: ViTConfig
+) -> None:
     model, family = randomize(VisionTransformer(config)), Toy()
     theirs = written(family, model, tmp_path_factory.mktemp("toy"))
     assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in theirs.values())
@@ -132,7 +134,7 @@ def test_each_tensor_has_the_name_and_the_layout_of_the_table(tmp_path: Path) ->
     assert not any(name.startswith(("encoder", "layer[0].attention.qkv.weight")) for name in theirs)
 
 
-def test_every_placeholder_is_filled_by_its_own_number(tmp_path: Path) -> None:
+def test_every_placeholder_is_filled_with_its_number(tmp_path: Path) -> None:
     model = small_model(stem="resnet", resnet_layers=(1, 2), resnet_width=4)
     theirs = written(Toy(), model, tmp_path)
     expected = model.state_dict()["patch_embedding.resnet.stages.1.0.conv2.weight"]
@@ -140,7 +142,7 @@ def test_every_placeholder_is_filled_by_its_own_number(tmp_path: Path) -> None:
     assert "unit[1]of[0].conv2.weight" not in theirs
 
 
-def test_the_first_key_that_matches_counts() -> None:
+def test_the_first_matching_key_is_used() -> None:
     table = {"encoder.blocks.1.norm1.*": "mine.*", "encoder.blocks.{i}.*": "layer[{i}].*", "*": "rest.*"}
     names = {ours: stored.names for ours, _, stored in rows(Toy(table), small_config())}
     assert names["encoder.blocks.1.norm1.bias"] == ("mine.bias",)
@@ -155,21 +157,21 @@ def test_the_first_key_that_matches_counts() -> None:
     [
         ("head.*", {"head.weight", "head.bias"}),
         ("head.weight", {"head.weight"}),
-        ("head.weight*", {"head.weight"}),  # nothing may be left
-        ("he.d.weight", set()),  # a point is a point
+        ("head.weight*", {"head.weight"}),  # * may match nothing
+        ("he.d.weight", set()),  # a dot matches only a dot
         ("head", set()),
         ("ead.weight", set()),
         ("encoder.blocks.{i}.norm1.bias", {f"encoder.blocks.{i}.norm1.bias" for i in (0, 1, 2)}),
         ("encoder.{i}.norm1.bias", set()),
     ],
 )
-def test_a_key_matches_whole_names_and_numbers_only(pattern: str, fits: set[str]) -> None:
+def test_a_key_matches_only_complete_names_and_numbers(pattern: str, fits: set[str]) -> None:
     family = Toy({pattern: "here.*", "*": "rest.*"})
     found = {ours for ours, _, stored in rows(family, small_config()) if stored.names[0].startswith("here")}
     assert found == fits
 
 
-def test_a_tensor_without_a_place_is_refused() -> None:
+def test_a_tensor_without_a_place_is_rejected() -> None:
     table = {key: value for key, value in TABLE.items() if key != "*"}
     with pytest.raises(CheckpointError, match=r"toy has no place for patch_embedding\.bias"):
         list(rows(Toy(table), small_config()))
@@ -199,7 +201,7 @@ def test_missing_extra_and_misshapen_tensors_are_all_listed(data: st.DataObject,
         assert f"missing {name}" in message
     for name in added:
         assert f"extra {name} (3, 5, 7)" in message
-    for name in spoilt:  # of a part of a tensor, the others may be missing: then those are what is wrong
+    for name in spoilt:  # if other parts of its tensor are missing, those are listed instead
         parts_lost = name[0] in "qkv" and name[1] == "[" and any(name[1:] == other[1:] for other in lost)
         assert parts_lost or f"{name} is (3, 5, 7)" in message
 
@@ -208,33 +210,34 @@ def test_missing_extra_and_misshapen_tensors_are_all_listed(data: st.DataObject,
     ("name", "shape", "listed"),
     [
         ("rest.head.bias", (4,), r"rest\.head\.bias is \(4,\), the model's head\.bias \(5,\)"),
-        ("rest.head.weight", (16, 5), r"rest\.head\.weight is \(16, 5\)"),  # as many numbers
-        ("patches", (3, 16, 8, 8), r"patches is \(3, 16, 8, 8\)"),  # as many, and it can be permuted
-        ("patches", (16, 192), r"patches is \(16, 192\)"),  # it cannot
-        ("q[1]", (16, 17), r"q\[1\] is \(16, 17\), k\[1\] is \(16, 16\), v\[1\] is \(16, 16\)"),  # nor joined
+        ("rest.head.weight", (16, 5), r"rest\.head\.weight is \(16, 5\)"),  # the same number of elements
+        ("patches", (3, 16, 8, 8), r"patches is \(3, 16, 8, 8\)"),  # the same number, and permutable
+        ("patches", (16, 192), r"patches is \(16, 192\)"),  # not permutable
+        # not stackable
+        ("q[1]", (16, 17), r"q\[1\] is \(16, 17\), k\[1\] is \(16, 16\), v\[1\] is \(16, 16\)"),
         ("v[1]", (15, 16), r"v\[1\] is \(15, 16\)"),
     ],
 )
-def test_a_misshapen_tensor_is_told_with_both_shapes(
+def test_a_misshapen_tensor_is_reported_with_both_shapes(
     name: str, shape: tuple[int, ...], listed: str, whole: State
 ) -> None:
     with pytest.raises(CheckpointError, match=listed):
         from_family(Toy(), source_of({**whole, name: torch.zeros(shape)}), small_config())
 
 
-def test_parts_of_a_stack_are_equal_ones(whole: State) -> None:
+def test_parts_of_a_stack_must_have_equal_shapes(whole: State) -> None:
     uneven = {"q[1]": torch.zeros(32, 16), "k[1]": torch.zeros(8, 16), "v[1]": torch.zeros(8, 16)}
     with pytest.raises(CheckpointError, match=r"q\[1\] is \(32, 16\), k\[1\] is \(8, 16\)"):
         from_family(Toy(), source_of(whole | uneven), small_config())
 
 
-def test_a_table_that_keeps_two_tensors_in_one_place_is_a_fault_of_ours(tmp_path: Path) -> None:
+def test_a_table_with_two_tensors_in_one_place_fails_an_assertion(tmp_path: Path) -> None:
     twice = Toy({"encoder.blocks.{i}.norm1.*": "same.*", "*": "rest.*"})
     with pytest.raises(AssertionError, match=r"same\.weight twice"):
         to_family(twice, small_model(), PREPROCESS, tmp_path)
 
 
-def test_what_a_classifier_does_not_need_is_ignored(whole: State) -> None:
+def test_tensors_that_a_classifier_does_not_need_are_ignored(whole: State) -> None:
     more = {"mask.token": torch.zeros(1), "layer[12].age": torch.zeros(1)}
     assert (
         from_family(Toy(), source_of(whole | more), small_config()).keys()
@@ -245,17 +248,17 @@ def test_what_a_classifier_does_not_need_is_ignored(whole: State) -> None:
             from_family(Toy(), source_of({**whole, name: torch.zeros(1)}), small_config())
 
 
-def test_a_long_list_of_faults_is_cut(whole: State) -> None:
+def test_a_long_list_of_faults_is_truncated(whole: State) -> None:
     with pytest.raises(CheckpointError, match=r"missing wte; .*; and \d+ more$") as error:
         from_family(Toy(), source_of({}), small_config())
     assert str(error.value).count("missing") == 8
     assert int(str(error.value).split()[-2]) == len(whole) - 8
     refuse([], "nothing wrong")
-    with pytest.raises(CheckpointError, match=r"^here: x{400}; y$"):  # a hostile name is cut, too
+    with pytest.raises(CheckpointError, match=r"^here: x{400}; y$"):  # a hostile name is truncated
         refuse(["x" * 10**6, "y"], "here")
 
 
-def test_a_source_tells_what_it_holds(whole: State) -> None:
+def test_a_source_has_shapes_prefixes_and_counts(whole: State) -> None:
     source = source_of(whole)
     assert source.shape("wte") == (1, 1, 16)
     with pytest.raises(CheckpointError, match=r"there: missing wpe"):
@@ -282,11 +285,11 @@ def test_a_source_tells_what_it_holds(whole: State) -> None:
             "dropout": 0.5,
             "init": "timm",
             "class_names": tuple("abcde"),
-        },  # no other answers
-        {"resnet_layers": (9,), "rotary_base": 7.0, "window": 3},  # of parts that the model has not
+        },  # the outputs are unchanged
+        {"resnet_layers": (9,), "rotary_base": 7.0, "window": 3},  # options of unused parts
     ],
 )
-def test_a_model_that_is_held_is_written(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_supported_model_is_written(options: dict[str, Any], tmp_path: Path) -> None:
     family = Picky()
     model = small_model(**options)
     theirs = written(family, model, tmp_path)
@@ -297,7 +300,7 @@ def test_a_model_that_is_held_is_written(options: dict[str, Any], tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"norm": "post"}, "norm 'post'"),  # not named in `holds`: only its default
+        ({"norm": "post"}, "norm 'post'"),  # not in `holds`: only its default is supported
         ({"mlp": "gelu_tanh"}, "mlp 'gelu_tanh'"),
         ({"positions": "rotary", "rotary_base": 7.0}, "rotary_base 7.0"),
         ({"positions": "none", "position_prefix": False}, "positions 'none'"),
@@ -310,7 +313,7 @@ def test_a_model_that_is_held_is_written(options: dict[str, Any], tmp_path: Path
         ),
     ],
 )
-def test_a_model_that_is_not_held_is_refused_with_every_option(
+def test_an_unsupported_model_is_rejected_with_every_option(
     options: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     family = Picky()
@@ -321,7 +324,7 @@ def test_a_model_that_is_not_held_is_refused_with_every_option(
     assert not (tmp_path / "new").exists()
 
 
-def test_what_the_library_settles_is_told_and_written(tmp_path: Path) -> None:
+def test_an_option_fixed_by_the_library_is_reported_and_written(tmp_path: Path) -> None:
     family, model = Picky(), small_model(norm_eps=1e-12)
     assert changes(family, model.config) == ["norm_eps 1e-12 becomes 1e-06: picky has no other"]
     assert changes(family, small_config(norm_eps=1e-5)) == []
@@ -334,6 +337,6 @@ def test_what_the_library_settles_is_told_and_written(tmp_path: Path) -> None:
 
 @law
 @given(valid_configs())
-def test_the_family_that_holds_all_holds_all(config: ViTConfig) -> None:
+def test_a_family_without_limits_supports_every_config(config: ViTConfig) -> None:
     check_holds(Toy(), config)
     assert changes(Toy(), config) == []

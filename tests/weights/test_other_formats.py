@@ -1,4 +1,4 @@
-"""Weights of other kinds: named for what they are, with the way out; wrapped ones are read."""
+"""Weights of other kinds: the error names the kind and the remedy; wrapped weights are read."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from vitascope.weights.saving import save_pretrained
 OPTIONS = {"embed_dim": 128, "num_heads": 2}
 
 
-def refused(ref: Path) -> str:
+def load_error(ref: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         from_pretrained(ref)
     assert str(ref) in str(caught.value)
@@ -42,35 +42,35 @@ def assert_same(ref: object) -> None:
         (["model.onnx"], "an ONNX graph"),
     ],
 )
-def test_a_folder_of_other_weights_is_named_for_what_it_holds(
+def test_the_kind_of_other_weights_in_a_folder_is_named(
     tmp_path: Path, files: list[str], reason: str
 ) -> None:
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('{"model_type": "vit"}')
-    assert re.search(reason, refused(tmp_path))
+    assert re.search(reason, load_error(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["tf_model.h5", "flax_model.msgpack", "model.onnx"])
 def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x89HDF" * 20)
-    assert f"{name} is " in refused(tmp_path / name)
+    assert f"{name} is " in load_error(tmp_path / name)
 
 
-def test_the_tensors_of_an_adapter_are_known_by_their_names(tmp_path: Path) -> None:
+def test_the_tensors_of_an_adapter_are_recognized_by_name(tmp_path: Path) -> None:
     layer = "base_model.model.vit.encoder.layer.0.attention.attention.query"
     tensors = {f"{layer}.lora_{part}.weight": torch.zeros(2, 2) for part in "AB"}
     save_file(tensors, tmp_path / "mine.safetensors")
-    assert "a LoRA adapter of PEFT, not a whole model" in refused(tmp_path / "mine.safetensors")
+    assert "a LoRA adapter of PEFT, not a whole model" in load_error(tmp_path / "mine.safetensors")
 
 
 def test_the_state_of_an_optimizer_is_named(tmp_path: Path) -> None:
     torch.save({"state": {0: {"step": 1}}, "param_groups": []}, tmp_path / "optimizer.pt")
-    assert "a state of transformers' Trainer, not the model" in refused(tmp_path / "optimizer.pt")
+    assert "a state of transformers' Trainer, not the model" in load_error(tmp_path / "optimizer.pt")
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_torchscript_is_named_and_the_advice_leads_on(tmp_path: Path) -> None:
+def test_torchscript_is_named_with_advice_that_works(tmp_path: Path) -> None:
     save_pretrained(small_model(**OPTIONS), tmp_path / "torchvision", format="torchvision")
     state = torch.load(tmp_path / "torchvision" / "model.pth")
 
@@ -83,7 +83,7 @@ def test_torchscript_is_named_and_the_advice_leads_on(tmp_path: Path) -> None:
 
     file = tmp_path / "scripted.pt"
     torch.jit.save(torch.jit.script(module(state)), file)
-    advice = re.search(r"a TorchScript program, not a state dict.*: (torch\.save\(.*\))$", refused(file))
+    advice = re.search(r"a TorchScript program, not a state dict.*: (torch\.save\(.*\))$", load_error(file))
     assert advice
     exec(  # noqa: S102 - our own sentence
         advice[1].replace("FILE", repr(str(file))).replace("model.pth", str(tmp_path / "model.pth"))
@@ -92,8 +92,8 @@ def test_torchscript_is_named_and_the_advice_leads_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["model.", "net.", "model.module._orig_mod.backbone."])
-def test_the_prefix_of_a_wrapper_is_taken_away(tmp_path: Path, prefix: str) -> None:
-    """As Lightning saves a module that has the model in an attribute."""
+def test_the_prefix_of_a_wrapper_is_removed(tmp_path: Path, prefix: str) -> None:
+    """Lightning saves a module with the model in an attribute in this way."""
     save_pretrained(small_model(**OPTIONS), tmp_path / "deit", format="torchvision")
     state = torch.load(tmp_path / "deit" / "model.pth")
     state = {f"{prefix}{name}": tensor for name, tensor in state.items()}
@@ -102,13 +102,13 @@ def test_the_prefix_of_a_wrapper_is_taken_away(tmp_path: Path, prefix: str) -> N
     assert_same(file)
 
 
-def test_tensors_beside_a_wrapped_model_are_named(tmp_path: Path) -> None:
+def test_tensors_beside_a_wrapped_model_are_named_with_advice_that_works(tmp_path: Path) -> None:
     save_pretrained(small_model(**OPTIONS), tmp_path / "torchvision", format="torchvision")
     state = torch.load(tmp_path / "torchvision" / "model.pth")
     state = {f"model.{name}": tensor for name, tensor in state.items()} | {"loss.weight": torch.ones(3)}
     torch.save({"state_dict": state}, tmp_path / "last.ckpt")
     advice = re.search(
-        r"'model\.' are a ViT's, .*'loss\.weight'.*: (\{.*\})$", refused(tmp_path / "last.ckpt")
+        r"'model\.' are a ViT's, .*'loss\.weight'.*: (\{.*\})$", load_error(tmp_path / "last.ckpt")
     )
     assert advice
     torch.save(eval(advice[1], {"state": state}), tmp_path / "model.pth")  # noqa: S307 - as above
@@ -142,10 +142,10 @@ def test_a_variant_is_read_with_the_settings_beside_it(tmp_path: Path, ref: str,
         assert torch.equal(found[name], value.half().float()), name
 
 
-def test_several_variants_are_a_choice(tmp_path: Path) -> None:
+def test_several_variants_are_listed(tmp_path: Path) -> None:
     for name in ("model.fp16.safetensors", "model.bf16.safetensors"):
         save_file({"x": torch.ones(1)}, tmp_path / name)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
-    assert "several weights: model.bf16.safetensors, model.fp16.safetensors; give the path" in refused(
+    assert "several weights: model.bf16.safetensors, model.fp16.safetensors; give the path" in load_error(
         tmp_path
     )

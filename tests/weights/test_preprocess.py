@@ -1,4 +1,4 @@
-"""The preprocessing of a model: its own, or a default that is announced."""
+"""The preprocessing of a model: its own, or a default with a warning."""
 
 import logging
 
@@ -9,7 +9,9 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.weights.preprocess import default_preprocess, preprocess_of
 
 
-def test_bare_model_gets_the_default_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_without_preprocessing_gets_the_default_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = small_model()
     model.preprocess = None
     with caplog.at_level(logging.WARNING):
@@ -20,7 +22,7 @@ def test_bare_model_gets_the_default_with_one_warning(caplog: pytest.LogCaptureF
     assert "set model.preprocess" in message
 
 
-def test_preprocessing_of_a_model_is_used_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_preprocessing_of_a_model_is_used_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     model = small_model()
     model.preprocess = Preprocess(image_size=(48, 48), resize="squash")
     assert preprocess_of(model) is model.preprocess

@@ -23,7 +23,7 @@ TINY = {"depth": 1, "num_classes": 2}
         ("vit_small_r26_s32_224", "vit_r26_s32", 224),
     ],
 )
-def test_timms_name_creates_the_model_and_the_log_has_ours(
+def test_a_timm_name_creates_the_model_and_logs_our_name(
     name: str, ours: str, image_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -35,12 +35,12 @@ def test_timms_name_creates_the_model_and_the_log_has_ours(
     assert model.config == expected.config.replace(**own if "dinov3" not in ours else {})
 
 
-def test_options_come_before_those_of_timms_name() -> None:
+def test_options_have_precedence_over_those_of_a_timm_name() -> None:
     model = create_model("vit_tiny_patch16_224", image_size=32, resample="jax", **TINY)
     assert (model.config.image_hw, model.config.embedding.resample) == ((32, 32), "jax")
 
 
-def test_every_name_of_timms_is_a_size_of_ours() -> None:
+def test_every_known_timm_name_is_a_named_size() -> None:
     for name, ours in TIMM_NAMES.items():
         assert name.startswith(("vit_", "deit_"))
         config = create_model(name, depth=1, embed_dim=64, num_heads=1, mlp_ratio=1).config
@@ -48,7 +48,7 @@ def test_every_name_of_timms_is_a_size_of_ours() -> None:
     assert architecture_of(create_model("vit_tiny_patch16_224").config) == "vit_ti16"
 
 
-def test_timms_name_of_a_model_without_a_size_here_names_the_nearest_and_its_weights() -> None:
+def test_an_unknown_timm_name_suggests_the_nearest_and_its_weights() -> None:
     with pytest.raises(
         UserError, match=r"nearest: vit_base_patch16; .*from_pretrained\('timm/vit_base_patch16"
     ):

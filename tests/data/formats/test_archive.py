@@ -1,4 +1,4 @@
-"""Archives of folders: unpacked once and whole; and those that would write elsewhere or fill the disk."""
+"""Archives of folders: complete unpacking, once, and rejection of dangerous archives."""
 
 import bz2
 import gzip
@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pack(path: Path, root: Path, below: str = "") -> Path:
-    """An archive of a folder's content, of the kind that its name says."""
+    """Pack the content of a folder into an archive whose format follows from its name."""
     files = sorted(root.rglob("*"))
     mode = MODES["".join(path.suffixes)]
     if not mode:
@@ -70,7 +70,7 @@ def zip_of(path: Path, *members: tuple[str | zipfile.ZipInfo, bytes]) -> Path:
 
 
 def check_rejected(path: Path, cache: Path, match: str) -> None:
-    """Refused in one line that names the archive, and nothing is left anywhere."""
+    """Check that an archive is rejected in one line that names it, and that nothing is left anywhere."""
     before = {p for p in cache.parent.parent.rglob("*") if not p.is_relative_to(cache.parent)}
     with pytest.raises(UserError, match=match) as caught:
         unpack(path)
@@ -80,12 +80,12 @@ def check_rejected(path: Path, cache: Path, match: str) -> None:
     assert {p for p in cache.parent.parent.rglob("*") if not p.is_relative_to(cache.parent)} == before
 
 
-# --- what is unpacked
+# --- unpacking
 
 
 @pytest.mark.parametrize("suffix", MODES)
 @pytest.mark.parametrize("below", ["", "./", "pets/", "a/b/"])
-def test_archive_is_its_folder(tmp_path: Path, cache: Path, suffix: str, below: str) -> None:
+def test_an_archive_is_read_like_its_folder(tmp_path: Path, cache: Path, suffix: str, below: str) -> None:
     root = tmp_path / "source"
     write_tree(root / "train", {"cat": 5, "dog": 4})
     write_tree(root / "test", {"cat": 1, "dog": 2})
@@ -107,13 +107,13 @@ def test_archive_of_class_folders_is_one_tree(tmp_path: Path) -> None:
     assert [len(images) for images in (splits.train, splits.val, splits.final)] == [16, 2, 2]
 
 
-def test_train_alone_is_no_wrapping(tmp_path: Path) -> None:
+def test_a_single_train_folder_is_not_a_wrapper(tmp_path: Path) -> None:
     write_tree(tmp_path / "source" / "train", {"cat": 10, "dog": 10})
     splits = open_data(str(pack(tmp_path / "pets.tar", tmp_path / "source")))
     assert (len(splits.train), len(splits.val), splits.test) == (18, 2, None)
 
 
-def test_rests_of_another_system_are_no_folder(tmp_path: Path) -> None:
+def test_files_of_other_systems_are_not_folders(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "source" / "pets", {"cat": 10, "dog": 10}).parent
     (root / "__MACOSX").mkdir()
     (root / "__MACOSX" / "._cat.png").write_bytes(b"x")
@@ -121,7 +121,7 @@ def test_rests_of_another_system_are_no_folder(tmp_path: Path) -> None:
     assert len(open_data(str(pack(tmp_path / "pets.zip", root))).train) == 16
 
 
-def test_archive_of_known_files_is_read_as_they_are(tmp_path: Path) -> None:
+def test_an_archive_of_a_known_format_is_read_like_its_files(tmp_path: Path) -> None:
     from tests.data.formats.test_idx import write_set
 
     root = write_set(tmp_path / "source")
@@ -140,7 +140,7 @@ def test_archive_is_unpacked_once_and_again_when_it_changes(tmp_path: Path, cach
     assert len(list(cache.glob("pets-*"))) == 2
 
 
-def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path, cache: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path, cache: Path) -> None:
     archive = pack(tmp_path / "pets.tar", write_tree(tmp_path / "source", {"cat": 3, "dog": 3}))
     name = unpack(archive).name
     shutil.rmtree(cache / name)
@@ -150,7 +150,7 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path, cache: Path)
     assert {path.name for path in cache.iterdir()} == {".lock", name}
 
 
-def test_names_of_any_length_and_letters_are_kept(tmp_path: Path) -> None:
+def test_long_and_non_ascii_names_are_kept(tmp_path: Path) -> None:
     names = ["ä/" + "long" * 50 + ".png", "c:at"[2:] + "/…  .png", "dog/" + os.fsdecode(b"\xff\xfe") + ".png"]
     for format_ in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         path = tmp_path / f"{format_}.tar"
@@ -161,20 +161,20 @@ def test_names_of_any_length_and_letters_are_kept(tmp_path: Path) -> None:
         assert {str(p.relative_to(folder)) for p in folder.rglob("*.png")} == set(names)
 
 
-def test_compression_is_known_by_the_content(tmp_path: Path) -> None:
+def test_compression_is_detected_by_content(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "source", {"cat": 3, "dog": 3})
     archive = pack(tmp_path / "pets.tar.xz", root).rename(tmp_path / "pets.tar")
     assert len(list(unpack(archive).rglob("*.png"))) == 6
 
 
-def test_rights_and_owners_of_members_are_not_taken_over(tmp_path: Path) -> None:
+def test_permissions_and_owners_of_members_are_ignored(tmp_path: Path) -> None:
     folder = unpack(tar_of(tmp_path / "a.tar", entry("cat/x.png", mode=0o6777), entry("dog/y.png", mode=0)))
     for path in folder.rglob("*.png"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o7133 == 0
         assert path.stat().st_uid == os.getuid()
 
 
-# --- what is rejected
+# --- rejected archives
 
 HOSTILE_NAMES = {
     "../evil.png": "leads outside",
@@ -194,7 +194,7 @@ HOSTILE_NAMES = {
 
 @pytest.mark.parametrize(("name", "fault"), HOSTILE_NAMES.items())
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_names_that_lead_elsewhere_are_rejected(
+def test_names_outside_the_folder_are_rejected(
     tmp_path: Path, cache: Path, name: str, fault: str, kind: str
 ) -> None:
     if kind == "tar":
@@ -222,7 +222,7 @@ def test_zip_name_with_a_zero_byte_is_rejected(tmp_path: Path, cache: Path) -> N
         (b"V", "neither a file nor a folder|cannot be read"),
     ],
 )
-def test_members_that_are_no_plain_files_are_rejected(
+def test_tar_members_other_than_files_and_folders_are_rejected(
     tmp_path: Path, cache: Path, kind: bytes, fault: str
 ) -> None:
     path = tar_of(
@@ -239,7 +239,9 @@ def test_writing_through_a_link_of_the_archive_is_rejected(tmp_path: Path, cache
 
 
 @pytest.mark.parametrize("mode", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR])
-def test_zip_members_that_are_no_plain_files_are_rejected(tmp_path: Path, cache: Path, mode: int) -> None:
+def test_zip_members_other_than_files_and_folders_are_rejected(
+    tmp_path: Path, cache: Path, mode: int
+) -> None:
     odd = zipfile.ZipInfo("cat/odd.png")
     odd.external_attr = (mode | 0o777) << 16
     check_rejected(zip_of(tmp_path / "a.zip", (odd, b"/etc/passwd")), cache, "odd.png' is (a link|neither)")
@@ -255,7 +257,7 @@ def test_encrypted_zip_is_rejected(tmp_path: Path, cache: Path) -> None:
 
 @pytest.mark.parametrize("second", ["cat/1.png", "./cat/1.png", "cat//1.png", "cat/1.png/2.png", "cat"])
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_members_in_each_other_s_place_are_rejected(tmp_path: Path, cache: Path, second: str) -> None:
+def test_overlapping_members_are_rejected(tmp_path: Path, cache: Path, second: str) -> None:
     check_rejected(tar_of(tmp_path / "a.tar", entry("cat/1.png"), entry(second)), cache, "there twice")
     check_rejected(zip_of(tmp_path / "a.zip", ("cat/1.png", b"x"), (second, b"y")), cache, "there twice")
 
@@ -267,7 +269,7 @@ def test_too_many_members_are_rejected(tmp_path: Path, cache: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("packer", [gzip.compress, bz2.compress, lzma.compress])
-def test_bomb_in_a_tar_is_rejected_unread(
+def test_bomb_in_a_tar_is_rejected_before_reading(
     tmp_path: Path, cache: Path, packer: Callable[[bytes], bytes]
 ) -> None:
     member, _ = entry("cat/1.png")
@@ -283,17 +285,17 @@ def test_bomb_behind_the_members_is_rejected(tmp_path: Path, cache: Path) -> Non
     check_rejected(path, cache, "a bomb")
 
 
-def test_bomb_in_a_zip_is_rejected_unread(tmp_path: Path, cache: Path) -> None:
+def test_bomb_in_a_zip_is_rejected_before_reading(tmp_path: Path, cache: Path) -> None:
     check_rejected(zip_of(tmp_path / "a.zip", ("cat/1.png", bytes(2**25))), cache, "part of a bomb")
     path = zip_of(tmp_path / "b.zip", ("cat/1.png", b"x" * 100))
     content = path.read_bytes()
-    at = content.index(b"PK\x01\x02") + 24  # the size that the list of members says
+    at = content.index(b"PK\x01\x02") + 24  # the size in the list of members
     path.write_bytes(content[:at] + b"\xff\xff\xff\x7f" + content[at + 4 :])
     check_rejected(path, cache, "part of a bomb")
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
-def test_name_of_megabytes_is_rejected_unread(tmp_path: Path, cache: Path, kind: bytes) -> None:
+def test_name_of_megabytes_is_rejected_before_reading(tmp_path: Path, cache: Path, kind: bytes) -> None:
     member, _ = entry("././@LongLink", type=kind)
     member.size = 2**32
     path = tmp_path / "a.tar.gz"
@@ -309,7 +311,7 @@ def test_headers_nested_without_end_are_rejected(tmp_path: Path, cache: Path) ->
     check_rejected(path, cache, "cannot be read")
 
 
-def test_more_than_the_disk_has_room_for_is_rejected(
+def test_an_archive_larger_than_the_free_space_is_rejected(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
@@ -322,12 +324,12 @@ def test_more_than_the_disk_has_room_for_is_rejected(
 
 
 @pytest.mark.parametrize("options", ["size=1m,nr_inodes=12", "size=40k"])
-def test_disk_that_fills_is_one_line_and_leaves_nothing(tmp_path: Path, options: str) -> None:
-    """On a real file system: its files run out, of which the room told nothing; or its bytes."""
+def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(tmp_path: Path, options: str) -> None:
+    """On a real file system that runs out of bytes, or of inodes, which the free space does not show."""
     if subprocess.run(
         ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], check=False, capture_output=True
     ).returncode:
-        pytest.skip("needs to mount a file system of its own")
+        pytest.skip("needs to mount a file system")
     disk = tmp_path / "disk"
     disk.mkdir()
     noise = np.random.default_rng(0).bytes(3000)
@@ -349,7 +351,7 @@ def test_disk_that_fills_is_one_line_and_leaves_nothing(tmp_path: Path, options:
 
 @pytest.mark.parametrize("suffix", MODES)
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
-def test_archive_that_is_cut_short(tmp_path: Path, cache: Path, suffix: str, share: float) -> None:
+def test_a_truncated_archive_is_rejected(tmp_path: Path, cache: Path, suffix: str, share: float) -> None:
     root = write_tree(tmp_path / "source", {"cat": 10, "dog": 10}, size=(16, 16))
     path = pack(tmp_path / f"pets{suffix}", root)
     content = path.read_bytes()
@@ -358,7 +360,7 @@ def test_archive_that_is_cut_short(tmp_path: Path, cache: Path, suffix: str, sha
     check_rejected(path, cache, "cannot be read|cut short")
 
 
-def test_tar_that_is_cut_between_members_is_rejected(tmp_path: Path, cache: Path) -> None:
+def test_tar_truncated_between_members_is_rejected(tmp_path: Path, cache: Path) -> None:
     path = tar_of(tmp_path / "a.tar", *[entry(f"cat/{n}.png") for n in range(5)])
     path.write_bytes(path.read_bytes()[: 3 * 1024])
     check_rejected(path, cache, "damaged or cut short after 3 members")
@@ -386,7 +388,9 @@ def test_changed_content_is_found_by_the_checksum(tmp_path: Path, cache: Path, s
 
 
 @pytest.mark.parametrize("suffix", MODES)
-def test_changed_bytes_are_unpacked_inside_or_rejected(tmp_path: Path, cache: Path, suffix: str) -> None:
+def test_changed_bytes_are_rejected_or_unpacked_inside_the_folder(
+    tmp_path: Path, cache: Path, suffix: str
+) -> None:
     root = write_tree(tmp_path / "source", {"cat": 2, "dog": 1}, size=(4, 4))
     good = pack(tmp_path / f"good{suffix}", root).read_bytes()
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""CIFAR as published, in its four forms, packed and unpacked; and files that only look like it."""
+"""CIFAR in its four published forms, packed and unpacked, and files that only look like it."""
 
 import io
 import os
@@ -131,7 +131,7 @@ def test_pickles_of_any_protocol_and_kind_of_key(tmp_path: Path, protocol: int, 
     )
 
 
-def test_other_files_and_order_in_the_archive_do_not_matter(tmp_path: Path) -> None:
+def test_other_members_and_their_order_do_not_matter(tmp_path: Path) -> None:
     files = {"file.txt~": b"note", **dict(reversed(cifar_files("100-python").items())), "readme.html": b"hi"}
     check(open_data(str(write_tar(tmp_path / "c.tgz", files))), 100)
 
@@ -143,7 +143,7 @@ def test_validation_depends_on_the_seed_and_test_does_not(tmp_path: Path) -> Non
     assert pictures(first.final) == pictures(other.final)
 
 
-def test_pictures_are_what_preprocessing_takes(tmp_path: Path) -> None:
+def test_pictures_are_accepted_by_preprocessing(tmp_path: Path) -> None:
     images = Cifar().open(str(write_folder(tmp_path, cifar_files("10-python"))), seed=0).final
     pixels = Preprocess(image_size=(32, 32)).pixels(images.sources[0])
     np.testing.assert_array_equal(pixels, batch(10, 1, 5)[0][0].reshape(3, 32, 32))
@@ -159,13 +159,13 @@ def test_evaluation_labels_by_the_classes_of_the_model(tmp_path: Path) -> None:
         open_for_evaluation(str(folder), tuple(NAMES[10][:9]))
 
 
-def test_a_folder_of_class_folders_is_no_cifar(tmp_path: Path) -> None:
+def test_a_folder_of_class_folders_is_not_cifar(tmp_path: Path) -> None:
     for name in ("train", "test", "meta"):
         (tmp_path / name).mkdir()
     assert not Cifar().matches(tmp_path)
 
 
-def test_a_tar_of_pictures_called_like_batches_is_no_cifar(tmp_path: Path) -> None:
+def test_a_tar_of_pictures_named_like_batches_is_not_cifar(tmp_path: Path) -> None:
     files = {"images/train/test_batch": b"x", "train/cat/1.png": b"x"}
     assert not Cifar().matches(write_tar(tmp_path / "p.tar", files, below="", mode="w"))
 
@@ -206,7 +206,7 @@ def damaged(name: str, form: str = "10-python", **values: object) -> dict[str, b
         ({"data": [1, 2]}, "not list"),
     ],
 )
-def test_batches_that_are_not_cifar_are_refused(tmp_path: Path, values: dict, fault: str) -> None:
+def test_batches_that_are_not_cifar_are_rejected(tmp_path: Path, values: dict, fault: str) -> None:
     folder = write_folder(tmp_path, damaged("data_batch_2", **values))
     with pytest.raises(UserError, match=f"data_batch_2: .*{fault}"):
         Cifar().open(str(folder), seed=0)
@@ -218,20 +218,20 @@ def test_labels_may_be_an_array(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [["a"] * 10, ["a", "b"], "names", None, [1] * 10, [*"abcdefghi", " "]])
-def test_class_names_that_are_not_ten_are_refused(tmp_path: Path, names: object) -> None:
+def test_another_number_of_class_names_than_ten_is_rejected(tmp_path: Path, names: object) -> None:
     with pytest.raises(UserError, match=r"batches\.meta: .*class names"):
         Cifar().open(str(write_folder(tmp_path, damaged("batches.meta", label_names=names))), seed=0)
 
 
 @pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: c + b"x", lambda c: b""])
-def test_records_of_another_length_are_refused(tmp_path: Path, change) -> None:
+def test_records_of_another_length_are_rejected(tmp_path: Path, change) -> None:
     files = cifar_files("100-binary")
     files["train.bin"] = change(files["train.bin"])
     with pytest.raises(UserError, match=r"train\.bin: .*not a multiple of 3,074"):
         Cifar().open(str(write_folder(tmp_path, files)), seed=0)
 
 
-def test_record_with_a_label_beyond_the_classes_is_refused(tmp_path: Path) -> None:
+def test_record_with_a_label_beyond_the_classes_is_rejected(tmp_path: Path) -> None:
     files = cifar_files("10-binary")
     files["test_batch.bin"] = b"\x0a" + files["test_batch.bin"][1:]
     with pytest.raises(UserError, match=r"test_batch\.bin: image 0 has the label 10"):
@@ -258,7 +258,7 @@ def test_harmful_pickle_has_no_effect_and_is_named(tmp_path: Path, name: str, pa
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_file_larger_than_cifar_has_is_refused_before_it_is_read(
+def test_file_larger_than_cifar_is_rejected_before_reading(
     tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 100_000)
@@ -268,7 +268,7 @@ def test_file_larger_than_cifar_has_is_refused_before_it_is_read(
         Cifar().open(str(path), seed=0)
 
 
-def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_members_of_one_name_are_rejected(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "c.tar", cifar_files("10-binary"), mode="w")
     with tarfile.open(path, "a") as tar:
         tar.addfile(tarfile.TarInfo("other/data_batch_1.bin"))
@@ -276,7 +276,7 @@ def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
         Cifar().open(str(path), seed=0)
 
 
-def test_link_in_place_of_a_batch_is_refused(tmp_path: Path) -> None:
+def test_link_in_place_of_a_batch_is_rejected(tmp_path: Path) -> None:
     files = cifar_files("10-binary")
     secret = tmp_path / "secret"
     secret.write_bytes(files.pop("test_batch.bin"))
@@ -291,7 +291,7 @@ def test_link_in_place_of_a_batch_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.99])
-def test_archive_that_is_cut_short_is_refused(tmp_path: Path, mode: str, share: float) -> None:
+def test_a_truncated_cifar_archive_is_rejected(tmp_path: Path, mode: str, share: float) -> None:
     path = write_tar(tmp_path / "c.tar", cifar_files("10-python"), mode=mode)
     content = path.read_bytes().rstrip(b"\0")
     path.write_bytes(content[: int(len(content) * share)])

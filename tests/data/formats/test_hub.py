@@ -1,4 +1,4 @@
-"""Hugging Face data sets: on disk, as parquet, and what is asked of the hub; no network."""
+"""Hugging Face data sets: on disk, as parquet, and requests to the hub, without a network."""
 
 import io
 import pickle
@@ -16,7 +16,7 @@ from vitascope.data.formats.hub import HubDataset, looks_like_hub_id, read_hub_d
 from vitascope.errors import UserError
 
 
-def test_hub_ids_are_told_from_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_ids_are_distinguished_from_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for data in ("uoft-cs/cifar10", "owner/name.x@v1.0", "owner/name@refs/convert/parquet"):
         assert looks_like_hub_id(data)
     for data in (
@@ -65,7 +65,7 @@ def table(
     first: int = 0,
     types: dict[str, Any] | None = None,
 ) -> Any:
-    """Pictures and labels, as `Image` and `ClassLabel` of cat and dog where `types` says nothing else."""
+    """Pictures and labels, as `Image` and `ClassLabel` of cat and dog unless `types` names others."""
     features = {"image": library.Image(), label: library.ClassLabel(names=["cat", "dog"])} | (types or {})
     rows = {"image": [{"bytes": png(first + n), "path": None} for n in range(len(labels))], label: labels}
     for name in features.keys() - rows:
@@ -78,7 +78,7 @@ def saved(tmp_path: Path, data: Any) -> str:
     return str(tmp_path / "saved")
 
 
-# --- what is read
+# --- reading
 
 
 @pytest.mark.parametrize("validation", ["validation", "valid", "val"])
@@ -115,14 +115,14 @@ def test_parquet_files_are_read_by_their_names(tmp_path: Path, library: Any, whe
     assert splits.test is None
 
 
-def test_tables_beside_class_folders_are_no_data_set_of_their_own(tmp_path: Path) -> None:
+def test_tables_beside_class_folders_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "metadata.parquet").write_bytes(b"x")
     assert HubDataset().matches(tmp_path)
     write_picture(tmp_path / "train" / "cat" / "a.png")
     assert not HubDataset().matches(tmp_path)
 
 
-def test_what_is_not_split_is_split_by_seed_without_overlap_or_loss(tmp_path: Path, library: Any) -> None:
+def test_data_without_splits_are_split_by_seed_without_overlap_or_loss(tmp_path: Path, library: Any) -> None:
     data = saved(tmp_path, table(library, [0, 1] * 20))
     first, again, other = (HubDataset().open(data, seed=seed) for seed in (1, 1, 2))
     parts = (first.train, first.val, first.final)
@@ -143,7 +143,7 @@ def test_sources_survive_pickling(tmp_path: Path, library: Any) -> None:
     assert [source.index for source in sources[1:]] == [1, 2]
 
 
-def test_pictures_in_files_of_their_own_are_read(tmp_path: Path, library: Any) -> None:
+def test_pictures_in_separate_files_are_read(tmp_path: Path, library: Any) -> None:
     path = write_picture(tmp_path / "a.png")
     types = library.Features({"image": library.Image(), "label": library.ClassLabel(names=["cat", "dog"])})
     rows = {"image": [str(path), None], "label": [0, 1]}
@@ -153,7 +153,7 @@ def test_pictures_in_files_of_their_own_are_read(tmp_path: Path, library: Any) -
         read_image(images.sources[1])
 
 
-def test_pictures_are_found_where_nothing_says_their_type(tmp_path: Path, library: Any) -> None:
+def test_picture_columns_without_a_type_are_found(tmp_path: Path, library: Any) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -166,7 +166,9 @@ def test_pictures_are_found_where_nothing_says_their_type(tmp_path: Path, librar
 
 
 @pytest.mark.parametrize("column", ["label", "labels", "fine_label", "class"])
-def test_words_and_numbers_under_a_usual_name_are_classes(tmp_path: Path, library: Any, column: str) -> None:
+def test_words_and_numbers_in_a_column_of_a_usual_name_are_classes(
+    tmp_path: Path, library: Any, column: str
+) -> None:
     words = table(library, ["dog", "ant", "dog"], column, types={column: library.Value("string")})
     found = read_hub_dataset(saved(tmp_path / "words", words))["all"]
     assert (found.class_names, found.labels.tolist()) == (("ant", "dog"), [1, 0, 1])
@@ -175,25 +177,25 @@ def test_words_and_numbers_under_a_usual_name_are_classes(tmp_path: Path, librar
     assert (found.class_names, found.labels.tolist()) == (("0", "1", "2"), [2, 0, 2])
 
 
-def test_class_label_of_any_name_is_the_column(tmp_path: Path, library: Any) -> None:
+def test_a_class_label_column_may_have_any_name(tmp_path: Path, library: Any) -> None:
     rows = table(library, [1, 0], "species", types={"label_id": library.Value("int64")})
     assert read_hub_dataset(saved(tmp_path, rows))["all"].labels.tolist() == [1, 0]
 
 
-def test_of_several_class_labels_that_of_a_usual_name_is_the_column(tmp_path: Path, library: Any) -> None:
+def test_of_several_class_labels_the_column_of_a_usual_name_is_used(tmp_path: Path, library: Any) -> None:
     rows = table(
         library, [1, 0], "fine_label", types={"coarse_label": library.ClassLabel(names=["a", "b", "c"])}
     )
     assert read_hub_dataset(saved(tmp_path, rows))["all"].class_names == ("cat", "dog")
 
 
-def test_test_split_with_secret_labels_is_none(tmp_path: Path, library: Any) -> None:
+def test_test_split_with_secret_labels_is_ignored(tmp_path: Path, library: Any) -> None:
     parts = {"train": [0, 1] * 3, "validation": [0, 1], "test": [-1, -1]}
     data = saved(tmp_path, library.DatasetDict({name: table(library, part) for name, part in parts.items()}))
     assert HubDataset().open(data, seed=0).test is None
 
 
-# --- refusals
+# --- errors
 
 
 def test_several_columns_of_pictures_are_named(tmp_path: Path, library: Any) -> None:
@@ -209,7 +211,7 @@ def test_several_columns_of_classes_are_named(tmp_path: Path, library: Any) -> N
         HubDataset().open(data, seed=0)
 
 
-def test_missing_columns_are_named_with_those_there_are(tmp_path: Path, library: Any) -> None:
+def test_missing_columns_are_named_with_the_existing_ones(tmp_path: Path, library: Any) -> None:
     rows = table(library, [0, 1])
     with pytest.raises(UserError, match="0 columns of pictures, but label"):
         HubDataset().open(saved(tmp_path / "a", rows.remove_columns("image")), seed=0)
@@ -223,7 +225,7 @@ def test_rows_without_a_class_are_counted(tmp_path: Path, library: Any) -> None:
         HubDataset().open(data, seed=0)
 
 
-def test_class_that_train_does_not_know_is_refused(tmp_path: Path, library: Any) -> None:
+def test_class_missing_in_train_is_rejected(tmp_path: Path, library: Any) -> None:
     words = {"label": library.Value("string")}
     parts = {
         "train": table(library, ["cat", "dog"], types=words),
@@ -233,13 +235,13 @@ def test_class_that_train_does_not_know_is_refused(tmp_path: Path, library: Any)
         read_hub_dataset(saved(tmp_path, library.DatasetDict(parts)))
 
 
-def test_one_class_is_refused(tmp_path: Path, library: Any) -> None:
+def test_one_class_is_rejected(tmp_path: Path, library: Any) -> None:
     only = table(library, [0, 0], types={"label": library.ClassLabel(names=["cat"])})
     with pytest.raises(UserError, match="only one class"):
         HubDataset().open(saved(tmp_path, only), seed=0)
 
 
-def test_splits_with_other_columns_are_refused(tmp_path: Path, library: Any) -> None:
+def test_splits_with_other_columns_are_rejected(tmp_path: Path, library: Any) -> None:
     parts = {"train": table(library, [0, 1]), "test": table(library, [0, 1]).remove_columns("label")}
     with pytest.raises(UserError, match="test has other columns than train"):
         HubDataset().open(saved(tmp_path, library.DatasetDict(parts)), seed=0)
@@ -258,7 +260,7 @@ def test_damaged_tables_are_one_line(tmp_path: Path, library: Any) -> None:
         HubDataset().open(str(tmp_path / "set"), seed=0)
 
 
-def test_tables_of_two_kinds_are_refused(tmp_path: Path, library: Any) -> None:
+def test_tables_of_two_kinds_are_rejected(tmp_path: Path, library: Any) -> None:
     for name in ("train.parquet", "test.arrow"):
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(UserError, match="parquet and arrow files beside each other"):
@@ -269,7 +271,7 @@ def test_tables_of_two_kinds_are_refused(tmp_path: Path, library: Any) -> None:
 
 
 @pytest.mark.parametrize(("data", "revision"), [("owner/name", None), ("owner/name@v1.0", "v1.0")])
-def test_hub_is_asked_for_the_revision_that_was_given(
+def test_the_given_revision_is_requested_from_the_hub(
     monkeypatch: pytest.MonkeyPatch, library: Any, data: str, revision: str | None
 ) -> None:
     asked = []

@@ -1,4 +1,4 @@
-"""IDX files in all their spellings, and headers that lie."""
+"""IDX files under all usual names, and wrong headers."""
 
 import gzip
 import struct
@@ -36,7 +36,7 @@ def write_set(root: Path, *, packed: bool = False, dots: bool = False, classes: 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dots", [False, True])
-def test_every_spelling_is_read(tmp_path: Path, packed: bool, dots: bool) -> None:
+def test_every_usual_file_name_is_read(tmp_path: Path, packed: bool, dots: bool) -> None:
     root = write_set(tmp_path / "digits of mine", packed=packed, dots=dots)
     assert Idx().matches(root)
     splits = open_data(str(root), seed=4)
@@ -54,7 +54,7 @@ def test_every_spelling_is_read(tmp_path: Path, packed: bool, dots: bool) -> Non
     assert found == {source.tobytes(): index % 10 for index, source in enumerate(pixels(60, 60))}
 
 
-def test_pictures_are_what_preprocessing_takes(tmp_path: Path) -> None:
+def test_pictures_are_accepted_by_preprocessing(tmp_path: Path) -> None:
     source = Idx().open(str(write_set(tmp_path / "d")), seed=0).final.sources[3]
     result = Preprocess(image_size=(6, 5), channels=1, mean=(0.5,), std=(0.5,)).pixels(source)
     np.testing.assert_array_equal(result[0], pixels(10, 10)[3])
@@ -68,7 +68,7 @@ def test_split_depends_on_the_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["Fashion-MNIST", "FashionMNIST/raw"])
-def test_fashion_is_known_by_the_folder(tmp_path: Path, folder: str) -> None:
+def test_fashion_mnist_is_recognized_by_its_folder(tmp_path: Path, folder: str) -> None:
     root = write_set(tmp_path / folder)
     assert Idx().open(str(root), seed=0).train.class_names == FASHION_NAMES
     images = open_for_evaluation(str(root), tuple(reversed(FASHION_NAMES)))
@@ -90,7 +90,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         open_data(str(root))
 
 
-def test_labels_that_are_not_as_many_as_images_are_refused(tmp_path: Path) -> None:
+def test_another_number_of_labels_than_images_is_rejected(tmp_path: Path) -> None:
     root = write_set(tmp_path / "d")
     (root / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(59, np.uint8)))
     with pytest.raises(UserError, match="train has 60 images and 59 labels"):
@@ -117,14 +117,14 @@ GOOD = idx_bytes(pixels(3, 0))
         (GOOD[:4] + b"\xff" * 12, r"promises 79,228,162,458,924,105,385,300,197,375 bytes"),
     ],
 )
-def test_headers_that_lie_are_refused(tmp_path: Path, content: bytes, fault: str, packed: bool) -> None:
+def test_wrong_headers_are_rejected(tmp_path: Path, content: bytes, fault: str, packed: bool) -> None:
     path = tmp_path / ("x-idx3-ubyte.gz" if packed else "x-idx3-ubyte")
     path.write_bytes(gzip.compress(content) if packed else content)
     with pytest.raises(UserError, match=fault):
         read_idx(path, 3)
 
 
-def test_no_more_is_unpacked_than_the_header_promises(tmp_path: Path) -> None:
+def test_no_more_is_unpacked_than_the_header_declares(tmp_path: Path) -> None:
     path = tmp_path / "x-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(GOOD + bytes(50_000_000)))
     tracemalloc.start()
@@ -134,7 +134,7 @@ def test_no_more_is_unpacked_than_the_header_promises(tmp_path: Path) -> None:
     tracemalloc.stop()
 
 
-def test_promise_above_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_declared_size_above_the_limit_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idx, "MAX_BYTES", 89)
     path = tmp_path / "x-idx3-ubyte"
     path.write_bytes(GOOD)
@@ -145,7 +145,7 @@ def test_promise_above_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     "change", [lambda c: c[:-4], lambda c: c[:30], lambda c: c[:-6] + b"xxxxxx", lambda c: b"x" + c]
 )
-def test_damaged_gzip_is_refused(tmp_path: Path, change) -> None:
+def test_damaged_gzip_is_rejected(tmp_path: Path, change) -> None:
     path = tmp_path / "x-idx3-ubyte.gz"
     path.write_bytes(change(gzip.compress(GOOD)))
     with pytest.raises(UserError, match=r"x-idx3-ubyte\.gz: cannot be read"):

@@ -1,4 +1,4 @@
-"""Pickles as data: arrays and texts of every protocol, and no instruction that does anything else."""
+"""Pickles as data: arrays and texts of every protocol, and rejection of every other instruction."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from vitascope import pickles
 from vitascope.data.formats.pickled_arrays import read_pickle
 from vitascope.errors import UserError
 
-PYTHON_2 = (  # what cPickle of Python 2 and NumPy 1 wrote for {"data": array, "labels": [3, 0]}, protocol 2
+PYTHON_2 = (  # written by cPickle of Python 2 and NumPy 1: {"data": array, "labels": [3, 0]}, protocol 2
     b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04"
     b"K\x00\x85U\x01b\x87Rq\x05(K\x01K\x02K\x03\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07"
     b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x06\x00\x7f\x80\xff\x01\x02tb"
@@ -50,12 +50,12 @@ def test_pickle_of_python_2_is_read() -> None:
     assert found["labels"] == [3, 0]
 
 
-def test_keys_that_are_bytes_become_text() -> None:
+def test_keys_of_bytes_become_text() -> None:
     assert read_pickle(pickle.dumps({b"labels": [1]}), "batch") == {"labels": [1]}
 
 
 class Harm:
-    """Would make a file when unpickled."""
+    """An object that would create a file when unpickled."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = function, arguments
@@ -72,7 +72,7 @@ def test_reduce_is_named_and_has_no_effect(tmp_path: Path, protocol: int) -> Non
         read_pickle(content, "batch")
     assert not trace.exists()
     pickle.loads(content)  # noqa: S301 - on purpose
-    assert trace.exists()  # so the pickle was a harmful one
+    assert trace.exists()  # the pickle was indeed harmful
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_reduce_is_named_and_has_no_effect(tmp_path: Path, protocol: int) -> Non
         (b"\x80\x02cnumpy\nndarray\n)\x81.", "NEWOBJ"),
     ],
 )
-def test_ways_out_of_the_machine_are_refused_by_name(content: bytes, named: str) -> None:
+def test_dangerous_instructions_are_rejected_by_name(content: bytes, named: str) -> None:
     with pytest.raises(UserError, match=f"rejected: .*{named}"):
         read_pickle(content, "batch")
 
@@ -107,7 +107,7 @@ HUGE += b"(S'u1'\nI0\nI1\ntRI00\nS'ab'\ntb"
         b"\x80\x02}",
         pickle.dumps({"labels": [1, 2]})[:-3],
         PYTHON_2[:80],
-        b"]q\x01r\xff\xff\xff\xff.",  # a place in the memo for which Python's unpickler takes 64 GB
+        b"]q\x01r\xff\xff\xff\xff.",  # a memo index for which Python's unpickler allocates 64 GB
         b"B\xff\xff\xff\x7fab.",
         b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7fab.",
         b"(dS'a'\n" + HUGE % 10**12 + b"s.",
@@ -131,7 +131,7 @@ HUGE += b"(S'u1'\nI0\nI1\ntRI00\nS'ab'\ntb"
         b".",
     ],
 )
-def test_programs_that_make_no_sense_are_refused_in_little_memory(content: bytes) -> None:
+def test_invalid_pickles_are_rejected_in_little_memory(content: bytes) -> None:
     tracemalloc.start()
     with pytest.raises(UserError, match="batch: "):
         read_pickle(content, "batch")
@@ -139,19 +139,19 @@ def test_programs_that_make_no_sense_are_refused_in_little_memory(content: bytes
     tracemalloc.stop()
 
 
-def test_arrays_of_objects_are_refused() -> None:
+def test_arrays_of_objects_are_rejected() -> None:
     with pytest.raises(UserError, match="'O8', not of integers"):
         read_pickle(pickle.dumps({"data": np.array([[], 1], dtype=object)}, protocol=2), "batch")
 
 
-def test_programs_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_pickles_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickles, "MAX_INSTRUCTIONS", 1000)
     with pytest.raises(UserError, match="more than 1,000 instructions"):
         read_pickle(b"]" * 2000 + b".", "batch")
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape:DeprecationWarning")
-def test_changed_bytes_are_read_or_refused_and_nothing_else() -> None:
+def test_changed_bytes_are_read_or_rejected() -> None:
     random = np.random.default_rng(0)
     today = pickle.dumps({"data": np.zeros((2, 3), np.uint8), "labels": [1, 2]})
     for round_ in range(2000):
@@ -162,7 +162,7 @@ def test_changed_bytes_are_read_or_refused_and_nothing_else() -> None:
             assert isinstance(read_pickle(bytes(content), "batch"), dict)
 
 
-def test_a_list_in_itself_is_no_endless_loop() -> None:
+def test_a_list_in_itself_does_not_loop_forever() -> None:
     found = read_pickle(b"}(S'a'\n]q\x01h\x01au.", "batch")
     assert found["a"][0] is found["a"]
 
@@ -178,7 +178,7 @@ def test_shared_tuples_are_rejected(content: bytes) -> None:
         read_pickle(b"K\x01" + DOUBLINGS + content, "batch")
 
 
-def test_a_promise_is_compared_with_what_is_there() -> None:
+def test_a_declared_length_is_compared_with_the_data() -> None:
     content = b"(dS'a'\n" + HUGE % 3 + b"s."
     with pytest.raises(UserError, match=r"an array \(3,\) of uint8 has 3 bytes, not 2"):
         read_pickle(content, "batch")

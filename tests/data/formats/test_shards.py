@@ -1,4 +1,4 @@
-"""Tar shards: which images and labels they hold, in which order an epoch reads them, and what is refused."""
+"""Tar shards: their images and labels, the order of an epoch, and errors."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ from vitascope.errors import UserError
 
 
 def write_shard(path: Path, labels: list[int], *, first: int = 0) -> Path:
-    """A foreign shard: pictures that are no pictures, but whose bytes say which they are."""
+    """A shard of another program, whose pictures are only bytes that identify them."""
     members = {}
     for number, label in enumerate(labels, first):
         members[f"{number:04}.jpg"] = f"picture {number} of class {label}".encode()
@@ -63,7 +63,7 @@ def test_order_is_a_permutation_that_reads_a_group_of_shards_to_its_end(
     assert max(map(len, open_at), default=0) <= group
 
 
-def test_order_depends_on_seed_and_epoch_alone_and_mixes_inside_the_group() -> None:
+def test_order_depends_only_on_seed_and_epoch_and_mixes_within_a_group() -> None:
     counts = np.full(8, 20)
     first = shard_order(1, 2, counts)
     np.testing.assert_array_equal(first, shard_order(1, 2, counts))
@@ -73,7 +73,7 @@ def test_order_depends_on_seed_and_epoch_alone_and_mixes_inside_the_group() -> N
     assert (np.diff(first) < 0).any()
 
 
-def test_set_reads_few_shards_at_a_time_in_whatever_order_its_images_are(tmp_path: Path) -> None:
+def test_few_shards_are_read_at_a_time_in_any_order_of_images(tmp_path: Path) -> None:
     for shard in range(8):
         write_shard(tmp_path / f"{shard}.tar", [0, 1] * 10, first=100 * shard)
     images = read_shards(tmp_path)["all"]
@@ -114,7 +114,7 @@ def test_sources_survive_pickling_and_are_small(tmp_path: Path) -> None:
         sources[2]
 
 
-def test_subset_takes_what_it_is_given(tmp_path: Path) -> None:
+def test_a_subset_has_the_selected_images(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", [0, 1, 2, 1])
     part = read_shards(tmp_path)["all"].subset("part", np.array([3, 0]))
     assert part.name == "part"
@@ -122,13 +122,13 @@ def test_subset_takes_what_it_is_given(tmp_path: Path) -> None:
     assert [source.name for source in part.sources] == ["0003.jpg", "0000.jpg"]
 
 
-def test_label_is_read_from_json_and_cls_comes_first(tmp_path: Path) -> None:
+def test_labels_are_read_from_json_and_cls_has_precedence(tmp_path: Path) -> None:
     members = {"a.jpg": b"x", "a.json": b'{"label": 1, "width": 9}', "b.json": b'{"label": 0}', "b.png": b"x"}
     members |= {"c.jpg": b"x", "c.json": b'{"label": 0}', "c.cls": b" 1\n"}
     assert read_shards(one_shard(tmp_path, members))["all"].labels.tolist() == [1, 0, 1]
 
 
-def test_other_members_are_passed_over(tmp_path: Path) -> None:
+def test_other_members_are_skipped(tmp_path: Path) -> None:
     members = {
         "README": b"hello",
         "notes.json": b"[1]",
@@ -177,13 +177,13 @@ def test_shards_without_splits_are_split_by_seed_without_overlap_or_loss(tmp_pat
     assert len(first.train.order(0, 0)) == 80
 
 
-def test_validation_is_taken_from_train_where_there_is_none(tmp_path: Path) -> None:
+def test_validation_is_split_from_train_if_missing(tmp_path: Path) -> None:
     write_shard(tmp_path / "train-0.tar", [0, 1] * 10)
     splits = Shards().open(str(tmp_path), seed=0)
     assert [len(splits.train), len(splits.val), splits.test] == [18, 2, None]
 
 
-def test_folder_with_class_folders_is_no_folder_of_shards(tmp_path: Path) -> None:
+def test_a_folder_with_class_folders_is_not_a_folder_of_shards(tmp_path: Path) -> None:
     assert not Shards().matches(tmp_path)
     assert not Shards().matches(tmp_path / "missing")
     write_shard(tmp_path / "archive.tar", [0, 1])
@@ -204,7 +204,7 @@ def test_picture_is_read_and_named_like_a_file(tmp_path: Path) -> None:
         read_image(images.sources[0])
 
 
-# --- refusals
+# --- errors
 
 
 @pytest.mark.parametrize(
@@ -230,42 +230,40 @@ def test_picture_is_read_and_named_like_a_file(tmp_path: Path) -> None:
         ({}, "no images in its shards"),
     ],
 )
-def test_shard_that_makes_no_sense_is_refused(
-    tmp_path: Path, members: dict[str, bytes], message: str
-) -> None:
+def test_an_invalid_shard_is_rejected(tmp_path: Path, members: dict[str, bytes], message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_shards(one_shard(tmp_path, members))
 
 
-def test_picture_too_large_to_be_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_of_absurd_size_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitascope.data.formats.shards.MAX_PICTURE", 10)
     with pytest.raises(UserError, match=r"'0000\.jpg' has 20 bytes, too many for a picture"):
         read_shards(write_shard(tmp_path / "a.tar", [0, 1]).parent)
 
 
-def test_shard_of_no_split_beside_shards_of_one_is_refused(tmp_path: Path) -> None:
+def test_a_shard_without_split_beside_shards_of_one_is_rejected(tmp_path: Path) -> None:
     write_shard(tmp_path / "train-0.tar", [0, 1])
     write_shard(tmp_path / "more-0.tar", [0, 1])
     with pytest.raises(UserError, match=r"more-0\.tar: its name contains no split"):
         read_shards(tmp_path)
 
 
-def test_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
+def test_shards_without_training_images_are_rejected(tmp_path: Path) -> None:
     write_shard(tmp_path / "val-0.tar", [0, 1])
-    assert list(read_shards(tmp_path)) == ["val"]  # to be measured on
+    assert list(read_shards(tmp_path)) == ["val"]  # for evaluation
     with pytest.raises(UserError, match="no images to train on; it has val"):
         Shards().open(str(tmp_path), seed=0)
 
 
 @pytest.mark.parametrize("content", [b"cat\n", b"cat\ncat\n", b"\xff\xfe\n\n"])
-def test_classes_txt_that_names_no_classes_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_classes_txt_is_rejected(tmp_path: Path, content: bytes) -> None:
     write_shard(tmp_path / "a.tar", [0, 1])
     (tmp_path / "classes.txt").write_bytes(content)
     with pytest.raises(UserError, match=r"classes\.txt"):
         read_shards(tmp_path)
 
 
-def test_label_beyond_the_class_names_is_refused(tmp_path: Path) -> None:
+def test_label_beyond_the_class_names_is_rejected(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", [0, 2])
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
     with pytest.raises(UserError, match="label 2 in the all shards, with 2 class names"):
@@ -289,7 +287,7 @@ def test_shorter_and_missing_shards_are_named(tmp_path: Path) -> None:
         Shards().open(str(folder), seed=0)
 
 
-def test_shard_with_other_images_than_the_index_says_is_refused(tmp_path: Path) -> None:
+def test_a_shard_that_differs_from_its_index_is_rejected(tmp_path: Path) -> None:
     folder = packed(tmp_path)
     index = json.loads((folder / "index.json").read_text())
     index["splits"]["train"][0]["count"] += 1
@@ -298,7 +296,7 @@ def test_shard_with_other_images_than_the_index_says_is_refused(tmp_path: Path) 
         Shards().open(str(folder), seed=0)
 
 
-def test_newer_index_is_refused(tmp_path: Path) -> None:
+def test_newer_index_is_rejected(tmp_path: Path) -> None:
     folder = packed(tmp_path)
     index = json.loads((folder / "index.json").read_text())
     (folder / "index.json").write_text(json.dumps({**index, "version": 2}))
@@ -320,7 +318,7 @@ def test_newer_index_is_refused(tmp_path: Path) -> None:
         {"splits": {"train": [{"file": "train.tar", "count": "many", "bytes": 1, "sha256": ""}]}},
     ],
 )
-def test_index_that_makes_no_sense_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_an_index_with_invalid_values_is_rejected(tmp_path: Path, change: dict[str, object]) -> None:
     folder = packed(tmp_path)
     index = json.loads((folder / "index.json").read_text())
     (folder / "index.json").write_text(json.dumps(index | change))
@@ -329,7 +327,7 @@ def test_index_that_makes_no_sense_is_refused(tmp_path: Path, change: dict[str, 
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000, b"{}"])
-def test_index_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_index_that_is_no_json_index_is_rejected(tmp_path: Path, content: bytes) -> None:
     write_shard(tmp_path / "a.tar", [0, 1])
     (tmp_path / "index.json").write_bytes(content)
     with pytest.raises(UserError, match="not an index of vitascope's"):

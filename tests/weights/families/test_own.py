@@ -1,4 +1,4 @@
-"""ResNets in our own format: saved and loaded whole, or refused with every reason."""
+"""ResNets in our own format: saved and loaded completely, or rejected with every reason."""
 
 import json
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def assert_same_state(ours: torch.nn.Module, others: torch.nn.Module) -> None:
     "overrides", [{}, {"root": "cifar", "in_channels": 1, "image_size": (16, 24)}, {"layers": ()}]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_saved_is_what_is_loaded(
+def test_saving_and_loading_preserve_the_model(
     tmp_path: Path, overrides: dict[str, object], dtype: torch.dtype
 ) -> None:
     model = named_resnet(**overrides).to(dtype)
@@ -70,7 +70,7 @@ def test_what_is_saved_is_what_is_loaded(
     assert isinstance(loaded, ResNet)
     assert loaded.config == model.config == pretrained_config(tmp_path / "resnet")
     assert not loaded.training
-    model = model.float()  # what was stored in bf16 comes back as the same numbers in float32
+    model = model.float()  # bf16 weights are loaded as the same numbers in float32
     assert_same_state(loaded, model)
     images = random_images(2, model.config.in_channels, *model.config.image_hw)
     assert torch.equal(loaded(images), model(images))
@@ -83,7 +83,7 @@ def test_preprocessing_is_saved_with_the_model(tmp_path: Path) -> None:
     assert identify(tmp_path)[1].name == "vitascope"
 
 
-def test_without_preprocessing_that_of_the_model_size_is_saved(tmp_path: Path) -> None:
+def test_the_default_preprocessing_of_the_model_size_is_saved(tmp_path: Path) -> None:
     save_pretrained(named_resnet(image_size=(32, 48), in_channels=1), tmp_path)
     found = from_pretrained(tmp_path).preprocess
     assert (found.image_size, found.channels, found.mean) == ((32, 48), 1, (0.5,))
@@ -95,7 +95,7 @@ def test_a_loaded_model_trains_every_weight(folder: Path) -> None:
     assert all(value.grad is not None and value.grad.any() for value in model.parameters())
 
 
-def test_saving_again_replaces_and_leaves_nothing_beside_the_three_files(folder: Path, vit: Path) -> None:
+def test_saving_again_replaces_the_three_files_and_leaves_no_others(folder: Path, vit: Path) -> None:
     other = small_resnet(seed=5, class_names=NAMES)
     save_pretrained(other, folder)
     assert_same_state(from_pretrained(folder), other)
@@ -106,14 +106,14 @@ def test_saving_again_replaces_and_leaves_nothing_beside_the_three_files(folder:
         assert names == {"config.json", "model.safetensors", "preprocessor_config.json"}
 
 
-def test_a_vit_says_no_architecture_and_may(folder: Path, vit: Path) -> None:
+def test_the_architecture_of_a_vit_is_optional(folder: Path, vit: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["architecture"] == "resnet"
     assert "architecture" not in json.loads((vit / "config.json").read_text())
     edit_config(vit, architecture="vit")
     assert_same_state(from_pretrained(vit), small_model())
 
 
-# --- refusals
+# --- errors
 
 
 def test_missing_extra_misshapen_and_quantized_tensors_are_all_listed(folder: Path) -> None:
@@ -135,7 +135,7 @@ def test_missing_extra_misshapen_and_quantized_tensors_are_all_listed(folder: Pa
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "preprocessor_config.json"])
-def test_folder_without_one_of_its_files_is_refused_by_name(folder: Path, name: str) -> None:
+def test_a_folder_with_a_missing_file_is_rejected_by_name(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
         from_pretrained(folder)
@@ -155,9 +155,7 @@ def test_folder_without_one_of_its_files_is_refused_by_name(folder: Path, name: 
         ({"architecture": "vit"}, "unknown model option"),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_refused(
-    folder: Path, changes: dict[str, object], message: str
-) -> None:
+def test_an_invalid_configuration_is_rejected(folder: Path, changes: dict[str, object], message: str) -> None:
     edit_config(folder, **changes)
     with pytest.raises(UserError, match=message):
         from_pretrained(folder)
@@ -166,7 +164,7 @@ def test_a_configuration_that_does_not_fit_is_refused(
 @pytest.mark.parametrize(
     "claim", [{"layers": [2000]}, {"width": 2**25}, {"image_size": 10**8}, {"in_channels": 10**15}]
 )
-def test_a_configuration_beyond_any_model_is_refused_before_it_is_built(
+def test_an_absurdly_large_configuration_is_rejected_before_it_is_built(
     folder: Path, claim: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("loading", "mapping"):
@@ -177,7 +175,7 @@ def test_a_configuration_beyond_any_model_is_refused_before_it_is_built(
 
 
 @pytest.mark.parametrize("format", [name for name in FAMILIES if name != "vitascope"])
-def test_another_format_is_refused_and_leaves_nothing(tmp_path: Path, folder: Path, format: str) -> None:
+def test_another_format_is_rejected_and_leaves_nothing(tmp_path: Path, folder: Path, format: str) -> None:
     with pytest.raises(CheckpointError, match=f"^{format} has no ResNet like this one; .* vitascope$"):
         save_pretrained(named_resnet(), tmp_path / "other", format=format)
     assert not (tmp_path / "other").exists()
@@ -189,7 +187,7 @@ def test_another_format_is_refused_and_leaves_nothing(tmp_path: Path, folder: Pa
 # --- starting from weights
 
 
-def test_a_named_resnet_has_its_options_changed() -> None:
+def test_options_of_a_named_resnet_can_be_changed() -> None:
     model = create_model("resnet29_w32_cifar", num_classes=10, layers=(1, 1), width=2, image_size=16)
     assert isinstance(model, ResNet)
     assert (model.config.root, model.config.grid) == ("cifar", (8, 8))
@@ -202,9 +200,9 @@ def test_other_classes_get_a_new_head_on_the_same_body(
     caplog.set_level("INFO")
     model = create_model("resnet26", weights=folder, num_classes=7, **{**SHAPE, "image_size": 64})
     assert (model.config.num_classes, model.config.class_names, model.config.image_hw) == (7, (), (64, 64))
-    said = caplog.messages[-1]
-    assert "left out the head for 5 classes; initialized one for 7" in said
-    assert "interpolated" not in said
+    logged = caplog.messages[-1]
+    assert "left out the head for 5 classes; initialized one for 7" in logged
+    assert "interpolated" not in logged
     trained = named_resnet().state_dict()
     for name, value in model.state_dict().items():
         assert not value.any() if name.startswith("head.") else torch.equal(value, trained[name]), name
@@ -224,7 +222,7 @@ def test_the_same_classes_keep_the_head(folder: Path) -> None:
         ({"in_channels": 1}, "in_channels is 3, not 1"),
     ],
 )
-def test_another_body_is_refused(folder: Path, change: dict[str, object], message: str) -> None:
+def test_another_body_is_rejected(folder: Path, change: dict[str, object], message: str) -> None:
     with pytest.raises(CheckpointError, match=f"is no such resnet26: {message}"):
         create_model("resnet26", weights=folder, num_classes=5, **{**SHAPE, **change})
 
