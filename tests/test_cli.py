@@ -504,7 +504,7 @@ def test_config_of_a_run_reproduces_its_weights_bitwise(here: SimpleNamespace) -
     assert list(content(ours).values()) == list(content(again).values())
 
 
-def test_another_seed_gives_other_weights(here: SimpleNamespace) -> None:
+def test_another_seed_leads_to_other_weights(here: SimpleNamespace) -> None:
     assert main(["train", "--config", "runs/tiny/config.yaml", "--run", "runs/seed", "--seed", "1"]) == 0
     first, other = (here.root / "runs" / name / "model/model.safetensors" for name in ("tiny", "seed"))
     assert first.read_bytes() != other.read_bytes()

@@ -179,7 +179,7 @@ def test_colour_jitter_changes_brightness_up_and_down() -> None:
     assert change.max() > 1.2
 
 
-def test_colour_jitter_keeps_places() -> None:
+def test_colour_jitter_does_not_move_pixels() -> None:
     pixels = dot(16, 20).expand(20, 3, -1, -1)
     found = augment(pixels, color_jitter=0.3)
     assert (found[..., 15:18, 19:22].amin(dim=(1, 2, 3)) > found[..., 0, 0].amax(dim=1)).all()

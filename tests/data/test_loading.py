@@ -245,7 +245,7 @@ def test_parts_of_all_processes_are_the_batches_of_one(
     assert [len(part[-1].indices) for part in parts].count(0) == world - 1  # and every process has the batch
 
 
-def test_part_with_workers_and_an_empty_slice(images: ImageSet) -> None:
+def test_parts_with_workers_and_an_empty_slice_cover_every_image(images: ImageSet) -> None:
     parts = [Loader(images, FIT, 6, seed=0, workers=2, memory_budget=0, part=(r, 3)) for r in range(3)]
     assert sorted(index for part in parts for index in order(part)) == list(range(13))
 

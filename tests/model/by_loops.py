@@ -89,7 +89,7 @@ def softmax_where(scores: Array, allowed: Array) -> Array:
 
 
 def merged_pairs(keys: Array, count: int) -> tuple[list[int], dict[int, int]]:
-    """Token merging's pairs of keys (N, hd): remaining tokens in new order, and targets of the merged ones."""
+    """Token merging's pairs of keys (N, hd): the remaining tokens in new order, and merge targets."""
     first, second = list(range(1, len(keys), 2)), list(range(0, len(keys), 2))
 
     def cosine(i: int, j: int) -> float:

@@ -75,7 +75,7 @@ def test_paper_positions_are_normal_and_the_class_token_zero() -> None:
 
 @pytest.mark.parametrize("head", ["linear", "mlp"])
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_paper_head_predicts_every_class_alike_at_first(head: str, pool: str) -> None:
+def test_paper_head_predicts_all_classes_equally_at_first(head: str, pool: str) -> None:
     model = fresh(init="paper", head=head, pool=pool)
     assert not model(random_images(2, 3, 64, 64)).any()
     assert model.embed(random_images(2, 3, 64, 64)).std() > 0.1
@@ -177,7 +177,7 @@ def test_layer_scale_starts_at_its_value(start: float, init: str) -> None:
 
 @pytest.mark.parametrize("init", ["paper", "timm"])
 @pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"pool": "cls_mean"}, {"pool": "map"}])
-def test_a_zero_head_predicts_every_class_alike_at_first(options: dict[str, Any], init: str) -> None:
+def test_a_zero_head_predicts_all_classes_equally_at_first(options: dict[str, Any], init: str) -> None:
     assert not fresh(init=init, head="zero", **options)(random_images(2, 3, 64, 64)).any()
 
 

@@ -92,7 +92,7 @@ def test_resampling_keeps_a_constant(old: tuple[int, int], new: tuple[int, int],
 
 @law
 @given(old=GRIDS, new=GRIDS, prefix=PREFIX, rule=RULE)
-def test_rows_and_columns_are_treated_alike(
+def test_resampling_treats_rows_and_columns_equally(
     old: tuple[int, int], new: tuple[int, int], prefix: int, rule: str
 ) -> None:
     positions = random_positions(old, prefix)

@@ -467,7 +467,7 @@ def test_an_unknown_dialect_names_the_nearest() -> None:
         features(1, dialect="tim")
 
 
-def test_an_unknown_root_names_the_known() -> None:
+def test_an_unknown_root_suggests_the_nearest() -> None:
     with pytest.raises(
         UserError, match=r"unknown root 'cifar10'; nearest: cifar; it is one of imagenet, cifar"
     ):

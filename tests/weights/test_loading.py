@@ -273,7 +273,7 @@ def test_a_run_folder_a_model_folder_and_a_file_load_the_model(
 # --- errors
 
 
-def test_unknown_format_names_the_known(tmp_path: Path) -> None:
+def test_unknown_format_suggests_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nearest: vitascope"):
         save_pretrained(named_model(), tmp_path / "model", format="vitascop")
     assert not (tmp_path / "model").exists()
@@ -522,7 +522,7 @@ def test_heads_whose_classes_are_not_exclusive_are_rejected(
         from_pretrained(tmp_path)
 
 
-def test_the_body_under_such_a_head_is_loaded(tmp_path: Path) -> None:
+def test_the_body_is_loaded_if_classes_are_not_exclusive(tmp_path: Path) -> None:
     save_pretrained(small_model(head="none"), tmp_path, format="huggingface")
     edit_config(tmp_path, problem_type="multi_label_classification")
     assert from_pretrained(tmp_path).config.readout.head == "none"

@@ -122,7 +122,7 @@ def test_every_form_is_read_packed_and_unpacked(tmp_path: Path, form: str, kind:
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
 @pytest.mark.parametrize("keys", [str, bytes])
-def test_pickles_of_any_protocol_and_kind_of_key(tmp_path: Path, protocol: int, keys: type) -> None:
+def test_pickles_of_any_protocol_and_kind_of_key_are_read(tmp_path: Path, protocol: int, keys: type) -> None:
     check(
         Cifar().open(
             str(write_folder(tmp_path, cifar_files("10-python", protocol=protocol, keys=keys))), seed=0
