@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "overlapping patches": {"stem": "overlap"},
     "overlapping patches, stride 8x4": {"stem": "overlap", "stride": (8, 4)},
     "resnet": {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 4},
-    "resnet of timm": {
+    "resnet as timm has it": {
         "stem": "resnet",
         "resnet_layers": (1,),
         "resnet_width": 2,
