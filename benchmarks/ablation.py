@@ -1,13 +1,13 @@
-"""What each option of the model costs and brings, on the embedded digits.
+"""Measure the accuracy, size and speed of each option of the model on the embedded digits.
 
     .venv/bin/python benchmarks/ablation.py --out --docs docs/options.md
     .venv/bin/python benchmarks/ablation.py --docs docs/options.md
 
-The recipe `digits` is trained with one thing changed at a time, each change with several seeds; the paper did
-the same with positions (appendix D.4, table 8: none at all is clearly worse, the others are alike). Then,
-with nothing beside it, the training step of every change is timed. The first command measures, writes
-benchmarks/results/<date>-ablation.md and the raw numbers beside it, and fills in the page; the second only
-fills in the page from the newest raw numbers. About 35 minutes on 2 quiet cores.
+The script trains the recipe `digits` with one option changed at a time and several seeds per change, as the
+paper does for positions (appendix D.4, table 8: clearly worse without any, alike with all kinds). Then it
+times the training step of every change, with no other work on the machine. The first command measures, writes
+benchmarks/results/<date>-ablation.md and the raw numbers beside it, and fills in the page. The second only
+fills in the page from the newest raw numbers. It takes about 35 minutes on 2 idle cores.
 """
 
 from __future__ import annotations
@@ -53,27 +53,27 @@ BATCH_SIZE = RECIPES[RECIPE].option("batch_size")
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """The recipe with options changed; without any, the recipe itself."""
+    """The recipe with some options changed, or unchanged."""
 
     options: tuple[str, ...] = ()
-    """NAME=VALUE, as `vitascope train --options` takes them."""
+    """NAME=VALUE, as for `vitascope train --options`."""
     pool: str | None = None
-    """Pooling is an option of training itself."""
+    """An option of training, not of the model."""
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """The name in the table."""
         pool = () if self.pool is None else (f"pool={self.pool}",)
         return " ".join((*pool, *self.options)) or "base"
 
     def train_config(self, **others: Any) -> TrainConfig:
-        """What is trained, in fp32: what `auto` would take depends on the number of tokens."""
+        """The training options, in fp32, because the choice of `auto` depends on the number of tokens."""
         return TrainConfig.from_recipe(
             RECIPE, options=self.options, pool=self.pool, precision="fp32", **others
         )
 
     def model_config(self) -> ViTConfig:
-        """The model that it makes for the digits."""
+        """The resulting model for the digits."""
         return resolve_config(self.train_config(), open_data("digits"))[1]
 
 
@@ -111,40 +111,40 @@ CHANGES = (
     Change(pool="cls_mean"),
     Change(pool="map"),
     Change(("head=mlp",)),
-    # The paper's initialization starts every head at zero, so that `zero` differs from `linear` with timm's.
+    # The paper's initialization starts every head at zero, so `zero` and `linear` differ only with timm's.
     Change(("init=timm",)),
     Change(("init=timm", "head=zero")),
 )
-"""One change at a time, in the order of the paper's equations; the base first."""
+"""The base, then one change at a time, in the order of the paper's equations."""
 
 HEADER = ("option", "test accuracy, %", "lowest to highest", "parameters", "MFLOPs", "training, images/s")
 
 NOTES = """\
-"option": what is changed in the base, the recipe `digits`: 32x32 pixels, 16 patches of 8x8, 3 blocks of width
-96, 6 heads, learned positions, a class token. "test accuracy": mean over the seeds, of the 360 test digits,
-so that one digit is 0.28; differences within the spread of the seeds mean nothing, and what is best here need
-not be best on photographs. "MFLOPs": the matrix products of one image's forward pass, a multiply-add counting
-as 2. "training": images a second of whole training steps (forward, loss, backward, AdamW) at the recipe's
-batch size in fp32 on one thread, augmentation left out. The two heads of `distillation_token` are both taught
-by the labels here: there is no teacher. `resnet_layers=[1] resnet_width=16` has a stride of 4: with patches
-of 8 pixels, 4x4 patches of 2x2 features. `mlp_ratio=2.667` gives SwiGLU the parameters of the base's MLP."""
+"option": the change to the base, the recipe `digits`: 32x32 pixels, 16 patches of 8x8, 3 blocks of width 96,
+6 heads, learned positions, a class token. "test accuracy": mean over the seeds on the 360 test digits; one
+digit is 0.28. Differences within the spread of the seeds mean nothing, and the best option here need not be
+the best on photographs. "MFLOPs": the matrix products of one image's forward pass, two per multiply-add.
+"training": images per second of training steps (forward, loss, backward, AdamW) at the recipe's batch size in
+fp32 on one thread, without augmentation. Labels train both heads of `distillation_token` here; there is no
+teacher. `resnet_layers=[1] resnet_width=16` has a stride of 4: patches of 8 pixels are 4x4 patches of 2x2
+features. With `mlp_ratio=2.667`, SwiGLU has as many parameters as the base's MLP."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a change cost and brought."""
+    """The cost and the accuracy of a change."""
 
     name: str
     parameters: int
     flops: int
-    """Of one image's forward pass."""
+    """Per forward pass of one image."""
     accuracies: list[float]
-    """Share of the test digits that are right, by seed."""
+    """Test accuracy by seed."""
     step_seconds: list[float]
-    """Seconds of a training step, by round."""
+    """Seconds per training step, by round."""
 
     def row(self) -> tuple[str, ...]:
-        """The table's line."""
+        """The table's row."""
         percent = [100 * accuracy for accuracy in self.accuracies]
         return (
             self.name,
@@ -158,7 +158,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement(Numbers):
-    """All results, and how they were measured: what the JSON file holds."""
+    """All results and the conditions of the measurement, as stored in the JSON file."""
 
     machine: str
     versions: str
@@ -170,7 +170,7 @@ class Measurement(Numbers):
     jobs: int
     results: list[Result]
     trained_again: list[str] = dataclasses.field(default_factory=list)
-    """Options whose accuracy was measured by a later run; their speed is that of the first."""
+    """Options whose accuracy comes from a later run; their speed comes from the first one."""
 
     name = "ablation"
 
@@ -180,23 +180,23 @@ class Measurement(Numbers):
         return cls(**values | {"results": [Result(**result) for result in values["results"]]})
 
     def table(self) -> str:
-        """A line for each option."""
+        """One row per option."""
         return markdown_table(HEADER, [result.row() for result in self.results])
 
     def for_docs(self) -> str:
-        """What stands in docs/options.md."""
+        """The text for docs/options.md."""
         how = f"{self.seeds} seeds, {self.epochs} epochs; {self.machine}; {self.date}{self.later('; ')}."
         return f"{self.table()}\n\n{NOTES}\n\n{how}"
 
     def later(self, before: str) -> str:
-        """What a later run measured, in a sentence."""
+        """A sentence about the options of later runs, empty without any."""
         if not self.trained_again:
             return ""
         names = ", ".join(f"`{name}`" for name in self.trained_again)
-        return f"{before}trained again later, after a change to it: {names}"
+        return f"{before}retrained later, after a change to the option: {names}"
 
     def with_accuracies(self, accuracies: dict[Change, list[float]]) -> Measurement:
-        """This with some options trained again."""
+        """Return a copy with the accuracies of retrained options."""
         found = {change.name: values for change, values in accuracies.items()}
         results = [
             dataclasses.replace(result, accuracies=found.get(result.name, result.accuracies))
@@ -206,15 +206,15 @@ class Measurement(Numbers):
         return dataclasses.replace(self, results=results, trained_again=again)
 
     def report(self) -> str:
-        """What stands in benchmarks/results."""
+        """The text for benchmarks/results."""
         return (
-            "# What each option costs and brings: the digits, one change at a time\n\n"
+            "# Accuracy and cost of each option: the digits, one change at a time\n\n"
             f"- machine: {self.machine}\n"
             f"- versions: {self.versions}\n"
             f"- date: {self.date}\n"
             f"- command: `{self.command}`\n"
-            f"- method: accuracy: seeds: {self.seeds}, epochs: {self.epochs}, runs at a time: {self.jobs}, "
-            "each on one thread; then speed, with nothing beside it: one process, one thread, interleaved "
+            f"- method: accuracy: seeds: {self.seeds}, epochs: {self.epochs}, parallel runs: {self.jobs}, "
+            "each on one thread; then speed, with no other work: one process, one thread, interleaved "
             f"rounds over all options: {self.rounds}, medians\n{self.later('- ')}\n\n"
             f"{self.table()}\n\n{NOTES}"
         )
@@ -223,11 +223,11 @@ class Measurement(Numbers):
 def measure_accuracies(
     changes: Sequence[Change], seeds: int, epochs: int, jobs: int
 ) -> dict[Change, list[float]]:
-    """Test accuracy of each change with each seed, `jobs` runs at a time."""
+    """Measure the test accuracy of each change with each seed, in `jobs` parallel runs."""
     runs = list(itertools.product(range(seeds), changes))
     found: dict[tuple[int, Change], float] = {}
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=be_quiet_and_alone) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=silence_and_use_one_thread) as pool:
         futures = {pool.submit(test_accuracy, change, seed, epochs): (seed, change) for seed, change in runs}
         for count, future in enumerate(as_completed(futures), 1):
             seed, change = futures[future]
@@ -236,21 +236,21 @@ def measure_accuracies(
     return {change: [found[seed, change] for seed in range(seeds)] for change in changes}
 
 
-def be_quiet_and_alone() -> None:
-    """Let a process that trains say nothing, and use one thread."""
+def silence_and_use_one_thread() -> None:
+    """Discard the output of a training process, and limit it to one thread."""
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
     torch.set_num_threads(1)
 
 
 def test_accuracy(change: Change, seed: int, epochs: int) -> float:
-    """Train, and measure on the test digits; the run folder goes."""
+    """Train in a temporary run folder and return the test accuracy."""
     with tempfile.TemporaryDirectory() as folder:
         config = change.train_config(seed=seed, epochs=epochs, device="cpu", run=f"{folder}/run")
         return train(config).evaluation.accuracy
 
 
 def measure_steps(changes: Sequence[Change], rounds: int, timing: Timing) -> dict[Change, list[float]]:
-    """Seconds of a training step of each change in each round; the rounds are interleaved."""
+    """Time a training step of each change, in interleaved rounds; returns seconds by round."""
     seconds: dict[Change, list[float]] = {change: [] for change in changes}
     with ExitStack() as stack:
         steps = {
@@ -265,9 +265,9 @@ def measure_steps(changes: Sequence[Change], rounds: int, timing: Timing) -> dic
 
 
 def measure(changes: Sequence[Change], arguments: argparse.Namespace) -> Measurement:
-    """Accuracy, then speed."""
+    """Measure the accuracies, then the speed."""
     torch.set_num_threads(1)
-    machine = describe_machine()  # before it is busy with us
+    machine = describe_machine()  # before this script puts load on it
     accuracies = measure_accuracies(changes, arguments.seeds, arguments.epochs, arguments.jobs)
     steps = measure_steps(changes, arguments.rounds, timing_of(arguments))
     results = []
@@ -290,38 +290,38 @@ def measure(changes: Sequence[Change], arguments: argparse.Namespace) -> Measure
 
 
 def selected(texts: Sequence[str]) -> list[Change]:
-    """The changes whose name holds one of the texts."""
+    """The changes whose name contains one of the texts."""
     return [change for change in CHANGES if any(text in change.name for text in texts)]
 
 
 def parse() -> argparse.Namespace:
     parser = options(__doc__, rounds=7, warmup=1, steps=5)
     epochs = RECIPES[RECIPE].option("epochs")
-    parser.add_argument("--seeds", type=positive, default=3, help="runs of each option (default 3)")
+    parser.add_argument("--seeds", type=positive, default=3, help="runs per option (default 3)")
     parser.add_argument(
-        "--epochs", type=positive, default=epochs, help=f"of a run (default {epochs}, the recipe's)"
+        "--epochs", type=positive, default=epochs, help=f"epochs per run (default {epochs}, the recipe's)"
     )
     parser.add_argument(
-        "--jobs", type=positive, default=os.cpu_count(), help="runs at a time (default one a core)"
+        "--jobs", type=positive, default=os.cpu_count(), help="parallel runs (default: one per core)"
     )
     parser.add_argument(
-        "--only", nargs="+", metavar="NAME", help="only options whose name holds one of these"
+        "--only", nargs="+", metavar="NAME", help="only options whose name contains one of these"
     )
     parser.add_argument(
         "--retrain",
         nargs="+",
         metavar="NAME",
-        help="train these again, and put their accuracy into the newest numbers",
+        help="retrain these and put their accuracy into the newest numbers",
     )
     parser.add_argument(
         "--docs", type=Path, metavar="PAGE", help="fill in this page; without --out, from the newest numbers"
     )
     arguments = parser.parse_args()
     if arguments.only and (arguments.out or arguments.docs):
-        parser.error("what is published is whole: no --only with --out or --docs")
+        parser.error("--only does not go with --out or --docs: published tables are complete")
     for names in filter(None, (arguments.only, arguments.retrain)):
         if not selected(names):
-            parser.error(f"no option's name holds {' or '.join(names)}")
+            parser.error(f"no option's name contains {' or '.join(names)}")
     return arguments
 
 

@@ -1,15 +1,14 @@
-"""Whether the cost of axial attention grows as its formula says, beside global attention and windows.
+"""Compare the measured cost of axial attention with its formula, and with global attention and windows.
 
     .venv/bin/python benchmarks/axial.py --out --docs docs/options.md
     .venv/bin/python benchmarks/axial.py --docs docs/options.md
 
-Time and peak memory of the attention step alone (random queries, keys and values; one image, one class
-token, 3 heads of 64) on growing grids, without and with its backward pass, beside
+The script measures time and peak memory of the attention step alone (random queries, keys and values; one
+image, one class token, 3 heads of 64) on growing grids, without and with the backward pass. The formula is
 `ViTConfig.attended_pairs`: for a square grid of side s about s^4 pairs in global attention, 2 s^3 in axial,
 65 s^2 in windows of 8x8. The first command measures, writes benchmarks/results/<date>-axial.md, the raw
-numbers beside it and docs/images/axial.png, and fills in the page; the second only fills in the page from the
-newest raw numbers.
-One thread; about 4 minutes on a quiet core, and 4 GB.
+numbers beside it and docs/images/axial.png, and fills in the page. The second only fills in the page from the
+newest raw numbers. It takes one thread, about 4 minutes on an idle core, and 4 GB.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import ScalarFormatter
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from contest import (
@@ -56,14 +54,14 @@ Grid = tuple[int, int]
 
 HEADS, HEAD_DIM, WINDOW = 3, 64, 8
 LIMITS = {"global": (4, 2), "axial": (3, 2), "window": (2, 1)}
-"""Exponents that the number of pairs tends to: of the side of a square, and of the width of a strip."""
+"""Limits of the exponent of the number of pairs: in the side of a square, and in the width of a strip."""
 COLOURS = dict(zip(LIMITS, (*SERIES, RIGHT), strict=True))
 SQUARES = tuple((side, side) for side in (8, 16, 24, 32, 48, 64, 96, 128, 192))
 STRIPS = tuple((16, width) for width in (16, 32, 64, 128, 192, 256))
 LARGEST_GLOBAL = 96 * 96
-"""Patches; with more, global attention would take minutes, and tens of gigabytes for its weights."""
+"""Patches. With more, global attention would take minutes, and its weights tens of gigabytes."""
 FITTED_FROM = 2_000
-"""Patches; exponents are those of grids with so many at least: in others a call's fixed costs weigh too much,
+"""The least number of patches for fitting exponents. On smaller grids, fixed costs per call weigh too much,
 and global attention trains by matrix products instead of the fused kernel."""
 COMPARED: Grid = (96, 96)
 LINE = {"linewidth": 1.0}
@@ -79,7 +77,7 @@ class Point:
     attention: str
     grid: Grid
     backward: bool
-    """Whether the backward pass is run too."""
+    """Whether to run the backward pass too."""
 
     def config(self) -> ViTConfig:
         """A model with this attention on this grid."""
@@ -89,23 +87,23 @@ class Point:
         return config.replace(attention=self.attention, window=WINDOW, positions="none")
 
     def multiply_adds(self) -> int:
-        """Of scores and mixed values, by the formula; the backward pass has twice those of the forward."""
+        """Multiply-adds of scores and values by the formula; a backward pass has twice as many."""
         return 2 * self.config().attended_pairs() * HEADS * HEAD_DIM * (3 if self.backward else 1)
 
     def weights_mib(self) -> float:
-        """One fp32 number for each pair and head."""
+        """One fp32 number per pair and head."""
         return self.config().attended_pairs() * HEADS * 4 / 2**20
 
 
 def attention_step(point: Point, *, materialized: bool = False) -> Step:
-    """What is measured: `mix` of the attention's module, by the kernels that it takes.
+    """The measured step: `mix` of the attention module, with the kernels that it chooses.
 
     Args:
-        point: which.
-        materialized: keep PyTorch from its fused kernels, which never hold all weights at once.
+        point: the kind of attention and the grid.
+        materialized: disable PyTorch's fused kernels, which never hold all weights at once.
     """
     config = point.config()
-    with torch.device("meta"):  # the layers around the step are not run
+    with torch.device("meta"):  # the layers around the step do not run
         module = Block(config, drop_path=0.0).attention
     layout = position_embedding(config).layout(config.grid, torch.device("cpu"))
     qkv = torch.randn(1, config.num_tokens, 3, HEADS, HEAD_DIM, requires_grad=point.backward)
@@ -123,15 +121,15 @@ def attention_step(point: Point, *, materialized: bool = False) -> Step:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a point took."""
+    """Time and memory of a point."""
 
     point: Point
     seconds: list[float]
-    """By round."""
+    """Per round."""
     fused_mib: float
-    """Peak memory beyond the input, with the kernels that `mix` takes by itself."""
+    """Peak memory beyond the input, with the kernels that `mix` chooses."""
     materialized_mib: float
-    """The same where all weights are held."""
+    """The same without fused kernels, so that all weights are in memory."""
 
     @property
     def time(self) -> float:
@@ -140,13 +138,13 @@ class Result:
 
     @property
     def speed(self) -> float:
-        """Multiply-adds of the formula a second."""
+        """The formula's multiply-adds per second."""
         return self.point.multiply_adds() / self.time
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement(Numbers):
-    """All results, and how they were measured: what the JSON file holds."""
+    """All results and the conditions of the measurement, as stored in the JSON file."""
 
     machine: str
     versions: str
@@ -167,13 +165,13 @@ class Measurement(Numbers):
         return cls(**values | {"results": results})
 
     def series(self, grids: Sequence[Grid], attention: str, backward: bool) -> list[Result]:
-        """Results of one kind of attention on grids, in their order."""
+        """The results of one kind of attention, in the order of the grids."""
         found = {result.point: result for result in self.results}
         points = (Point(attention, grid, backward) for grid in grids)
         return [found[point] for point in points if point in found]
 
     def for_docs(self) -> str:
-        """What stands in docs/options.md."""
+        """The text for docs/options.md."""
         return (
             "![time and memory of attention by the side of the grid](images/axial.png)\n\n"
             f"{exponents_table(self, SQUARES)}\n\n{EXPONENTS_NOTES}\n\n"
@@ -182,7 +180,7 @@ class Measurement(Numbers):
         )
 
     def report(self) -> str:
-        """What stands in benchmarks/results."""
+        """The text for benchmarks/results."""
         return (
             "# The cost of axial attention\n\n"
             f"- machine: {self.machine}\n"
@@ -191,8 +189,8 @@ class Measurement(Numbers):
             f"- command: `{self.command}`\n"
             f"- method: {self.method}\n\n"
             f"## Square grids\n\n{exponents_table(self, SQUARES)}\n\n{EXPONENTS_NOTES}\n\n"
-            f"## Grids of 16 rows, growing wider\n\n{exponents_table(self, STRIPS)}\n\n"
-            f"## Beside global attention, {COMPARED[0]}x{COMPARED[1]}\n\n"
+            f"## Grids of 16 rows and growing width\n\n{exponents_table(self, STRIPS)}\n\n"
+            f"## Compared with global attention, {COMPARED[0]}x{COMPARED[1]}\n\n"
             f"{comparison_table(self)}\n\n{COMPARISON_NOTES}\n\n"
             f"## Every point\n\n{points_table(self)}\n\n{POINTS_NOTES}"
         )
@@ -204,37 +202,38 @@ EXPONENTS_HEADER = (
     "formula",
     "time, forward",
     "time, with backward",
-    "memory of weights, with backward",
-    "memory as it runs, with backward",
+    "memory, unfused, with backward",
+    "memory, fused, with backward",
 )
 EXPONENTS_NOTES = f"""\
-By which power of the grid's side cost grows: the slope of a line through the logarithms, over grids of at
-least {FITTED_FROM:,} patches. "formula": of `ViTConfig.attended_pairs`, on the same grids.
-"memory of weights": peak memory where PyTorch is kept from its fused kernels, so that all weights are held;
-"as it runs": by the kernels that the model takes on such grids, which hold a small part of the weights at a
-time, so that memory grows with the number of tokens. So does what axial attention copies into rows and
-columns, in time and in memory: that keeps its powers below the formula's."""
+Exponents of the cost in the grid's side: the slope of a line through the logarithms, over grids of at least
+{FITTED_FROM:,} patches. "formula": the exponent of `ViTConfig.attended_pairs` on the same grids.
+"unfused": peak memory without PyTorch's fused kernels, so that all attention weights are in memory.
+"fused": with the kernels that the model uses on such grids. They hold a small part of the weights at a time,
+so memory grows with the number of tokens. Axial attention also copies patches into rows and columns. The time
+and memory of the copies grow with the number of tokens too, which keeps its exponents below the formula's."""
 
 COMPARISON_NOTES = """\
-How many times less than global attention the others cost; below 1, more. "formula": pairs over pairs. What
-is missing to it is lost in short rows and windows, and in copying patches into them."""
+The cost of global attention divided by that of the others; below 1, they cost more. "formula": the ratio of
+pairs. The measured ratios are lower because of short rows and windows, and because patches are copied into
+them."""
 
 POINTS_NOTES = """\
 "formula": multiply-adds by `ViTConfig.attended_pairs`, three times as many with the backward pass. "time /
-formula": 1 on the largest grid of the kind, and the same everywhere if time follows the formula. "weights":
-one number for each pair and head. Memory is in MiB, the peak beyond queries, keys and values. With its
-backward pass, global attention takes plain matrix products, and keeps its weights, while they fit in 16 MiB
+formula": relative to the largest grid of the kind; 1 everywhere if time follows the formula. "weights": one
+number per pair and head. Memory is the peak in MiB beyond queries, keys and values. With the backward pass,
+global attention uses plain matrix products, and keeps its weights, while they fit in 16 MiB
 (`model/attention.py`)."""
 
 
 def slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """The exponent of costs in sizes: of a line through the logarithms, by least squares."""
+    """The exponent of costs in sizes: the least-squares slope of the logarithms."""
     line = statistics.linear_regression(list(map(math.log, sizes)), list(map(math.log, costs)))
     return line.slope
 
 
 def exponents_table(measured: Measurement, grids: Sequence[Grid]) -> str:
-    """Formula and measurement, for each kind."""
+    """Exponents of formula and measurement, one row per kind."""
     rows = []
     fitted = [grid for grid in grids if math.prod(grid) >= FITTED_FROM]
     for attention, limits in LIMITS.items():
@@ -255,7 +254,7 @@ def exponents_table(measured: Measurement, grids: Sequence[Grid]) -> str:
 
 
 def comparison_table(measured: Measurement) -> str:
-    """Costs of global attention over those of the others."""
+    """The costs of global attention divided by those of the others."""
     ((forward,), (both,)) = (measured.series([COMPARED], "global", backward) for backward in (False, True))
     rows = []
     for attention in ("axial", "window"):
@@ -274,7 +273,7 @@ def comparison_table(measured: Measurement) -> str:
 
 
 def points_table(measured: Measurement) -> str:
-    """A line for each kind, grid and pass."""
+    """One row per kind, grid and pass."""
     rows = []
     for grids in (SQUARES, STRIPS):
         for attention in LIMITS:
@@ -301,15 +300,15 @@ def points_table(measured: Measurement) -> str:
             "time",
             "time / formula",
             "weights",
-            "memory of weights",
-            "memory as it runs",
+            "memory, unfused",
+            "memory, fused",
         ),
         rows,
     )
 
 
 def draw(measured: Measurement) -> Figure:
-    """Time and memory over the side of square grids, and what the formula makes of the largest grid's."""
+    """Plot time and memory over the side of square grids, with the formula scaled to the largest grid."""
     figure = new_figure(12, 4.6, "The attention step on a grid of s x s patches")
     panels = figure.subplots(1, 3)
     for attention in LIMITS:
@@ -322,14 +321,15 @@ def draw(measured: Measurement) -> Figure:
     for axes, title, unit in zip(panels, titles, ("ms", "ms", "MiB"), strict=True):
         plain(axes, title=title, xlabel="side s, patches", ylabel=unit, xscale="log", yscale="log")
         axes.set_xticks([side for side, _ in SQUARES if side in (8, 16, 32, 64, 96, 192)])
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")  # the figure's texts are literal, without formulas
         axes.minorticks_off()
     panels[2].set_ylim(bottom=1)
-    kinds = [Patch(color=COLOURS[kind], label=f"{kind}, $s^{power}$") for kind, (power, _) in LIMITS.items()]
+    kinds = [Patch(color=COLOURS[kind], label=f"{kind}, s^{power}") for kind, (power, _) in LIMITS.items()]
     signs = [
-        Line2D([], [], **LINE, color=GREY, label="formula, through the largest grid's"),
-        Line2D([], [], **DOTS, color=GREY, label="measured (memory: all weights held)"),
-        Line2D([], [], **HOLLOW, color=GREY, label="measured: memory as it runs"),
+        Line2D([], [], **LINE, color=GREY, label="formula, scaled to the largest grid"),
+        Line2D([], [], **DOTS, color=GREY, label="measured (memory: unfused)"),
+        Line2D([], [], **HOLLOW, color=GREY, label="measured memory, fused"),
     ]
     rows = [handle for column in zip(kinds, signs, strict=True) for handle in column]
     figure.legend(handles=rows, loc="outside lower center", ncols=len(kinds), frameon=False)
@@ -337,7 +337,7 @@ def draw(measured: Measurement) -> Figure:
 
 
 def draw_series(axes: Axes, series: Sequence[Result], cost_of: Callable[[Result], float]) -> None:
-    """Measured points, and the formula's line through the largest grid's."""
+    """Draw the measured points, and the formula's line scaled to the largest grid."""
     last, colour = series[-1], COLOURS[series[-1].point.attention]
     scale = cost_of(last) / last.point.multiply_adds()
     axes.plot(*sides_and(series, lambda result: scale * result.point.multiply_adds()), **LINE, color=colour)
@@ -345,13 +345,13 @@ def draw_series(axes: Axes, series: Sequence[Result], cost_of: Callable[[Result]
 
 
 def sides_and(series: Sequence[Result], cost_of: Callable[[Result], float]) -> tuple[list[int], list[float]]:
-    """Sides and costs to plot; a cost of nothing, of memory too little to be seen, has no logarithm."""
+    """Sides and costs to plot, without costs of 0: memory too small to measure has no logarithm."""
     costs = [(result.point.grid[1], cost_of(result)) for result in series]
     return [side for side, cost in costs if cost > 0], [cost for _, cost in costs if cost > 0]
 
 
 def points() -> list[Point]:
-    """All that are measured."""
+    """All measured points."""
     grids = dict.fromkeys((*SQUARES, *STRIPS))  # 16x16 is in both
     return [
         Point(attention, grid, backward)
@@ -363,14 +363,14 @@ def points() -> list[Point]:
 
 
 def peak_mib(point: Point, *, materialized: bool) -> float:
-    """Peak memory of a step beyond its input, in a process of its own.
+    """Measure the peak memory of a step beyond its input, in a process of its own.
 
-    The process is forked from one that has only imported what it needs. It runs the step on the
-    smallest grid, for the code and buffers that any step needs, makes the input, and then runs the step once:
-    what its peak of resident memory grows by is the step's.
+    The process is forked from one that has only imported modules. It runs the step on the smallest grid, to
+    load the code and buffers of any step. Then it makes the input and runs the step once. The growth of its
+    peak resident memory is the step's.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vitascope.training.loop"])  # which imports nearly all that we do
+    context.set_forkserver_preload(["vitascope.training.loop"])  # imports nearly all modules used here
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=send_peak, args=(theirs, point, materialized))
     process.start()
@@ -381,18 +381,18 @@ def peak_mib(point: Point, *, materialized: bool) -> float:
 
 
 def send_peak(connection: Connection, point: Point, materialized: bool) -> None:
-    """What `peak_mib` runs in the new process."""
+    """Run by `peak_mib` in the new process."""
     torch.set_num_threads(1)
     attention_step(dataclasses.replace(point, grid=SQUARES[0]), materialized=materialized)()
     step = attention_step(point, materialized=materialized)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step()
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
     connection.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit / 2**20)
 
 
 def measure_times(measured: Sequence[Point], rounds: int, timing: Timing) -> list[list[float]]:
-    """Seconds of each point in each round; the rounds are interleaved."""
+    """Time each point in interleaved rounds; returns seconds by point and round."""
     reuse_freed_memory()  # as `vitascope` does
     seconds: list[list[float]] = [[] for _ in measured]
     for number in range(1, rounds + 1):
@@ -403,9 +403,9 @@ def measure_times(measured: Sequence[Point], rounds: int, timing: Timing) -> lis
 
 
 def measure(arguments: argparse.Namespace) -> Measurement:
-    """Memory, then time."""
+    """Measure memory, then time."""
     torch.set_num_threads(1)
-    machine = describe_machine()  # before it is busy with us
+    machine = describe_machine()  # before this script puts load on it
     measured = points()
     peaks = []
     for count, point in enumerate(measured, 1):
@@ -419,10 +419,10 @@ def measure(arguments: argparse.Namespace) -> Measurement:
         date=datetime.date.today().isoformat(),
         command=shlex.join(["python", *sys.argv]),
         method=(
-            f"fp32, one thread; time: interleaved rounds: {arguments.rounds}; in a round, steps to warm up: "
-            f"{arguments.warmup}, then timed: at least {arguments.steps} and {arguments.seconds:g} s; "
-            "medians; memory: what one step adds to the peak resident memory of a fresh process that holds "
-            "its input"
+            f"fp32, one thread; time: interleaved rounds: {arguments.rounds}; warm-up steps per round: "
+            f"{arguments.warmup}; timed steps per round: at least {arguments.steps} and "
+            f"{arguments.seconds:g} s; medians; memory: the growth of the peak resident memory of a fresh "
+            "process by one step, without its input"
         ),
         results=[
             Result(point, times, *peak) for point, times, peak in zip(measured, seconds, peaks, strict=True)

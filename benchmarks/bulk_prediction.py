@@ -1,13 +1,13 @@
-"""A folder of small JPEG files predicted into JSON lines, beside the bare model on pixels that lie in memory.
+"""Compare the throughput of predicting a folder of small JPEG files with that of the bare model.
 
-End to end is what `vitascope predict MODEL FOLDER --out FILE.jsonl` does once the model is loaded: find
-the files, read, decode and resize them in workers, compute, rank, write. Bare is `Engine.probabilities` on
-the same pixels, in batches of the same size, with the same threads. The rounds are interleaved (bare, end to
-end, bare, end to end, ...), and the share is taken within each, so that a machine that changes its speed
-changes it for both. Reading alone is what the workers deliver to nobody: the ceiling for a model that takes
-no time.
+End to end is `vitascope predict MODEL FOLDER --out FILE.jsonl` once the model is loaded: find the files,
+read, decode and resize them in workers, compute, rank, write. Bare is `Engine.probabilities` on the same
+pixels in memory, in batches of the same size, with the same threads. The rounds are interleaved (bare, end to
+end, bare, end to end, ...), and the share is computed within each round, so a change in the machine's speed
+affects both. Reading alone is the throughput of the workers without a model: the ceiling for a model that
+takes no time.
 
-    python benchmarks/bulk_prediction.py                            # JPEG files that it makes itself
+    python benchmarks/bulk_prediction.py                            # on generated JPEG files
     python benchmarks/bulk_prediction.py --data cifar10/test --models vit_s/4 runs/cifar10
 """
 
@@ -43,7 +43,7 @@ from vitascope.model.hardware import reuse_freed_memory
 
 SIZE = 32
 BUILT = {"vit_ti/4": "vit_ti16", "vit_s/4": "vit_s16"}
-"""Models that are built here, with patches of 4 and random weights: time does not depend on them."""
+"""Models built here, with patches of 4 and random weights, which do not affect the time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Measured:
 
     @property
     def share(self) -> float:
-        """Speed end to end over the bare model's, the median of the rounds."""
+        """End-to-end throughput over the bare model's, the median of the rounds."""
         return statistics.median(bare / whole for bare, whole in zip(self.bare, self.whole, strict=True))
 
 
 def engine_of(model: str) -> Engine:
-    """Of a name in BUILT, or of a MODEL argument."""
+    """The engine of a name in BUILT or of a MODEL argument."""
     if model not in BUILT:
         return open_engine(model)
     built = vs.create_model(BUILT[model], image_size=SIZE, patch_size=4, num_classes=10)
@@ -71,7 +71,7 @@ def engine_of(model: str) -> Engine:
 
 
 def make_pictures(root: Path, count: int) -> Path:
-    """JPEG files of 32 x 32 pixels, quality 90: smooth random fields, in folders of a thousand."""
+    """Write JPEG files of 32 x 32 pixels, quality 90: smooth random fields, a thousand per folder."""
     rng = np.random.default_rng(0)
     for number in range(count):
         coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
@@ -89,7 +89,7 @@ def bare_seconds(engine: Engine, pixels: torch.Tensor, batch_size: int) -> float
 
 
 def whole_seconds(engine: Engine, folder: Path, images: int, arguments: argparse.Namespace) -> float:
-    """Of everything, from the first look into the folder to the last line on the disk."""
+    """Seconds from listing the folder to the last line on the disk."""
     predictor = Predictor(engine, batch_size=arguments.batch_size)
     with tempfile.TemporaryDirectory() as scratch, ResultFile(Path(scratch) / "o.jsonl", engine) as file:
         start = time.perf_counter()
@@ -131,7 +131,7 @@ def measure(model: str, folder: Path, arguments: argparse.Namespace) -> Measured
 
 
 def table(results: Sequence[Measured]) -> str:
-    """Images per second, medians of the rounds."""
+    """Images per second, medians over the rounds."""
     rows = []
     for found in results:
         shares = [bare / whole for bare, whole in zip(found.bare, found.whole, strict=True)]
@@ -140,7 +140,14 @@ def table(results: Sequence[Measured]) -> str:
             for times in (found.bare, found.whole, found.reading)
         ]
         rows.append((found.model, *speeds, f"{found.share:.0%}", f"{min(shares):.0%} to {max(shares):.0%}"))
-    header = ("model", "bare img/s", "end to end img/s", "reading alone img/s", "share", "of all rounds")
+    header = (
+        "model",
+        "bare img/s",
+        "end to end img/s",
+        "reading alone img/s",
+        "share",
+        "lowest to highest share",
+    )
     return markdown_table(header, rows)
 
 
@@ -148,34 +155,36 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, help="folder of pictures (default: makes JPEG files)")
-    parser.add_argument("--images", type=positive, default=10_000, help="at most (default 10000)")
+    parser.add_argument("--data", type=Path, help="folder of images (default: generated JPEG files)")
+    parser.add_argument("--images", type=positive, default=10_000, help="images, at most (default 10000)")
     parser.add_argument(
         "--models", nargs="+", default=list(BUILT), help=f"{', '.join(BUILT)}, or MODEL arguments"
     )
-    parser.add_argument("--batch-size", type=positive, default=64, help="(default 64, as predict has it)")
-    parser.add_argument("--workers", type=positive, help="(default: one a core, as predict has it)")
+    parser.add_argument(
+        "--batch-size", type=positive, default=64, help="default 64, as in `vitascope predict`"
+    )
+    parser.add_argument("--workers", type=positive, help="default: one per core, as in `vitascope predict`")
     parser.add_argument("--rounds", type=positive, default=3, help="interleaved rounds (default 3)")
-    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse()
-    machine = describe_machine()  # as found
+    machine = describe_machine()  # before this script puts load on it
     reuse_freed_memory()
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.data or make_pictures(Path(scratch), arguments.images)
         results = [measure(model, folder, arguments) for model in arguments.models]
-    pictures = f"{results[0].images:,} JPEG files" if arguments.data else f"{results[0].images:,}, made up"
+    pictures = f"{results[0].images:,} JPEG files" if arguments.data else f"{results[0].images:,}, generated"
     report = (
-        f"# A folder predicted end to end\n\n"
+        f"# Bulk prediction: a folder, end to end\n\n"
         f"- machine: {machine}\n"
         f"- versions: {describe_versions()}, Pillow {importlib.metadata.version('pillow')}\n"
         f"- date: {datetime.date.today().isoformat()}\n"
         f"- command: `{shlex.join(['python', *sys.argv])}`\n"
-        f"- pictures: {pictures}\n"
-        f"- method: interleaved rounds: {arguments.rounds}, all pictures each; batch {arguments.batch_size}; "
+        f"- images: {pictures}\n"
+        f"- method: interleaved rounds over all images: {arguments.rounds}; batch {arguments.batch_size}; "
         f"workers {arguments.workers or os.cpu_count()}; medians\n\n"
         f"{table(results)}"
     )

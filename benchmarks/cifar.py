@@ -1,4 +1,4 @@
-"""CIFAR-10 from scratch, by the recipe `small-data`, with a ViT of at most 6.3 million parameters.
+"""Train a ViT of at most 6.3 million parameters on CIFAR-10 from scratch with the recipe `small-data`.
 
     python benchmarks/cifar.py --data cifar10 --epochs 100 --seeds 3 --out
     python benchmarks/cifar.py --data cifar10 --minutes 7 --seeds 1 --out \\
@@ -6,17 +6,18 @@
     python benchmarks/cifar.py --data cifar10 --add --seeds 1 --out \\
         batch_size=500 lr=0.002 warmup_epochs=10 precision=bf16 compile=true
 
-Every further word is an option of `vitascope train`. A tenth of the training images is held out and draws the
-curve; nothing is chosen by it: what is measured on the test images is the running average of the weights
+Other arguments NAME=VALUE are options of `vitascope train`. A tenth of the training images is held out for
+the validation curve and for nothing else. The test accuracy is that of the running average of the weights
 after the last step (`keep=last`).
 
-The second command aims at 95.0% within 10 minutes on an H200, all included: `--minutes` is the time in the
-loop, with validation and compilation; how many epochs they hold is found by a run of three. 500 divides
-45,000, so that every batch has one size and one compilation; the rate grows with the square root of the
-batch, from 1e-3 at 128. The third command adds a seed, of as many epochs, to the newest numbers.
+The second command aims at 95.0% within 10 minutes on an H200, everything included. `--minutes` is the time in
+the loop, with validation and compilation; a run of three epochs measures how many epochs fit. 500 divides
+45,000, so every batch has the same size and the model is compiled once. The learning rate grows with the
+square root of the batch size, from 1e-3 at 128. The third command adds a seed, with the same number of
+epochs, to the newest numbers.
 
-To a machine without a network bring the images as an archive (`--data cifar10.tar.xz`: 17 MB as JPEG files),
-which is unpacked there once. Tar shards of such small files are many times as large.
+On a machine without a network, use an archive of the images (`--data cifar10.tar.xz`: 17 MB as JPEG files).
+It is unpacked once. Tar shards of such small files are many times as large.
 """
 
 from __future__ import annotations
@@ -53,41 +54,41 @@ PROBED_EPOCHS = 3
 COLOURS = (*SERIES, RIGHT, GREY, WRONG)
 
 NOTES = """\
-"accuracy": of the running average of the weights after the last step, on images that neither training nor any
-choice has seen. "training": seconds in the loop, with validation and compilation; "images/s" counts the
-training images over the same seconds."""
+"accuracy": of the running average of the weights after the last step, on images that are not used for
+training or for any choice. "training": time in the loop, with validation and compilation. "images/s":
+training images over the same time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A seed."""
+    """The run of one seed."""
 
     seed: int
     right: int
-    """Test images."""
+    """Correctly classified test images."""
     seconds: float
-    """In the loop."""
+    """Time in the loop."""
     minutes: list[float]
-    """In the loop, at the end of each epoch; this and what follows."""
+    """Time in the loop at the end of each epoch; the next two lists are per epoch as well."""
     val_accuracy: list[float]
     train_loss: list[float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement(Numbers):
-    """All runs, and how they came about: what the JSON file holds."""
+    """All runs and the conditions of the measurement, as stored in the JSON file."""
 
     machine: str
     versions: str
     date: str
     commands: list[str]
     options: dict[str, Any]
-    """Those of the run, resolved, by name; without the seed and the place."""
+    """Resolved options of the runs by name, without seed and run folder."""
     parameters: int
     images: dict[str, int]
-    """By split."""
+    """Number of images by split."""
     measured_on: str
-    """The split that the accuracy is of."""
+    """The name of the split that accuracy is measured on."""
     runs: list[Run]
 
     name = "cifar"
@@ -99,16 +100,16 @@ class Measurement(Numbers):
 
     @property
     def tested(self) -> int:
-        """Images that the accuracy is of."""
+        """The number of images that accuracy is measured on."""
         return self.images[self.measured_on]
 
     @property
     def accuracy(self) -> float:
-        """Of all seeds, the mean."""
+        """The mean over the seeds."""
         return statistics.mean(run.right for run in self.runs) / self.tested
 
     def table(self) -> str:
-        """A line for each seed, and their mean."""
+        """One row per seed, and their mean."""
         shown = self.options["epochs"] * self.images["train"]
         rows = [
             (
@@ -122,10 +123,12 @@ class Measurement(Numbers):
         ]
         seconds = statistics.mean(run.seconds for run in self.runs)
         rows.append(("mean", f"{self.accuracy:.2%}", "", f"{seconds:,.0f} s", f"{shown / seconds:,.0f}"))
-        return markdown_table(("seed", f"{self.measured_on} accuracy", "right", "training", "images/s"), rows)
+        return markdown_table(
+            ("seed", f"{self.measured_on} accuracy", "correct", "training", "images/s"), rows
+        )
 
     def report(self) -> str:
-        """What stands in benchmarks/results."""
+        """The text for benchmarks/results."""
         counts = ", ".join(f"{count:,} {name}" for name, count in self.images.items())
         commands = "".join(f"- command: `{command}`\n" for command in self.commands)
         recipe = vs.TrainConfig.from_recipe("small-data", data=self.options["data"]).to_dict()
@@ -144,20 +147,20 @@ class Measurement(Numbers):
 
 
 def configuration(data: str, epochs: int, words: list[str]) -> vs.TrainConfig:
-    """The recipe with options changed, NAME=VALUE each.
+    """Return the recipe with options changed, NAME=VALUE each.
 
     Raises:
-        UserError: a word that is no option, or names what this benchmark fixes.
+        UserError: a word is not an option, or names an option that this benchmark fixes.
     """
     options = named_values(words, fixed=("data", "run", "seed", "epochs", "keep"))
     return vs.TrainConfig.from_recipe("small-data", data=data, epochs=epochs, keep="last", **options)
 
 
 def resolved(config: vs.TrainConfig, splits: Splits) -> tuple[dict[str, Any], int]:
-    """The options of a run as plain values, and the model's parameters.
+    """Return the options of a run as plain values, and the number of parameters.
 
     Raises:
-        UserError: more parameters than allowed.
+        UserError: the model has more parameters than allowed.
     """
     whole, model = resolve_config(config, splits)
     if model.num_parameters > MOST_PARAMETERS:
@@ -167,7 +170,7 @@ def resolved(config: vs.TrainConfig, splits: Splits) -> tuple[dict[str, Any], in
 
 
 def run_of(config: vs.TrainConfig, seed: int, images: int, kept: Path | None = None) -> Run:
-    """Train a seed on so many images; the run stays in `kept`, where there is one."""
+    """Train one seed on `images` images; the run folder stays in `kept` if that is given."""
     with tempfile.TemporaryDirectory() as folder:
         run = (kept or Path(folder)) / f"seed-{seed}"
         result = train(f"seed {seed}", config.replace(seed=seed, run=str(run)))
@@ -184,13 +187,13 @@ def run_of(config: vs.TrainConfig, seed: int, images: int, kept: Path | None = N
 
 
 def epochs_in(minutes: float, probed: Run) -> int:
-    """How many epochs fit: the first one also starts and compiles, the last ones probed tell the pace."""
+    """Return how many epochs fit: the last probed epochs set the pace, the first one includes compilation."""
     pace = (probed.minutes[-1] - probed.minutes[0]) / (len(probed.minutes) - 1)
     return max(1, int(1 + (minutes - probed.minutes[0]) / pace))
 
 
 def draw(measured: Measurement) -> Figure:
-    """Validation accuracy and training loss, by epochs and by minutes, a line a seed."""
+    """Plot validation accuracy and training loss by epochs and by minutes, one line per seed."""
     figure = new_figure(
         10,
         6.4,
@@ -216,7 +219,7 @@ def draw(measured: Measurement) -> Figure:
 def draw_seeds(
     axes: Axes, runs: list[Run], x_of: Callable[[Run], list[float]], y_of: Callable[[Run], list[float]]
 ) -> None:
-    """A line a seed; a dot where there is one epoch."""
+    """Draw one line per seed, or a dot if there is only one epoch."""
     for number, run in enumerate(runs):
         marker = "o" if len(run.minutes) == 1 else ""
         colour = COLOURS[number % len(COLOURS)]
@@ -224,10 +227,10 @@ def draw_seeds(
 
 
 def start(arguments: argparse.Namespace) -> tuple[vs.TrainConfig, Measurement]:
-    """What is to be run, and the measurement so far: empty, or the newest one.
+    """Return the training options and the measurement so far: empty, or the newest one with --add.
 
     Raises:
-        UserError: an option that makes no sense, or numbers to add to that are of other options.
+        UserError: an option is invalid, or the newest numbers have other options.
     """
     earlier = None
     if arguments.add:
@@ -239,11 +242,11 @@ def start(arguments: argparse.Namespace) -> tuple[vs.TrainConfig, Measurement]:
     if earlier is None and arguments.minutes is not None:
         probe = config.replace(epochs=PROBED_EPOCHS, warmup_epochs=1.0, warmup_steps=None)
         epochs = epochs_in(arguments.minutes, run_of(probe, 0, len(splits.train)))
-        note(f"{arguments.minutes:g} minutes are {epochs} epochs")
+        note(f"{epochs} epochs fit into {arguments.minutes:g} minutes")
         config = config.replace(epochs=epochs)
     options, parameters = resolved(config, splits)
     if earlier is not None and earlier.options != options:
-        raise UserError("the newest numbers are of other options; leave out --add")
+        raise UserError("the newest numbers have other options; leave out --add")
     command = shlex.join(["python", *sys.argv])
     if earlier is not None:
         return config, dataclasses.replace(earlier, commands=[*earlier.commands, command])
@@ -269,11 +272,11 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of `vitascope train`")
     parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
     parser.add_argument("--epochs", type=positive, default=100, help="default 100")
-    parser.add_argument("--minutes", type=float, help="in the loop; takes as many epochs as they hold")
-    parser.add_argument("--seeds", type=positive, default=3, help="default 3")
-    parser.add_argument("--runs", type=Path, help="keep the runs there, as seed-0 and so on")
+    parser.add_argument("--minutes", type=float, help="time in the loop, instead of --epochs")
+    parser.add_argument("--seeds", type=positive, default=3, help="number of runs (default 3)")
+    parser.add_argument("--runs", type=Path, help="keep the runs in this folder, as seed-0, seed-1, ...")
     parser.add_argument("--add", action="store_true", help="add seeds to the newest numbers")
-    parser.add_argument("--out", action="store_true", help="write report, numbers and curves to results too")
+    parser.add_argument("--out", action="store_true", help="also write report, numbers and curves to results")
     return parser.parse_intermixed_args(given)
 
 
@@ -285,7 +288,7 @@ def main() -> None:
         run = run_of(config, seed, measured.images["train"], arguments.runs)
         measured = dataclasses.replace(measured, runs=[*measured.runs, run])
         note(measured.table())
-        if arguments.out:  # after each seed: what comes later may be stopped
+        if arguments.out:  # after each seed, in case a later one is interrupted
             measured.write()
             save_figure(draw(measured), reports.RESULTS / f"{datetime.date.today().isoformat()}-cifar.png")
     publish("cifar", measured.report(), arguments)

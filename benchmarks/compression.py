@@ -1,12 +1,12 @@
-"""What smaller and shorter models bring and cost: images per second, and accuracy where a model is trained.
+"""Measure the throughput and the accuracy of merged and pruned models.
 
     .venv/bin/python benchmarks/compression.py [--model runs/cifar10 --data cifar10 --merge 2 4 6] [--out]
 
-Without --model, token merging on ViT-B/16 at 224 pixels with random weights in fp32 and bf16, for each
-number of patches a block in `--merge`. With it, one table for a trained model: as it is, merged, and pruned
-to shares of its heads and of its MLPs' width (`--keep`), before and after `--epochs` of fine-tuning with
-the ordinary loop (recipe `finetune`): test accuracy beside images per second. Whatever is timed takes bytes
-and gives probabilities, as `vitascope predict` does.
+Without --model, the script times token merging on ViT-B/16 at 224 pixels with random weights in fp32 and
+bf16, for each number of merged patches per block in `--merge`. With --model, it measures test accuracy and
+images per second of a trained model: as it is, merged, and pruned to shares of its heads and of its MLPs'
+width (`--keep`), before and after `--epochs` of fine-tuning with the usual loop (recipe `finetune`). Every
+timed model maps bytes to probabilities, as in `vitascope predict`.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ from vitascope.weights.saving import save_pretrained
 
 RANDOM = "vit_b16"
 EXAMPLES = 512
-"""Training images that pruning judges by."""
+"""Training images by which pruning chooses heads and hidden units."""
 
-SPEED_HEADER = ("model", "precision", "GFLOPs", "img/s", "slowest to fastest round", "times whole")
-TABLE_HEADER = ("model", "parameters", "GFLOPs", "img/s", "times whole", "accuracy, %", "change")
+SPEED_HEADER = ("model", "precision", "GFLOPs", "img/s", "slowest to fastest round", "speedup")
+TABLE_HEADER = ("model", "parameters", "GFLOPs", "img/s", "speedup", "accuracy, %", "change")
 
 NOTES = """\
-"merge r": r patches fewer in every block (token merging, Bolya et al. 2023), with the same weights. "heads
-h, MLP x": so many heads in each layer, and MLPs of x times the width; chosen on {examples} training images.
-"GFLOPs": of one image's matrix products, a multiply-add counting as 2. "times whole": images per second over
-those of the model as it is, in the same precision and the same rounds."""
+"merge r": every block merges r patches (token merging, Bolya et al. 2023), with the same weights. "heads h,
+MLP x": pruned to h heads per layer and MLPs of x times the width, chosen on {examples} training images.
+"GFLOPs": the matrix products of one image; a multiply-add counts as 2. "speedup": images per second over
+those of the original model, in the same precision and the same rounds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A model of the table, as a folder or run of its own."""
+    """A model of the table, with a folder or run of its own."""
 
     name: str
     folder: Path
     accuracy: float
-    """Share of the test images that are right."""
+    """Test accuracy."""
 
 
 def entrant(
     name: str, config: ViTConfig, batch_size: int, precision: str, model: Path | None = None
 ) -> Entrant:
-    """A model, predicting; its own weights from a folder, or random ones."""
+    """A predicting model, with weights from a folder or random ones."""
     place = None if model is None else str(model)
     return Entrant(
         name=name,
@@ -78,10 +78,10 @@ def entrant(
 
 
 def merging_entrants(counts: Sequence[int], batch_size: int, precision: str) -> list[Entrant]:
-    """ViT-B/16 with random weights, whole and with each number of patches merged."""
-    whole = entrant("whole", named_config(RANDOM), batch_size, precision)
+    """ViT-B/16 with random weights: the original, and one entrant per number of merged patches."""
+    original = entrant("original", named_config(RANDOM), batch_size, precision)
     return [
-        whole,
+        original,
         *(
             entrant(f"merge {count}", named_config(RANDOM, token_merging=count), batch_size, precision)
             for count in counts
@@ -90,7 +90,7 @@ def merging_entrants(counts: Sequence[int], batch_size: int, precision: str) -> 
 
 
 def speed_table(results: Sequence[Sequence[Result]]) -> str:
-    """The speed of merging; in each precision the first is the whole model."""
+    """The speed of merging; the first result of each precision is the original model."""
     return markdown_table(
         SPEED_HEADER,
         [
@@ -109,12 +109,12 @@ def speed_table(results: Sequence[Sequence[Result]]) -> str:
 
 
 def gflops(result: Result) -> str:
-    """Of one image."""
+    """GFLOPs per image."""
     return f"{result.entrant.flops / result.entrant.images / 1e9:.3g}"
 
 
 def examples(model: Classifier, data: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Normalized training images with their classes, to judge by."""
+    """Normalized training images with their classes, for pruning."""
     train = open_data(data).train.in_classes(model.config.class_names, data)
     some = train.subset("train", train.order(0, 0)[:EXAMPLES])
     for batch in Loader(some, preprocess_of(model), 32).epoch():
@@ -122,7 +122,7 @@ def examples(model: Classifier, data: str) -> Iterator[tuple[torch.Tensor, torch
 
 
 def variants(arguments: argparse.Namespace, folder: Path) -> Iterator[Variant]:
-    """The model whole, merged, pruned, and pruned and trained on; each is written into the folder."""
+    """Write the original, merged, pruned and fine-tuned models into the folder and measure their accuracy."""
     source = from_pretrained(arguments.model)
 
     def measured(name: str, place: Path) -> Variant:
@@ -134,7 +134,7 @@ def variants(arguments: argparse.Namespace, folder: Path) -> Iterator[Variant]:
         place = save_pretrained(model, folder / name.replace(" ", "-"))
         return measured(name, place)
 
-    yield measured("whole", Path(arguments.model))
+    yield measured("original", Path(arguments.model))
     for count in arguments.merge:
         yield saved(f"merge {count}", merge_tokens(source, count))
     for share in arguments.keep:
@@ -146,26 +146,26 @@ def variants(arguments: argparse.Namespace, folder: Path) -> Iterator[Variant]:
         yield before
         if arguments.epochs:
             run = fine_tuned(arguments, before.folder, folder / f"trained-{before.folder.name}")
-            yield measured(f"{name}, trained {arguments.epochs}", run)
+            yield measured(f"{name}, fine-tuned", run)
 
 
 def fine_tuned(arguments: argparse.Namespace, weights: Path, run: Path) -> Path:
-    """A run that trains weights on with the ordinary loop."""
+    """Fine-tune weights with the usual loop; returns the run folder."""
     config = vs.TrainConfig.from_recipe(
         "finetune", data=arguments.data, weights=str(weights), epochs=arguments.epochs, run=str(run)
     )
-    with contextlib.redirect_stdout(sys.stderr):  # the report alone goes to stdout
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the report only
         vs.train(config if arguments.lr is None else config.replace(lr=arguments.lr))
     return run
 
 
 def accuracy_table(found: Sequence[Variant], results: Sequence[Result]) -> str:
-    """Accuracy beside speed, of each variant; the first is the whole model."""
-    whole, speed = found[0], results[0].images_per_second
+    """Accuracy and speed of each variant; the first is the original model."""
+    original, speed = found[0], results[0].images_per_second
     rows = []
     for variant, result in zip(found, results, strict=True):
         config = from_pretrained(variant.folder).config
-        change = 100 * (variant.accuracy - whole.accuracy)
+        change = 100 * (variant.accuracy - original.accuracy)
         rows.append(
             (
                 variant.name,
@@ -181,7 +181,7 @@ def accuracy_table(found: Sequence[Variant], results: Sequence[Result]) -> str:
 
 
 def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = options(__doc__, rounds=5, warmup=1, steps=3)
     parser.add_argument("--model", help="a trained model; without one, ViT-B/16 with random weights is timed")
     parser.add_argument("--data", help="DATA with the model's classes")
@@ -190,26 +190,30 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         type=positive,
         nargs="+",
         default=[8, 12, 13, 16],
-        help="patches a block (default 8 12 13 16)",
+        help="merged patches per block (default 8 12 13 16)",
     )
     parser.add_argument(
-        "--keep", type=float, nargs="*", default=[0.75, 0.5], help="shares to prune to (default 0.75 0.5)"
+        "--keep",
+        type=float,
+        nargs="*",
+        default=[0.75, 0.5],
+        help="shares that pruning keeps (default 0.75 0.5)",
     )
-    parser.add_argument("--epochs", type=int, default=1, help="of fine-tuning; 0 leaves it out (default 1)")
-    parser.add_argument("--lr", type=float, help="of fine-tuning (default: the recipe's)")
-    parser.add_argument("--batch-size", type=positive, default=8, help="images at a time (default 8)")
-    parser.add_argument("--precision", choices=DTYPES, default="fp32", help="of the trained model")
+    parser.add_argument("--epochs", type=int, default=1, help="epochs of fine-tuning; 0 skips it (default 1)")
+    parser.add_argument("--lr", type=float, help="learning rate of fine-tuning (default: the recipe's)")
+    parser.add_argument("--batch-size", type=positive, default=8, help="default 8")
+    parser.add_argument("--precision", choices=DTYPES, default="fp32", help="precision of --model")
     arguments = parser.parse_args(args)
     if (arguments.model is None) != (arguments.data is None):
-        parser.error("--model and --data go together")
+        parser.error("--model and --data need each other")
     return arguments
 
 
 def random_report(arguments: argparse.Namespace) -> str:
-    """The speed of merging."""
+    """Measure the speed of merging."""
     report = heading(f"Token merging: ViT-B/16 at 224 pixels, batch {arguments.batch_size}", arguments)
     results = []
-    for precision in DTYPES:  # the processes of one precision at a time: each holds a model
+    for precision in DTYPES:  # one precision at a time, because each process holds a model
         with Contest(arguments.rounds, timing_of(arguments)) as contest:
             entrants = merging_entrants(arguments.merge, arguments.batch_size, precision)
             results.append(contest.run(precision, entrants))
@@ -217,7 +221,7 @@ def random_report(arguments: argparse.Namespace) -> str:
 
 
 def trained_report(arguments: argparse.Namespace) -> str:
-    """Accuracy against images per second."""
+    """Measure accuracy and images per second of a trained model."""
     report = heading(
         f"Accuracy against images/s, batch {arguments.batch_size}, {arguments.precision}", arguments
     )

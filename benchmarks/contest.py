@@ -1,9 +1,9 @@
-"""A contest of speed: every entrant in a process of its own, one computing at a time, in several rounds.
+"""Contests of speed: every entrant runs in a process of its own, one at a time, in several rounds.
 
-The rounds are interleaved (A B C, A B C, ...), so that a machine that changes its speed changes it for all.
-A step is what is timed; an entrant's time in a round is the median of its steps, and its result the median
-over the rounds, with the slowest and the fastest round beside it. The processes live from the first round
-to the last: what a process keeps between steps, such as its memory, it keeps here as it does with its users.
+The rounds are interleaved (A B C, A B C, ...), so a change in the machine's speed affects all entrants. An
+entrant's time in a round is the median of its steps. Its result is the median over the rounds, with the
+slowest and the fastest round. The processes live from the first round to the last, so they keep memory
+between steps, as in normal use.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from reports import markdown_table, note
 from vitascope.model.hardware import bf16_units
 
 Step = Callable[[], object]
-"""What is timed."""
+"""The function that is timed."""
 Preparation = Callable[[], AbstractContextManager[Step]]
-"""Builds a step in the entrant's process; the context ends when the process is given another. Picklable."""
+"""Builds a step in the entrant's process; the context ends before the process builds another. Picklable."""
 
 PEERS = ("timm", "transformers", "torchvision")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -46,40 +46,40 @@ MATMUL_SHAPES = ((2048, 2048, 2048), (8320, 768, 3072))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entrant:
-    """Who competes, and how."""
+    """A competitor: its precision, its step and the size of a step."""
 
     name: str
     precision: str
-    """As it was asked for: fp32, bf16 or auto."""
+    """The requested precision: fp32, bf16 or auto."""
     dtype: torch.dtype
-    """What it computes in."""
+    """The dtype of its computation."""
     prepare: Preparation
     images: int
-    """Images in a step."""
+    """Images per step."""
     flops: int
-    """Floating-point operations of a step; a multiply-add counts as 2."""
+    """Floating-point operations per step; a multiply-add counts as 2."""
 
     @property
     def precision_label(self) -> str:
-        """The precision as asked for, and what `auto` chose."""
+        """The requested precision, with the choice of `auto`."""
         return f"auto: {PRECISION_OF[self.dtype]}" if self.precision == "auto" else self.precision
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """An entrant's time for a step, in seconds, in each round."""
+    """An entrant's seconds per step in each round."""
 
     entrant: Entrant
     seconds: tuple[float, ...]
 
     @property
     def images_per_second(self) -> float:
-        """Of the median round."""
+        """In the median round."""
         return self.entrant.images / statistics.median(self.seconds)
 
     @property
     def flops_per_second(self) -> float:
-        """Of the median round."""
+        """In the median round."""
         return self.entrant.flops / statistics.median(self.seconds)
 
     @property
@@ -91,16 +91,16 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How long an entrant computes in a round."""
+    """The length of an entrant's turn in a round."""
 
     warmup: int
     steps: int
-    """Timed steps, at least."""
+    """Least number of timed steps."""
     seconds: float
-    """Seconds of timed steps, at least."""
+    """Least total seconds of timed steps."""
 
     def median(self, step: Step) -> float:
-        """Seconds that a step takes, after the warm-up."""
+        """Return the median seconds per step, after the warm-up."""
         for _ in range(self.warmup):
             step()
         times: list[float] = []
@@ -112,7 +112,7 @@ class Timing:
 
 
 class Process:
-    """An entrant's process; it ends when this end of the connection closes, however that happens."""
+    """An entrant's process, which ends when this end of the connection closes for any reason."""
 
     def __init__(self, name: str) -> None:
         spawn = multiprocessing.get_context("spawn")  # a fork would inherit this process's memory
@@ -123,14 +123,14 @@ class Process:
         far_end.close()
 
     def send(self, request: Preparation | Timing) -> None:
-        """Ask for a step to be built, or to be timed."""
+        """Request that a step is built or timed."""
         self._connection.send(request)
 
     def answer(self) -> float:
-        """Wait for what was asked; a building answers 0.
+        """Wait for the answer to a request: the seconds per step, or 0 after building.
 
         Raises:
-            RuntimeError: the process has ended; it has said why on stderr.
+            RuntimeError: the process has ended; its traceback is on stderr.
         """
         try:
             return self._connection.recv()
@@ -144,7 +144,7 @@ class Process:
 
 
 def serve(connection: Connection) -> None:
-    """What an entrant's process does: build each step that is sent, and time it whenever told to."""
+    """Build and time steps on request; the main function of an entrant's process."""
     step: Step | None = None
     with ExitStack() as context:
         while True:
@@ -157,7 +157,7 @@ def serve(connection: Connection) -> None:
                 connection.send(request.median(step))
             else:
                 context.close()
-                step = None  # the model before goes before the next is built
+                step = None  # frees the previous model before the next is built
                 step = context.enter_context(request())
                 connection.send(0.0)
 
@@ -178,7 +178,7 @@ class Contest:
             process.close()
 
     def run(self, title: str, entrants: Sequence[Entrant]) -> list[Result]:
-        """Measure entrants against each other; an entrant met before computes in the process it had."""
+        """Measure entrants in interleaved rounds; a known entrant keeps its process."""
         processes = [self._process(entrant) for entrant in entrants]
         for process, entrant in zip(processes, entrants, strict=True):
             process.send(entrant.prepare)
@@ -189,7 +189,7 @@ class Contest:
             for process, times in zip(processes, seconds, strict=True):
                 process.send(self.timing)
                 times.append(process.answer())
-                note(f"{title}, round {number}/{self.rounds}: {process.name} {times[-1]:.4f} s a step")
+                note(f"{title}, round {number}/{self.rounds}: {process.name} {times[-1]:.4f} s per step")
         return [Result(entrant, tuple(times)) for entrant, times in zip(entrants, seconds, strict=True)]
 
     def _process(self, entrant: Entrant) -> Process:
@@ -201,7 +201,7 @@ class Contest:
 
 @contextmanager
 def matmul(shape: tuple[int, int, int], dtype: torch.dtype) -> Iterator[Step]:
-    """One matrix product, its output allocated beforehand."""
+    """One matrix product into a preallocated output."""
     rows, inner, columns = shape
     a, b = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
     product = torch.empty(rows, columns, dtype=dtype)
@@ -209,7 +209,7 @@ def matmul(shape: tuple[int, int, int], dtype: torch.dtype) -> Iterator[Step]:
 
 
 def matmul_entrants() -> list[Entrant]:
-    """The machine itself: what its matrix products reach."""
+    """Matrix products, which measure the machine itself."""
     return [
         Entrant(
             name=f"matmul {'x'.join(map(str, shape))}",
@@ -226,17 +226,17 @@ def matmul_entrants() -> list[Entrant]:
 
 @dataclasses.dataclass(frozen=True)
 class Ceiling:
-    """What the machine's matrix products reach, measured in the same rounds as the entrants."""
+    """The speed of the machine's matrix products, measured in the same rounds as the entrants."""
 
     results: tuple[Result, ...]
 
     @classmethod
     def among(cls, results: Sequence[Result]) -> Ceiling:
-        """From the results of `matmul_entrants`, which may stand among others."""
+        """Select the results of `matmul_entrants` among others."""
         return cls(tuple(result for result in results if result.entrant.images == 0))
 
     def share(self, result: Result) -> str:
-        """A result's share, in percent, of the fastest matrix product in its dtype."""
+        """A result's speed in percent of the fastest matrix product in its dtype."""
         same = [r.flops_per_second for r in self.results if r.entrant.dtype == result.entrant.dtype]
         return f"{result.flops_per_second / max(same):.0%}"
 
@@ -253,7 +253,7 @@ COMPARISON_HEADER = ("entrant", "precision", "img/s", "slowest to fastest round"
 
 
 def comparison_table(results: Sequence[Result]) -> str:
-    """Entrants beside timm in the same dtype; `results` hold those of `matmul_entrants` too."""
+    """Compare entrants with timm in the same dtype; `results` contains those of `matmul_entrants`."""
     ceiling = Ceiling.among(results)
     models = [result for result in results if result.entrant.images]
     timm = {r.entrant.dtype: r.images_per_second for r in models if r.entrant.name == "timm"}
@@ -272,29 +272,29 @@ def comparison_table(results: Sequence[Result]) -> str:
 
 
 def rate(images_per_second: float) -> str:
-    """Three digits, or all before the point."""
+    """Format with three digits, or with all digits before the point."""
     decimals = max(0, 3 - len(str(int(images_per_second))))
     return f"{images_per_second:,.{decimals}f}"
 
 
 def ratio(value: float, reference: float | None) -> str:
-    """How many times the reference; a dash without one."""
+    """Format the ratio of a value to a reference, or a dash without a reference."""
     return "-" if reference is None else f"{value / reference:.2f}"
 
 
 def installed_peers() -> list[str]:
-    """The libraries to compare with that can be imported here."""
+    """The installed ones of the libraries to compare with."""
     return [peer for peer in PEERS if importlib.util.find_spec(peer) is not None]
 
 
 def missing_peers(compared: Sequence[str]) -> str:
-    """A line that says who could not take part; empty where all did."""
+    """A line that names the peers that are not installed, empty if there are none."""
     missing = [peer for peer in compared if peer not in installed_peers()]
-    return f"Left out, not installed: {', '.join(missing)}.\n\n" if missing else ""
+    return f"Not installed, so left out: {', '.join(missing)}.\n\n" if missing else ""
 
 
 def describe_machine() -> str:
-    """The CPU, what torch uses of it, and how busy it is with other work."""
+    """The CPU, torch's number of threads, and the load of other work."""
     load = f", load average {os.getloadavg()[0]:.1f} at the start" if hasattr(os, "getloadavg") else ""
     return (
         f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
@@ -303,7 +303,7 @@ def describe_machine() -> str:
 
 
 def cpu_name() -> str:
-    """The processor as Linux names it; elsewhere what Python knows."""
+    """The processor's name from Linux, or Python's elsewhere."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8").splitlines():
@@ -313,14 +313,14 @@ def cpu_name() -> str:
 
 
 def describe_versions() -> str:
-    """Python's, torch's, ours and the peers'."""
+    """The versions of Python, torch, vitascope and the installed peers."""
     names = ("vitascope", "torch", *installed_peers())
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
     return f"Python {platform.python_version()}, {versions}"
 
 
 def options(description: str | None, *, rounds: int, warmup: int, steps: int) -> argparse.ArgumentParser:
-    """The options that every benchmark has, with its own defaults."""
+    """A parser with the options of every contest and the given defaults."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -328,23 +328,26 @@ def options(description: str | None, *, rounds: int, warmup: int, steps: int) ->
         "--rounds", type=positive, default=rounds, help=f"interleaved rounds (default {rounds})"
     )
     parser.add_argument(
-        "--warmup", type=positive, default=warmup, help=f"untimed steps in a round (default {warmup})"
+        "--warmup", type=positive, default=warmup, help=f"untimed steps per round (default {warmup})"
     )
     parser.add_argument(
-        "--steps", type=positive, default=steps, help=f"timed steps in a round, at least (default {steps})"
+        "--steps",
+        type=positive,
+        default=steps,
+        help=f"least number of timed steps per round (default {steps})",
     )
     parser.add_argument(
         "--seconds",
         type=float,
         default=0.5,
-        help="seconds of timed steps in a round, at least (default %(default)s)",
+        help="least seconds of timed steps per round (default %(default)s)",
     )
-    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     return parser
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
+    """Parse an integer of at least 1, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
@@ -352,19 +355,19 @@ def positive(text: str) -> int:
 
 
 def timing_of(arguments: argparse.Namespace) -> Timing:
-    """What the options say about a round."""
+    """The timing from the options."""
     return Timing(warmup=arguments.warmup, steps=arguments.steps, seconds=arguments.seconds)
 
 
 def heading(title: str, arguments: argparse.Namespace) -> str:
-    """What was measured where, when and how; made before the measuring, while the machine is as found."""
+    """The head of a report: machine, versions, date, command, method. Call it before any load."""
     return (
         f"# {title}\n\n"
         f"- machine: {describe_machine()}\n"
         f"- versions: {describe_versions()}\n"
         f"- date: {datetime.date.today().isoformat()}\n"
         f"- command: `{shlex.join(['python', *sys.argv])}`\n"
-        f"- method: a process for each entrant; interleaved rounds: {arguments.rounds}; in a round, steps to "
-        f"warm up: {arguments.warmup}, then timed: at least {arguments.steps} and {arguments.seconds:g} s; "
-        f"medians"
+        f"- method: one process per entrant; interleaved rounds: {arguments.rounds}; warm-up steps per "
+        f"round: {arguments.warmup}; timed steps per round: at least {arguments.steps} and "
+        f"{arguments.seconds:g} s; medians"
     )

@@ -1,8 +1,8 @@
-"""What the entrants of a contest compute: steps of training and inference, ours and the peers'.
+"""The entrants of a contest: steps of training and inference, ours and the peers'.
 
-Each is a context manager that builds a step in the entrant's process. The models of one configuration have
-the same number of parameters, which is checked. Unless weights are given, each has random ones of its own:
-they do not change the time.
+Each is a context manager that builds a step in the entrant's process. It checks that the models of one
+configuration have the same number of parameters. Without given weights, each has random ones of its own,
+which do not change the time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TIMM_NAMES = {192: "vit_tiny_patch16_224", 768: "vit_base_patch16_224"}
 
 
 def training_entrants(config: ViTConfig, batch_size: int, precisions: tuple[str, ...]) -> list[Entrant]:
-    """Ours, training in each of the precisions."""
+    """Our training step in each of the precisions."""
     return [
         Entrant(
             name="vitascope",
@@ -52,7 +52,7 @@ def training_entrants(config: ViTConfig, batch_size: int, precisions: tuple[str,
 def inference_entrants(
     config: ViTConfig, batch_size: int, precisions: tuple[str, ...], model: str | None = None
 ) -> list[Entrant]:
-    """Ours, predicting in each of the precisions, with the weights of a MODEL or random ones."""
+    """Our prediction in each of the precisions, with the weights of a MODEL or random ones."""
     return [
         Entrant(
             name="vitascope",
@@ -69,7 +69,7 @@ def inference_entrants(
 def peer_training_entrant(
     library: str, config: ViTConfig, batch_size: int, precision: str, *, our_allocator: bool = False
 ) -> Entrant:
-    """A peer, training with PyTorch's defaults; with our setting of the allocator where that is said."""
+    """A peer's training step with PyTorch's defaults, optionally with our allocator setting."""
     dtype = DTYPES[precision]
     return Entrant(
         name=f"{library} + our allocator setting" if our_allocator else library,
@@ -90,9 +90,9 @@ def peer_inference_entrant(
     our_allocator: bool = False,
     weights: Path | None = None,
 ) -> Entrant:
-    """A peer, computing logits; with our setting of the allocator where that is said.
+    """A peer's inference, which computes logits, optionally with our allocator setting.
 
-    `weights` is a file that `write_peer_weights` wrote; None leaves them random.
+    `weights` is a file of `write_peer_weights`; None leaves them random.
     """
     dtype = DTYPES[precision]
     return Entrant(
@@ -107,7 +107,7 @@ def peer_inference_entrant(
 
 @contextmanager
 def our_training(config: ViTConfig, batch_size: int, dtype: torch.dtype) -> Iterator[Step]:
-    """A step as `vitascope train` makes it: its allocator setting, its threads, its fused AdamW."""
+    """A step of `vitascope train`, with its allocator setting, threads and fused AdamW."""
     reuse_freed_memory()
     model = VisionTransformer(config)
     with suitable_threads(config, CPU, batch_size):
@@ -118,7 +118,7 @@ def our_training(config: ViTConfig, batch_size: int, dtype: torch.dtype) -> Iter
 def peer_training(
     library: str, config: ViTConfig, batch_size: int, dtype: torch.dtype, our_allocator: bool
 ) -> Iterator[Step]:
-    """A step with the peer's model and the AdamW that PyTorch gives by default."""
+    """A step with the peer's model and PyTorch's default AdamW."""
     if our_allocator:
         reuse_freed_memory()
     model = peer_model(library, config)
@@ -133,7 +133,7 @@ def training_step(
     batch_size: int,
     dtype: torch.dtype,
 ) -> Step:
-    """Forward, loss, backward, update, always of the same random batch."""
+    """Forward, loss, backward and update, always on the same random batch."""
     model.train()
     images = torch.randn(batch_size, config.in_channels, *config.image_hw)
     labels = torch.randint(config.num_classes, (batch_size,))
@@ -150,7 +150,7 @@ def training_step(
 
 @contextmanager
 def our_inference(config: ViTConfig, batch_size: int, precision: str, model: str | None) -> Iterator[Step]:
-    """Pixels to probabilities as `vitascope predict` does: normalization and softmax are in the time."""
+    """Pixels to probabilities as in `vitascope predict`; the time includes normalization and softmax."""
     reuse_freed_memory()
     if model is None:
         engine: Engine = TorchEngine(VisionTransformer(config), precision=precision, device="cpu")
@@ -173,7 +173,7 @@ def peer_inference(
     our_allocator: bool,
     weights: Path | None,
 ) -> Iterator[Step]:
-    """Images, normalized and in the dtype already, to logits."""
+    """Images, already normalized and in the dtype, to logits."""
     if our_allocator:
         reuse_freed_memory()
     model = peer_model(library, config)
@@ -186,10 +186,10 @@ def peer_inference(
 
 
 def peer_model(library: str, config: ViTConfig) -> nn.Module:
-    """A peer's model of our configuration, built as its users build it.
+    """Build a peer's model of our configuration through its public interface.
 
     Raises:
-        ValueError: its size is not ours, so that the comparison would be none.
+        ValueError: it has another number of parameters, so the two cannot be compared.
     """
     make_torchvision_importable()
     builders: dict[str, Callable[[ViTConfig], nn.Module]] = {
@@ -205,14 +205,14 @@ def peer_model(library: str, config: ViTConfig) -> nn.Module:
 
 
 def write_peer_weights(model: VisionTransformer, library: str, folder: Path) -> Path:
-    """Our model's weights as a peer names them; returns the file."""
+    """Write our model's weights in a peer's format; returns the file."""
     form = {"transformers": "huggingface"}.get(library, library)
     save_pretrained(model, folder / form, format=form)
     return next(file for file in (folder / form).iterdir() if file.stem == "model")
 
 
 def with_weights(model: Any, file: Path) -> nn.Module:
-    """A peer's model with what `write_peer_weights` wrote; transformers alone knows its files' names."""
+    """Load a file of `write_peer_weights` into a peer's model; transformers finds it by its folder."""
     if hasattr(model, "from_pretrained"):
         return model.from_pretrained(file.parent)
     if file.suffix == ".safetensors":
@@ -264,17 +264,17 @@ def torchvision_model(config: ViTConfig) -> nn.Module:
 
 
 def logits(output: Any) -> Tensor:
-    """What a model gives, out of what transformers wraps it in."""
+    """The logits in a model's output, which transformers wraps in an object."""
     return output if isinstance(output, Tensor) else output.logits
 
 
-@functools.cache  # the operators go when the declaration does
+@functools.cache  # the operators live as long as the declaration
 def make_torchvision_importable() -> torch.library.Library | None:
-    """Declare the operators of torchvision whose binary this torch cannot load, where that is so.
+    """Declare torchvision's operators if this torch cannot load their binary.
 
-    On import, torchvision registers Python implementations for two of its compiled operators; next to a
-    torch that it was not built for those do not exist, and its import fails, and timm's with it, although
-    nothing here calls them.
+    On import, torchvision registers Python implementations for two of its compiled operators. With a torch
+    that it was not built for, these do not exist and its import fails, and with it timm's, although nothing
+    here calls them.
     """
     if find_spec("torchvision") is None:
         return None

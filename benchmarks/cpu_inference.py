@@ -1,15 +1,14 @@
-"""How fast ViT-B/16 classifies on this CPU: ours beside timm's, transformers' and torchvision's.
+"""Compare the throughput of ViT-B/16 on this CPU: ours, timm's, transformers' and torchvision's.
 
     .venv/bin/python benchmarks/cpu_inference.py [--model MODEL --data FOLDER] [--exported FILE ...] [--out]
 
-ViT-B/16 at 224 pixels, batches of 1 and of 8, in fp32 and bf16. Ours is `TorchEngine.probabilities`, with a
-row for the precision that `auto` chooses: it takes bytes, and the time holds their normalization and the
-softmax. The peers are the bare models on images that are normalized and in their dtype already. Without
---model every entrant has random weights of its own, and 1,000 classes; with it, a model folder, all have its
-weights. --data, labelled pictures that `vitascope evaluate` takes, adds how often each of ours gives the
-class that fp32 gives, and how often the right one; --exported adds files that `vitascope export --input
-pixels` made of the model, int8 among them. `benchmarks/grow.py` makes a trained ViT-B/16. About 4 minutes on
-2 quiet cores.
+ViT-B/16 at 224 pixels, batches of 1 and 8, in fp32 and bf16. Ours is `TorchEngine.probabilities`, with an
+extra row for the precision that `auto` chooses. It takes bytes, so its time includes normalization and
+softmax. The peers are the bare models on images that are already normalized and in their dtype. Without
+--model, every entrant has random weights of its own and 1,000 classes; with a model folder, all have its
+weights. --data, any labelled images for `vitascope evaluate`, adds each of our entrants' agreement with fp32
+and its top-1 accuracy. --exported adds files of `vitascope export --input pixels`, for example in int8.
+`benchmarks/grow.py` makes a trained ViT-B/16. The script takes about 4 minutes on 2 idle cores.
 """
 
 from __future__ import annotations
@@ -56,19 +55,19 @@ BATCH_SIZES = (1, 8)
 AGREEMENT_BATCH = 8
 
 NOTES = """\
-"of timm": times timm's images per second in the same dtype. "of the ceiling": operations of the model's
-matrix products, counted for every token through every block, over those of the fastest matrix product in
-the same dtype. Ours is `TorchEngine.probabilities`: bytes in, probabilities out, with an allocator that
-keeps freed memory, as `vitascope predict` has; so are the exported files, each in its own runtime. The peers
-get normalized images in their dtype and give logits, under torch.inference_mode, with PyTorch's defaults, but
-for the row that says otherwise. Without that setting a process may, by the luck of its heap, fault in the
-same memory in every pass: on another machine ours then made 28 to 31 images/s at batch 8 in some processes
-and 37 in others."""
+"of timm": images per second over timm's in the same dtype. "of the ceiling": operations per second of the
+model's matrix products, counted for every token through every block, over those of the fastest matrix product
+in the same dtype. Ours is `TorchEngine.probabilities`: bytes in, probabilities out, with an allocator that
+keeps freed memory, as in `vitascope predict`. The exported files do the same, each in its own runtime. The
+peers compute logits of normalized images in their dtype, under torch.inference_mode, with PyTorch's defaults,
+except in the row with our allocator setting. Without that setting, the layout of the heap decides whether a
+process has page faults for the same memory in every pass: on another machine, ours computed 28 to 31 images/s
+at batch 8 in some processes and 37 in others."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """Which weights compete."""
+    """The model and the weights of the entrants."""
 
     config: ViTConfig
     model: str | None
@@ -76,10 +75,10 @@ class Case:
     weights: dict[str, Path]
     """The same weights for each peer."""
     exported: dict[Path, str]
-    """Files made of the model, and the precision of each."""
+    """Exported files of the model, with their precision."""
 
     def entrants(self, batch_size: int) -> list[Entrant]:
-        """Everybody: peers, ours, exported files, matrix products."""
+        """All entrants: peers, ours, exported files, matrix products."""
         peers = installed_peers()
         by_peer = functools.partial(peer_inference_entrant, config=self.config, batch_size=batch_size)
         found = [
@@ -102,7 +101,7 @@ class Case:
 
 
 def precision_of(file: Path) -> str:
-    """What an exported file is measured in: as it is, or in bf16 where OpenVINO computes in that."""
+    """The precision of an exported file: its own, or bf16 if OpenVINO computes in that."""
     if exported_engine(file, "auto").stored_precision == "int8":
         return "int8"
     return "bf16" if file.suffix == ".xml" and bf16_units() is not None else "fp32"
@@ -114,18 +113,18 @@ def exported_name(file: Path) -> str:
 
 
 def claims(results: Sequence[Result]) -> list[str]:
-    """What the table comes to, a line each."""
+    """The results of the table in a list, one line each."""
     rates = {(result.entrant.name, result.entrant.precision): result.images_per_second for result in results}
     peers = {peer: rates[peer, "bf16"] for peer in PEERS if (peer, "bf16") in rates}
     auto = rates["vitascope", "auto"]
     lines = (
-        [f"auto is {ratio(auto, rates['timm', 'fp32'])} times timm's default, fp32"]
+        [f"auto is {ratio(auto, rates['timm', 'fp32'])} times as fast as timm's default, fp32"]
         if "timm" in peers
         else []
     )
     if peers:
         best = max(peers, key=lambda peer: peers[peer])
-        lines.append(f"auto is {ratio(auto, peers[best])} times the best peer in bf16, {best}")
+        lines.append(f"auto is {ratio(auto, peers[best])} times as fast as the best peer in bf16, {best}")
     products = {dtype: max_flops(results, dtype) for dtype in (torch.float32, torch.bfloat16)}
     lines.append(
         "this machine's matrix products are "
@@ -133,25 +132,25 @@ def claims(results: Sequence[Result]) -> list[str]:
     )
     for (name, precision), found in rates.items():
         if precision == "int8" and "timm" in peers and not name.startswith("matmul"):
-            lines.append(f"{name} in int8 is {ratio(found, peers['timm'])} times timm's bf16")
+            lines.append(f"{name} in int8 is {ratio(found, peers['timm'])} times as fast as timm in bf16")
     return [f"- {line}" for line in lines]
 
 
 def max_flops(results: Sequence[Result], dtype: torch.dtype) -> float:
-    """The fastest matrix product's operations a second."""
+    """The fastest matrix product's operations per second."""
     return max(r.flops_per_second for r in results if not r.entrant.images and r.entrant.dtype == dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pictures:
-    """Labelled pictures of the model's classes."""
+    """Labelled images of the model's classes."""
 
     sources: list[ImageSource]
     labels: np.ndarray
 
     @classmethod
     def of(cls, data: str, count: int) -> Pictures:
-        """As many test images of a data set, evenly drawn."""
+        """Draw `count` test images of a data set, evenly spaced."""
         images = open_data(data).test
         if images is None:
             raise SystemExit(f"{data} has no test images")
@@ -160,7 +159,7 @@ class Pictures:
 
 
 def agreement_table(case: Case, pictures: Pictures) -> str:
-    """How often each of ours and each file gives the class of our fp32, and the right one."""
+    """The agreement of our entrants and the exported files with our fp32, and their top-1 accuracy."""
     assert case.model is not None
     engines: dict[str, Engine] = {
         f"vitascope {precision}": open_engine(case.model, precision=precision, device="cpu")
@@ -172,19 +171,19 @@ def agreement_table(case: Case, pictures: Pictures) -> str:
     }
     answers = {}
     for name, engine in engines.items():
-        note(f"{name}: {len(pictures.sources)} pictures")
+        note(f"{name}: {len(pictures.sources)} images")
         answers[name] = top_classes(engine, pictures.sources)
     reference = answers["vitascope fp32"]
     rows = [
         (name, f"{np.mean(found == reference):.1%}", f"{np.mean(found == pictures.labels):.1%}")
         for name, found in answers.items()
     ]
-    table = markdown_table(("entrant", "top-1 as our fp32", "right"), rows)
-    return f"## On {len(pictures.sources)} real pictures\n\n{table}"
+    table = markdown_table(("entrant", "agreement with our fp32", "top-1 accuracy"), rows)
+    return f"## On {len(pictures.sources)} labelled images\n\n{table}"
 
 
 def top_classes(engine: Engine, sources: Sequence[ImageSource]) -> np.ndarray:
-    """The most probable class of each picture (N,)."""
+    """The most probable class of each image (N,)."""
     found = []
     for start in range(0, len(sources), AGREEMENT_BATCH):
         pixels = [engine.pixels(source) for source in sources[start : start + AGREEMENT_BATCH]]
@@ -193,7 +192,7 @@ def top_classes(engine: Engine, sources: Sequence[ImageSource]) -> np.ndarray:
 
 
 def case_of(arguments: argparse.Namespace, folder: Path) -> Case:
-    """What the options say; the peers' weights are written to the folder."""
+    """Build the case from the options; writes the peers' weights into the folder."""
     if arguments.model is None:
         config = named_config("vit_b16")
         assert isinstance(config, ViTConfig)
@@ -206,13 +205,13 @@ def case_of(arguments: argparse.Namespace, folder: Path) -> Case:
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options; --data and --exported are of a --model."""
+    """Parse the command line; --data and --exported need --model."""
     parser = options(__doc__, rounds=3, warmup=1, steps=4)
-    parser.add_argument("--model", help="a MODEL argument, the weights of all entrants (default: random)")
-    parser.add_argument("--data", help="labelled pictures of the model's classes")
-    parser.add_argument("--images", type=positive, default=200, help="pictures at most (default 200)")
+    parser.add_argument("--model", help="a MODEL with the weights for all entrants (default: random)")
+    parser.add_argument("--data", help="labelled images of the model's classes")
+    parser.add_argument("--images", type=positive, default=200, help="images, at most (default 200)")
     parser.add_argument(
-        "--exported", nargs="+", type=Path, default=[], metavar="FILE", help="files made of the model"
+        "--exported", nargs="+", type=Path, default=[], metavar="FILE", help="exported files of the model"
     )
     arguments = parser.parse_args(words)
     if arguments.model is None and (arguments.data or arguments.exported):
@@ -233,7 +232,7 @@ def main() -> None:
                 report += f"\n\n## Batch {batch_size}\n\n{comparison_table(results)}\n\n{lines}"
         if pictures is not None:
             report += f"\n\n{agreement_table(case, pictures)}"
-    weights = "Random weights, each its own." if case.model is None else "All have the same weights."
+    weights = "Each has random weights of its own." if case.model is None else "All have the same weights."
     publish("cpu_inference", f"{report}\n\n{missing_peers(PEERS)}{NOTES} {weights}", arguments)
 
 

@@ -1,12 +1,12 @@
-"""How fast a ViT trains on this CPU: ours beside timm's and transformers'.
+"""Compare the training throughput of a ViT on this CPU: ours, timm's and transformers'.
 
     .venv/bin/python benchmarks/cpu_training.py [--out]
 
 One training step (forward, loss, backward, AdamW, zero_grad) of ViT-Ti/4 at 32 pixels with 10 classes, batch
-128, in fp32 and under bf16 autocast. Ours is what `vitascope train` runs: fused AdamW, the allocator told to
-keep freed memory, and the precision that `auto` chooses in a row of its own. The peers run with PyTorch's
-defaults; one more row gives timm our allocator setting, so that what that gives and what the code gives can
-be told apart. About 4 minutes on 2 quiet cores.
+128, in fp32 and under bf16 autocast. Ours is a step of `vitascope train`: fused AdamW, an allocator that
+keeps freed memory, and a row of its own for the precision that `auto` chooses. The peers run with PyTorch's
+defaults. One more row runs timm with our allocator setting, to separate the effect of the setting from that
+of the code. The script takes about 4 minutes on 2 idle cores.
 """
 
 from contest import (
@@ -29,10 +29,10 @@ BATCH_SIZE = 128
 COMPARED = ("timm", "transformers")
 
 NOTES = """\
-"of timm": times timm's images per second in the same dtype. "of the ceiling": operations of the model's
-matrix products, three forward passes a step, over those of the fastest matrix product in the same dtype.
-Ours has fused AdamW and an allocator that keeps freed memory, as `vitascope train` has; the peers have
-PyTorch's defaults, but for the row that says otherwise."""
+"of timm": images per second over timm's in the same dtype. "of the ceiling": operations per second of the
+model's matrix products, three forward passes per step, over those of the fastest matrix product in the same
+dtype. Ours has fused AdamW and an allocator that keeps freed memory, as in `vitascope train`. The peers have
+PyTorch's defaults, except in the row with our allocator setting."""
 
 
 def entrants() -> list[Entrant]:

@@ -1,17 +1,18 @@
-"""How many images a Vision Transformer needs, beside a CNN and beside the hybrid of both.
+"""Measure the test accuracy of a ViT, a CNN and a hybrid by the number of training images.
 
     .venv/bin/python benchmarks/data_sizes.py --data cifar10 --out --docs docs/training.md
     .venv/bin/python benchmarks/data_sizes.py --docs docs/training.md
 
-A ViT knows neither that neighbours belong together nor that a thing is the same wherever it is; a CNN is made
-of both (Dosovitskiy et al. 2021, section 3.1, and figures 3 and 4, where ResNets are ahead on few images and
-ViTs on many). Here a ViT, the same ViT behind a ResNet stem, and a ResNet of about as many parameters are
-trained on growing shares of the same images, with as many steps on each: with as many epochs, few images
-would mean little training too. The first command measures, writes benchmarks/results/<date>-data_sizes.md
-and, after every run, the raw numbers beside it, fills in the page and draws docs/images/data_sizes.png; the
-second only fills in and draws, from the newest raw numbers. `--go-on` trains what these lack.
+A CNN assumes that nearby pixels belong together and that an object looks the same everywhere; a ViT assumes
+neither (Dosovitskiy et al. 2021, section 3.1, and figures 3 and 4, where ResNets are ahead on few images and
+ViTs on many). The script trains a ViT, the same ViT behind a ResNet stem, and a ResNet with about as many
+parameters on growing shares of the same images. The number of steps is the same for each share: with the same
+number of epochs, few images would also mean little training. The first command measures, writes
+benchmarks/results/<date>-data_sizes.md and, after every run, the raw numbers beside it, fills in the page and
+draws docs/images/data_sizes.png. The second only fills in and draws from the newest raw numbers. `--resume`
+trains only the runs that are missing there.
 
-Every further word is an option of `vitascope train`, for all of them. The models have 4.9 to 5.6 M
+Other arguments NAME=VALUE are options of `vitascope train` for all models. The models have 4.9 to 5.6 M
 parameters; for about 1.3 M each: --embed-dim 128 --depth 6 --num-heads 4 --cnn resnet29_w32_cifar.
 """
 
@@ -48,49 +49,49 @@ NAME = "data_sizes"
 MODELS = ("ViT", "hybrid", "ResNet")
 COLOURS = dict(zip(MODELS, (*SERIES, RIGHT), strict=True))
 FIXED = ("data", "run", "seed", "epochs", "batch_size", "model", "options")
-"""Options that are not everybody's, or have a place of their own."""
+"""Options that differ between the models or have a flag of their own."""
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "data_sizes.png"
 
 NOTES = """\
-Test accuracy in %: the mean over the seeds, with the lowest and the highest where there are several. All test
-images are asked in every line. "images": trained on, a share of each class; the same share of the validation
-images chooses the weights, those of the lowest loss, as the paper stops early. "ViT": the recipe
-`small-data` without its ResNet stem, patches by one convolution as in the paper. "hybrid": the recipe as it
-is. "ResNet": the recipe `cnn`. All three have the same augmentation, batch, peak rate, warm-up and number of
-steps, to the nearest whole epoch."""
+Test accuracy in %: the mean over the seeds, with the lowest and the highest if there are several, always on
+all test images. "images": training images, a share of each class. The same share of the validation images
+selects the weights with the lowest loss, like the paper's early stopping. "ViT": the recipe `small-data`
+without its ResNet stem; one convolution makes the patches, as in the paper. "hybrid": the recipe unchanged.
+"ResNet": the recipe `cnn`. All three have the same augmentation, batch size, peak learning rate, warm-up and
+number of steps, rounded to whole epochs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A model, trained once on a share of the images and measured."""
+    """One run of a model on a share of the images."""
 
     model: str
     share: float
     """Percent of the training images."""
     seed: int
     images: int
-    """Trained on."""
+    """Number of training images."""
     epochs: int
     steps: int
     parameters: int
     flops: int
-    """Of one image's forward pass."""
+    """Per forward pass of one image."""
     accuracy: float
-    """Share of the test images that are right."""
+    """Test accuracy."""
     seconds: float
-    """In the loop, validation included."""
+    """Time in the loop, with validation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement(Numbers):
-    """All runs, and how they were made: what the JSON file holds."""
+    """All runs and the conditions of the measurement, as stored in the JSON file."""
 
     machine: str
     versions: str
     date: str
     command: str
     setting: dict[str, Any]
-    """What all runs share: data, steps, batch, sizes."""
+    """Settings of all runs: data, steps, batch size, model sizes."""
     runs: list[Run]
 
     name = NAME
@@ -101,15 +102,15 @@ class Measurement(Numbers):
         return cls(**values | {"runs": [Run(**run) for run in values["runs"]]})
 
     def of(self, model: str, share: float) -> list[Run]:
-        """The runs of a model on a share, one a seed."""
+        """The runs of a model on a share, one per seed."""
         return [run for run in self.runs if (run.model, run.share) == (model, share)]
 
     def shares(self) -> list[float]:
-        """In percent, growing."""
+        """All shares in percent, ascending."""
         return sorted({run.share for run in self.runs})
 
     def table(self) -> str:
-        """A line for each share, then what the models are."""
+        """The accuracies with one row per share, then the sizes of the models."""
         rows = []
         for share in self.shares():
             runs = [self.of(model, share) for model in MODELS]
@@ -126,25 +127,25 @@ class Measurement(Numbers):
         return f"{markdown_table(('images', 'share', 'epochs', *MODELS), rows)}\n\n{sizes}"
 
     def how(self) -> str:
-        """The setting, in a sentence."""
+        """A description of the setting."""
         said = self.setting
         return (
-            f"{said['data']}, {said['steps']:,} steps of {said['batch_size']} images, which are "
-            f"{said['epochs']} epochs of all{''.join(f', {word}' for word in said['options'])}; "
+            f"{said['data']}, {said['steps']:,} steps of {said['batch_size']} images "
+            f"({said['epochs']} epochs of all images){''.join(f', {word}' for word in said['options'])}; "
             f"seeds: {len({run.seed for run in self.runs})}"
         )
 
     def for_docs(self) -> str:
-        """What stands in the page."""
+        """The text for the page."""
         return (
             f"![test accuracy by the number of training images](images/{PICTURE.name})\n\n"
             f"{self.table()}\n\n{NOTES}\n\n{self.how()}; {self.machine}; {self.date}."
         )
 
     def report(self) -> str:
-        """What stands in benchmarks/results."""
+        """The text for benchmarks/results."""
         return (
-            f"# How many images a ViT needs, beside a CNN: {self.setting['data']}\n\n"
+            f"# Accuracy of a ViT, a hybrid and a CNN by the number of images: {self.setting['data']}\n\n"
             f"- machine: {self.machine}\n"
             f"- versions: {self.versions}\n"
             f"- date: {self.date}\n"
@@ -155,7 +156,7 @@ class Measurement(Numbers):
 
 
 def cell(runs: Sequence[Run]) -> str:
-    """The mean accuracy of some seeds, and their range; a dash where nothing is measured."""
+    """The mean accuracy of some seeds and their range, or a dash without measurements."""
     percent = [100 * run.accuracy for run in runs]
     if not percent:
         return "-"
@@ -164,8 +165,8 @@ def cell(runs: Sequence[Run]) -> str:
 
 
 def draw(measured: Measurement) -> Figure:
-    """Test accuracy over the number of training images, a line a model, its name at its end."""
-    figure = new_figure(7.6, 4.6, "What each model makes of few and of many images")
+    """Plot test accuracy over the number of training images, with one line per model, named at its end."""
+    figure = new_figure(7.6, 4.6, "Test accuracy by the number of training images")
     axes = figure.subplots()
     ends: dict[str, tuple[float, float]] = {}
     for model in MODELS:
@@ -192,7 +193,7 @@ def draw(measured: Measurement) -> Figure:
 
 
 def name_ends(axes: Axes, ends: dict[str, tuple[float, float]]) -> None:
-    """Write each line's name to the right of its last point, in its colour and never over another's."""
+    """Write each line's name to the right of its last point, in its colour, without overlaps."""
     low, high = axes.get_ylim()
     gap = (high - low) / 18
     place = -math.inf
@@ -211,14 +212,14 @@ def name_ends(axes: Axes, ends: dict[str, tuple[float, float]]) -> None:
 
 
 def write_share(splits: Splits, share: float, folder: Path) -> None:
-    """A folder with a share of the training and validation images of each class, and all test images.
+    """Write a folder with a share of the training and validation images of each class, and all test images.
 
-    A smaller share is part of a larger one.
+    A larger share contains the smaller ones.
 
     Args:
-        splits: of the whole data set.
-        share: percent.
-        folder: a new one.
+        splits: the splits of the complete data set.
+        share: the share in percent.
+        folder: a new folder.
     """
     assert splits.test is not None
     for images in (splits.train, splits.val):
@@ -229,7 +230,7 @@ def write_share(splits: Splits, share: float, folder: Path) -> None:
 
 
 def configs(arguments: argparse.Namespace, data: str, epochs: int, steps: int) -> dict[str, vs.TrainConfig]:
-    """What is trained on some data, by model; without run folders and seeds."""
+    """The training options by model, without run folders and seeds."""
     shared = {
         "data": data,
         "epochs": epochs,
@@ -248,14 +249,14 @@ def configs(arguments: argparse.Namespace, data: str, epochs: int, steps: int) -
 
 
 def epochs_of(steps: int, images: int, batch_size: int) -> int:
-    """Epochs of some images that have about so many steps."""
+    """The number of epochs with about `steps` steps."""
     return max(1, round(steps / math.ceil(images / batch_size)))
 
 
 def runs_of(
     arguments: argparse.Namespace, splits: Splits, done: set[tuple[str, float, int]]
 ) -> Iterator[Run]:
-    """Train and measure what is not done yet, by model, share and seed; all models of a share in a row."""
+    """Train and measure all runs (model, share, seed) that are not in `done`, share by share."""
     for share in sorted(arguments.shares):
         missing = [
             (model, seed)
@@ -292,10 +293,12 @@ def runs_of(
 
 
 def measure(arguments: argparse.Namespace) -> Measurement:
-    """Every run; with --out the raw numbers are written after each."""
+    """Do all runs; with --out, write the raw numbers after each."""
     splits = open_data(arguments.data)
     if splits.test is None:
-        raise UserError(f"{arguments.data}: no test images; what chooses the weights cannot measure them too")
+        raise UserError(
+            f"{arguments.data}: no test images; validation images cannot test the weights that they select"
+        )
     setting = {
         name: getattr(arguments, name) for name in ("data", "epochs", "batch_size", "image_size", "cnn")
     }
@@ -303,18 +306,18 @@ def measure(arguments: argparse.Namespace) -> Measurement:
     setting |= {"steps": arguments.steps, "precision": arguments.precision, **vit(arguments)}
     setting["options"] = arguments.options
     measured = Measurement(
-        machine=describe_machine(),  # before it is busy with us
+        machine=describe_machine(),  # before this script puts load on it
         versions=describe_versions(),
         date=datetime.date.today().isoformat(),
         command=shlex.join(["python", *sys.argv]),
         setting=setting,
         runs=[],
     )
-    if arguments.go_on:
+    if arguments.resume:
         measured = Measurement.newest()
         if measured.setting != setting:
             raise UserError(
-                f"the newest numbers are of {measured.setting}, not of {setting}: nothing to go on"
+                f"cannot resume: the newest numbers have the setting {measured.setting}, not {setting}"
             )
     done = {(run.model, run.share, run.seed) for run in measured.runs}
     for run in runs_of(arguments, splits, done):
@@ -326,7 +329,7 @@ def measure(arguments: argparse.Namespace) -> Measurement:
 
 
 def percent(text: str) -> float:
-    """A number above 0 and at most 100, for argparse."""
+    """Parse a number above 0 and at most 100, for argparse."""
     value = float(text)
     if not 0 < value <= 100:
         raise argparse.ArgumentTypeError(f"must be above 0 and at most 100, not {value:g}")
@@ -337,19 +340,19 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = options(__doc__, epochs=30)
     shares = (2.0, 5.0, 10.0, 30.0, 100.0)
     parser.add_argument(
-        "--shares", nargs="+", type=percent, default=shares, help="percent (default 2 5 10 30 100)"
+        "--shares", nargs="+", type=percent, default=shares, help="shares in percent (default 2 5 10 30 100)"
     )
-    parser.add_argument("--seeds", type=positive, default=3, help="runs of each (default 3)")
+    parser.add_argument("--seeds", type=positive, default=3, help="runs per model and share (default 3)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: all three")
     parser.add_argument("--batch-size", type=positive, default=128, help="default 128")
-    parser.add_argument("--image-size", type=positive, help="pixels (default: small images' own)")
+    parser.add_argument("--image-size", type=positive, help="pixels (default: the size of small images)")
     parser.add_argument("--cnn", default="resnet29_w64_cifar", help="named ResNet (default %(default)s)")
-    parser.add_argument("--go-on", action="store_true", help="train what the newest numbers lack")
+    parser.add_argument("--resume", action="store_true", help="add missing runs to the newest numbers")
     parser.add_argument(
         "--docs",
         type=Path,
         metavar="PAGE",
-        help="draw, and fill in this page; without --out, from the newest numbers",
+        help="draw the figure and fill in this page; without --out, from the newest numbers",
     )
     parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of `vitascope train`")
     return parser.parse_intermixed_args(given)

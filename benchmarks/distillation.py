@@ -1,13 +1,13 @@
-"""What a teacher brings: convolutions teach a ViT, beside the same ViT that has only the labels.
+"""Measure the effect of distillation: a ViT with a convolutional teacher, and the same ViT without one.
 
     .venv/bin/python benchmarks/distillation.py --data cifar10 --out
 
-The teacher is trained first: a ResNet of ours (recipe `cnn`), or the ViT behind a ResNet stem (`--teacher
-hybrid`, recipe `small-data`). The student, a plain ViT, then learns three times, on the same images, for as
-many epochs, with the same seed and recipe (`distill`): alone, from the teacher's decisions (`--distill
-hard`), and from its probabilities (`--distill soft`). All are measured on the test images; of a student with
-a teacher, each head alone and both in the mean, which is how it is used (Touvron et al. 2021, table 3, where
-on ImageNet the distillation head is the better one and hard the better kind).
+The script first trains the teacher: our ResNet (recipe `cnn`), or the ViT behind a ResNet stem (`--teacher
+hybrid`, recipe `small-data`). Then it trains the student, a plain ViT, three times on the same images, with
+the same number of epochs, seed and recipe (`distill`): alone, from the teacher's decisions (`--distill
+hard`), and from its probabilities (`--distill soft`). It measures each model on the test images. For a
+student with a teacher, it measures each head and the mean of both, which prediction uses. In Touvron et al.
+2021, table 3, on ImageNet, the distillation head is the better one, and hard distillation the better kind.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
 
 HYBRID = "hybrid"
-"""The teacher that is the student's ViT behind a ResNet stem."""
+"""The name of the teacher with the student's ViT behind a ResNet stem."""
 HEADER = ("model", "parameters", "class head, %", "distillation head, %", "both, %", "training, s")
 
 NOTES = """\
-Test accuracy, of one run each. "class head": the one that labels teach, the only one of the teacher and of
-the student alone; "distillation head": the one that the teacher teaches; "both": the mean of their logits,
-which is what the model answers with. "training": seconds in the loop, validation included; a student's are
-with its teacher's answers."""
+Test accuracy of one run each. "class head": trained by labels, the only head of the teacher and of the
+student alone. "distillation head": trained by the teacher. "both": the mean of their logits, which the model
+predicts with. "training": seconds in the loop, with validation; a student's include its teacher's forward
+passes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A model, measured."""
+    """The accuracies of a model."""
 
     name: str
     parameters: int
     accuracies: dict[str, float]
-    """Share of the test images that are right, by head as `both_heads` names them."""
+    """Test accuracy by head, with the names of `both_heads`."""
     seconds: float
 
     def row(self) -> tuple[str, ...]:
-        """The table's line; a dash for a head that the model lacks."""
+        """The table's row, with a dash for each missing head."""
         heads = (self.accuracies.get(head) for head in ("class_head", "distillation_head", "both_heads"))
         shares = ("-" if share is None else f"{100 * share:.2f}" for share in heads)
         return (self.name, f"{self.parameters:,}", *shares, f"{self.seconds:,.0f}")
 
 
 def configs(arguments: argparse.Namespace, data: str, runs: Path) -> dict[str, vs.TrainConfig]:
-    """What is trained, in this order; the students with a teacher have the first run's model for one."""
+    """The training options of all runs, in order; the first run trains the teacher of the last two."""
     changes = named_values(arguments.options, fixed=("data", "run", "seed", "epochs", "teacher", "options"))
 
     def config(recipe: str, run: str, epochs: int, **options: Any) -> vs.TrainConfig:
@@ -88,7 +88,7 @@ def configs(arguments: argparse.Namespace, data: str, runs: Path) -> dict[str, v
 
 
 def measure(name: str, config: vs.TrainConfig) -> Result:
-    """Train, and measure on the test images."""
+    """Train a model and measure its test accuracy."""
     trained = train(name, config)
     accuracies = {"class_head": trained.evaluation.accuracy}
     if config.distillation.teacher is not None:
@@ -97,7 +97,7 @@ def measure(name: str, config: vs.TrainConfig) -> Result:
 
 
 def measure_heads(run: Path, config: vs.TrainConfig) -> dict[str, float]:
-    """Accuracy of each head of a finished run, and of both."""
+    """Measure the test accuracy of each head of a finished run, and of both."""
     model, device = from_pretrained(run), resolve_device(config.engine.device)
     images = open_data(config.data, seed=config.seed).final
     precision = resolve_precision("auto", model.config, device, 128, training=False)
@@ -107,7 +107,7 @@ def measure_heads(run: Path, config: vs.TrainConfig) -> dict[str, float]:
 
 @torch.inference_mode()
 def both_heads(model: vs.VisionTransformer, loader: Loader, precision: torch.dtype) -> dict[str, float]:
-    """Accuracy on a split: `class_head`, `distillation_head`, and `both_heads` of their mean."""
+    """Accuracy on a split: `class_head`, `distillation_head`, and `both_heads` for their mean."""
     module = BothHeads(model)
     correct, count = torch.zeros(3, dtype=torch.int64, device=loader.device), 0
     with evaluation_mode(module):
@@ -123,14 +123,14 @@ def both_heads(model: vs.VisionTransformer, loader: Loader, precision: torch.dty
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = options(__doc__, epochs=30)
-    parser.add_argument("--seed", type=int, default=0, help="of every run (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of every run (default 0)")
     parser.add_argument(
         "--teacher",
         default="resnet29_w32_cifar",
         metavar="NAME",
         help=f"a named ResNet, or {HYBRID} (default resnet29_w32_cifar)",
     )
-    parser.add_argument("--teacher-epochs", type=int, help="the teacher's (default: those of all)")
+    parser.add_argument("--teacher-epochs", type=int, help="the teacher's epochs (default: --epochs)")
     parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of `vitascope train`")
     return parser.parse_args(given)
 
@@ -143,11 +143,11 @@ def main() -> None:
             data = write_limited(data, arguments.limit, Path(folder) / "data")
             images = f"{arguments.limit:,} training images"
         method = (
-            f"{arguments.epochs} epochs of {images} (a tenth of them chooses "
+            f"{arguments.epochs} epochs of {images} (a tenth of them selects "
             f"the weights; {arguments.teacher_epochs or arguments.epochs} epochs for the teacher), seed "
             f"{arguments.seed}{''.join(f', {word}' for word in arguments.options)}"
         )
-        report = heading(f"What a teacher brings: {arguments.data}", method)
+        report = heading(f"Distillation: {arguments.data}", method)
         runs = configs(arguments, data, Path(folder))
         results = [measure(name, config) for name, config in runs.items()]
     table = markdown_table(HEADER, [result.row() for result in results])

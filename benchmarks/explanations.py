@@ -1,13 +1,13 @@
-"""How fast, and in how much memory, ViT-B/16 is explained: beside pytorch-grad-cam and vit-explain's rollout.
+"""Compare time and memory of explanations of ViT-B/16 with pytorch-grad-cam and vit-explain's rollout.
 
     .venv/bin/python benchmarks/explanations.py [--out]
 
-At 224 pixels, in batches of 1 and of 8, rollout stands beside vit-explain's algorithm and Grad-CAM beside
-pytorch-grad-cam; gradient rollout, which neither tool has in this form, stands alone. At 1,024 pixels, one
-image, rollout should stay below 4 GB, with everything that its process holds. All in fp32, from the same file
-of timm's, with random weights. Before anything is timed the maps of both sides are compared: if they differ,
-nothing is measured. Needs timm and grad-cam, and 14 GB for vit-explain's algorithm at 1,024 pixels, which is
-left out where they are not free. About 12 minutes on 2 quiet cores.
+At 224 pixels, in batches of 1 and 8, the script compares rollout with vit-explain's algorithm and Grad-CAM
+with pytorch-grad-cam. It measures gradient rollout alone, because neither tool has it in this form. At 1,024
+pixels, with one image, the complete process of rollout should stay below 4 GB. Everything is in fp32, from
+the same timm file with random weights. The script first compares the maps of both sides, and fails if they
+differ. It needs timm and grad-cam, and 14 GB for vit-explain's algorithm at 1,024 pixels, which it leaves out
+if less is free. It takes about 12 minutes on 2 idle cores.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from vitascope.weights.loading import from_pretrained
 METHODS = ("rollout", "grad_cam", "gradient_rollout")
 BATCH_SIZES = (1, 8)
 LIMIT = 4e9
-"""Bytes that a process may hold that computes the rollout of a large image."""
+"""Limit in bytes for the process that computes the rollout of a large image."""
 TOLERANCE = 0.01
-"""The largest difference between maps, scaled to 0 and 1, that can be rounding."""
+"""The largest difference by rounding between maps scaled to 0 and 1."""
 OURS = "vitascope"
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is explained: a batch of random images, by a model in a folder that timm wrote."""
+    """A batch of random images and a model folder of timm's."""
 
     folder: Path
     image_size: int
@@ -61,7 +61,7 @@ class Case:
         return torch.randn(self.batch_size, 3, self.image_size, self.image_size, generator=generator)
 
     def timm_model(self) -> Any:
-        """What timm makes of the folder, ready to predict."""
+        """timm's model from the folder, in evaluation mode."""
         make_torchvision_importable()
         import timm
 
@@ -69,7 +69,7 @@ class Case:
 
 
 def write_model(name: str, image_size: int, folder: Path) -> None:
-    """A model of timm's with random weights."""
+    """Write a timm model with random weights."""
     make_torchvision_importable()
     import timm
 
@@ -79,7 +79,7 @@ def write_model(name: str, image_size: int, folder: Path) -> None:
 
 
 def touched(model: nn.Module) -> nn.Module:
-    """A model all of whose weights are in memory: those of a mapped file are not, before they are read."""
+    """Read all weights of a model, to bring those of a mapped file into memory."""
     for parameter in model.parameters():
         parameter.sum()
     return model
@@ -94,7 +94,7 @@ def ours(case: Case, method: str) -> Iterator[Step]:
 
 @contextmanager
 def pytorch_grad_cam(case: Case) -> Iterator[Step]:
-    """GradCAM of the predicted class, on the layer that its documentation names for Vision Transformers."""
+    """GradCAM of the predicted class, on the layer that its documentation recommends for ViTs."""
     model = case.timm_model()
     from pytorch_grad_cam import GradCAM  # imports torchvision, which timm_model makes possible
 
@@ -107,11 +107,11 @@ def pytorch_grad_cam(case: Case) -> Iterator[Step]:
 
 @contextmanager
 def vit_explain(case: Case) -> Iterator[Step]:
-    """Attention rollout as Gildenblat's "vit-explain" computes it, for any batch.
+    """Attention rollout as in Gildenblat's "vit-explain", for any batch.
 
-    Hooks catch what each `attn_drop` gives and keep it on the CPU until the forward pass has ended. Then from
-    the identity, layer by layer: the mean of the heads plus the identity, halved, rows brought to a sum of
-    one, times what came before; of the result the class token's row.
+    Hooks keep the output of each `attn_drop` on the CPU until the forward pass has ended. The product starts
+    as the identity. Each layer multiplies it by the mean of the heads plus the identity, halved, with rows
+    normalized to a sum of one. The map is the class token's row of the product.
     """
     model, images = case.timm_model(), case.images()
     kept: list[Tensor] = []  # (B, heads, T, T)
@@ -137,19 +137,19 @@ PEERS: dict[str, tuple[str, Callable[[Case], AbstractContextManager[Step]]]] = {
     "rollout": ("vit-explain's algorithm", vit_explain),
     "grad_cam": ("pytorch-grad-cam", pytorch_grad_cam),
 }
-"""Whom we are compared with, by method."""
+"""The peer of each method."""
 
 
 @dataclasses.dataclass(frozen=True)
 class First:
-    """What the first explanation in a fresh process gave, and took."""
+    """The maps and the memory of the first explanation in a fresh process."""
 
     maps: np.ndarray
-    """(B, gh, gw), or in the image's size."""
+    """(B, gh, gw), or (B, H, W)."""
     beyond: int
-    """Bytes by which the peak of resident memory exceeds what was resident with the model loaded."""
+    """Peak resident memory in bytes, minus the resident memory with the model loaded."""
     total: int
-    """Bytes resident at the peak of the process's life."""
+    """Peak resident memory of the process in bytes."""
 
 
 def first_explanation(prepare: Preparation) -> First:
@@ -159,7 +159,7 @@ def first_explanation(prepare: Preparation) -> First:
 
 
 def explain_once(prepare: Preparation) -> First:
-    """What `first_explanation` runs in the new process."""
+    """Run by `first_explanation` in the new process."""
     with prepare() as step:
         loading = peak_bytes()
         forget_peak()
@@ -170,68 +170,68 @@ def explain_once(prepare: Preparation) -> First:
 
 
 def peak_bytes() -> int:
-    """The peak of this process's resident memory, since it began or since `forget_peak`."""
+    """The peak resident memory of this process since its start or `forget_peak`."""
     status = Path("/proc/self/status")
-    if status.exists():  # the other way a new process on Linux begins with the peak of its parent
+    if status.exists():  # getrusage on Linux starts with the parent's peak
         return 1024 * kib(status, "VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def forget_peak() -> None:
-    """Let the peak begin anew; not on macOS, where what loading needed for a moment hides as much of it."""
+    """Reset the peak, on Linux only; on macOS, the peak of loading hides smaller ones."""
     if sys.platform == "linux":
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def kib(file: Path, name: str) -> int:
-    """A value in one of the files of /proc that have a name and a value a line."""
+    """A value from a file in /proc with one name and value per line."""
     values = dict(line.split(":") for line in file.read_text(encoding="ascii").splitlines())
     return int(values[name].removesuffix("kB"))
 
 
 def free_bytes() -> int:
-    """Memory that can be taken without swapping; 0 where that cannot be known."""
+    """Memory available without swapping, 0 if unknown."""
     meminfo = Path("/proc/meminfo")
     return 1024 * kib(meminfo, "MemAvailable") if meminfo.exists() else 0
 
 
 def kept_bytes(case: Case) -> int:
-    """What `vit_explain` keeps, and two layers' scores and weights while the last is computed."""
+    """The bytes of the weights that `vit_explain` keeps, and of the last layer's computation."""
     config = from_pretrained(case.folder).config
     return (config.depth + 2) * case.batch_size * config.num_heads * config.num_tokens**2 * 4
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """The largest difference between maps scaled to 0 and 1; ours are enlarged to the size of theirs."""
+    """The largest difference between maps scaled to 0 and 1, with ours enlarged to the size of theirs."""
     size = theirs.shape[1:]
     enlarged = F.interpolate(torch.from_numpy(scaled(ours))[:, None], size, mode="bilinear")[:, 0].numpy()
     return float(np.abs(scaled(enlarged) - scaled(theirs)).max())
 
 
 def scaled(maps: np.ndarray) -> np.ndarray:
-    """Each of (B, gh, gw) from 0 to 1."""
+    """Scale each map of (B, gh, gw) to 0 and 1."""
     maps = maps - maps.min(axis=(1, 2), keepdims=True)
     return maps / maps.max(axis=(1, 2), keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One entrant's method."""
+    """One entrant's measurements of a method."""
 
     method: str
     who: str
     seconds: tuple[float, ...]
-    """An image's, in each round."""
+    """Seconds per image in each round."""
     first: First
 
     @property
     def time(self) -> float:
-        """Seconds an image in the median round."""
+        """Seconds per image in the median round."""
         return statistics.median(self.seconds)
 
 
 def entrants(case: Case, methods: Sequence[str], peers: Sequence[str]) -> list[tuple[str, str, Preparation]]:
-    """Method, whose, and how; of the methods in `peers` the peer's comes before ours."""
+    """Method, owner and preparation; for the methods in `peers`, the peer's comes before ours."""
     found: list[tuple[str, str, Preparation]] = []
     for method in methods:
         if method in peers:
@@ -244,10 +244,13 @@ def entrants(case: Case, methods: Sequence[str], peers: Sequence[str]) -> list[t
 def measure(
     case: Case, methods: Sequence[str], peers: Sequence[str], contest: Contest
 ) -> tuple[list[Measured], str]:
-    """First explanations, their agreement in a sentence, and then the rounds.
+    """Compute first explanations, compare their maps, and run the rounds.
+
+    Returns:
+        The measurements, and a sentence about the differences of the maps.
 
     Raises:
-        ValueError: the maps of a method differ, so that the comparison would be none.
+        ValueError: the maps of a method differ, so the two cannot be compared.
     """
     title = f"{case.image_size} pixels, batch {case.batch_size}"
     competing = entrants(case, methods, peers)
@@ -266,7 +269,7 @@ def measure(
                 dtype=torch.float32,
                 prepare=prepare,
                 images=case.batch_size,
-                flops=0,  # no share of the machine's is told
+                flops=0,  # the table has no share of the ceiling
             )
             for method, who, prepare in competing
         ],
@@ -284,22 +287,22 @@ def measure(
 
 
 def agreement_of(method: str, first: dict[tuple[str, str], First]) -> str:
-    """How much our maps and the peer's differ, in words.
+    """Describe the largest difference of our maps and the peer's.
 
     Raises:
-        ValueError: by more than rounding.
+        ValueError: they differ by more than rounding.
     """
     peer, _ = PEERS[method]
     found = difference(first[method, OURS].maps, first[method, peer].maps)
     if not found <= TOLERANCE:
         raise ValueError(f"{method}: the maps of {OURS} and {peer} differ by {found:.2g} of their range")
-    return f"{method}: {OURS}'s and {peer}'s maps differ by at most {found:.1e} of their range"
+    return f"{method}: the maps of {OURS} and {peer} differ by at most {found:.1e} of their range"
 
 
 HEADER = (
     "method",
-    "whose",
-    "s an image",
+    "implementation",
+    "s/image",
     "fastest to slowest round",
     "speed",
     "beyond the model, MB",
@@ -308,15 +311,15 @@ HEADER = (
 )
 
 NOTES = f"""\
-"speed": {OURS}'s over the peer's. "beyond the model": what the first explanation in a fresh process adds, at
-its peak, to the memory that is resident with the model loaded. "memory": {OURS}'s over the peer's. "in
-total": the most that this process ever held, with Python, its libraries and the model. Everybody has
-PyTorch's defaults for threads and the allocator. pytorch-grad-cam also enlarges its maps to the image's size.
-For vit-explain's algorithm timm's fused attention is off, without which there are no weights to catch."""
+"speed": {OURS}'s over the peer's. "beyond the model": peak memory of the first explanation in a fresh
+process, minus the resident memory with the model loaded. "memory": {OURS}'s over the peer's. "in total": peak
+memory of this process, with Python, its libraries and the model. All have PyTorch's defaults for threads and
+the allocator. pytorch-grad-cam also enlarges its maps to the image's size. vit-explain's algorithm runs
+without timm's fused attention, which does not expose its weights."""
 
 
 def table(measured: Sequence[Measured]) -> str:
-    """A row for each; ours are compared with the peer's of the same method."""
+    """One row per measurement; ours are compared with the peer's of the same method."""
     peers = {one.method: one for one in measured if one.who != OURS}
     rows = []
     for one in measured:
@@ -347,7 +350,7 @@ def megabytes(count: int) -> str:
 def large(case: Case) -> str:
     """The section about one large image."""
     need, free = kept_bytes(case), free_bytes()
-    fits = need + 2e9 < free  # the model, its activations, and something to spare
+    fits = need + 2e9 < free  # the model, its activations, and a reserve
     peers = [method for method in PEERS if fits or method != "rollout"]
     with Contest(1, Timing(warmup=0, steps=1, seconds=0)) as contest:
         measured, agreement = measure(case, (*METHODS, "attention"), peers, contest)
@@ -355,29 +358,31 @@ def large(case: Case) -> str:
     left_out = (
         ""
         if fits
-        else f"\n\nvit-explain's algorithm: not run. It would need {need / 1e9:.1f} GB and the model; "
+        else f"\n\nvit-explain's algorithm: not run. It would need {need / 1e9:.1f} GB besides the model; "
         f"{free / 1e9:.1f} GB were free."
     )
     return (
-        f"## {case.image_size:,} pixels, one image\n\n{table(measured)}\n\nBefore the timing, {agreement}. "
-        f"Rollout's process held {total / 1e9:.2f} GB at its peak, "
+        f"## {case.image_size:,} pixels, one image\n\n{table(measured)}\n\n"
+        f"Agreement before the timing: {agreement}. The peak of rollout's process was {total / 1e9:.2f} GB, "
         f"{'less' if total < LIMIT else 'not less'} than {LIMIT / 1e9:g} GB. "
-        f"One round of one step, with none before it to warm up.{left_out}"
+        f"One round of one step, without warm-up.{left_out}"
     )
 
 
 def parse() -> argparse.Namespace:
     parser = options(__doc__, rounds=3, warmup=1, steps=3)
-    parser.add_argument("--model", default="vit_base_patch16_224", help="timm's name (default %(default)s)")
+    parser.add_argument(
+        "--model", default="vit_base_patch16_224", help="timm's model name (default %(default)s)"
+    )
     parser.add_argument("--size", type=positive, default=224, help="image size (default %(default)s)")
-    parser.add_argument("--large", type=positive, default=1024, help="the large one (default %(default)s)")
+    parser.add_argument("--large", type=positive, default=1024, help="large image size (default %(default)s)")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse()
     report = heading(f"Explanations on a CPU: {arguments.model}", arguments)
-    report += f"\n- beside: grad-cam {importlib.metadata.version('grad-cam')}"
+    report += f"\n- compared with: grad-cam {importlib.metadata.version('grad-cam')}"
     with tempfile.TemporaryDirectory() as folder:
         small, big = Path(folder) / "small", Path(folder) / "large"
         write_model(arguments.model, arguments.size, small)
@@ -387,7 +392,7 @@ def main() -> None:
                 case = Case(small, arguments.size, batch_size)
                 measured, agreement = measure(case, METHODS, tuple(PEERS), contest)
                 report += f"\n\n## {arguments.size} pixels, batch {batch_size}\n\n{table(measured)}\n\n"
-                report += f"Before the timing, {agreement}."
+                report += f"Agreement before the timing: {agreement}."
         report += f"\n\n{large(Case(big, arguments.large, 1))}"
     publish("explanations", f"{report}\n\n{NOTES}", arguments)
 

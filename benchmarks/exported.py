@@ -1,4 +1,4 @@
-"""Entrants that answer with an exported file, and what int8 matrix products reach."""
+"""Entrants that run exported files, and int8 matrix products."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ RUNTIMES: dict[str, tuple[str, type[ExportedEngine]]] = {
     ".onnx": ("ONNX Runtime", OnnxEngine),
     ".xml": ("OpenVINO", OpenVinoEngine),
 }
-"""Name and engine by the ending of a file."""
+"""Runtime name and engine by file suffix."""
 
 
 def exported_entrant(path: Path, precision: str, config: ModelConfig, batch_size: int) -> Entrant:
-    """A file of `vitascope export` for `pixels`, in fp32, bf16 (OpenVINO alone) or, if it is that, int8."""
+    """A file of `vitascope export --input pixels` in fp32, bf16 (OpenVINO only) or int8 (int8 files only)."""
     name, _ = RUNTIMES[path.suffix]
     return Entrant(
         name=f"vitascope, {name}",
@@ -34,14 +34,14 @@ def exported_entrant(path: Path, precision: str, config: ModelConfig, batch_size
 
 
 def exported_engine(path: Path, precision: str) -> ExportedEngine:
-    """The engine of a file; what an int8 file leaves in float runs as its runtime likes."""
+    """The engine of a file; the runtime chooses the precision of the float layers of an int8 file."""
     _, engine = RUNTIMES[path.suffix]
     return engine(path, precision="auto" if precision == "int8" else precision)
 
 
 @contextmanager
 def exported_inference(path: Path, precision: str, batch_size: int) -> Iterator[Step]:
-    """Pixels to probabilities as `vitascope predict FILE` does: normalization and softmax are in the time."""
+    """Pixels to probabilities as in `vitascope predict FILE`; the time includes normalization and softmax."""
     engine = exported_engine(path, precision)
     fit = engine.preprocess
     pixels = torch.randint(256, (batch_size, fit.channels, *fit.image_size), dtype=torch.uint8)
@@ -49,7 +49,7 @@ def exported_inference(path: Path, precision: str, batch_size: int) -> Iterator[
 
 
 def int8_matmul_entrants() -> list[Entrant]:
-    """The machine itself: what its int8 matrix products reach, which sum in int32."""
+    """int8 matrix products with int32 sums, which measure the machine itself."""
     return [
         Entrant(
             name=f"matmul {'x'.join(map(str, shape))}",
@@ -65,7 +65,7 @@ def int8_matmul_entrants() -> list[Entrant]:
 
 @contextmanager
 def int8_matmul(shape: tuple[int, int, int]) -> Iterator[Step]:
-    """One product of int8 matrices, as oneDNN computes it for torch."""
+    """One product of int8 matrices, computed by oneDNN through torch."""
     rows, inner, columns = shape
     a = torch.randint(-128, 128, (rows, inner), dtype=torch.int8)
     b = torch.randint(-128, 128, (inner, columns), dtype=torch.int8)

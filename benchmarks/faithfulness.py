@@ -1,10 +1,10 @@
-"""Which explanation to believe: deletion, insertion and ROAD of every method on a trained model.
+"""Measure the faithfulness of heatmaps: deletion, insertion and ROAD of every method on a trained model.
 
     python benchmarks/faithfulness.py runs/cifar10 cifar10 --images 200 --out
 
-What `vitascope explain MODEL DATA --compare` prints, as a dated table. `--window` also measures occlusion by
-larger windows, and `--layers` Grad-CAM and its variants at every layer: where does a class token's model keep
-its evidence?
+The script writes the output of `vitascope explain MODEL DATA --compare` as a dated table. `--window` adds
+occlusion by larger windows. `--layers` adds Grad-CAM and its variants at every layer, to find the layers in
+which a model with a class token keeps its evidence.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from vitascope.weights.loading import from_pretrained
 
 HEADER = ("method", "deletion AUC", "insertion AUC", "ROAD", "gain over random", "s/image", "verdict")
 NOTES = """\
-Means over the images; behind each the gain over random orders of the same image, with its 95% interval
-(Student's t, paired by image). Deletion: lower is better; insertion and ROAD: higher. "gain": the mean of the
-four curves' gains, ROAD's two apart, by which methods are ranked. "s/image": of the heatmap, one image at a
-time."""
+Means over the images. In parentheses: the gain over random orders of the same image, with its 95% interval
+(Student's t, paired by image). For deletion, lower is better; for insertion and ROAD, higher. "gain": the
+mean gain of the four curves (ROAD has two), which ranks the methods. "s/image": the time of one heatmap, one
+image at a time."""
 
 
 def report(model: Classifier, comparison: Comparison, command: str) -> str:
@@ -43,7 +43,7 @@ def report(model: Classifier, comparison: Comparison, command: str) -> str:
     gh, gw = comparison.grid
     rivals = ", ".join(comparison.rivals) or "none"
     lines = (
-        f"# Which explanation to believe: {model.config.summary}",
+        f"# Faithfulness of heatmaps: {model.config.summary}",
         "",
         f"- machine: {describe_machine()}",
         f"- versions: {describe_versions()}",
@@ -54,7 +54,7 @@ def report(model: Classifier, comparison: Comparison, command: str) -> str:
         "",
         markdown_table(HEADER, [cells(row) for row in comparison.table()]),
         "",
-        f"Best: {comparison.best}. Not told apart from it: {rivals}.",
+        f"Best: {comparison.best}. Not significantly different: {rivals}.",
         "",
         NOTES,
     )
@@ -62,7 +62,7 @@ def report(model: Classifier, comparison: Comparison, command: str) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """A row of the table."""
+    """The cells of a row."""
     floor = row.method == RANDOM
     measures = (
         f"{measure.mean:.3f}" + ("" if floor else f" ({gain(measure.gain)})")
@@ -78,13 +78,13 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def gain(interval: Interval) -> str:
-    """A mean with its interval."""
+    """Format a mean with its interval."""
     half = "" if interval.half_width is None else f" ± {interval.half_width:.3f}"
     return f"{interval.mean:+.3f}{half}"
 
 
 def further_methods(model: Classifier, windows: list[int], layers: bool) -> dict[str, Callable[..., Tensor]]:
-    """Methods at other settings than their own."""
+    """Methods with other settings than their defaults."""
     found: dict[str, Callable[..., Tensor]] = {
         f"occlusion, window {window}": partial(explain.occlusion, window=window) for window in windows
     }
@@ -102,11 +102,15 @@ def main() -> None:
     )
     parser.add_argument("model", help="a MODEL argument")
     parser.add_argument("data", nargs="?", help="a DATA argument (default: a run's test images)")
-    parser.add_argument("--images", type=positive, default=200, help="drawn by seed (default 200)")
+    parser.add_argument(
+        "--images", type=positive, default=200, help="number of images, drawn by seed (default 200)"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--window", type=positive, nargs="*", default=[], help="occlusion by these too")
-    parser.add_argument("--layers", action="store_true", help="Grad-CAM at every layer too")
-    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    parser.add_argument(
+        "--window", type=positive, nargs="*", default=[], help="also occlusion by these windows"
+    )
+    parser.add_argument("--layers", action="store_true", help="also Grad-CAM at every layer")
+    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     arguments = parser.parse_args()
     model = from_pretrained(arguments.model, device="auto")
     if arguments.data is None:

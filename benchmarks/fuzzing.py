@@ -1,15 +1,16 @@
-"""Fuzz `vitascope serve` with schemathesis, which makes right and wrong requests from its OpenAPI document.
+"""Fuzz `vitascope serve` with schemathesis, which makes valid and invalid requests from its OpenAPI document.
 
     pip install schemathesis
     python benchmarks/fuzzing.py                          # 90 s each: plain, with a token, and under a prefix
     python benchmarks/fuzzing.py --variants token --seconds 300
 
-A tiny model with random weights is served on loopback. The fuzzer reports 5xx answers, answers that differ
-from the document (status, media type, headers, JSON) and wrong requests that are accepted. It prints a curl
-line to repeat each of them, and the exit status is then 1.
+The script serves a tiny model with random weights on loopback. The fuzzer reports 5xx responses, responses
+that differ from the document (status, media type, headers, JSON) and invalid requests that are accepted. It
+prints a curl command that repeats each of them, and the script then exits with status 1.
 
-The check `positive_data_acceptance` is left out: the document says that a body is a picture, but it cannot
-say which bytes are one, nor which classes a model has, so the server rightly rejects many made-up requests.
+The check `positive_data_acceptance` is left out: the document declares the body as an image, but it can
+specify neither the bytes of valid images nor the classes of a model, so the server rightly rejects many
+generated requests.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ LEFT_OUT = "positive_data_acceptance"
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A way to serve, and what clients do then."""
+    """Options of the server, and the matching requests of its clients."""
 
     options: tuple[str, ...] = ()
-    """Of `vitascope serve`; TOKEN_FILE stands for a file with the token."""
+    """Options of `vitascope serve`; TOKEN_FILE stands for a file with the token."""
     prefix: str = ""
     headers: tuple[str, ...] = ()
 
@@ -53,18 +54,18 @@ VARIANTS = {
 
 
 def schemathesis() -> str:
-    """The program, beside this Python or on the path."""
+    """The path of the program, beside this Python or on PATH."""
     beside = Path(sys.executable).with_name("schemathesis")
     found = str(beside) if beside.is_file() else shutil.which("schemathesis")
     if found is None:
         raise SystemExit(
-            "fuzzing.py needs schemathesis, which nothing else here does: pip install schemathesis"
+            "fuzzing.py needs schemathesis, which is no dependency of vitascope: pip install schemathesis"
         )
     return found
 
 
 def command(url: str, variant: Variant, seconds: int) -> list[str]:
-    """What is run against a server."""
+    """The command that fuzzes a server."""
     headers = [word for header in variant.headers for word in ("--header", header)]
     return [
         *(schemathesis(), "run", f"{url}{variant.prefix}/openapi.json", *headers),
@@ -73,7 +74,7 @@ def command(url: str, variant: Variant, seconds: int) -> list[str]:
 
 
 def fuzz(name: str, folder: Path, seconds: int) -> int:
-    """Serve and fuzz; schemathesis's exit status."""
+    """Serve and fuzz; returns schemathesis's exit status."""
     variant = VARIANTS[name]
     file = folder / "token"
     file.write_text(TOKEN, encoding="utf-8")
@@ -84,11 +85,11 @@ def fuzz(name: str, folder: Path, seconds: int) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Fuzz each variant."""
+    """Fuzz every variant."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=positive, default=90, help="for each variant")
+    parser.add_argument("--seconds", type=positive, default=90, help="per variant (default 90)")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     given = parser.parse_args(argv)
     schemathesis()

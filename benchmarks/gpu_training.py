@@ -1,15 +1,15 @@
-"""How fast ViTs train on a GPU: ours beside timm's in a plain loop, and what our whole loop makes of it.
+"""Compare the training throughput of ViTs on a GPU: bare steps of ours and timm's, and our complete loop.
 
     python benchmarks/gpu_training.py --out
     python benchmarks/gpu_training.py --peak-tflops 989 --out
     python benchmarks/gpu_training.py --device cpu --depth 1 --batch-sizes 4 4 --steps 1 --matmul 256
 
-ViT-S/16 at 224 pixels and ViT-Ti/4 at 32, eager and under torch.compile, in bf16 autocast. Bare steps are of
-one batch that lies on the GPU: forward, cross-entropy, backward, fused AdamW, zero_grad; ours and timm's
-differ in the model alone. The loop's steps are what `vitascope train` does with our model and the recipe
-`small-data`: the next batch of random pictures that lie on the GPU, crop, flip, RandAugment, random erasing,
-mixup or CutMix, clipping, the running average, and reading the loss every tenth step. All take turns in one
-process. The third command only tries the script, on a CPU. A few minutes on an H200, most of them to compile.
+ViT-S/16 at 224 pixels and ViT-Ti/4 at 32, eager and under torch.compile, in bf16 autocast. Bare steps use one
+batch in GPU memory: forward, cross-entropy, backward, fused AdamW, zero_grad. Ours and timm's differ only in
+the model. The loop's steps are those of `vitascope train` with our model and the recipe `small-data`: the
+next batch of random images in GPU memory, crop, flip, RandAugment, random erasing, mixup or CutMix, clipping,
+the running average, and reading the loss every tenth step. All take turns in one process. The third command
+only tests the script on a CPU. The script takes a few minutes on an H200, most of them for compilation.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ from vitascope.training.train import build_trainer
 
 Step = Callable[[], object]
 
-OURS, TIMM, LOOP, MATMUL = "vitascope, bare step", "timm, bare step", "vitascope, whole loop", "matmul"
+OURS, TIMM, LOOP, MATMUL = "vitascope, bare step", "timm, bare step", "vitascope, complete loop", "matmul"
 MODES = ("eager", "compiled")
 BATCHES_AN_EPOCH = 4
-"""Of the loop's data; the last one is as large as the others."""
+"""Batches per epoch of the loop's data, all of the same size."""
 
 NOTES = """\
-Medians over the rounds; a round's time is that of all its steps, from an idle GPU to an idle GPU. "of timm":
-times timm's images a second in the same mode. "of the bare step": the loop beside our own bare step. "of the
-ceiling": operations of the model's matrix products, counted for every token through every block, three
-forward passes a step, over those of the large bf16 product that took turns with the models; "of the data
-sheet": over the number that was given. "first step": with compiling what it needs; the
-loop's model is compiled already, for the bare step. Random weights, random pictures."""
+Medians over the rounds. The time of a round is that of all its steps, from an idle GPU to an idle GPU. "of
+timm": images per second over timm's in the same mode. "of the bare step": the loop's images per second over
+our bare step's. "of the ceiling": operations per second of the model's matrix products, counted for every
+token through every block, three forward passes per step, over those of the large bf16 product that took turns
+with the models. "of the data sheet": the same over --peak-tflops. "first step": with compilation; the loop's
+model is already compiled for the bare step. Random weights, random images."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model, and what it is trained on."""
+    """A model and its training data."""
 
     title: str
     model: str
@@ -74,10 +74,10 @@ class Case:
     depth: int | None = None
 
     def config(self, **changes: object) -> vs.TrainConfig:
-        """The loop's: `small-data` with the plain ViT's stem and pooling, without stochastic depth."""
+        """The loop's options: `small-data` with a plain ViT's stem and pooling and no stochastic depth."""
         return vs.TrainConfig.from_recipe(
             "small-data",
-            data=f"{BATCHES_AN_EPOCH * self.batch_size} random pictures",
+            data=f"{BATCHES_AN_EPOCH * self.batch_size} random images",
             model=self.model,
             image_size=self.image_size,
             patch_size=self.patch_size,
@@ -112,18 +112,18 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where and how all of a case compute."""
+    """The device and the precision of all entrants."""
 
     device: torch.device
     dtype: torch.dtype
 
     def synchronize(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the device is idle."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def seconds(self, step: Step, count: int) -> float:
-        """Of one step: so many, from idle to idle."""
+        """Seconds per step, over `count` steps from idle to idle."""
         self.synchronize()
         begun = time.perf_counter()
         for _ in range(count):
@@ -134,32 +134,32 @@ class Setting:
 
 @dataclasses.dataclass(kw_only=True)
 class Entrant:
-    """Who takes turns with the others, and the seconds of a step in each round."""
+    """A competitor, and its seconds per step in each round."""
 
     name: str
     mode: str
     step: Step
     images: int
-    """Images in a step; none in a matrix product."""
+    """Images per step; 0 for a matrix product."""
     flops: int
-    """Floating-point operations of a step; a multiply-add counts as 2."""
+    """Floating-point operations per step; a multiply-add counts as 2."""
     first: float = 0.0
-    """Seconds of the first step."""
+    """Duration of the first step in seconds."""
     times: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def images_per_second(self) -> float:
-        """Of the median round."""
+        """In the median round."""
         return self.images / statistics.median(self.times)
 
     @property
     def flops_per_second(self) -> float:
-        """Of the median round."""
+        """In the median round."""
         return self.flops / statistics.median(self.times)
 
 
 def random_splits(case: Case) -> Splits:
-    """Pictures of noise, in all classes, that fill whole batches."""
+    """Images of noise, in all classes, that fill complete batches."""
     generator = np.random.default_rng(0)
     count, side = BATCHES_AN_EPOCH * case.batch_size, case.image_size
     pixels = generator.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
@@ -169,7 +169,7 @@ def random_splits(case: Case) -> Splits:
 
 
 def bare_step(model: nn.Module, optimizer: torch.optim.Optimizer, case: Case, setting: Setting) -> Step:
-    """Forward, loss, backward, update, always of the same random batch."""
+    """Forward, loss, backward and update, always on the same random batch."""
     device, side = setting.device, case.image_size
     images = torch.randn(case.batch_size, 3, side, side, device=device)
     labels = torch.randint(case.num_classes, (case.batch_size,), device=device)
@@ -186,7 +186,7 @@ def bare_step(model: nn.Module, optimizer: torch.optim.Optimizer, case: Case, se
 
 
 def our_step(case: Case, config: ViTConfig, setting: Setting, mode: str) -> Step:
-    """Our model with the optimizer that `vitascope train` gives it."""
+    """Our model with the optimizer of `vitascope train`."""
     model = VisionTransformer(config).to(setting.device).train()
     if mode == "compiled":
         model.compile()
@@ -197,7 +197,7 @@ def timm_step(case: Case, config: ViTConfig, setting: Setting, mode: str) -> Ste
     """timm's model of the same sizes, with the same optimizer over all its parameters.
 
     Raises:
-        ValueError: its size is not ours, so that the comparison would be none.
+        ValueError: it has another number of parameters, so the two cannot be compared.
     """
     make_torchvision_importable()
     import timm
@@ -225,7 +225,7 @@ def timm_step(case: Case, config: ViTConfig, setting: Setting, mode: str) -> Ste
 
 
 def loop_step(case: Case, splits: Splits, setting: Setting, mode: str, run: Path) -> Step:
-    """The loop's next step, epoch after epoch; validation and checkpoints are left out."""
+    """The loop's next step, epoch after epoch, without validation and checkpoints."""
     precision = "bf16" if setting.dtype == torch.bfloat16 else "fp32"
     config, model_config = resolve_config(
         case.config(precision=precision, compile=mode == "compiled"), splits
@@ -258,7 +258,7 @@ def matmul(side: int, device: torch.device) -> Entrant:
 def entrants(
     case: Case, setting: Setting, modes: Sequence[str], names: Sequence[str], run: Path
 ) -> list[Entrant]:
-    """All of a case, each of them built and past its first step."""
+    """Build all entrants of a case and run their first steps."""
     splits = random_splits(case)
     _, config = resolve_config(case.config(), splits)
     assert isinstance(config, ViTConfig)
@@ -277,7 +277,7 @@ def entrants(
 
 
 def take_turns(found: Sequence[Entrant], setting: Setting, *, rounds: int, warmup: int, steps: int) -> None:
-    """Interleaved rounds, A B C, A B C, ..., so that a GPU that changes its clocks changes them for all."""
+    """Run interleaved rounds, A B C, A B C, ..., so a change of the GPU's clocks affects all entrants."""
     for number, entrant in itertools.product(range(1, rounds + 1), found):
         setting.seconds(entrant.step, warmup)
         entrant.times.append(setting.seconds(entrant.step, steps))
@@ -285,7 +285,7 @@ def take_turns(found: Sequence[Entrant], setting: Setting, *, rounds: int, warmu
 
 
 def table(found: Sequence[Entrant], peak_tflops: float | None) -> str:
-    """A line for each entrant but the matrix product, which is the ceiling."""
+    """One row per entrant; the matrix product is the ceiling."""
     (ceiling,) = (entrant.flops_per_second for entrant in found if entrant.name == MATMUL)
     models = [entrant for entrant in found if entrant.name != MATMUL]
     rates = {(entrant.name, entrant.mode): entrant.images_per_second for entrant in models}
@@ -312,7 +312,7 @@ def table(found: Sequence[Entrant], peak_tflops: float | None) -> str:
 
 
 def describe_device(device: torch.device) -> str:
-    """The GPU, the software under torch, and how torch computes what is left in fp32."""
+    """The GPU, its software, and torch's precision for fp32 products and convolutions."""
     tf32 = f"fp32 products: {torch.get_float32_matmul_precision()}, convolutions: " + (
         "TF32" if torch.backends.cudnn.allow_tf32 else "fp32"
     )
@@ -334,17 +334,19 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default bf16")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
     parser.add_argument(
-        "--batch-sizes", nargs=len(CASES), type=positive, help="of each model (default 256 and 1024)"
+        "--batch-sizes", nargs=len(CASES), type=positive, help="batch size per model (default 256 and 1024)"
     )
-    parser.add_argument("--depth", type=positive, help="blocks, to try the script (default: the models')")
+    parser.add_argument(
+        "--depth", type=positive, help="blocks, for a test of the script (default: the models')"
+    )
     parser.add_argument("--rounds", type=positive, default=5, help="interleaved rounds (default 5)")
-    parser.add_argument("--warmup", type=positive, default=3, help="untimed steps in a round (default 3)")
-    parser.add_argument("--steps", type=positive, default=30, help="timed steps in a round (default 30)")
+    parser.add_argument("--warmup", type=positive, default=3, help="untimed steps per round (default 3)")
+    parser.add_argument("--steps", type=positive, default=30, help="timed steps per round (default 30)")
     parser.add_argument(
         "--matmul", type=positive, default=8192, help="side of the ceiling's matrices (default 8192)"
     )
     parser.add_argument("--peak-tflops", type=float, help="the data sheet's number for dense bf16")
-    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     return parser.parse_args(given)
 
 
@@ -355,8 +357,8 @@ def main() -> None:
     setting = Setting(device=device, dtype=dtype)
     names = [OURS, LOOP] if importlib.util.find_spec("timm") is None else [TIMM, OURS, LOOP]
     method = (
-        f"{arguments.precision}, one process; interleaved rounds: {arguments.rounds}; in a round, steps to "
-        f"warm up: {arguments.warmup}, then timed: {arguments.steps}; medians"
+        f"{arguments.precision}, one process; interleaved rounds: {arguments.rounds}; warm-up steps per "
+        f"round: {arguments.warmup}; timed steps per round: {arguments.steps}; medians"
     )
     report = heading("Training on a GPU", method) + f"- device: {describe_device(device)}\n"
     for case, batch_size in zip(CASES, arguments.batch_sizes or [c.batch_size for c in CASES], strict=True):
@@ -367,10 +369,10 @@ def main() -> None:
             counts = {"rounds": arguments.rounds, "warmup": arguments.warmup, "steps": arguments.steps}
             take_turns(found, setting, **counts)
         report += f"\n## {case.title}, batch {batch_size}\n\n{table(found, arguments.peak_tflops)}\n"
-        found.clear()  # the next case has the GPU's memory for itself
+        found.clear()  # frees the GPU's memory for the next case
         gc.collect()
         torch.compiler.reset()
-    missing = "" if TIMM in names else "\nLeft out, not installed: timm.\n"
+    missing = "" if TIMM in names else "\nNot installed, so left out: timm.\n"
     publish("gpu_training", f"{report}{missing}\n{NOTES}", arguments)
 
 

@@ -1,19 +1,19 @@
-"""A trained ViT-B/16 without a download: a small trained ViT grown to its shape, answering as before.
+"""Make a trained ViT-B/16 without a download: grow a small trained ViT, with unchanged predictions.
 
     .venv/bin/python benchmarks/grow.py MODEL FOLDER [--size vit_b16] [--noise 0.1]
 
-Speed, int8 and token merging are compared by how often a model changes its mind, and one with random weights
-has none. MODEL is a plain ViT (pre-norm, learned positions, a class token, one linear head), such as one of
-`vitascope train --data cifar10 --patch-size 4 --embed-dim 128 --depth 8 --num-heads 4`. Its positions are
-interpolated to the larger one's grid: from 32 pixels in patches of 4 to 56, for ViT-B/16 at 224. It grows as
-in Net2Net (Chen et al. 2016), so that every answer stays the same:
+Benchmarks of precision, int8 and token merging report the agreement of predicted classes, which means nothing
+for random weights. MODEL is a plain ViT (pre-norm, learned positions, a class token, one linear head), such
+as one of `vitascope train --data cifar10 --patch-size 4 --embed-dim 128 --depth 8 --num-heads 4`. Its
+positions are interpolated to the larger model's grid: for ViT-B/16 at 224 pixels, from images of 32 pixels in
+patches of 4 to images of 56. It grows as in Net2Net (Chen et al. 2016), so its predictions stay the same:
 
-- width: channels, heads and hidden neurons are repeated; whoever reads the copies shares the old weight out
-  among them, at random, so that no two rows of a matrix are alike;
-- depth: the new blocks add nothing, since their last matrices are zero;
-- patches: each old pixel becomes a box of new ones, whose mean it reads.
+- width: channels, heads and hidden neurons are repeated. Each layer that reads the copies divides the old
+  weight among them at random, so no two rows of a matrix are equal;
+- depth: the last matrices of new blocks are zero, so these blocks add nothing;
+- patches: a box of new pixels replaces each old one, and the model reads the mean of the box.
 
-Then every matrix gets noise, a share of its own size, so that copies differ and no block does nothing.
+Then every matrix gets noise in proportion to its size, so copies differ and every block has an effect.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ State = dict[str, Tensor]
 
 
 def grown_config(small: ViTConfig, size: str) -> ViTConfig:
-    """The configuration of a named size, with the small model's classes and colours.
+    """Return the configuration of a named size, with the small model's classes and channels.
 
     Raises:
-        ValueError: the small model has parts that this script cannot repeat, or sizes of which the large
-            model's are no multiples.
+        ValueError: the small model has parts that this script cannot repeat, or the large model's sizes are
+            no multiples of the small model's.
     """
     classes = {"num_classes": small.num_classes, "class_names": small.class_names}
     large = named_config(size, in_channels=small.in_channels, **classes)
@@ -67,7 +67,7 @@ def grown_config(small: ViTConfig, size: str) -> ViTConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """From the tensors of a small ViT to those of a large one."""
+    """Maps the tensors of a small ViT to those of a large one."""
 
     small: ViTConfig
     large: ViTConfig
@@ -75,7 +75,7 @@ class Growth:
 
     @property
     def copies(self) -> int:
-        """Of each channel, and of each hidden neuron."""
+        """Copies of each channel and of each hidden neuron."""
         return self.large.embed_dim // self.small.embed_dim
 
     def state(self, old: State) -> State:
@@ -91,12 +91,12 @@ class Growth:
         return body
 
     def blocks(self) -> list[tuple[int, int, bool]]:
-        """Each large block's place, the small block that it is made of, and whether it adds nothing."""
+        """For each large block: its index, the index of its small block, and whether it adds nothing."""
         sources = [place * self.small.depth // self.large.depth for place in range(self.large.depth)]
         return [(place, source, source in sources[:place]) for place, source in enumerate(sources)]
 
     def widened(self, name: str, tensor: Tensor) -> Tensor:
-        """One tensor, its outputs repeated and its inputs shared out."""
+        """Widen one tensor: repeat its outputs and divide its weights among copied inputs."""
         heads = (self.large.num_heads // self.small.num_heads, self.large.head_dim // self.small.head_dim)
         if name == "head.bias":
             return tensor.clone()
@@ -113,25 +113,25 @@ class Growth:
         return tensor.repeat(*[1] * (tensor.ndim - 1), self.copies)  # biases, norms, tokens, positions
 
     def shared(self, weight: Tensor) -> Tensor:
-        """(O, I) -> (O, copies I): random shares of each weight, whose sum it is."""
+        """(O, I) -> (O, copies I): random shares that sum to each weight."""
         parts = weight * self.shares(self.copies, weight)  # (copies, O, I)
         return parts.movedim(0, 1).flatten(1)
 
     def shares(self, copies: int, weight: Tensor) -> Tensor:
-        """Positive shares of each weight that sum to one: (copies, *weight.shape)."""
+        """Random positive shares that sum to one, (copies, *weight.shape)."""
         shares = 0.5 + torch.rand(copies, *weight.shape, generator=self.generator)
         return shares / shares.sum(dim=0)
 
     def spread(self, weight: Tensor) -> Tensor:
-        """(D, C, p, p) -> (D, C, P, P): the mean of a box in the place of a pixel."""
+        """(D, C, p, p) -> (D, C, P, P): the mean of a box instead of a pixel."""
         (ph, pw), (PH, PW) = self.small.patch_hw, self.large.patch_hw
         rows, columns = PH // ph, PW // pw
         return weight.repeat_interleave(rows, dim=2).repeat_interleave(columns, dim=3) / (rows * columns)
 
     def widened_qkv(self, tensor: Tensor, heads: tuple[int, int]) -> Tensor:
-        """(3D, I) or (3D,): heads repeated, and the numbers in each; scores stay as they were.
+        """Repeat heads and the channels in each, of (3D, I) or (3D,), with unchanged scores.
 
-        Products of queries and keys grow with the copies in a head, and are divided by the root of its width.
+        Products of queries and keys grow with the copies in a head and are divided by the root of its width.
         """
         if tensor.ndim == 2:
             tensor = self.shared(tensor)
@@ -141,14 +141,14 @@ class Growth:
         return qkv.reshape(3 * self.large.embed_dim, *tensor.shape[1:])
 
     def shared_heads(self, weight: Tensor, heads: tuple[int, int]) -> Tensor:
-        """U_msa (O, D) -> (O, copies D), its inputs in the order of `widened_qkv`."""
+        """U_msa (O, D) -> (O, copies D), with inputs in the order of `widened_qkv`."""
         parts = weight * self.shares(heads[0] * heads[1], weight)  # (copies, O, D)
         parts = parts.view(*heads, len(weight), self.small.num_heads, self.small.head_dim)
         return parts.permute(2, 0, 3, 1, 4).reshape(len(weight), -1)  # (O, copies x heads, copies x hd)
 
 
 def add_noise(state: State, share: float, generator: torch.Generator) -> None:
-    """Noise on every matrix, of a share of the largest root mean square among its kind in all blocks."""
+    """Add noise to every matrix: a share of the largest root mean square of the same matrix in all blocks."""
     matrices = {name: tensor for name, tensor in state.items() if tensor.ndim in (2, 4)}
     kinds = {name: re.sub(r"\d+", "", name) for name in matrices}
     largest = dict.fromkeys(kinds.values(), 0.0)
@@ -161,10 +161,10 @@ def add_noise(state: State, share: float, generator: torch.Generator) -> None:
 def grow(
     small: vs.VisionTransformer, config: ViTConfig, noise: float = 0.0, seed: int = 0
 ) -> vs.VisionTransformer:
-    """A model in the shape of `config`, from `grown_config`.
+    """Grow a model to the shape of `config`, from `grown_config`.
 
-    Without noise it answers as the small one does, of images of which a box of pixels was one, once its
-    positions are interpolated to the same grid.
+    Without noise, its logits equal the small model's, with positions interpolated to the same grid, for
+    images whose pixels are repeated to boxes.
     """
     small = copy.deepcopy(small)
     (rows, columns), (ph, pw) = config.grid, small.config.patch_hw
@@ -184,7 +184,9 @@ def main() -> None:
     parser.add_argument("model", metavar="MODEL", help="a run or model folder of vitascope")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="the model folder to write")
     parser.add_argument("--size", default="vit_b16", help="the named size to grow to (default vit_b16)")
-    parser.add_argument("--noise", type=float, default=0.1, help="share of a matrix (default 0.1)")
+    parser.add_argument(
+        "--noise", type=float, default=0.1, help="noise as a share of each matrix (default 0.1)"
+    )
     arguments = parser.parse_args()
     small = from_pretrained(arguments.model)
     if not isinstance(small, vs.VisionTransformer):

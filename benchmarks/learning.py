@@ -1,4 +1,4 @@
-"""What benchmarks of learning share: their options, a part of a data set, a run and what it ended with."""
+"""Parts shared by the benchmarks that train: options, part of a data set, a run and its result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vitascope.training.train import TrainResult
 
 
 def options(description: str | None, *, epochs: int) -> argparse.ArgumentParser:
-    """The options of all of them."""
+    """A parser with the options of all of them."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -39,21 +39,21 @@ def options(description: str | None, *, epochs: int) -> argparse.ArgumentParser:
     parser.add_argument("--num-heads", type=positive, default=3, help="the ViT's heads (default 3)")
     parser.add_argument("--device", default="auto", help="default auto")
     parser.add_argument("--precision", default="auto", help="default auto")
-    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     return parser
 
 
 def named_values(words: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
-    """Options of `vitascope train` as they are given to a benchmark, NAME=VALUE each.
+    """Parse options of `vitascope train`, NAME=VALUE each.
 
     Raises:
-        UserError: a word that is none, or names what the benchmark fixes.
+        UserError: a word is not an option, or names an option that the benchmark fixes.
     """
     options: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or name in fixed:
-            raise UserError(f"expected an option NAME=VALUE that this benchmark leaves open, not {word!r}")
+            raise UserError(f"expected an option NAME=VALUE that this benchmark does not fix, not {word!r}")
         try:
             options[name] = json.loads(value)
         except ValueError:
@@ -62,29 +62,29 @@ def named_values(words: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
 
 
 def vit(arguments: argparse.Namespace) -> dict[str, int]:
-    """The shape of the ViT that was asked for."""
+    """The requested shape of the ViT."""
     return {name: getattr(arguments, name) for name in ("patch_size", "embed_dim", "depth", "num_heads")}
 
 
 def schedule(epochs: int) -> dict[str, float]:
-    """Epochs, a twentieth of them to warm up, but one at least."""
+    """Epochs, with a warm-up of a twentieth of them but at least one."""
     return {"epochs": epochs, "warmup_epochs": max(1.0, epochs / 20)}
 
 
 def engine(arguments: argparse.Namespace) -> dict[str, str]:
-    """Where and how it is computed."""
+    """The device and the precision."""
     return {"device": arguments.device, "precision": arguments.precision}
 
 
 def train(name: str, config: vs.TrainConfig) -> TrainResult:
-    """A run, with its own report on stderr."""
+    """Train a model, with the log on stderr."""
     note(f"training {name}")
     with contextlib.redirect_stdout(sys.stderr):
         return vs.train(config)
 
 
 def write_limited(data: str, limit: int, folder: Path) -> str:
-    """A folder with `limit` training images, as many of each class as can be, and all test images."""
+    """Write a folder with `limit` training images, balanced over the classes, and all test images."""
     splits = open_data(data)
     places = [np.flatnonzero(splits.train.labels == label) for label in range(len(splits.train.class_names))]
     chosen = np.concatenate([place[: limit // len(places)] for place in places])
@@ -94,7 +94,7 @@ def write_limited(data: str, limit: int, folder: Path) -> str:
 
 
 def write_images(images: ImageSet, folder: Path) -> None:
-    """Each image as `folder/<class>/<number>.png`."""
+    """Write each image as `folder/<class>/<number>.png`."""
     for name in images.class_names:
         (folder / name).mkdir(parents=True)
     for index, (source, label) in enumerate(zip(images.sources, images.labels, strict=True)):
@@ -102,7 +102,7 @@ def write_images(images: ImageSet, folder: Path) -> None:
 
 
 def heading(title: str, method: str) -> str:
-    """What stands above the tables: when, where, how."""
+    """The head of a report: machine, versions, date, command, method."""
     return (
         f"# {title}\n\n"
         f"- machine: {describe_machine()}\n"

@@ -1,12 +1,12 @@
-"""A load on an HTTP server: closed loop (so many requests at a time) or open loop (at times fixed before).
+"""Load an HTTP server: closed loop (a number of concurrent requests) or open loop (a fixed schedule).
 
     python benchmarks/load.py http://127.0.0.1:8000/v1/predict picture.jpg --rate 300 --seconds 20
     python benchmarks/load.py http://127.0.0.1:8000/v1/predict picture.jpg --concurrency 64 --seconds 10
 
-In the open loop a request is sent at its time whatever has become of those before, on a connection that is
-free or a new one, and its latency counts from that time: a server that stalls cannot make the load wait for
-it, and so not hide that it stalls. Bytes are sent and answers read by an asyncio protocol of a few lines, so
-that one core makes thousands of requests a second; how late requests were sent is reported too.
+The open loop sends each request at its scheduled time, on a free connection or a new one, even if earlier
+requests have no answer yet. Latency counts from the scheduled time, so a stalled server cannot delay the load
+and hide the stall. A small asyncio protocol sends requests and reads answers, so one core makes thousands of
+requests per second. The output includes the lateness of this process with its requests.
 """
 
 from __future__ import annotations
@@ -24,57 +24,57 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 LATE = 0.05
-"""Seconds by which this process may be late with its requests, before it says that it was the bottleneck."""
+"""Lateness in seconds of this process with its requests, above which it reports itself as the bottleneck."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What became of a request."""
+    """The times and the status of a request."""
 
     scheduled: float
-    """Seconds after the start at which it was to be sent."""
+    """Scheduled time of sending, in seconds after the start."""
     sent: float
-    """At which it was."""
+    """Actual time of sending."""
     done: float
-    """At which its answer was there, or its connection broke."""
+    """Time of the complete answer or of a broken connection."""
     status: int
-    """0 where there was no answer."""
+    """0 without an answer."""
 
     @property
     def latency(self) -> float:
-        """Seconds from when it was to be sent to its answer."""
+        """Seconds from the scheduled time to the answer."""
         return self.done - self.scheduled
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """A load that was made."""
+    """The answers of a finished load."""
 
     seconds: float
     answers: tuple[Answer, ...]
 
     def count(self) -> Counter[int]:
-        """Answers by status."""
+        """The number of answers by status."""
         return Counter(answer.status for answer in self.answers)
 
     def accepted_per_second(self) -> float:
-        """Answers of 200, by the time from the first request to the last of them."""
+        """Answers with status 200, divided by the seconds from the first request to the last such answer."""
         good = [answer.done for answer in self.answers if answer.status == 200]
         return len(good) / max(good) if good else 0.0
 
     def latency(self, share: float, status: int = 200) -> float:
-        """Seconds that a share of the answers of a status stayed within; NaN where there are none."""
+        """A quantile of the latency of the answers with a status, in seconds; NaN without any."""
         found = sorted(answer.latency for answer in self.answers if answer.status == status)
         return found[min(len(found) - 1, int(share * len(found)))] if found else float("nan")
 
     def lateness(self) -> float:
-        """Seconds by which 99% of the requests were sent late, at most: this process's own doing."""
+        """The 99% quantile of the delay with which this process sent requests, in seconds."""
         late = sorted(answer.sent - answer.scheduled for answer in self.answers)
         return late[min(len(late) - 1, int(0.99 * len(late)))] if late else 0.0
 
 
 class Connection(asyncio.Protocol):
-    """A connection that is kept open; one request at a time."""
+    """A persistent connection with one request at a time."""
 
     def __init__(self, idle: Callable[[Connection], None]) -> None:
         self._idle = idle
@@ -84,19 +84,19 @@ class Connection(asyncio.Protocol):
         self.is_open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is there."""
+        """Called when the connection is open."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.is_open = True
 
     def ask(self, request: bytes, done: Callable[[int], None]) -> None:
-        """Send a request; `done` is called with the answer's status."""
+        """Send a request and call `done` with the status of its answer."""
         assert self._transport is not None
         self._done, self._received = done, b""
         self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        """A part of an answer."""
+        """Called with a part of an answer."""
         self._received += data
         head, found, body = self._received.partition(b"\r\n\r\n")
         if not found:
@@ -112,12 +112,12 @@ class Connection(asyncio.Protocol):
             self._idle(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It has gone; a request that waits for its answer has none."""
+        """Called when the connection is closed; a waiting request gets status 0."""
         self.is_open = False
         self._finish(0)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
@@ -128,12 +128,12 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """Sends one request again and again, and notes what becomes of it.
+    """Sends the same request repeatedly and records the answers.
 
     Args:
-        url: where to.
-        body: a picture's bytes.
-        headers: more of them.
+        url: the URL of the requests.
+        body: the bytes of an image.
+        headers: additional headers.
     """
 
     def __init__(self, url: str, body: bytes, headers: dict[str, str] | None = None) -> None:
@@ -151,14 +151,14 @@ class Client:
         self._busy = 0
 
     async def open_loop(self, times: Sequence[float], patience: float = 10.0) -> Load:
-        """Requests at given seconds after the start; unanswered ones are waited for so many seconds."""
+        """Send requests at given seconds after the start; wait up to `patience` seconds for answers."""
         self._start = time.perf_counter()
         for scheduled in times:
             wait = self._start + scheduled - time.perf_counter()
             if wait > 0:
                 await asyncio.sleep(wait)
             else:
-                await asyncio.sleep(0)  # late: let answers be read all the same
+                await asyncio.sleep(0)  # late, but answers have to be read
             self._send(scheduled, lambda: None)
         end = time.perf_counter() + patience
         while len(self._answers) < len(times) and time.perf_counter() < end:
@@ -169,7 +169,7 @@ class Client:
         return self._load(times[-1] if len(times) else 0.0)
 
     async def closed_loop(self, concurrency: int, seconds: float) -> Load:
-        """So many requests at a time: each answer brings the next request."""
+        """Keep `concurrency` requests open for some seconds: each answer triggers the next request."""
         self._start = time.perf_counter()
 
         def again() -> None:
@@ -221,7 +221,7 @@ class Client:
 
 
 def arrivals(rate: float, seconds: float, *, poisson: bool, seed: int = 0) -> list[float]:
-    """When requests are sent: evenly, or at random as independent people would."""
+    """Times of requests: evenly spaced, or random as from independent clients."""
     if not poisson:
         return [number / rate for number in range(int(rate * seconds))]
     draw, times, now = random.Random(seed), [], 0.0
@@ -252,9 +252,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("url")
     parser.add_argument("picture", type=Path)
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--rate", type=float, help="open loop: requests a second")
-    how.add_argument("--concurrency", type=int, help="closed loop: requests at a time")
-    parser.add_argument("--poisson", action="store_true", help="open loop: at random times, not evenly")
+    how.add_argument("--rate", type=float, help="open loop: requests per second")
+    how.add_argument("--concurrency", type=int, help="closed loop: concurrent requests")
+    parser.add_argument(
+        "--poisson", action="store_true", help="open loop: random times instead of even spacing"
+    )
     parser.add_argument("--seconds", type=float, default=10.0)
     given = parser.parse_args(argv)
     client = Client(given.url, given.picture.read_bytes())

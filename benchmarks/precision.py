@@ -1,12 +1,12 @@
-"""Whether `--precision auto` takes the faster precision of this CPU, and where the border lies.
+"""Check that `--precision auto` chooses the faster precision on this CPU, and find the border between both.
 
     .venv/bin/python benchmarks/precision.py [--out]
     .venv/bin/python benchmarks/precision.py --sweep [--out]
 
-The first measures three models, in training and inference, in fp32, in bf16 and in what `auto` chooses: the
-digits recipe, ViT-Ti/4 at 32 pixels and ViT-B/16 at 224. About 4 minutes on 2 quiet cores, and 8 GB.
-The second measures a grid of widths and of tokens a batch (64 tokens an image, 2 blocks), to set the border
-in `resolve_precision` by; about 10 minutes.
+The first command measures training and inference of three models in fp32, bf16 and the choice of `auto`: the
+digits recipe, ViT-Ti/4 at 32 pixels and ViT-B/16 at 224. It takes about 4 minutes on 2 idle cores, and 8 GB.
+The second measures a grid of widths and tokens per batch (64 tokens per image, 2 blocks), from which the
+border in `resolve_precision` is set. It takes about 10 minutes.
 """
 
 import argparse
@@ -36,28 +36,29 @@ from vitascope.training.defaults import resolve_config
 from vitascope.training.recipes import TrainConfig
 
 PRECISIONS = ("fp32", "bf16", "auto")
-CASES_HEADER = ("case", "fp32", "bf16", "auto", "auto is", "auto / better", "choice costs", "of the ceiling")
+CASES_HEADER = ("case", "fp32", "bf16", "auto", "choice", "auto / better", "loss", "of the ceiling")
 
 CASES_NOTES = """\
-Images per second. "auto / better": over the faster of the fp32 and bf16 columns; auto runs the same code as
-one of them, so that where its choice is right, what this differs from 1 by is the noise. "choice costs": what
-the column that auto chose lacks to the faster one. "of the ceiling": auto's, of the fastest matrix product in
-the same dtype. Inference is `TorchEngine.probabilities`; training is a step of `vitascope train` without its
-augmentation, clipping and running average, which are the same in each precision."""
+Images per second. "choice": the precision that auto chose. "auto / better": auto over the faster of the fp32
+and bf16 columns. auto runs the same code as one of them, so after a right choice only noise makes this differ
+from 1. "loss": how much slower the chosen precision is than the faster one, by these columns. "of the
+ceiling": auto's operations per second over those of the fastest matrix product in the same dtype. Inference
+is `TorchEngine.probabilities`. Training is a step of `vitascope train` without augmentation, clipping and
+running average, which are the same in each precision."""
 
 SWEEP_WIDTHS = (64, 128, 192, 256, 384, 512, 768)
 SWEEP_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 SWEEP_TOKENS = 64
-"""Tokens of an image: 8 x 8 patches, their mean pooled, no class token."""
+"""Tokens per image: 8 x 8 patches, mean pooling, no class token."""
 
 SWEEP_NOTES = """\
-Speed of bf16 over that of fp32, for each width (down) and tokens a batch (across); where `auto` chooses
-bf16, in bold. A bold number below 1 is a loss by the rule; one above 1 that is not bold is a gain missed."""
+Speed of bf16 over that of fp32 by width (rows) and tokens per batch (columns), in bold where `auto` chooses
+bf16. A bold number below 1 is a wrong choice; one above 1 that is not bold is a missed gain."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model at work."""
+    """A model in training or inference."""
 
     model: str
     config: ViTConfig
@@ -66,16 +67,16 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The model, what it does, and the batch."""
+        """The model, training or inference, and the batch size."""
         return f"{self.model}, {'training' if self.training else 'inference'}, batch {self.batch_size}"
 
     def entrants(self, precisions: tuple[str, ...]) -> list[Entrant]:
-        """Ours in each of the precisions."""
+        """Our entrants in each of the precisions."""
         make = training_entrants if self.training else inference_entrants
         return make(self.config, self.batch_size, precisions)
 
     def row(self, results: Sequence[Result], ceiling: Ceiling) -> list[str]:
-        """The table's line, of the results in fp32, bf16 and auto."""
+        """The table's row for the results in fp32, bf16 and auto."""
         fp32, bf16, auto = results
         better = max(fp32.images_per_second, bf16.images_per_second)
         chosen = next(result for result in (fp32, bf16) if result.entrant.dtype == auto.entrant.dtype)
@@ -90,9 +91,9 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """The three models; ViT-B last, for the memory that its processes keep."""
+    """The three models, with ViT-B last because its processes keep much memory."""
     recipe, digits = resolve_config(TrainConfig.from_recipe("digits"), open_data("digits"))
-    assert recipe.batch_size is not None  # the data have decided
+    assert recipe.batch_size is not None  # the data have determined it
     tiny = named_config("vit_ti16", image_size=32, patch_size=4, num_classes=10)
     base = named_config("vit_b16")
     return [
@@ -106,8 +107,8 @@ def cases() -> list[Case]:
 
 
 def cases_report(arguments: argparse.Namespace) -> str:
-    """A line for each case."""
-    report = heading("Precision: what auto chooses", arguments)
+    """Measure the three models, with one row per case."""
+    report = heading("Precision: the choice of auto", arguments)
     with Contest(arguments.rounds, timing_of(arguments)) as contest:
         ceiling = Ceiling.among(contest.run("matmul", matmul_entrants()))
         rows = [case.row(contest.run(case.title, case.entrants(PRECISIONS)), ceiling) for case in cases()]
@@ -116,7 +117,7 @@ def cases_report(arguments: argparse.Namespace) -> str:
 
 
 def sweep_config(width: int) -> ViTConfig:
-    """Two blocks of a width, heads of 64, and `SWEEP_TOKENS` tokens an image."""
+    """Two blocks of a width, heads of 64, and `SWEEP_TOKENS` tokens per image."""
     return ViTConfig(
         image_size=32,
         patch_size=4,
@@ -129,7 +130,7 @@ def sweep_config(width: int) -> ViTConfig:
 
 
 def sweep_report(arguments: argparse.Namespace) -> str:
-    """A grid for training and one for inference."""
+    """Measure a grid for training and one for inference."""
     report = heading("Precision: bf16 over fp32 by width and tokens", arguments)
     with Contest(arguments.rounds, timing_of(arguments)) as contest:
         for training in (True, False):
@@ -142,7 +143,7 @@ def sweep_report(arguments: argparse.Namespace) -> str:
 
 
 def sweep_row(contest: Contest, width: int, training: bool) -> list[str]:
-    """bf16 over fp32 at a width, for each number of tokens."""
+    """The speed of bf16 over fp32 at a width, for each number of tokens."""
     return [
         str(width),
         *(
@@ -153,7 +154,7 @@ def sweep_row(contest: Contest, width: int, training: bool) -> list[str]:
 
 
 def sweep_cell(contest: Contest, case: Case) -> str:
-    """bf16 over fp32, bold where `auto` chooses bf16."""
+    """The speed of bf16 over fp32, in bold if `auto` chooses bf16."""
     fp32, bf16 = contest.run(case.title, case.entrants(("fp32", "bf16")))
     gain = ratio(bf16.images_per_second, fp32.images_per_second)
     chosen = resolve_precision("auto", case.config, CPU, case.batch_size, training=case.training)
@@ -162,7 +163,7 @@ def sweep_cell(contest: Contest, case: Case) -> str:
 
 def main() -> None:
     parser = options(__doc__, rounds=3, warmup=1, steps=3)
-    parser.add_argument("--sweep", action="store_true", help="measure the grid, not the three models")
+    parser.add_argument("--sweep", action="store_true", help="measure the grid instead of the three models")
     arguments = parser.parse_args()
     if arguments.sweep:
         publish("precision_sweep", sweep_report(arguments), arguments)

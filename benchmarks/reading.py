@@ -1,11 +1,12 @@
-"""Reading JPEGs for training at 224 pixels: images per second of one process, torchvision beside vitascope.
+"""Compare the throughput of reading JPEGs for training at 224 pixels: vitascope and torchvision.
 
-Everyone delivers the same: batches of normalized floats, cropped at random (8% to 100% of the area, bilinear,
-antialiased) and mirrored in half of the cases, in an order shuffled anew in every epoch. Each entrant lives
-in a process of its own with its workers, and the rounds are interleaved (A B C, A B C, ...), an epoch each,
-so that a machine that changes its speed changes it for all. Shares are of torchvision with as many workers.
+All entrants deliver the same: batches of normalized floats, cropped at random (8% to 100% of the area,
+bilinear, antialiased) and flipped with probability 1/2, in an order that is shuffled for every epoch. Each
+entrant runs in a process of its own with its workers. The rounds, an epoch each, are interleaved (A B C, A B
+C, ...), so a change in the machine's speed affects all entrants. Ratios are to torchvision with the same
+number of workers.
 
-    python benchmarks/reading.py                  # photo-like pictures that it makes itself
+    python benchmarks/reading.py                  # generated, photo-like images
     python benchmarks/reading.py --data FOLDER    # FOLDER/<class>/*.jpg
 """
 
@@ -47,36 +48,35 @@ from vitascope.model.hardware import reuse_freed_memory
 
 SIZE = 224
 SMALLEST = 0.08
-"""Share of the area that a crop keeps, at least."""
+"""The least share of the area that a crop keeps."""
 PACKED_SIZE = 256
-"""The shorter side of what `vitascope pack --image-size` stores: a usual choice for training at 224."""
+"""The shorter side of images from `vitascope pack --image-size`: a usual choice for training at 224."""
 PREPROCESS = Preprocess(image_size=(SIZE, SIZE), interpolation="bilinear")
 
 NOTES = f"""\
-Everyone delivers batches of normalized floats: pictures cropped at random ({SMALLEST:.0%} to 100% of the
-area, bilinear) and mirrored in half of the cases. torchvision runs ImageFolder, RandomResizedCrop,
-RandomHorizontalFlip, ToTensor and Normalize in DataLoader's workers, which live on between epochs. Shards
-hold the files' own bytes; those of {PACKED_SIZE} pixels hold pictures made so small that their shorter side
-has {PACKED_SIZE} (`vitascope pack --image-size {PACKED_SIZE}`): fewer pixels
-to decode, and so crops that are less sharp."""
+All entrants deliver batches of normalized floats: images cropped at random ({SMALLEST:.0%} to 100% of the
+area, bilinear) and flipped with probability 1/2. torchvision runs ImageFolder, RandomResizedCrop,
+RandomHorizontalFlip, ToTensor and Normalize in the persistent workers of a DataLoader. Shards contain the
+bytes of the files. Shards of {PACKED_SIZE} pixels contain images resized to a shorter side of {PACKED_SIZE}
+(`vitascope pack --image-size {PACKED_SIZE}`): fewer pixels to decode, but less sharp crops."""
 
 Epoch = Callable[[int], Iterator[Tensor]]
-"""From the number of an epoch to its batches, float32 (B, 3, H, W)."""
+"""Maps the number of an epoch to its batches, float32 (B, 3, H, W)."""
 PEER = "torchvision"
 
 
 @dataclasses.dataclass(frozen=True)
 class Entrant:
-    """Who reads, from which folder, with how many workers."""
+    """A way to read a folder, and its number of workers."""
 
     name: str
     build: Callable[[int, int], Epoch]
-    """From the batch size and the number of workers."""
+    """Builds epochs from the batch size and the number of workers."""
     workers: int
 
 
 def torchvision_epochs(folder: Path, batch_size: int, workers: int) -> Epoch:
-    """ImageFolder and DataLoader with the transforms of torchvision's own reference training."""
+    """ImageFolder and DataLoader with the transforms of torchvision's reference training."""
     from contestants import make_torchvision_importable
 
     make_torchvision_importable()
@@ -105,17 +105,17 @@ def torchvision_epochs(folder: Path, batch_size: int, workers: int) -> Epoch:
 
 
 def folder_epochs(folder: Path, batch_size: int, workers: int) -> Epoch:
-    """Ours, from the same files."""
+    """Our loader on the same files."""
     return our_epochs(read_tree(folder), batch_size, workers)
 
 
 def shard_epochs(folder: Path, batch_size: int, workers: int) -> Epoch:
-    """Ours, from tar shards."""
+    """Our loader on tar shards."""
     return our_epochs(read_shards(folder)["train"], batch_size, workers)
 
 
 def our_epochs(images: ImageSet, batch_size: int, workers: int) -> Epoch:
-    """What a step of `vitascope train` does before the model, with its setting of the allocator."""
+    """The data path of `vitascope train` before the model, with its allocator setting."""
     reuse_freed_memory()
     loader = Loader(
         images, PREPROCESS, batch_size, seed=0, workers=workers, memory_budget=0, crop_scale=SMALLEST
@@ -131,8 +131,8 @@ def our_epochs(images: ImageSet, batch_size: int, workers: int) -> Epoch:
 
 
 def serve(connection: Connection, build: Callable[[], Epoch]) -> None:
-    """An entrant's process: reads one epoch for every number that is sent, and answers the seconds."""
-    torch.set_num_threads(1)  # as many cores for everyone: one for the batches and one for each worker
+    """Read one epoch per received number, send its images and seconds; the main function of a process."""
+    torch.set_num_threads(1)  # the same cores for all entrants: one for the batches and one per worker
     epoch = build()
     while (number := connection.recv()) is not None:
         start = time.perf_counter()
@@ -145,7 +145,7 @@ def serve(connection: Connection, build: Callable[[], Epoch]) -> None:
 
 
 class Process:
-    """An entrant's process; not a daemon, which could have no workers, and started as it starts those."""
+    """An entrant's process. It is not a daemon, because daemons cannot have workers."""
 
     def __init__(self, entrant: Entrant, batch_size: int) -> None:
         self._connection, far_end = multiprocessing.Pipe()
@@ -155,20 +155,20 @@ class Process:
         far_end.close()
 
     def read(self, epoch: int) -> float:
-        """Images per second of an epoch."""
+        """Read an epoch; returns images per second."""
         self._connection.send(epoch)
         images, seconds = self._connection.recv()
         return images / seconds
 
     def close(self) -> None:
         """End the process."""
-        with contextlib.suppress(ConnectionError):  # it has failed, and said why
+        with contextlib.suppress(ConnectionError):  # it has failed and printed its traceback
             self._connection.send(None)
         self._process.join()
 
 
 def measure(entrants: list[Entrant], batch_size: int, rounds: int) -> list[list[float]]:
-    """Images per second of each entrant in each round, after an epoch that fills the caches."""
+    """Measure images per second of each entrant in each round, after an epoch that fills the caches."""
     processes = [Process(entrant, batch_size) for entrant in entrants]
     try:
         rates: list[list[float]] = [[] for _ in entrants]
@@ -185,12 +185,12 @@ def measure(entrants: list[Entrant], batch_size: int, rounds: int) -> list[list[
 
 
 def make_photographs(root: Path, count: int) -> Path:
-    """Photo-like JPEGs of 500 x 375, quality 90, in two classes: smooth random fields with grain."""
+    """Write photo-like JPEGs of 500 x 375, quality 90, in two classes: smooth random fields with grain."""
     rng = np.random.default_rng(0)
     for number in range(count):
         width, height = (500, 375) if number % 3 else (375, 500)
         field = np.zeros((height, width, 3))
-        for octave, strength in ((6, 60), (20, 40), (70, 25), (200, 14)):  # as energy falls in photographs
+        for octave, strength in ((6, 60), (20, 40), (70, 25), (200, 14)):  # energy falls as in photographs
             coarse = rng.normal(size=(octave * height // width + 1, octave, 3)).astype(np.float32)
             for channel in range(3):
                 band = Image.fromarray(coarse[..., channel]).resize((width, height), Image.Resampling.BICUBIC)
@@ -204,7 +204,7 @@ def make_photographs(root: Path, count: int) -> Path:
 
 
 def entrants_of(folder: Path, scratch: Path, workers: list[int]) -> list[Entrant]:
-    """Everyone who can take part, by number of workers; packs the shards into `scratch`."""
+    """All available entrants, by number of workers; packs the shards into `scratch`."""
     builds: dict[str, Callable[[int, int], Epoch]] = {
         "vitascope, folder": partial(folder_epochs, folder),
         "vitascope, shards": partial(shard_epochs, pack(str(folder), scratch / "shards").folder),
@@ -218,7 +218,7 @@ def entrants_of(folder: Path, scratch: Path, workers: list[int]) -> list[Entrant
 
 
 def table(entrants: list[Entrant], rates: list[list[float]]) -> str:
-    """Medians over the rounds; shares of torchvision are medians of the ratios within the rounds."""
+    """Medians over the rounds; ratios to torchvision are medians of the ratios within the rounds."""
     theirs = {e.workers: found for e, found in zip(entrants, rates, strict=True) if e.name == PEER}
     rows = []
     for entrant, found in zip(entrants, rates, strict=True):
@@ -233,29 +233,31 @@ def table(entrants: list[Entrant], rates: list[list[float]]) -> str:
 
 
 def describe_pictures(folder: Path) -> str:
-    """How many pictures, and how large they are in the middle."""
+    """The number of images and their median size."""
     images = read_tree(folder)
     height, width = median_size(images)
     size = statistics.median(Path(str(source)).stat().st_size for source in images.sources)
-    return f"{len(images):,} pictures, median {width} x {height} pixels and {size / 1e3:.0f} kB"
+    return f"{len(images):,} images, median {width} x {height} pixels and {size / 1e3:.0f} kB"
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, help="folder of <class>/*.jpg (default: makes photo-like ones)")
-    parser.add_argument("--images", type=positive, default=512, help="how many it makes (default 512)")
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="(default 0 1 2)")
-    parser.add_argument("--batch-size", type=positive, default=64, help="(default 64)")
+    parser.add_argument("--data", type=Path, help="folder of <class>/*.jpg (default: generated images)")
+    parser.add_argument(
+        "--images", type=positive, default=512, help="number of generated images (default 512)"
+    )
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="default 0 1 2")
+    parser.add_argument("--batch-size", type=positive, default=64, help="default 64")
     parser.add_argument("--rounds", type=positive, default=5, help="interleaved rounds (default 5)")
-    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse()
-    machine = describe_machine()  # as found
+    machine = describe_machine()  # before this script puts load on it
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.data or make_photographs(Path(scratch) / "pictures", arguments.images)
         entrants = entrants_of(folder, Path(scratch), arguments.workers)
@@ -267,9 +269,9 @@ def main() -> None:
         f"- versions: {describe_versions()}, Pillow {importlib.metadata.version('pillow')}\n"
         f"- date: {datetime.date.today().isoformat()}\n"
         f"- command: `{shlex.join(['python', *sys.argv])}`\n"
-        f"- pictures: {pictures}{'' if arguments.data else ', made up: smooth random fields with grain'}\n"
-        f"- method: interleaved rounds: {arguments.rounds}, an epoch each, after one that is not timed; "
-        f"batch {arguments.batch_size}; one thread in each process; medians\n\n"
+        f"- images: {pictures}{'' if arguments.data else ', generated: smooth random fields with grain'}\n"
+        f"- method: interleaved rounds: {arguments.rounds}, an epoch each, after an untimed epoch; "
+        f"batch {arguments.batch_size}; one thread per process; medians\n\n"
         f"{table(entrants, rates)}\n\n{missing_peers((PEER,))}{NOTES}"
     )
     publish("reading", report, arguments)

@@ -1,4 +1,4 @@
-"""Where benchmarks write what they measured: dated files in `results/`, and between a page's markers."""
+"""Output of benchmarks: dated files in `results/`, and sections between the markers of a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, aligned in plain text too: the first column to the left, the others to the right."""
+    """A Markdown table, also aligned as plain text: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = [
@@ -28,20 +28,20 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def publish(name: str, report: str, arguments: argparse.Namespace) -> None:
-    """Print the report; with --out write it to benchmarks/results as well."""
+    """Print the report; with --out, also write it to benchmarks/results."""
     print(report)
     if arguments.out:
         path = RESULTS / f"{datetime.date.today().isoformat()}-{name}.md"
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"{report}\n", encoding="utf-8")
-        note(f"written to {path}")
+        note(f"wrote {path}")
 
 
 class Numbers(ABC):
-    """What a benchmark measured, a dataclass of plain values that is kept beside the report as JSON."""
+    """The raw numbers of a benchmark: a dataclass of plain values, stored beside the report as JSON."""
 
     name: ClassVar[str]
-    """The benchmark's."""
+    """The benchmark's name."""
 
     @classmethod
     @abstractmethod
@@ -50,11 +50,11 @@ class Numbers(ABC):
 
     @classmethod
     def newest(cls) -> Self:
-        """What the last day measured; FileNotFoundError where nothing was."""
+        """Read the newest measurement; raises FileNotFoundError without any."""
         return cls.from_plain(json.loads(newest_numbers(cls.name).read_text(encoding="utf-8")))
 
     def write(self) -> None:
-        """Keep every raw number."""
+        """Write all raw numbers."""
         assert dataclasses.is_dataclass(self)
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{datetime.date.today().isoformat()}-{self.name}.json"
@@ -62,10 +62,10 @@ class Numbers(ABC):
 
 
 def newest_numbers(name: str) -> Path:
-    """The newest JSON file of a benchmark.
+    """Return the newest JSON file of a benchmark.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such file.
     """
     found = sorted(RESULTS.glob(f"????-??-??-{name}.json"))
     if not found:
@@ -74,7 +74,7 @@ def newest_numbers(name: str) -> Path:
 
 
 def between(text: str, marker: str) -> str:
-    """What stands between `<!-- marker -->` and `<!-- /marker -->`."""
+    """The text between `<!-- marker -->` and `<!-- /marker -->`."""
     found = re.search(rf"<!-- {marker} -->\n(.*?)<!-- /{marker} -->", text, re.DOTALL)
     if found is None:
         raise ValueError(f"no <!-- {marker} --> with its <!-- /{marker} -->")
@@ -82,7 +82,7 @@ def between(text: str, marker: str) -> str:
 
 
 def fill_in(page: Path, marker: str, content: str) -> None:
-    """Replace what stands between a page's markers."""
+    """Replace the text between the markers of a page."""
     text = page.read_text(encoding="utf-8")
     old = f"<!-- {marker} -->\n{between(text, marker)}"
     page.write_text(text.replace(old, f"<!-- {marker} -->\n{content}\n"), encoding="utf-8")
@@ -90,5 +90,5 @@ def fill_in(page: Path, marker: str, content: str) -> None:
 
 
 def note(message: str) -> None:
-    """Tell whoever waits; the report alone goes to stdout."""
+    """Log progress to stderr; stdout is for the report only."""
     print(message, file=sys.stderr, flush=True)

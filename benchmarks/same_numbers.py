@@ -4,7 +4,7 @@
 
 OLD and NEW are folders with a checkout of this repository. Each runs in a process of its own, on one thread,
 with its own `src/`, and reports a SHA-256 for every result. The script prints a table and exits with status 1
-if any result differs. It uses only names that are promised, so that it runs on old and new checkouts alike.
+if any result differs. It uses only public names, so it runs on old and new checkouts alike.
 
 It trains short runs on the digits: two recipes, augmentation, masked patch prediction, distillation, a frozen
 body. OLD writes models of three families, a hybrid and others with random weights; both load them and compute
@@ -41,7 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "distilled": ("deit_ti16_distilled", {"image_size": 48, "depth": 2, "num_classes": 5}, "vitascope"),
     "resnet": ("resnet29_w32_cifar", {"num_classes": 5}, "vitascope"),
 }
-"""By name: the named size, its options, and the format that OLD writes it in."""
+"""By name: the named size, its options, and the format in which OLD writes it."""
 SHAPE = {"image_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}
 RUNS: dict[str, dict[str, Any]] = {
     "digits": {"recipe": "digits", "epochs": 2},
@@ -51,11 +51,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "distilled": {"recipe": "digits", "epochs": 1, "teacher": "digits"},
     "head": {"recipe": "digits", "epochs": 1, "weights": "digits", "freeze": True},
 }
-"""By name: recipe and options of training on the digits; `teacher` and `weights` name an earlier run."""
+"""Recipe and options of training on the digits by name; `teacher` and `weights` name an earlier run."""
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of arrays, tensors, and what they are nested in."""
+    """SHA-256 of arrays, tensors, and containers of them."""
     import numpy as np
     import torch
 
@@ -91,7 +91,7 @@ def write_models(folder: Path) -> None:
 
 
 def results_of_model(name: str, path: Path) -> Iterator[tuple[str, Any]]:
-    """The outputs of a model on pictures of noise, and every heatmap that it can give."""
+    """The outputs of a model on images of noise, and all its heatmaps."""
     import numpy as np
     import torch
 
@@ -122,7 +122,7 @@ def results_of_model(name: str, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def results_of_run(folder: Path, **options: Any) -> Iterator[tuple[str, Any]]:
-    """The weights, metrics and answers of a short run on the digits."""
+    """The weights, metrics and predictions of a short run on the digits."""
     import numpy as np
     import safetensors.torch
 
@@ -144,7 +144,7 @@ def results_of_run(folder: Path, **options: Any) -> Iterator[tuple[str, Any]]:
 
 
 def emit(models: Path, scratch: Path) -> dict[str, str]:
-    """Every result of the checkout that is imported, as name and SHA-256."""
+    """All results of the imported checkout, as name and SHA-256."""
     import torch
 
     import vitascope as vs
@@ -190,7 +190,7 @@ def main() -> int:
     differing = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
     for name in sorted(old | new):
         print(f"{'differs' if name in differing else 'same   '}  {name}")
-    print(f"{len(old | new) - len(differing)} of {len(old | new)} results are bitwise the same")
+    print(f"{len(old | new) - len(differing)} of {len(old | new)} results are bitwise identical")
     return 1 if differing else 0
 
 

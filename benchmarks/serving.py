@@ -1,13 +1,14 @@
-"""`vitascope serve` under load: what batching gains at capacity, and what becomes of three times as much.
+"""Measure `vitascope serve` under load: the gain of batching at capacity, and overload at three times that.
 
     python benchmarks/serving.py                            # digits, CIFAR-10's size, ViT-Ti/16 and ViT-B/16
     python benchmarks/serving.py --models runs/photos --picture cat.jpg
 
-Capacity is measured in a closed loop, pictures one at a time beside batches, in interleaved rounds against
-two servers that both live throughout. The overload is an open loop (`load.py`) on a third server with its
-default limits: the requests of the capacity, and of three times it, evenly spaced. Goodput is the answers of
-status 200 per second beside those at 1x. Client and server share the machine: the client is bound to the last
-core, and the table says which share of that core it takes. The servers may use all cores.
+A closed loop measures capacity with two servers, one that computes images one at a time and one that computes
+batches, in interleaved rounds; both run throughout. The overload is an open loop (`load.py`) on a third
+server with default limits: evenly spaced requests at the rate of the capacity, and at three times that.
+Goodput is the rate of answers with status 200, relative to that at 1x. Client and server share the machine.
+The client is bound to the last core, and the table shows its share of that core. The servers may use all
+cores.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ from vitascope.model.sizes import named_config
 from vitascope.weights.saving import save_pretrained
 
 PATIENCE_MS = 600_000
-"""The deadline where capacity is measured: nothing is refused."""
+"""The deadline for measuring capacity, so long that no request is rejected."""
 DEADLINE_MS = 2000
 """The deadline of the overload, the server's default."""
 OVERLOAD = 3
-CAPACITY_HEADER = ("model", "one at a time", "batches", "slowest to fastest round", "gain", "client late by")
+CAPACITY_HEADER = ("model", "one at a time", "batches", "slowest to fastest round", "gain", "client lateness")
 OVERLOAD_HEADER = (
-    *("model", "load", "asked/s", "200s/s", "goodput", "200", "429", "504", "other"),
-    *("p50 ms", "p99 ms", "429's p99 ms", "RSS before, peak MiB", "recovered s"),
-    *("client late by", "client's CPU"),
+    *("model", "load", "requests/s", "answers/s", "goodput", "200", "429", "504", "other"),
+    *("p50 ms", "p99 ms", "p99 ms of 429", "RSS before, peak MiB", "recovery s"),
+    *("client lateness", "client CPU"),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """A model that is measured."""
+    """A measured model."""
 
     name: str
     ref: str
@@ -72,29 +73,29 @@ class Server:
         self.url = self._process.stdout.readline().partition(" at ")[2].partition(" ")[0]
         while not self.answers("/readyz"):
             if self._process.poll() is not None:
-                raise RuntimeError("the server has ended; it has said why above")
+                raise RuntimeError("the server has ended; its error is above")
             time.sleep(0.1)
 
     def answers(self, path: str) -> bool:
-        """Whether a path answers 200."""
+        """Whether the answer for a path has status 200."""
         with contextlib.suppress(urllib.error.URLError, ConnectionError):
             return urllib.request.urlopen(self.url + path).status == 200
         return False
 
     def rss(self, field: str) -> float:
-        """MiB of memory: `VmRSS`, or `VmHWM` for the most so far."""
+        """Memory in MiB: `VmRSS`, or `VmHWM` for the peak so far."""
         status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
         return int(status.partition(f"{field}:")[2].split()[0]) / 1024
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         self._process.terminate()
         self._process.wait()
 
 
 @contextlib.contextmanager
 def serving(ref: str, *options: str) -> Iterator[Server]:
-    """A server, stopped at the end."""
+    """A running server; stops it at the end."""
     server = Server(ref, *options)
     try:
         yield server
@@ -103,7 +104,7 @@ def serving(ref: str, *options: str) -> Iterator[Server]:
 
 
 def load(server: Server, picture: Path, *options: str) -> dict[str, Any]:
-    """Make a load from a process on the last core; its numbers."""
+    """Run a load from a process on the last core; returns its numbers."""
     cores = sorted(os.sched_getaffinity(0))
     script = str(Path(__file__).with_name("load.py"))
     command = [sys.executable, script, f"{server.url}/v1/predict?top_k=1", str(picture), *options]
@@ -119,7 +120,7 @@ def load(server: Server, picture: Path, *options: str) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Capacity:
-    """Pictures a second, in each round."""
+    """Images per second in each round."""
 
     alone: tuple[float, ...]
     batched: tuple[float, ...]
@@ -127,12 +128,12 @@ class Capacity:
 
     @property
     def gain(self) -> float:
-        """How many times the throughput of one at a time, by the medians."""
+        """The median throughput of batches over that of one image at a time."""
         return statistics.median(self.batched) / statistics.median(self.alone)
 
 
 def measure_capacity(served: Served, given: argparse.Namespace) -> Capacity:
-    """Closed loops against a server that computes one picture at a time, and one that makes batches."""
+    """Run closed loops on a server that computes one image at a time, and on one that computes batches."""
     patient = ("--deadline-ms", str(PATIENCE_MS), "--queue", str(2 * given.concurrency))
     alone, batched, late = [], [], [0.0]
     closed = ("--concurrency", str(given.concurrency), "--seconds", str(given.seconds))
@@ -145,17 +146,17 @@ def measure_capacity(served: Served, given: argparse.Namespace) -> Capacity:
                 numbers = load(server, served.picture, *closed)
                 rates.append(numbers["accepted_per_second"])
                 late.append(numbers["own_lateness_p99_ms"])
-            note(f"{served.name}, round {number + 1}: {alone[-1]:.0f} and {batched[-1]:.0f} a second")
+            note(f"{served.name}, round {number + 1}: {alone[-1]:.0f} and {batched[-1]:.0f} images/s")
     return Capacity(tuple(alone), tuple(batched), max(late))
 
 
 def measure_overload(served: Served, rate: float, given: argparse.Namespace) -> list[tuple[str, ...]]:
-    """Rows of the table: the capacity, and three times it, as an open loop."""
+    """Run open loops at the capacity and at three times that; returns the table's rows."""
     rows: list[tuple[str, ...]] = []
     at_capacity = 0.0
     limits = ("--deadline-ms", str(DEADLINE_MS), "--max-batch", str(given.max_batch))
     with serving(served.ref, *limits) as server:
-        load(server, served.picture, "--concurrency", "8", "--seconds", "2")  # its memory, warm
+        load(server, served.picture, "--concurrency", "8", "--seconds", "2")  # warm-up, for a stable RSS
         for times in (1, OVERLOAD):
             before = server.rss("VmRSS")
             asked = times * rate
@@ -179,7 +180,7 @@ def overload_cells(
     server: Server,
     recovered: float,
 ) -> tuple[str, ...]:
-    """What a row says after the model and the load."""
+    """A row's cells after the model and the load."""
     counts = {name: numbers.get(f"status_{name}", 0) for name in (200, 429, 504)}
     others = numbers["requests"] - sum(counts.values())
     return (
@@ -197,7 +198,7 @@ def overload_cells(
 
 
 def seconds_until_ready(server: Server) -> float:
-    """Seconds from now until the server says that it is ready again."""
+    """Wait until the server reports that it is ready; returns seconds."""
     start = time.perf_counter()
     while not server.answers("/readyz"):
         time.sleep(0.05)
@@ -205,7 +206,7 @@ def seconds_until_ready(server: Server) -> float:
 
 
 def own_models(folder: Path) -> list[Served]:
-    """Models of usual sizes with random weights, as fast as trained ones, and a picture for each."""
+    """Write models of usual sizes with random weights, and an image for each."""
     cifar = {"patch_size": 4, "embed_dim": 128, "depth": 8, "num_heads": 4, "num_classes": 10}
     digits = {"patch_size": 8, "embed_dim": 96, "depth": 3, "num_heads": 6, "num_classes": 10}
     configs = {
@@ -222,7 +223,7 @@ def own_models(folder: Path) -> list[Served]:
 
 
 def made_picture(path: Path, size: tuple[int, int]) -> Path:
-    """A JPEG that is smooth, as photos are, and twice as large as a model of 224 pixels takes it."""
+    """Write a smooth JPEG: small models get their own size, models of 224 pixels twice that."""
     height, width = (side if side < 64 else 2 * side for side in size)
     coarse = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(path, quality=90)
@@ -230,7 +231,7 @@ def made_picture(path: Path, size: tuple[int, int]) -> Path:
 
 
 def report(given: argparse.Namespace, heading: str, models: Sequence[Served]) -> str:
-    """Measure, and write it down."""
+    """Measure all models and return the report."""
     capacity_rows, overload_rows = [], []
     for served in models:
         capacity = measure_capacity(served, given)
@@ -247,28 +248,28 @@ def report(given: argparse.Namespace, heading: str, models: Sequence[Served]) ->
         )
         overload_rows += measure_overload(served, rate, given)
     return (
-        f"{heading}\n\n## At capacity, pictures a second\n\n"
+        f"{heading}\n\n## At capacity, images per second\n\n"
         f"{markdown_table(CAPACITY_HEADER, capacity_rows)}\n\n"
-        f"## At its capacity and at {OVERLOAD} times it\n\n{markdown_table(OVERLOAD_HEADER, overload_rows)}"
+        f"## At capacity and at {OVERLOAD} times that\n\n{markdown_table(OVERLOAD_HEADER, overload_rows)}"
     )
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", default=[], help="MODEL arguments; default: usual sizes")
-    parser.add_argument("--only", nargs="+", type=int, help="of the usual sizes only these, from 0")
-    parser.add_argument("--picture", type=Path, help="what is sent to --models")
+    parser.add_argument("--only", nargs="+", type=int, help="only these of the usual sizes, counted from 0")
+    parser.add_argument("--picture", type=Path, help="the image to send to --models")
     parser.add_argument("--rounds", type=positive, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a closed loop in a round")
-    parser.add_argument("--overload-seconds", type=float, default=20.0, help="of each open loop")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds per closed loop and round")
+    parser.add_argument("--overload-seconds", type=float, default=20.0, help="seconds per open loop")
     parser.add_argument(
-        "--concurrency", type=positive, default=64, help="requests at a time in a closed loop"
+        "--concurrency", type=positive, default=64, help="concurrent requests of a closed loop"
     )
     parser.add_argument("--max-batch", type=positive, default=32)
-    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     given = parser.parse_args(argv)
     if given.models and given.picture is None:
         parser.error("--models needs a --picture to send")
@@ -282,11 +283,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"# `vitascope serve` under load\n\n- machine: {describe_machine()}\n"
         f"- versions: {describe_versions()}\n"
         f"- date: {datetime.date.today().isoformat()}\n- command: `{shlex.join(['python', *sys.argv])}`\n"
-        f"- method: the client is bound to one core, which the server uses too; at capacity "
-        f"{given.concurrency} requests at a time, {given.rounds} interleaved rounds of {given.seconds:g} s, "
+        f"- method: the client is bound to one core, which the server uses too; at capacity: "
+        f"{given.concurrency} concurrent requests, {given.rounds} interleaved rounds of {given.seconds:g} s, "
         f"medians; overload: an open loop of {given.overload_seconds:g} s, evenly spaced, latency from the "
-        f"time at which a request was to be sent; deadline {DEADLINE_MS} ms, "
-        f"batches of {given.max_batch} at most"
+        f"scheduled time of a request; deadline {DEADLINE_MS} ms, batches of at most {given.max_batch}"
     )
     with tempfile.TemporaryDirectory() as folder:
         if given.models:

@@ -1,10 +1,10 @@
-"""What `vitascope train` costs beside the bare training step: data, augmentation, mixing, clipping, averages.
+"""Measure the overhead of `vitascope train`: data, augmentation, mixing, clipping and averaging.
 
     .venv/bin/python benchmarks/training_loop.py --data cifar10/ --out
 
-The recipe `small-data` on a folder of small images: the loop's own steps, each with a batch read, augmented
-and mixed, take turns with bare steps of the same model on one batch that lies ready: forward, loss, backward,
-AdamW, zero_grad, in the same precision. About 3 minutes on 2 quiet cores.
+The recipe is `small-data` on a folder of small images. Steps of the complete loop, which read, augment and
+mix a batch, take turns with bare steps of the same model on one prepared batch: forward, loss, backward,
+AdamW, zero_grad, in the same precision. The script takes about 3 minutes on 2 idle cores.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from vitascope.training.train import build_trainer
 Step = Callable[[], None]
 
 NOTES = """\
-Medians over the rounds. The loop's step contains the bare one, and besides: the next batch of the epoch,
-crop, flip, RandAugment and random erasing of each image, mixup or CutMix, the clipping of gradients, the
-running average of the weights, and the counters. Validation and checkpoints are left out."""
+Medians over the rounds. The loop's step contains the bare step and also the next batch of the epoch, crop,
+flip, RandAugment and random erasing of each image, mixup or CutMix, gradient clipping, the running average of
+the weights, and the counters. Validation and checkpoints are left out."""
 
 
 def loop_step(trainer: Trainer) -> Step:
@@ -53,7 +53,7 @@ def loop_step(trainer: Trainer) -> Step:
 
 
 def bare_step(trainer: Trainer) -> Step:
-    """The same model's step on a batch that lies ready."""
+    """The same model's step on a prepared batch."""
     model = build(trainer.model_config).to(trainer.device)
     model.load_state_dict(trainer.module.state_dict())
     optimizer = optimizer_of(model, trainer.config.optimization)
@@ -72,7 +72,7 @@ def bare_step(trainer: Trainer) -> Step:
 
 
 def seconds(step: Step, count: int) -> float:
-    """Of one step, the mean of some."""
+    """The mean seconds per step over `count` steps."""
     begun = time.perf_counter()
     for _ in range(count):
         step()
@@ -83,14 +83,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=positive, default=7, help="of each in turn (default 7)")
-    parser.add_argument("--steps", type=positive, default=10, help="in a round (default 10)")
-    parser.add_argument("--out", action="store_true", help="write the report to benchmarks/results too")
+    parser.add_argument("--rounds", type=positive, default=7, help="interleaved rounds (default 7)")
+    parser.add_argument("--steps", type=positive, default=10, help="steps per round (default 10)")
+    parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
     parser.add_argument("--recipe", default="small-data", help="default small-data")
     arguments = parser.parse_args()
-    method = f"{arguments.rounds} rounds of {arguments.steps} steps of each in turn, after 4 untimed steps"
-    report = heading(f"The training loop beside its bare step: {arguments.recipe}", method)
+    method = f"{arguments.rounds} interleaved rounds of {arguments.steps} steps each, after 4 untimed steps"
+    report = heading(f"The training loop and its bare step: {arguments.recipe}", method)
     config = vs.TrainConfig.from_recipe(arguments.recipe, data=arguments.data)
     splits = open_data(config.data)
     config, model_config = resolve_config(config, splits)
@@ -109,7 +109,7 @@ def main() -> None:
         (name, f"{rate:,.0f}", f"{rate / rates['bare step']:.1%}", spread(times[name]))
         for name, rate in rates.items()
     ]
-    table = markdown_table(("what", "images/s", "of the bare step", "ms a step, least to most"), rows)
+    table = markdown_table(("step", "images/s", "of the bare step", "ms/step, lowest to highest"), rows)
     what = f"{trainer.model_config.summary}, batch {trainer.batch_size}, {trainer.precision}"
     publish("training_loop", f"{report}- model: {what}\n\n{table}\n\n{NOTES}", arguments)
 

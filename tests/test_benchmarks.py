@@ -1,6 +1,6 @@
-"""What the benchmarks measure is complete, what they write is read back, and docs/options.md shows it.
+"""Benchmarks cover all options, their numbers are read back, and the docs show the newest ones.
 
-None is run to its end here: they take minutes, and mean something only on a quiet machine.
+No benchmark runs completely here: they take minutes, and their results need an idle machine.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ NOT_TRAINED = {
 
 
 def load(name: str) -> ModuleType:
-    """A script of benchmarks/, imported and not run."""
+    """Import a script of benchmarks/ without running it."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     return importlib.import_module(name)
 
@@ -67,7 +67,7 @@ ablation, axial, reading, reports = load("ablation"), load("axial"), load("readi
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
-def test_every_benchmark_finds_what_it_imports(path: Path) -> None:
+def test_every_benchmark_can_be_imported(path: Path) -> None:
     assert load(path.stem).__doc__
 
 
@@ -79,14 +79,14 @@ def configs() -> dict[str, ViTConfig]:
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder in the place of benchmarks/results."""
+    """An empty folder instead of benchmarks/results."""
     monkeypatch.setattr(reports, "RESULTS", tmp_path)
     return tmp_path
 
 
 @pytest.fixture(scope="module")
 def ablated() -> object:
-    """A made-up measurement."""
+    """A fake measurement."""
     found = [
         ablation.Result(change.name, 344_650, 11_811_840, [0.99, 0.98], [0.02, 0.04, 0.03])
         for change in ablation.CHANGES[:3]
@@ -96,7 +96,7 @@ def ablated() -> object:
 
 @pytest.fixture(scope="module")
 def followed() -> object:
-    """A made-up measurement that follows the formula exactly."""
+    """A fake measurement that follows the formula exactly."""
     found = [
         axial.Result(point, [1e-9 * point.multiply_adds()], 2.0 * math.prod(point.grid), point.weights_mib())
         for point in axial.points()
@@ -111,19 +111,19 @@ def test_ablation_covers_every_choice_of_every_option(configs) -> None:
         assert covered | NOT_TRAINED.get(name, set()) >= set(choices), name
 
 
-def test_ablation_covers_options_that_are_no_choice(configs) -> None:
+def test_ablation_covers_options_without_named_choices(configs) -> None:
     base = configs["base"]
     for name in ("num_registers", "distillation_token", "layer_scale", "embedding_norm", "position_prefix"):
         assert any(config.option(name) != base.option(name) for config in configs.values()), name
 
 
-def test_each_change_is_another_model_than_the_base_and_has_a_name_of_its_own(configs) -> None:
+def test_changes_have_unique_names_and_models(configs) -> None:
     assert len(configs) == len(ablation.CHANGES)
     assert next(iter(configs)) == "base"
     assert len(set(configs.values())) == len(configs)
 
 
-def test_changes_are_to_the_recipe_as_users_have_it(configs) -> None:
+def test_base_of_the_ablation_is_the_recipe_digits(configs) -> None:
     base = configs["base"]
     assert base == ablation.Change().model_config()
     assert (base.image_hw, base.patch_hw, base.grid, base.depth) == ((32, 32), (8, 8), (4, 4), 3)
@@ -133,7 +133,7 @@ def test_changes_are_to_the_recipe_as_users_have_it(configs) -> None:
     assert swiglu.num_parameters == pytest.approx(base.num_parameters, rel=0.002)
 
 
-def test_only_selects_by_what_a_name_holds() -> None:
+def test_only_selects_names_that_contain_the_text() -> None:
     assert [change.name for change in ablation.selected(["positions="])] == [
         f"positions={kind}" for kind in CHOICES["positions"] if kind != "learned"
     ]
@@ -148,28 +148,28 @@ def test_a_change_is_trained_and_timed() -> None:
     assert all(second > 0 for times in seconds.values() for second in times)
 
 
-def test_ablation_table_says_what_was_measured(ablated) -> None:
+def test_ablation_table_shows_means_ranges_and_medians(ablated) -> None:
     assert ablated.results[0].row() == ("base", "98.50", "98.00 to 99.00", "344,650", "11.81", "2,133")
     assert ablation.BATCH_SIZE == 64
 
 
-def test_attention_step_computes_what_the_formula_counts() -> None:
+def test_attention_step_has_the_flops_of_the_formula() -> None:
     for attention, backward in itertools.product(axial.LIMITS, (False, True)):
         point = axial.Point(attention, (16, 16), backward)
-        with FlopCounterMode(display=False) as counter:  # it does not see into the fused kernels
+        with FlopCounterMode(display=False) as counter:  # it does not count fused kernels
             axial.attention_step(point, materialized=True)()
         assert counter.get_total_flops() == 2 * point.multiply_adds(), point
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork server")
-def test_peak_memory_sees_weights_that_are_held() -> None:
+def test_peak_memory_includes_materialized_weights() -> None:
     point = axial.Point("global", (32, 32), False)
     held = axial.peak_mib(point, materialized=True)
     assert held > 1.5 * point.weights_mib()  # scores and weights
     assert axial.peak_mib(point, materialized=False) < held / 2
 
 
-def test_exponents_and_ratios_of_costs_that_follow_the_formula(followed) -> None:
+def test_costs_by_the_formula_have_its_exponents_and_ratios(followed) -> None:
     rows = [
         re.split(r" *\| *", line)[1:-1]
         for line in axial.exponents_table(followed, axial.SQUARES).splitlines()
@@ -184,7 +184,7 @@ def test_exponents_and_ratios_of_costs_that_follow_the_formula(followed) -> None
     assert {line.split("|")[5].strip() for line in axial.points_table(followed).splitlines()[2:]} == {"1.00"}
 
 
-def test_readers_deliver_every_picture_as_normalized_floats(tmp_path: Path) -> None:
+def test_readers_deliver_every_image_as_normalized_floats(tmp_path: Path) -> None:
     folder = reading.make_photographs(tmp_path / "pictures", 8)
     entrants = [e for e in reading.entrants_of(folder, tmp_path, [0, 1]) if e.name != reading.PEER]
     assert len(entrants) == 6
@@ -194,10 +194,10 @@ def test_readers_deliver_every_picture_as_normalized_floats(tmp_path: Path) -> N
         for batch in batches:
             assert batch.shape[1:] == (3, 224, 224)
             assert -1 <= batch.min() < 0 < batch.max() <= 1
-    assert "8 pictures, median 500 x 375 pixels" in reading.describe_pictures(folder)
+    assert "8 images, median 500 x 375 pixels" in reading.describe_pictures(folder)
 
 
-def test_readers_are_compared_with_torchvision_of_as_many_workers() -> None:
+def test_readers_are_compared_with_torchvision_with_the_same_number_of_workers() -> None:
     entrants = [reading.Entrant(name, None, workers) for workers in (0, 2) for name in (reading.PEER, "ours")]
     rows = reading.table(entrants, [[100, 50], [150, 100], [400, 400], [300, 500]]).splitlines()[2:]
     shares = [row.split("|")[-2].strip() for row in rows]
@@ -215,7 +215,7 @@ def test_numbers_are_read_back_as_they_were_written(ablated, followed, results) 
     assert axial.draw(followed).axes
 
 
-def test_newest_numbers_are_those_of_the_last_day(results) -> None:
+def test_newest_numbers_are_those_of_the_latest_date(results) -> None:
     with pytest.raises(FileNotFoundError, match="measure with --out first"):
         reports.newest_numbers("ablation")
     for day in ("2026-03-01", "2026-12-01", "2026-11-20"):
@@ -223,7 +223,7 @@ def test_newest_numbers_are_those_of_the_last_day(results) -> None:
     assert reports.newest_numbers("ablation").name == "2026-12-01-ablation.json"
 
 
-def test_page_is_filled_in_between_its_markers_only(tmp_path: Path) -> None:
+def test_page_is_filled_in_only_between_its_markers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- a -->\nold\n<!-- /a -->\n<!-- b -->\n<!-- /b -->\nafter\n")
     for _ in range(2):
@@ -245,9 +245,9 @@ def test_docs_show_the_newest_numbers(script: ModuleType) -> None:
     assert shown == script.Measurement.newest().for_docs() + "\n"
 
 
-def test_newest_ablation_is_of_models_as_they_are_now(configs) -> None:
+def test_newest_ablation_has_parameters_and_flops_of_the_current_models(configs) -> None:
     if not list(reports.RESULTS.glob("*-ablation.json")):
-        pytest.skip("nothing is measured yet")
+        pytest.skip("no ablation has been measured yet")
     for result in ablation.Measurement.newest().results:
         config = configs[result.name]
         assert (result.parameters, result.flops) == (config.num_parameters, config.flops), result.name
@@ -260,7 +260,7 @@ def test_docs_name_every_option_and_every_choice() -> None:
         assert named >= set(choices), name
 
 
-def test_every_group_of_options_is_looked_at() -> None:
+def test_groups_contain_every_option() -> None:
     fields = {field.name for group in GROUPS for field in dataclasses.fields(group)}
     assert fields == {name for name, group in OPTIONS.items() if group is not None}
 
@@ -270,7 +270,7 @@ data_sizes = load("data_sizes")
 
 @pytest.fixture(scope="module")
 def compared() -> object:
-    """A made-up measurement: two seeds, but for the largest share, which the ViT lacks."""
+    """A fake measurement: two seeds for the smaller share; one for the larger, without the ViT."""
     runs = [
         data_sizes.Run(model, share, seed, int(10 * share), 30, 900, 5_000_000, 10**9, accuracy, 60.0)
         for model, start in (("ViT", 0.5), ("hybrid", 0.7), ("ResNet", 0.7))
@@ -282,7 +282,7 @@ def compared() -> object:
     return data_sizes.Measurement("a CPU", "torch", "2026-01-02", "python x", setting, runs)
 
 
-def test_shares_are_of_each_class_nested_and_measured_on_all_test_images(tmp_path: Path) -> None:
+def test_shares_are_nested_per_class_and_keep_all_test_images(tmp_path: Path) -> None:
     splits = data_sizes.open_data("digits")
     found = {}
     for share in (5, 40):
@@ -296,7 +296,7 @@ def test_shares_are_of_each_class_nested_and_measured_on_all_test_images(tmp_pat
     assert set(few) < set(many)
 
 
-def test_every_share_has_as_many_steps_with_the_same_augmentation_and_schedule() -> None:
+def test_every_share_has_the_same_steps_augmentation_and_schedule() -> None:
     for images in (900, 2250, 4500, 13_500, 45_000):
         epochs = data_sizes.epochs_of(10_560, images, 128)
         assert epochs * math.ceil(images / 128) == pytest.approx(10_560, rel=0.01)
@@ -311,7 +311,7 @@ def test_every_share_has_as_many_steps_with_the_same_augmentation_and_schedule()
     assert vit.optimization.warmup_steps == 20
 
 
-def test_only_what_is_missing_is_trained_on_the_share_that_it_names() -> None:
+def test_only_missing_runs_are_trained_on_their_share() -> None:
     tiny = ["--image-size", "8", "--embed-dim", "8", "--depth", "1", "--num-heads", "1", "--device", "cpu"]
     asked = ["--shares", "8", "--seeds", "1", "--models", "ViT", "hybrid", "--batch-size", "64"]
     arguments = data_sizes.parse([*asked, *tiny])
@@ -326,7 +326,7 @@ def test_only_what_is_missing_is_trained_on_the_share_that_it_names() -> None:
         list(data_sizes.runs_of(arguments, splits, set()))
 
 
-def test_data_sizes_are_read_back_tabled_and_drawn(compared, results) -> None:
+def test_data_sizes_are_read_back_tabulated_and_drawn(compared, results) -> None:
     compared.write()
     assert data_sizes.Measurement.newest() == compared
     rows = [re.split(r" *\| *", line)[1:-1] for line in compared.table().splitlines()]
@@ -361,7 +361,7 @@ distillation, pretraining = load("distillation"), load("pretraining")
     ("teacher", "recipe", "model"),
     [("hybrid", "small-data", None), ("resnet29_w32_cifar", "cnn", "resnet29_w32_cifar")],
 )
-def test_students_differ_in_their_teacher_alone(teacher: str, recipe: str, model: str | None) -> None:
+def test_students_differ_only_in_their_teacher(teacher: str, recipe: str, model: str | None) -> None:
     given = ["--teacher", teacher, "--teacher-epochs", "7", "--epochs", "40", "--patch-size", "8", "mixup=0"]
     first, *students = distillation.configs(distillation.parse(given), "digits", Path("runs")).values()
     assert (first.architecture.model, first.optimization.epochs) == (model, 7)
@@ -378,7 +378,7 @@ def test_students_differ_in_their_teacher_alone(teacher: str, recipe: str, model
     assert all(config.augmentation.mixup == 0 for config in (first, *students))
 
 
-def test_each_head_of_a_student_stands_in_its_row() -> None:
+def test_row_of_a_student_has_the_accuracy_of_each_head() -> None:
     heads = {"class_head": 0.5, "distillation_head": 0.25, "both_heads": 0.75}
     assert distillation.Result("taught", 1200, heads, 60.0).row() == (
         "taught", "1,200", "50.00", "25.00", "75.00", "60",
@@ -387,7 +387,7 @@ def test_each_head_of_a_student_stands_in_its_row() -> None:
 
 
 @torch.no_grad()
-def test_each_head_is_measured_alone_and_both_together(tmp_path: Path) -> None:
+def test_each_head_is_measured_alone_and_with_the_other(tmp_path: Path) -> None:
     model = randomize(small_model(distillation_token=True, num_classes=2), seed=3)
     model.head.linear.bias.copy_(torch.tensor([50.0, -50.0]))  # always 0
     model.head.distillation.bias.copy_(torch.tensor([-200.0, 200.0]))  # always 1, and more certain
@@ -397,7 +397,7 @@ def test_each_head_is_measured_alone_and_both_together(tmp_path: Path) -> None:
     assert found == pytest.approx({"class_head": 4 / 9, "distillation_head": 5 / 9, "both_heads": 5 / 9})
 
 
-def test_fine_tuning_starts_from_what_was_pretrained_with_the_same_settings(monkeypatch) -> None:
+def test_fine_tuning_from_pretrained_and_random_weights_has_the_same_settings(monkeypatch) -> None:
     seen = []
     evaluation = SimpleNamespace(accuracy=0.5)
     monkeypatch.setattr(
@@ -419,12 +419,12 @@ gpu_training, cifar = load("gpu_training"), load("cifar")
 
 @pytest.fixture
 def tiny_case() -> object:
-    """A model and pictures that a CPU trains on in no time."""
+    """A model and images for very short training on a CPU."""
     case = gpu_training.CASES[1]
     return dataclasses.replace(case, image_size=8, num_classes=3, batch_size=4, depth=1)
 
 
-def test_bare_steps_and_the_loop_train_one_model_on_equal_batches(tiny_case, tmp_path: Path) -> None:
+def test_bare_steps_and_the_loop_have_the_same_model_and_batch_size(tiny_case, tmp_path: Path) -> None:
     setting = gpu_training.Setting(device=torch.device("cpu"), dtype=torch.float32)
     names = [gpu_training.OURS, gpu_training.LOOP]
     found = gpu_training.entrants(tiny_case, setting, ["eager"], names, tmp_path)
@@ -451,8 +451,8 @@ def test_every_step_of_the_loop_has_a_full_batch(tiny_case) -> None:
     assert set(splits.train.labels.tolist()) == {0, 1, 2}
 
 
-def test_gpu_table_compares_within_a_mode_and_with_the_peaks() -> None:
-    seconds = {"timm, bare step": 0.2, "vitascope, bare step": 0.1, "vitascope, whole loop": 0.125}
+def test_gpu_table_compares_within_a_mode_and_with_the_ceilings() -> None:
+    seconds = {"timm, bare step": 0.2, "vitascope, bare step": 0.1, "vitascope, complete loop": 0.125}
     found = [
         gpu_training.Entrant(name=name, mode=mode, step=int, images=10, flops=10**12, first=1, times=times)
         for mode, factor in (("eager", 1), ("compiled", 0.5))
@@ -465,7 +465,17 @@ def test_gpu_table_compares_within_a_mode_and_with_the_peaks() -> None:
     lines = gpu_training.table([*found, ceiling], 40.0).splitlines()
     rows = [re.split(r" *\| *", line)[1:-1] for line in lines[2:8]]
     assert rows[2] == [
-        *("vitascope, whole loop", "eager", "80.0", "8.89 to 160", "1.60", "80.0%", "40.0%", "20.0%", "1.0 s")
+        *(
+            "vitascope, complete loop",
+            "eager",
+            "80.0",
+            "8.89 to 160",
+            "1.60",
+            "80.0%",
+            "40.0%",
+            "20.0%",
+            "1.0 s",
+        )
     ]
     assert [row[4] for row in rows] == 2 * ["1.00", "2.00", "1.60"]
     assert [row[5] for row in rows] == 2 * ["-", "-", "80.0%"]
@@ -475,7 +485,7 @@ def test_gpu_table_compares_within_a_mode_and_with_the_peaks() -> None:
 
 @pytest.fixture(scope="module")
 def trained() -> object:
-    """A made-up measurement of two seeds."""
+    """A fake measurement of two seeds."""
     runs = [
         cifar.Run(seed, right, 100.0, [0.5, 1.0, 1.5], [0.5, 0.8, 0.9], [2.0, 1.5, 1.2])
         for seed, right in enumerate((95, 97))
@@ -486,7 +496,7 @@ def trained() -> object:
     return cifar.Measurement("GPU", "torch", "2026-01-02", ["python x"], options, 5_000, images, "test", runs)
 
 
-def test_cifar_is_read_back_tabled_and_drawn(trained, results) -> None:
+def test_cifar_is_read_back_tabulated_and_drawn(trained, results) -> None:
     trained.write()
     assert cifar.Measurement.newest() == trained
     rows = [re.split(r" *\| *", line)[1:-1] for line in trained.table().splitlines()[2:]]
@@ -502,7 +512,7 @@ def test_cifar_is_read_back_tabled_and_drawn(trained, results) -> None:
     assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "epoch", "minutes in the loop"]
 
 
-def test_cifar_takes_any_option_but_what_it_measures_by() -> None:
+def test_cifar_accepts_every_option_that_it_does_not_fix() -> None:
     words = ["lr=0.002", 'options=["stem=conv"]', "precision=bf16", "compile=true"]
     config = cifar.configuration("cifar10", 7, words)
     assert (config.optimization.lr, config.optimization.epochs, config.optimization.keep) == (
@@ -518,16 +528,16 @@ def test_cifar_takes_any_option_but_what_it_measures_by() -> None:
         cifar.resolved(vs.TrainConfig.from_recipe("digits", embed_dim=480), open_data("digits"))
 
 
-def test_cifar_seeds_are_measured_on_the_last_weights_and_added_to(results, monkeypatch) -> None:
+def test_cifar_measures_the_last_weights_and_adds_seeds(results, monkeypatch) -> None:
     size = ["embed_dim=8", "depth=1", "num_heads=1", "image_size=8", "patch_size=4", "batch_size=256"]
     words = [*size, 'options=["stem=conv"]', "device=cpu"]
     arguments = cifar.parse(["--data", "digits", "--epochs", "2", "--seeds", "1", "--out", *words])
     monkeypatch.setattr(cifar, "parse", lambda: arguments)
     monkeypatch.setattr(
         "vitascope.training.tasks.classify.draw_figures", lambda *_: {}
-    )  # takes longest, and is thrown away
+    )  # the slowest part, and unused here
     cifar.main()
-    arguments.add, arguments.epochs = True, 100  # as many as there were
+    arguments.add, arguments.epochs = True, 100  # ignored: --add keeps the number of epochs
     cifar.main()
     measured = cifar.Measurement.newest()
     assert [run.seed for run in measured.runs] == [0, 1]
@@ -537,25 +547,25 @@ def test_cifar_seeds_are_measured_on_the_last_weights_and_added_to(results, monk
     assert len(measured.commands) == 2
     assert {path.suffix for path in results.iterdir()} == {".json", ".md", ".png"}
     arguments.options = [*words, "lr=0.5"]
-    with pytest.raises(UserError, match="of other options"):
+    with pytest.raises(UserError, match="have other options"):
         cifar.main()
 
 
-def test_as_many_epochs_as_minutes_hold() -> None:
-    probed = cifar.Run(0, 0, 84.0, [1.0, 1.2, 1.4], [0.1] * 3, [2.0] * 3)  # a minute to compile
+def test_epochs_that_fit_into_minutes_follow_from_the_probe() -> None:
+    probed = cifar.Run(0, 0, 84.0, [1.0, 1.2, 1.4], [0.1] * 3, [2.0] * 3)  # one minute of compilation
     assert cifar.epochs_in(5.1, probed) == 21
     assert cifar.epochs_in(0.1, probed) == 1
 
 
-def test_going_on_keeps_what_is_measured_and_refuses_another_setting(compared, results, monkeypatch) -> None:
+def test_resume_keeps_finished_runs_and_rejects_another_setting(compared, results, monkeypatch) -> None:
     first, second = compared.runs[:2]
     for run in (first, second):
-        given = ["--data", "digits", "--out", *(["--go-on"] if run is second else [])]
+        given = ["--data", "digits", "--out", *(["--resume"] if run is second else [])]
         monkeypatch.setattr(data_sizes, "runs_of", lambda arguments, splits, done, run=run: iter([run]))
         measured = data_sizes.measure(data_sizes.parse(given))
     assert measured.runs == [first, second]
     assert data_sizes.Measurement.newest() == measured
-    with pytest.raises(data_sizes.UserError, match="nothing to go on"):
+    with pytest.raises(data_sizes.UserError, match="cannot resume"):
         data_sizes.measure(data_sizes.parse([*given, "--batch-size", "64"]))
 
 
@@ -564,7 +574,7 @@ explanations = load("explanations")
 
 @pytest.fixture(scope="module")
 def explained_case(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """Two pictures, and timm's smallest model with random weights."""
+    """Two images, and timm's smallest model with random weights."""
     explanations.make_torchvision_importable()  # timm imports it
     pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
     folder = tmp_path_factory.mktemp("timm")
@@ -572,7 +582,7 @@ def explained_case(tmp_path_factory: pytest.TempPathFactory) -> object:
     return explanations.Case(folder, 64, 2)
 
 
-def test_explanations_are_compared_where_both_sides_give_the_same_maps(explained_case) -> None:
+def test_explanations_are_compared_only_if_both_sides_compute_the_same_maps(explained_case) -> None:
     pytest.importorskip("pytorch_grad_cam", reason="grad-cam is not installed (vitascope[peers])")
     first = {}
     for method, who, prepare in explanations.entrants(
@@ -589,7 +599,7 @@ def test_explanations_are_compared_where_both_sides_give_the_same_maps(explained
         explanations.agreement_of("rollout", first)
 
 
-def test_maps_differ_by_a_share_of_their_range_whatever_their_size() -> None:
+def test_difference_of_maps_is_a_share_of_their_range_at_any_size() -> None:
     rng = explanations.np.random.default_rng(0)
     maps = rng.random((2, 4, 4), dtype="float32")
     enlarged = maps.repeat(1, axis=1)
@@ -601,8 +611,8 @@ def test_maps_differ_by_a_share_of_their_range_whatever_their_size() -> None:
 
 
 @contextmanager
-def taking(megabytes: int) -> Iterator[Callable[[], list[list[list[float]]]]]:
-    """A step that needs as much memory for a moment, after a preparation that needed more."""
+def allocating(megabytes: int) -> Iterator[Callable[[], list[list[list[float]]]]]:
+    """A step that briefly needs `megabytes` of memory, after a preparation that needed more."""
     bytearray(200_000_000)[::4096] = bytes(48_829)
 
     def step() -> list[list[list[float]]]:
@@ -613,14 +623,14 @@ def taking(megabytes: int) -> Iterator[Callable[[], list[list[list[float]]]]]:
     yield step
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak cannot be forgotten")
-def test_memory_is_that_of_the_explanation_and_not_of_loading() -> None:
-    first = explanations.first_explanation(partial(taking, 60))  # here freed memory may be kept
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak cannot be reset")
+def test_memory_of_an_explanation_excludes_that_of_loading() -> None:
+    first = explanations.first_explanation(partial(allocating, 60))  # freed memory may be kept here
     assert first.beyond == pytest.approx(60e6, rel=0.1)
     assert first.total > 200e6 + first.beyond
 
 
-def test_vit_explain_keeps_the_weights_of_every_layer(explained_case) -> None:
+def test_memory_estimate_of_vit_explain_includes_the_weights_of_every_layer(explained_case) -> None:
     config = vs.from_pretrained(explained_case.folder).config
     assert config.num_tokens == 17
     per_layer = 2 * config.num_heads * 17 * 17 * 4
@@ -648,14 +658,14 @@ def test_explanations_table_compares_with_the_peer_of_the_same_method() -> None:
 
 
 @pytest.mark.parametrize(("free", "total"), [(2_100_000_000, 3_900_000_000), (1_900_000_000, 4_100_000_000)])
-def test_large_image_leaves_out_what_does_not_fit_and_names_the_limit(
+def test_large_image_skips_a_peer_that_does_not_fit_and_prints_the_limit(
     free: int, total: int, explained_case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
     first = explanations.First(explanations.np.zeros((1, 1, 1)), 1, total)
     ours = explanations.Measured(method="rollout", who="vitascope", seconds=(1.0,), first=first)
     monkeypatch.setattr(
-        explanations, "measure", lambda *given: seen.append(given) or ([ours], "no two alike")
+        explanations, "measure", lambda *given: seen.append(given) or ([ours], "no maps compared")
     )
     monkeypatch.setattr(explanations, "free_bytes", lambda: free)
     section = explanations.large(explained_case)
@@ -664,25 +674,25 @@ def test_large_image_leaves_out_what_does_not_fit_and_names_the_limit(
     runs = free > 2e9
     assert peers == (["rollout", "grad_cam"] if runs else ["grad_cam"])
     assert ("not run. It would need" not in section) == runs
-    assert f"{total / 1e9:.2f} GB at its peak, {'less' if runs else 'not less'} than 4 GB" in section
+    assert f"process was {total / 1e9:.2f} GB, {'less' if runs else 'not less'} than 4 GB" in section
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="known on Linux only")
-def test_free_memory_is_some_and_less_than_there_is() -> None:
+def test_free_memory_is_positive_and_less_than_the_total() -> None:
     assert 0 < explanations.free_bytes() < 1024 * explanations.kib(Path("/proc/meminfo"), "MemTotal")
 
 
 compression = load("compression")
 
 
-def test_compression_times_the_whole_model_first_and_merging_with_the_same_weights() -> None:
+def test_compression_times_the_original_model_first_then_merged_ones() -> None:
     entrants = compression.merging_entrants([8, 16], 4, "bf16")
-    assert [entrant.name for entrant in entrants] == ["whole", "merge 8", "merge 16"]
+    assert [entrant.name for entrant in entrants] == ["original", "merge 8", "merge 16"]
     merged = [named_config("vit_b16", token_merging=count) for count in (0, 8, 16)]
     assert [entrant.flops for entrant in entrants] == [4 * config.flops for config in merged]
 
 
-def test_compression_measures_a_model_whole_merged_pruned_and_trained_on(tmp_path, monkeypatch) -> None:
+def test_compression_measures_original_merged_pruned_and_fine_tuned_models(tmp_path, monkeypatch) -> None:
     names = tuple("0123456789")
     model = small_model(image_size=8, patch_size=2, in_channels=1, num_classes=10, class_names=names)
     save_pretrained(model, tmp_path / "model")
@@ -693,7 +703,7 @@ def test_compression_measures_a_model_whole_merged_pruned_and_trained_on(tmp_pat
     given = ["--model", str(tmp_path / "model"), "--data", "digits", "--merge", "2", "--keep", "0.5"]
     found = list(compression.variants(compression.parse(given), tmp_path))
     names = [variant.name for variant in found]
-    assert names == ["whole", "merge 2", "heads 1, MLP 2", "heads 1, MLP 2, trained 1"]
+    assert names == ["original", "merge 2", "heads 1, MLP 2", "heads 1, MLP 2, fine-tuned"]
     results = [
         SimpleNamespace(
             entrant=compression.entrant(variant.name, model.config, 2, "fp32", variant.folder),
@@ -709,7 +719,7 @@ def test_compression_measures_a_model_whole_merged_pruned_and_trained_on(tmp_pat
 grow, cpu_inference = load("grow"), load("cpu_inference")
 
 
-def test_grown_model_answers_as_the_small_one_on_boxes_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grown_model_has_the_small_models_logits_on_boxes_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     small = small_model(class_names=("ant", "bee", "cat", "dog", "eel"), patch_size=4)  # a grid of 8x8
     size = {"image_size": 56, "patch_size": 8, "embed_dim": 64, "depth": 5, "num_heads": 4}  # of 7x7
     monkeypatch.setattr(grow, "named_config", lambda _, **options: vs.ViTConfig.from_dict(size | options))
@@ -735,13 +745,13 @@ def test_grown_model_answers_as_the_small_one_on_boxes_of_pixels(monkeypatch: py
         ({"pool": "mean"}, "every option at its default"),
     ],
 )
-def test_what_cannot_grow_is_refused(options: dict[str, object], complaint: str) -> None:
+def test_models_that_cannot_grow_are_rejected(options: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         grow.grown_config(small_config(**options), "vit_b16")
 
 
 @pytest.mark.parametrize("name", ["plain", "token", "prefix"])
-def test_fuzzing_starts_from_the_document_of_the_server(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fuzzing_reads_the_openapi_document_of_the_server(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fuzzing = load("fuzzing")
     monkeypatch.setattr(fuzzing, "schemathesis", lambda: "st")
     variant = fuzzing.VARIANTS[name]
@@ -754,7 +764,7 @@ def test_fuzzing_starts_from_the_document_of_the_server(name: str, monkeypatch: 
     parse(Serve, "serve", ["model", *options])
 
 
-def test_fuzzing_without_schemathesis_names_how_to_get_it(
+def test_fuzzing_without_schemathesis_prints_the_installation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -783,14 +793,14 @@ def test_inference_claims_compare_auto_and_int8_with_the_peers() -> None:
         )
     ]
     assert cpu_inference.claims(found) == [
-        "- auto is 2.40 times timm's default, fp32",
-        "- auto is 1.20 times the best peer in bf16, torchvision",
+        "- auto is 2.40 times as fast as timm's default, fp32",
+        "- auto is 1.20 times as fast as the best peer in bf16, torchvision",
         "- this machine's matrix products are 2.10 times as fast in bf16 as in fp32",
-        "- vitascope, OpenVINO in int8 is 2.50 times timm's bf16",
+        "- vitascope, OpenVINO in int8 is 2.50 times as fast as timm in bf16",
     ]
 
 
-def test_agreement_is_of_real_pictures_with_our_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agreement_table_compares_with_our_fp32_and_the_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"fp32": [0, 1, 1, 0], "bf16": [0, 1, 1, 1], "auto": [0, 1, 1, 0]}
     images = ImageSet("test", ["a", "b", "c", "d"], cpu_inference.np.array([0, 0, 1, 1]), ("ant", "bee"))
     monkeypatch.setattr(cpu_inference, "open_data", lambda _: SimpleNamespace(test=images))
@@ -800,7 +810,7 @@ def test_agreement_is_of_real_pictures_with_our_fp32(monkeypatch: pytest.MonkeyP
     )
     case = cpu_inference.Case(config=small_config(), model="model", weights={}, exported={})
     lines = cpu_inference.agreement_table(case, cpu_inference.Pictures.of("data", 4)).splitlines()
-    assert lines[0] == "## On 4 real pictures"
+    assert lines[0] == "## On 4 labelled images"
     rows = [re.split(r" *\| *", line)[1:-1] for line in lines[4:]]
     assert rows == [
         ["vitascope fp32", "100.0%", "50.0%"],
