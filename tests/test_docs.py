@@ -48,8 +48,8 @@ PERFORMANCE_PAGE = ROOT / "docs" / "performance.md"
 DEPLOY_PAGE = ROOT / "docs" / "deploy.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+−±]?\d+(?:[.,]\d+)*%?")
-DIGITS_EPOCHS = 18
-"""Of the recipe's 60: enough to see that it learns, in a quarter of the suite's longest test."""
+DIGITS_EPOCHS = 10
+"""Of the recipe's 60: enough to see that it learns."""
 NOT_RUN = {"tensorboard", "pip"}
 """Programs that a page may name: a server that never ends, an installation."""
 TRACKERS = ("mlflow", "wandb")
@@ -84,7 +84,8 @@ def run_readme(readers_folder: Path, capsys) -> None:
     names: dict[str, object] = {}
     for kind, text in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")):
         if kind == "python":
-            exec(compile(text, "README.md", "exec"), names)  # noqa: S102 - our own page
+            with undrawn():
+                exec(compile(text, "README.md", "exec"), names)  # noqa: S102 - our own page
             ran.append("python")
         for line in text.splitlines() if kind == "sh" else []:
             program, *arguments = shlex.split(line, comments=True)
@@ -98,7 +99,7 @@ def run_readme(readers_folder: Path, capsys) -> None:
             if arguments[0] == "serve":  # it never ends: tests/deploy/server/test_server.py runs it
                 parse(Serve, "serve", arguments[1:])
                 continue
-            with undrawn() if "--run" in arguments else nullcontext():  # the first two runs are drawn
+            with nullcontext() if arguments[0] == "report" or arguments == ["train"] else undrawn():
                 assert main(arguments) == 0, line
             ran.append(arguments[0])
             if arguments == ["train"]:
@@ -112,7 +113,7 @@ def assert_the_digits_are_learned(out: str) -> None:
     ours, svc = (
         float(share) for share in re.findall(r"^(?:test)? +([\d.]+)% (?:right|scikit)", out, re.MULTILINE)
     )
-    assert ours >= 95  # benchmarks/learning.py measures the whole recipe
+    assert ours >= 90  # benchmarks/learning.py measures the whole recipe
     assert svc == 98.33
     paths = re.findall(r"^figure (.*)$", out, re.MULTILINE)
     assert paths
