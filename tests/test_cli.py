@@ -321,7 +321,7 @@ def test_train_prints_a_summary_of_the_data(
     assert capsys.readouterr().out.splitlines()[:3] == [
         "data   mixed: 18 train, 2 val, 20 test images of 2 classes",
         "       blue: 20, red: 20",
-        "       passed over: 1 .mov",
+        "       unused: 1 .mov",
     ]
 
 

@@ -323,7 +323,7 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
             "must be at least 1, not 0",
         ),
         (["runs/tiny", PICTURE, "--method", "rollout", "--image-size", "17"], "not a multiple of patch 8"),
-        (["runs/tiny", PICTURE, "--json"], "--json is for the table of --compare"),
+        (["runs/tiny", PICTURE, "--json"], "--json needs --compare"),
         (["runs/tiny", PICTURE, "--out", "map.xyz"], "has to end in .png"),
         (["runs/tiny", PICTURE, "--out", "data"], "has to end in .png"),
         (["runs/tiny", PICTURE, "--out", PICTURE], "is the explained picture"),

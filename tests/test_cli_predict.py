@@ -228,7 +228,7 @@ def test_unreadable_pictures_of_earlier_runs_are_counted(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["none"], "none: no images there"),
+        (["none"], "none: no images found"),
         (["data", "nowhere.jpg"], "nowhere.jpg: no such file"),
         (["data", "--top-k", "0"], "top_k must be at least 1, not 0"),
         (["data", "--resume"], "--resume needs the file to resume: --out FILE"),

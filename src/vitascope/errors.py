@@ -1,4 +1,4 @@
-"""What a user can cause and mend, as one exception; and the nearest valid name, for its message."""
+"""The exception for errors that a user can cause and fix; the nearest valid name, for its message."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
-_JOINERS = "\u200c\u200d"  # which Persian, Indic scripts and emoji are written with
+_JOINERS = "\u200c\u200d"  # needed in Persian, Indic scripts and emoji
 
 
 class UserError(ValueError):
-    """A request that cannot be met: the message says what is wrong, with the numbers, and the way out.
+    """A request that cannot be met: the message states what is wrong, with the numbers, and the way out.
 
     The command line prints it in one line and exits with status 2; anything else is a fault of ours and
     keeps its traceback. Names from files and paths may be anything, so the message is made `printable`.
@@ -54,7 +54,7 @@ class Interrupted(Exception):  # noqa: N818 - a stop, not an error
         finished: the model is saved, and only figures or the report are missing.
 
     Attributes:
-        command: what continues the run.
+        command: the command that continues the run.
     """
 
     def __init__(self, run: Path, signum: int, *, finished: bool = False) -> None:
@@ -82,7 +82,7 @@ def nearest_path(ref: str) -> str:
         if not (found / part).exists():  # take the closest name there
             try:
                 names = os.listdir(found)
-            except OSError:  # no folder, or not ours to read
+            except OSError:  # not a folder, or not readable
                 return ""
             match = difflib.get_close_matches(part, names, n=1, cutoff=0.6)
             if not match:

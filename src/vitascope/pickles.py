@@ -25,7 +25,7 @@ def scan_pickle(stream: IO[bytes], admits: Callable[[str], bool]) -> Iterator[tu
     """Yield the name and the argument of each instruction of one pickle; nothing is run.
 
     An UnpicklingError rejects dotted names that `admits` does not accept, instructions that saved values do
-    not need, more than `MAX_INSTRUCTIONS`, and a stream without a whole pickle.
+    not need, more than `MAX_INSTRUCTIONS`, and a stream without a complete pickle.
     """
     texts = ["", ""]  # the last two that were pushed, which STACK_GLOBAL takes
     memo: dict[int, str] = {}
@@ -44,7 +44,7 @@ def scan_pickle(stream: IO[bytes], admits: Callable[[str], bool]) -> Iterator[tu
             elif instruction.endswith("GLOBAL") or instruction == "INST":
                 name = ".".join(texts) if argument is None else argument.replace(" ", ".")
                 if not admits(name):
-                    raise pickle.UnpicklingError(f"the pickle asks for {name[:200]!r}")
+                    raise pickle.UnpicklingError(f"the pickle refers to {name[:200]!r}")
             elif isinstance(argument, str):
                 texts = [texts[1], argument]
             if instruction in _NEVER:
@@ -86,5 +86,5 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         found = self._find(f"{module}.{name}")
         if found is None:
-            raise pickle.UnpicklingError(f"the pickle asks for {f'{module}.{name}'[:200]!r}")
+            raise pickle.UnpicklingError(f"the pickle refers to {f'{module}.{name}'[:200]!r}")
         return found

@@ -169,17 +169,17 @@ def test_a_class_is_chosen_by_its_bar_and_by_search(visit: Visit) -> None:
         assert bars.nth(number).get_attribute("aria-pressed") == "true"
         assert (
             visit.text(".title")
-            == f"Grad-CAM: what speaks for “{bars.nth(number).locator('span').text_content()}”"
+            == f"Grad-CAM: evidence for “{bars.nth(number).locator('span').text_content()}”"
         )
         drawn.add(visit.drawing())
     assert len(drawn) >= 2  # small random models find nothing for some classes
     visit.page.fill("#search", "CAT")
     visit.page.keyboard.press("Enter")
     visit.settle()
-    assert visit.text(".title") == "Grad-CAM: what speaks for “cat”"
+    assert visit.text(".title") == "Grad-CAM: evidence for “cat”"
     with visit.page.expect_response("**/v1/heatmap?**"):
         visit.page.select_option("#method", "hires-cam")
-    assert visit.text(".title") == "HiResCAM: what speaks for “cat”"
+    assert visit.text(".title") == "HiResCAM: evidence for “cat”"
 
 
 def test_everything_is_reachable_by_keyboard(visit: Visit) -> None:
@@ -195,7 +195,7 @@ def test_everything_is_reachable_by_keyboard(visit: Visit) -> None:
     visit.press("m")
     assert visit.text(".title").startswith("Layer 1, mean of the heads: ")
     visit.press("r")
-    assert visit.text(".title") == "Rollout: what flows into the patch in row 3, column 2, over all layers"
+    assert visit.text(".title") == "Rollout: flow into the patch in row 3, column 2, over all layers"
     visit.press("c", "a")
     assert visit.text(".title") == "Layer 1, mean of the heads: where the class token looks"
     visit.press("g")

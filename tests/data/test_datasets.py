@@ -202,7 +202,7 @@ def test_unused_files_are_counted_by_suffix(tmp_path: Path) -> None:
     assert described(open_data(str(tmp_path))) == [
         "7 train, 2 val, 4 test images of 2 classes",
         "cat: 7, dog: 6",
-        "passed over: 2 .mov, 2 .txt, 1 .cr2, 1 .png, the folder Train/fox, which contains no image (1 .cr2)",
+        "unused: 2 .mov, 2 .txt, 1 .cr2, 1 .png, the folder Train/fox, which contains no image (1 .cr2)",
     ]
 
 
@@ -246,9 +246,9 @@ def test_names_are_suggested_for_a_name_but_not_for_a_path() -> None:
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("photo/cats", "photo/cats: no such folder; nearest: photos/cats; photo/cats@main is the hub's"),
+        ("photo/cats", "photo/cats: no such folder; nearest: photos/cats; for the hub: photo/cats@main"),
         ("photos/cat", "nearest: photos/cats"),
-        ("photos/zebra", "photos/zebra: no such folder; photos/zebra@main is the hub's"),
+        ("photos/zebra", "photos/zebra: no such folder; for the hub: photos/zebra@main"),
         ("photo", "photo: no such folder; nearest: photos"),
         ("photo/cats/deep", "photo/cats/deep: no such folder; give digits"),
     ],

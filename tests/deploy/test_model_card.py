@@ -99,7 +99,7 @@ def test_class_names_add_no_lines_to_the_card(hub: Hub, model) -> None:
 
 def test_rejected_upload_reports_the_reason_and_advice(hub: Hub, model) -> None:
     hub.refuses = True
-    with pytest.raises(vs.UserError, match=r"me/insects: the hub did not take the model: .*hf auth login"):
+    with pytest.raises(vs.UserError, match=r"me/insects: the hub did not accept the model: .*hf auth login"):
         vs.push_to_hub(model, "me/insects")
 
 

@@ -112,7 +112,7 @@ def test_number_of_heads_is_assumed_with_a_note_and_can_be_given(
     torch.save(theirs.state_dict(), file)
     assert relative_error(from_pretrained(file)(images), theirs(images)) > 0.01
     [line] = caplog.messages
-    assert line.startswith(f"{file}: the file does not tell num_heads 2, which is assumed; ")
+    assert line.startswith(f"{file}: assuming num_heads 2, which the file does not contain; ")
     assert "torchvision:num_heads=N:FILE" in line
     caplog.clear()
     found = from_pretrained(f"torchvision:num_heads=4:{file}")

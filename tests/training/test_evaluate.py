@@ -178,7 +178,7 @@ def test_moved_project_finds_its_own_data_only(project, caplog) -> None:
     with pytest.raises(UserError, match=r"photos: no such folder"):
         Run.open(run).test_images()
     shutil.copytree("photos", project / "photos")
-    with pytest.raises(UserError, match="none of the 6 test images of the run is there unchanged: 6 changed"):
+    with pytest.raises(UserError, match="none of the 6 test images of the run exists unchanged: 6 changed"):
         Run.open(run).test_images().sources  # noqa: B018
 
 

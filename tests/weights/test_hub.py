@@ -268,7 +268,7 @@ def test_a_new_commit_of_the_branch_is_fetched(tmp_path: Path) -> None:
         ("HEAD", 403, "GatedRepo", "https://huggingface.co/o/n, then log in with `hf auth login`"),
         ("api/models", 403, "", "cannot be fetched"),
         ("api/models", 503, "", "the hub answers 503"),
-        ("GET /o/n/resolve", 500, "", "the hub answers 500, and revision '9f8e7d6' is not whole"),
+        ("GET /o/n/resolve", 500, "", "the hub answers 500, and revision '9f8e7d6' is not complete"),
     ],
 )
 def test_http_errors_of_the_hub_are_explained(
@@ -364,7 +364,7 @@ def test_offline_a_setting_that_was_never_requested_causes_a_warning(
 def test_offline_a_partial_snapshot_is_not_used(tmp_path: Path, files: dict[str, bytes]) -> None:
     cache(tmp_path, files)
     message = fetch_error()
-    assert "revision 'main' is not whole in the cache, and HF_HUB_OFFLINE is set" in message
+    assert "revision 'main' is not complete in the cache, and HF_HUB_OFFLINE is set" in message
     assert "in the cache:" not in message
 
 
@@ -392,7 +392,7 @@ def test_offline_similar_cached_models_are_named(tmp_path: Path) -> None:
 
 def test_without_network_and_cache_the_error_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     unplug(monkeypatch)
-    assert "the hub cannot be reached, and revision 'main' is not whole in the cache" in fetch_error()
+    assert "the hub cannot be reached, and revision 'main' is not complete in the cache" in fetch_error()
 
 
 # --- torchvision

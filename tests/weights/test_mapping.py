@@ -21,7 +21,7 @@ from vitascope.weights.mapping import (
     changes,
     check_holds,
     from_family,
-    refuse,
+    reject,
     reshaped,
     rows,
     stacked,
@@ -196,7 +196,7 @@ def test_missing_extra_and_misshapen_tensors_are_all_listed(data: st.DataObject,
     with pytest.raises(CheckpointError) as error:
         from_family(Toy(), source_of(tensors), small_config())
     message = str(error.value)
-    assert message.startswith("there: not a whole toy checkpoint of this architecture: ")
+    assert message.startswith("there: not a complete toy checkpoint of this architecture: ")
     for name in lost:
         assert f"missing {name}" in message
     for name in added:
@@ -253,9 +253,9 @@ def test_a_long_list_of_faults_is_truncated(whole: State) -> None:
         from_family(Toy(), source_of({}), small_config())
     assert str(error.value).count("missing") == 8
     assert int(str(error.value).split()[-2]) == len(whole) - 8
-    refuse([], "nothing wrong")
+    reject([], "nothing wrong")
     with pytest.raises(CheckpointError, match=r"^here: x{400}; y$"):  # a hostile name is truncated
-        refuse(["x" * 10**6, "y"], "here")
+        reject(["x" * 10**6, "y"], "here")
 
 
 def test_a_source_has_shapes_prefixes_and_counts(whole: State) -> None:

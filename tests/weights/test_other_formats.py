@@ -61,7 +61,7 @@ def test_the_tensors_of_an_adapter_are_recognized_by_name(tmp_path: Path) -> Non
     layer = "base_model.model.vit.encoder.layer.0.attention.attention.query"
     tensors = {f"{layer}.lora_{part}.weight": torch.zeros(2, 2) for part in "AB"}
     save_file(tensors, tmp_path / "mine.safetensors")
-    assert "a LoRA adapter of PEFT, not a whole model" in load_error(tmp_path / "mine.safetensors")
+    assert "a LoRA adapter of PEFT, not a complete model" in load_error(tmp_path / "mine.safetensors")
 
 
 def test_the_state_of_an_optimizer_is_named(tmp_path: Path) -> None:

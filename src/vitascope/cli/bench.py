@@ -83,7 +83,7 @@ def table(rows: Sequence[Throughput]) -> list[str]:
 
 
 def remarks(left_out: Sequence[str], rows: Sequence[Throughput]) -> list[str]:
-    """Why precisions are left out, and why a share exceeds 100%."""
+    """The reasons for missing precisions, and for a share above 100%."""
     lines = [f"{reason}." for reason in left_out]
     if any(row.share is not None and row.share > 1 for row in rows):
         lines.append(

@@ -148,7 +148,7 @@ class Explain:
             return
         check_method(self._method, [*settings, *["target"] * bool(asked)])
         if self.json:
-            raise UserError("--json is for the table of --compare")
+            raise UserError("--json needs --compare")
         if sampled and self._method != "distance":
             raise UserError(
                 f"{option(sampled[0])} is for --compare and --method distance, not {self._method}"
@@ -211,7 +211,7 @@ class Explain:
 
 
 def own_test_images(ref: str) -> ImageSet:
-    """The test images of a run; UserError if it is none, or its data are gone."""
+    """The test images of a run; UserError for any other MODEL, or if the data are gone."""
     from vitascope.run.run import Run
 
     run = Run(Path(ref))

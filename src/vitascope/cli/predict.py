@@ -65,7 +65,7 @@ class Predict:
             if not os.path.exists(place):
                 raise UserError(f"{place}: no such file")
         if next(find_images(self.images), None) is None:
-            raise UserError(f"{', '.join(self.images)}: no images there")
+            raise UserError(f"{', '.join(self.images)}: no images found")
         if self.out is not None:
             check_out(self.out, resume=self.resume)
         reuse_freed_memory()

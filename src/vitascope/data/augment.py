@@ -15,7 +15,7 @@ from vitascope.data.randaugment import RandAugment, to_device
 from vitascope.data.randomness import uniform
 
 _FIXED_DRAWS = 15
-"""Draws of an image before RandAugment's: 4 of the crop, turn, mirror, 3 of the colours, 6 of the erasing."""
+"""Random numbers per image before RandAugment's: 4 crop, 1 rotation, 1 flip, 3 colours, 6 erasing."""
 
 _LUMA = [0.299, 0.587, 0.114]
 """Luma of red, green and blue (ITU-R 601)."""
@@ -99,8 +99,8 @@ def crop_draws(seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> npt.NDA
 
 def _erase(images: Tensor, draws: npt.NDArray[np.float64], probability: float) -> Tensor:
     """Random erasing (Zhong et al. 2020) with DeiT's numbers: 2 to 33% of the area, aspect 0.3 to 3.3."""
-    # `draws` (B, 6) are chance, area, aspect, y, x and the noise's key. The noise is uniform in [0, 1]: about
-    # as wide, once normalized, as DeiT's standard normal noise, and a picture's values still.
+    # `draws` (B, 6) are chance, area, aspect, y, x and the noise's key. The noise is uniform in [0, 1]: valid
+    # values of a picture, and after normalization about as wide as DeiT's standard normal noise.
     chosen = np.flatnonzero(draws[:, 0] < probability)  # (b,)
     if not len(chosen):
         return images

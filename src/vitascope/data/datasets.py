@@ -26,7 +26,7 @@ FORMATS: tuple[DataFormat | DataPackage, ...] = (
     *(digits.Digits(), PublishedSet(), Cifar(), Idx(), HubDataset(), Shards()),
     *(Archive(), Folder()),
 )
-"""Asked in this order. CIFAR comes before archives, because it is read inside its own."""
+"""Tried in this order. CIFAR comes before archives, because it is read inside its own archives."""
 LISTED_CLASSES = 12
 """Number of classes up to which `described` counts the images of each."""
 NAMES = (digits.NAME, *KNOWN_SETS)
@@ -38,10 +38,10 @@ _ACCEPTED = (
 
 
 def open_data(data: str, *, seed: int = 0, labelled: bool = True) -> Splits:
-    """The splits of a data set; one that lacks validation gives a tenth of each class of train, by seed.
+    """The splits of a data set; without validation images, a tenth of each class of train is drawn by seed.
 
     Args:
-        data: a path or name in one of these formats (a file or folder comes before a name of the hub):
+        data: a path or name in one of these formats (a file or folder comes before a hub id):
 
             - `digits`: scikit-learn's, embedded;
             - `cifar10`, `cifar100`, `mnist`, `fashion-mnist`: downloaded once;
@@ -51,7 +51,7 @@ def open_data(data: str, *, seed: int = 0, labelled: bool = True) -> Splits:
             - WebDataset shards;
             - a `.zip` or tar of any of these folders, unpacked once;
             - a folder of class folders, with or without splits above them.
-        seed: of the parts that are taken from train.
+        seed: of the images drawn from train.
         labelled: False also accepts a folder without classes; a folder with classes is split as usual, so
             that its test images stay unseen.
 
@@ -96,7 +96,7 @@ def _find(data: str) -> tuple[DataFormat, str]:
         raise UserError(f"{data}: not a folder, and not an archive of a known kind; {_ACCEPTED}")
     mistyped = nearest_path(place) if data else ""
     if looks_like_hub_id(data):
-        raise UserError(f"{data}: no such folder{mistyped}; {data}@main is the hub's")
+        raise UserError(f"{data}: no such folder{mistyped}; for the hub: {data}@main")
     hint = "" if os.sep in data else nearest(data, NAMES)
     raise UserError(f"{data or repr(data)}: no such folder{hint or mistyped or f'; {_ACCEPTED}'}")
 
@@ -138,5 +138,5 @@ def described(splits: Splits) -> list[str]:
             fewest, most = (choose(names, key=counts.__getitem__) for choose in (min, max))
             lines.append(f"per class from {counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most})")
     if splits.passed_over:
-        lines.append(f"passed over: {', '.join(splits.passed_over)}")
+        lines.append(f"unused: {', '.join(splits.passed_over)}")
     return [printable(line) for line in lines]  # names of folders and files may be anything

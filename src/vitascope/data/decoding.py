@@ -54,7 +54,7 @@ def read_image(source: ImageSource, *, exif_orientation: bool = True) -> Image.I
 
 
 def header_size(source: ImageSource) -> tuple[int, int]:
-    """Height and width in the file's header, before any turning."""
+    """Height and width in the file's header, before EXIF rotation."""
     with image_errors(source):
         if isinstance(source, np.ndarray):
             return source.shape[0], source.shape[1]
@@ -151,7 +151,7 @@ def _first_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
-    """A HEIF picture, which libheif turns upright; registering it with Pillow would affect the process."""
+    """A HEIF picture, which libheif turns upright; registering it with Pillow would be global."""
     try:
         from pillow_heif import HeifImageFile
     except ModuleNotFoundError as error:
@@ -165,7 +165,7 @@ def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
 
 
 def decode(image: Image.Image, source: ImageSource, exif_orientation: bool) -> Image.Image:
-    """An opened picture as 8-bit "RGB" or "L", upright; one that was given as it is stays as it is."""
+    """An opened picture as 8-bit "RGB" or "L", upright; the caller's Pillow image is not changed."""
     image.load()
     if exif_orientation and image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         image = ImageOps.exif_transpose(image)

@@ -29,7 +29,7 @@ ALONE_SECONDS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Images of a batch that this process computes with."""
+    """This process's images of a batch."""
 
     pixels: Tensor  # uint8 (B, C, H, W) on the device
     labels: Tensor  # int64 (B,) on the device
@@ -81,7 +81,7 @@ class Loader:
         streamed = len(images) * size > memory_budget
         self.crops = streamed and seed is not None and crop_scale < 1  # batches are cropped already
         self._reader = ImageReader(images.sources, preprocess, seed, crop_scale if self.crops else 1.0)
-        self._pool: ReadingPool | None = None  # of an epoch that is over, for the next
+        self._pool: ReadingPool | None = None  # kept for the next epoch
         self._rows = np.arange(len(images))  # of each image in `_kept`; -1 for one that cannot be read
         self._kept = None if streamed else self._keep()  # (N, C, H, W), all readable images
 

@@ -1,4 +1,4 @@
-"""RandAugment (Cubuk et al. 2020) of whole batches on the device, level for level as PIL has them.
+"""RandAugment (Cubuk et al. 2020) of whole batches on the device, level for level equal to PIL's.
 
 The operations of an image and their strengths are drawn on the host from given numbers; images are sorted by
 operation, so that each operation runs once per layer, however large the batch.
@@ -150,16 +150,16 @@ def _posterize(levels: Tensor, bits: Tensor) -> Tensor:
 
 
 def _contrast(levels: Tensor, factor: Tensor) -> Tensor:
-    """Away from the mean grey of the picture, or towards it."""
+    """Move levels away from the mean grey of the picture, or towards it."""
     luma = _luma(levels)
     pixels = luma[0].numel()
-    total = luma.long().sum(dim=(1, 2, 3))  # in whole numbers: alike in any order
+    total = luma.long().sum(dim=(1, 2, 3))  # in integers: independent of the order
     mean = (2 * total + pixels) // (2 * pixels)  # rounded
     return _blend(mean.to(levels.dtype).view(-1, 1, 1, 1), levels, factor)
 
 
 def _sharpness(levels: Tensor, factor: Tensor) -> Tensor:
-    """Away from a smooth picture, or towards it: 3x3, the centre counts 5 times, the border stays."""
+    """Move levels away from a smoothed picture, or towards it: 3x3, centre weight 5, the border stays."""
     rows = levels[..., :-2, :] + levels[..., 1:-1, :] + levels[..., 2:, :]
     total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]  # (B, C, H - 2, W - 2)
     inside = levels[..., 1:-1, 1:-1]
@@ -201,7 +201,7 @@ def affine_matrices(
 def _warp(levels: Tensor, theta: Tensor) -> Tensor:
     """Each image read at the points of its matrix, (B, 2, 3), with grey outside."""
     height, width = levels.shape[-2:]
-    # Not F.affine_grid: its matrix product may round an image alone otherwise than in a batch.
+    # Not F.affine_grid: its matrix product may round differently for one image than for a batch.
     x = (2 * torch.arange(width, device=levels.device) + 1) / width - 1  # (W,), the pixels' centres
     y = ((2 * torch.arange(height, device=levels.device) + 1) / height - 1).unsqueeze(1)  # (H, 1)
     by_x, by_y, shift = theta[..., None, None].unbind(2)  # (B, 2, 1, 1) each
@@ -222,4 +222,4 @@ _VALUE_OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 OPERATIONS = (*_VALUE_OPERATIONS, "Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
-"""The paper's list: first operations on values, then those that move pixels."""
+"""The paper's list: operations on values first, then those that move pixels."""

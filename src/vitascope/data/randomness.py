@@ -1,4 +1,4 @@
-"""Randomness as a function: what is drawn depends on the seed and on counters, never on what ran before.
+"""Randomness as a function: draws depend on the seed and on counters, never on earlier draws.
 
 The order of an epoch is f(seed, epoch) and an image's augmentation f(seed, epoch, index), so that a run
 resumes exactly from two counters, with any number of workers.

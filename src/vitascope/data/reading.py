@@ -79,7 +79,7 @@ def random_crop(width: int, height: int, draws: npt.NDArray[np.float64], smalles
     # picture) it is the largest crop of the nearest aspect ratio.
     area, ratio, x, y = map(float, draws)  # uniform in [0, 1), from `augment.crop_draws`
     share = 1 - area * (1 - smallest)
-    lowest, highest = share * width / height, width / height / share  # of what fits
+    lowest, highest = share * width / height, width / height / share  # of the crops that fit
     low, high = (min(max(bound, 1 / _RATIO), _RATIO) for bound in (lowest, highest))
     proportions = low * (high / low) ** ratio
     crop_width = min((share * width * height * proportions) ** 0.5, width, height * proportions)
@@ -247,7 +247,7 @@ def _serve(
             slot, start, stop, part, epoch = connection.recv()
             try:
                 faults = fill(part, epoch, slots[slot, start:stop])
-            except UserError as error:  # not of one image
+            except UserError as error:  # not about a single image
                 connection.send(error)
                 return
             connection.send({start + row: reason for row, reason in faults.items()})

@@ -33,7 +33,7 @@ from vitascope.errors import UserError
 
 VERSION = 1
 WHOLE = 32 * 1024
-"""Bytes up to which a file is hashed whole."""
+"""Bytes up to which a file is hashed completely."""
 PIECE = 4096
 """Bytes of each of the pieces of a larger file that are hashed, `WHOLE` in all."""
 UNREADABLE = "unreadable"
@@ -85,7 +85,7 @@ def _opened(source: ImageSource) -> Iterator[tuple[IO[bytes], int, int]]:
 
 def contents_of(sources: Sequence[ImageSource]) -> list[str]:
     """`content_of` each source, with a bar if that takes long."""
-    with ThreadPoolExecutor(_THREADS) as pool:  # on a network each file is a wait
+    with ThreadPoolExecutor(_THREADS) as pool:  # on a network drive, each file waits
         found = pool.map(content_of, sources) if len(sources) > _THREADS else map(content_of, sources)
         bar = tqdm(found, "images identified", len(sources), delay=3, leave=False, disable=None)
         return list(bar)
@@ -101,7 +101,7 @@ def image_name(source: ImageSource, root: Path | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Gone(Encoded):
-    """The place of an image that is missing, or has another content, now."""
+    """Stands for an image that is missing now, or has another content."""
 
     name: str
     reason: str
@@ -185,7 +185,7 @@ class SplitRecord:
             raise
         except _FAULTS as error:
             raise UserError(
-                f"{path} is damaged ({error}); restore it, or remove it to go without a check of the split"
+                f"{path} is damaged ({error}); restore it, or remove it to skip the check of the split"
             ) from error
         return record
 
@@ -242,7 +242,7 @@ class Restored:
         there = np.flatnonzero(found >= 0)
         if not len(there):
             raise UserError(
-                f"none of the {len(found)} {split} images of the run is there unchanged: "
+                f"none of the {len(found)} {split} images of the run exists unchanged: "
                 f"{self.note()}; restore them, or give other images to measure on"
             )
         now = _all_sources(self.inventory)

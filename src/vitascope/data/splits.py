@@ -1,4 +1,4 @@
-"""Labelled images, and their division into training, validation and test: here alone, for every format."""
+"""Labelled images, and their division into training, validation and test, the same for every format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tars from anywhere, read member by member: bounded work and memory, and no damage goes unnoticed."""
+"""Tars of unknown origin, read member by member in bounded time and memory; all damage is detected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_tar(path: Path) -> bool:
 
 
 class _Metered:
-    """A stream that ends reading with an error at a bomb, or at a header larger than `PIECE`."""
+    """A stream that raises an error at a bomb, or at a header larger than `PIECE`."""
 
     def __init__(self, stream: IO[bytes], path: Path, limit: int, excess: str) -> None:
         self._stream = stream

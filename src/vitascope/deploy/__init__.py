@@ -1,1 +1,1 @@
-"""A trained model at work."""
+"""A trained model in use: prediction, export, the server."""

@@ -17,7 +17,7 @@ from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 
 MAX_CLASSES = 50
-"""Class names that a card lists; of more classes it gives the number."""
+"""Class names that a card lists; of more classes it states the number."""
 
 
 def push_to_hub(
@@ -63,8 +63,8 @@ def push_to_hub(
         except (HTTPError, HFValidationError, OSError) as error:
             reason = " ".join(str(error).split())
             raise UserError(
-                f"{repo_id}: the hub did not take the model: {reason}; log in with `hf auth login`, or give "
-                "a token that may write there"
+                f"{repo_id}: the hub did not accept the model: {reason}; log in with `hf auth login`, or "
+                "give a token that may write there"
             ) from error
     return str(done.commit_url)
 

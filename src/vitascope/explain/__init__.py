@@ -1,4 +1,4 @@
-"""Where a model looks, what it has learned, and which heatmap to believe.
+"""Heatmaps of a model, their faithfulness, and views of its learned parts.
 
 Methods take pictures (one or many: paths, bytes, Pillow images, uint8 arrays) or normalized images (B, C, H,
 W), and return heatmaps (B, grid_h, grid_w), float32, largest value 1.

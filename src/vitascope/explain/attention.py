@@ -18,7 +18,7 @@ from vitascope.model.vit import VisionTransformer
 
 @torch.no_grad()
 def attention(model: Classifier, images: Images, layer: int = -1, head: int | None = None) -> Tensor:
-    """How much the image's representation attends to each patch in one layer.
+    """The attention of the image's representation to each patch, in one layer.
 
     The mean attention row of the tokens that pooling reads: with pool "cls" the class token, and the
     distillation token if there is one; with "mean" and "map" all patches; with "cls_mean" the class token and
@@ -71,7 +71,7 @@ def head_maps(model: Classifier, images: Images) -> Tensor:
 def patch_attention(
     model: Classifier, images: Images, patch: tuple[int, int], layer: int = -1, head: int | None = None
 ) -> Tensor:
-    """How much one patch attends to each patch in one layer; attention to other tokens is dropped.
+    """The attention of one patch to each patch, in one layer; attention to other tokens is dropped.
 
     With a class token nothing reads the patches after the last layer, so their attention there was never
     trained.

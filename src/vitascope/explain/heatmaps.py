@@ -1,4 +1,4 @@
-"""What all heatmaps share: the grid of cells, the pixels of each cell, and the scale."""
+"""Common to all heatmaps: the grid of cells, the pixels of each cell, and the scale."""
 
 from __future__ import annotations
 

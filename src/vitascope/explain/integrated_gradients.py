@@ -23,7 +23,7 @@ def integrated_gradients(
     steps: int = 32,
     batch_size: int = 16,
 ) -> Tensor:
-    """How much each patch adds to the target's score, on the way from a blank image to this one.
+    """The contribution of each patch to the target's score, on the way from a blank image to this one.
 
     The sum of `pixel_attributions` over the channels and pixels of each cell; where it is negative, the heat
     is 0. The cells are those of `occlusion`.
@@ -63,7 +63,7 @@ def sum_cells(values: Tensor, grid: tuple[int, int]) -> Tensor:
 def pixel_attributions(
     model: Classifier, images: Tensor, target: Target, *, steps: int, batch_size: int
 ) -> Tensor:
-    """How much each pixel adds to the score, (B, C, H, W): x times the mean gradient at a x (equation 1), a
+    """Each pixel's contribution to the score, (B, C, H, W): x times the mean gradient at a x (equation 1), a
     from 0, the mean colour, to 1. The sum is the difference of the scores (proposition 1, completeness).
     """
     from captum.attr import IntegratedGradients  # imports matplotlib, so only when needed

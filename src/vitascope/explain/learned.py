@@ -1,4 +1,4 @@
-"""What a network has learned: the reach of its heads, its positions, its filters, its features (figure 7)."""
+"""Learned parts of a network: the reach of its heads, its positions, its filters, its features (figure 7)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def occlusion(
     window: int = 1,
     batch_size: int = 64,
 ) -> Tensor:
-    """How far the target's score falls when a part of the image is hidden.
+    """The drop of the target's score when a part of the image is hidden.
 
     Hidden pixels become 0, in normalized images the mean colour. A window of `window` x `window` cells moves
     over the image in steps of one cell; a cell's heat is the mean drop over the windows that cover it, or 0
@@ -83,7 +83,7 @@ def windows(cells: int, window: int) -> Tensor:
 
 
 def drops(model: Classifier, image: Tensor, masks: Tensor, target: Target, score: Tensor) -> Tensor:
-    """How far the score of an image (C, H, W) falls under each of the masks (n, 1, H, W): float32 (n,)."""
+    """The drop of the score of an image (C, H, W) under each of the masks (n, 1, H, W): float32 (n,)."""
     variants = image.masked_fill(masks, 0)  # (n, C, H, W)
     fall = score.float() - target.score(*pooled_and_logits(model, variants)).float()
     # A variant equal to the image differs by rounding, which would fill a map without evidence.

@@ -22,7 +22,7 @@ Fusion = Literal["mean", "max", "min"]
 
 @torch.no_grad()
 def rollout(model: Classifier, images: Images, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
-    """How much of each patch flows into the image's representation, over all layers.
+    """The flow of each patch into the image's representation, over all layers.
 
     Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3: the product of A_l + I
     over the layers, rows normalized to sum to one, where A_l is layer l's attention fused over its heads and
@@ -79,7 +79,7 @@ def without_smallest(weights: Tensor, share: float) -> Tensor:
 
 
 def gradient_rollout(model: Classifier, images: Images, target: TargetLike = None) -> Tensor:
-    """How much of each patch flows into the target's score, over all layers, by attention that raises it.
+    """The flow of each patch into the target's score, over all layers, by attention that raises it.
 
     Chefer, Gur and Wolf 2021, "Generic Attention-model Explainability for Interpreting Bi-Modal and
     Encoder-Decoder Transformers".

@@ -77,7 +77,7 @@ class ClassScore(_ClassTarget):
 
 @dataclasses.dataclass(frozen=True)
 class ClassDifference(_ClassTarget):
-    """The logit of one class minus that of another: why this one, and not that one."""
+    """The logit of one class minus that of another: the reason for this one rather than that one."""
 
     versus: Tensor
     """int64 (B,) or (1,): the classes to compare `classes` with."""
@@ -88,7 +88,7 @@ class ClassDifference(_ClassTarget):
 
 @dataclasses.dataclass(frozen=True)
 class FeatureCosine(Target):
-    """The cosine between an image's representation and a given one: why two images are alike.
+    """The cosine between an image's representation and a given one: the likeness of two images.
 
     Works for models without classes too. `model.embed` gives the representation of another image.
     """
@@ -138,7 +138,7 @@ def question(
     image (1, C, H, W) (`like`)."""
     if like is not None:
         if target is not None:
-            raise UserError("target and like are two questions: give one of them")
+            raise UserError("target and like exclude each other: give one of them")
         return FeatureCosine(pooled_and_logits(model, as_images(model, like))[0])
     if versus is None:
         return class_index(target, model.config) if isinstance(target, str) else target

@@ -1,1 +1,1 @@
-"""The Vision Transformer: torch only, and it does not know how it is stored."""
+"""The Vision Transformer: needs torch only, and is independent of storage."""

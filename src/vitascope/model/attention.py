@@ -4,7 +4,7 @@ PyTorch's fused attention is the fastest forward pass on every machine measured 
 BF16 without AMX, batched matrix products take two thirds of its time from 128 tokens on. Its backward pass is
 slow on every CPU: in bf16 it takes 3 to 9 times as long as matrix products, and in fp32 it is slower while
 the weights fit in the cache. `MatmulAttention` runs in these cases, the fused kernel in all others. A trace
-that asks for the weights gets them from the equations themselves.
+that requests the weights gets them from the equations themselves.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MatmulAttention(torch.autograd.Function):
         scores = torch.baddbmm(added, q, k.mT, beta=int(bias is not None), alpha=hd**-0.5)
         weights = scores.softmax(dim=-1)  # (B*H, T, T)
         ctx.save_for_backward(qkv, weights)
-        ctx.num_heads = H  # a batch of 0 images has no shape to tell it
+        ctx.num_heads = H  # an empty batch does not show it
         return (weights @ v).view(B, H, T, hd).transpose(1, 2).flatten(2)
 
     @staticmethod

@@ -93,7 +93,7 @@ def explaining_memory() -> Iterator[None]:
             raise
         size = ""
         if asked := re.search(r"(\d+) bytes|Tried to allocate ([\d.]+ \w+)", reason):
-            size = f" ({asked[2] or f'{int(asked[1]) / 2**30:,.1f} GiB'} more were asked for)"
+            size = f" ({asked[2] or f'{int(asked[1]) / 2**30:,.1f} GiB'} more requested)"
         raise UserError(
             f"out of memory{size}; try a smaller batch size, accumulating gradients, "
             "gradient checkpointing, or a smaller image size or model"

@@ -113,7 +113,7 @@ class BlockOptions:
     token_merging: int = 0
     """Pairs of the most similar patches that every block merges (Bolya et al. 2023, ToMe)."""
     qkv_bias: Literal["all", "none", "no_key"] = "all"
-    """Biases of queries, keys and values; DINOv3 has none of the keys."""
+    """Biases of queries, keys and values; DINOv3 has none for the keys."""
     mlp: Activation = "gelu"
     """The MLP: GELU, its tanh approximation (JAX's default), x sigmoid(1.702 x), or SwiGLU."""
     mlp_ratio: float = 4.0

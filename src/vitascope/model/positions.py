@@ -1,4 +1,4 @@
-"""Position embeddings: added to the tokens (paper, equation 1 and appendix D.4), or given to attention.
+"""Position embeddings: added to the tokens (paper, equation 1 and appendix D.4), or passed to attention.
 
 Every kind has one interface: `forward` adds to the tokens, `layout` describes them to attention, `resize`
 adopts another grid. Learned embeddings are interpolated in two dimensions (paper, section 3.2).
@@ -64,7 +64,7 @@ CPU = torch.device("cpu")
 
 
 def workplace(device: torch.device) -> torch.device:
-    """Where to compute a device's table: on the CPU, for the same numbers; in a graph, a copy would block."""
+    """The device to compute a table on: the CPU, for the same numbers; in a graph, a copy would block."""
     in_graph = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
     return device if in_graph and device.type == "cuda" else CPU
 

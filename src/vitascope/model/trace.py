@@ -17,7 +17,7 @@ class Trace:
             after the final norm (B, T, D); `pooled`, the result of `VisionTransformer.embed`, (B, D) or
             (B, 2D); `logits` (B, K), or the head's features.
         attended: (B, T, D) per block: the tokens that its attention reads, normalized in a pre-norm block.
-        attention: if asked for, (B, heads, T, T) per block: the softmax weights before dropout. Each row is
+        attention: if requested, (B, heads, T, T) per block: the softmax weights before dropout. Each row is
             one query token and sums to 1.
     """
 
@@ -35,7 +35,7 @@ class Trace:
         self.attended.append(tokens)
 
     def keep_attention(self, weights: Tensor) -> None:
-        """Record the next block's attention weights, if asked for."""
+        """Record the next block's attention weights, if requested."""
         if self.attention is not None:
             self.attention.append(weights)
 

@@ -62,7 +62,7 @@ class VisionTransformer(nn.Module):
         return self.pool_features(self.forward_features(images, read=self.pool.read))
 
     def trace(self, images: Tensor, attention: bool = False) -> Trace:
-        """The forward pass with every intermediate, and with the attention weights if asked for."""
+        """The forward pass with every intermediate, and with the attention weights if requested."""
         trace = Trace(attention=attention)
         self.forward_head(self.forward_features(images, trace), trace)
         return trace

@@ -1,1 +1,1 @@
-"""What a finished run shows of itself."""
+"""The figures and the report of a run."""

@@ -25,7 +25,7 @@ MOST_CLASSES = 100
 
 
 def header(run: Run, model: Classifier | None) -> dict[str, Any]:
-    """The result in one sentence, what to know about it, and the most important numbers."""
+    """The result in one sentence, notes on it, and the most important numbers."""
     tests, score = run.records("test"), _score(run)
     return {
         "name": run.path.resolve().name,

@@ -28,8 +28,8 @@ def write_report(
     """Write `report.html` from a run folder; returns its path.
 
     Sections without content are left out: a ResNet has no attention, pre-training no classes, an unfinished
-    run no predictions. `splits` are the run's data, if they are open already; `gone` tells why their images
-    cannot be shown, and `differs` how they differ from those in training.
+    run no predictions. `splits` are the run's data, if they are open already; `gone` is the reason if their
+    images cannot be shown, `differs` their differences from those in training.
     """
     run = Run.open(run.path)
     model = from_pretrained(run.path, device=device) if run.finished else None
@@ -63,9 +63,9 @@ def write_report(
 def rewrite_report(run: Run, *, data: str | None = None, device: str = "auto") -> tuple[Path, str]:
     """Draw a run's figures and write its report again, as `vitascope report` does.
 
-    `data` is where the run's data are now; None for where they were. Returns the report's path, and why
-    something could not be drawn, or "". Without the images, existing figures stay, and so does an existing
-    report of a finished run, with a `UserError`.
+    `data` is where the run's data are now; None for where they were. Returns the report's path, and the
+    reason if something could not be drawn, else "". Without the images, existing figures stay, and so does an
+    existing report of a finished run, with a `UserError`.
     """
     splits, gone, differs = _open_data(run, data)
     if gone and data is not None:
@@ -94,14 +94,14 @@ def redraw_figures(run: Run, predictions: Predictions, images: ImageSet, device:
 
 
 def _open_data(run: Run, data: str | None = None) -> tuple[Splits | None, str, str]:
-    """The run's splits, why their images cannot be shown, and how they differ from those in training."""
+    """The run's splits, the reason if they cannot be shown, and their differences from those in training."""
     try:
         opened = run.open_data(data)
     except UserError as error:
         return None, str(error), ""
     found = opened.restored.found[opened.restored.record.final] if opened.restored is not None else None
     if found is not None and not (found >= 0).any():
-        gone = f"none of the {len(found):,} images that the model was measured on is there: {opened.note}"
+        gone = f"none of the {len(found):,} images that the model was measured on exists: {opened.note}"
         return None, gone, ""
     if opened.note:
         log.warning("%s", opened.note)

@@ -19,7 +19,7 @@ def wilson_interval(right: int, total: int, z: float = 1.959964) -> tuple[float,
     share = right / total
     centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
     half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
-    # At both ends the formula gives 0 and 1 exactly, but for a rounding.
+    # At both ends the formula gives 0 and 1 exactly, up to rounding.
     return (0.0 if right == 0 else centre - half), (1.0 if right == total else centre + half)
 
 
@@ -61,9 +61,9 @@ class Score:
         """A line about a model that is no better than guessing, with advice; empty if it is better."""
         if not self.no_better:
             return ""
-        said = f"no better than always guessing the most frequent class, as far as {self.total:,} images show"
+        text = f"no better than always guessing the most frequent class, as far as {self.total:,} images show"
         advice = "; few images need trained weights, such as google/vit-base-patch16-224-in21k"
-        return said + advice if from_scratch else said
+        return text + advice if from_scratch else text
 
 
 def score_of(labels: npt.NDArray[np.int64], guesses: npt.NDArray[np.int64]) -> Score:
@@ -100,7 +100,7 @@ def calibration(
 ) -> Calibration:
     """Confidence beside accuracy in `bins` bins of equal width (Guo et al. 2017, equations 2, 3 and 5).
 
-    `confidences` (N,) in [0, 1] are of the predicted classes, `right` (N,) tells which are correct; N >= 1.
+    `confidences` (N,) in [0, 1] are of the predicted classes, `right` (N,) marks the correct ones; N >= 1.
     """
     confidences = confidences.astype(np.float64)
     edges = np.arange(1, bins) / bins

@@ -86,7 +86,7 @@ class Predictions:
                     unreadable=tuple(stored["unreadable"].tolist()),
                 )
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            # NumPy takes what is no archive for a pickle, and advises to trust it: cut that off.
+            # NumPy takes any other file for a pickle and advises to trust it; this advice is cut off.
             reason = str(error).split(". If you trust")[0]
             raise UserError(
                 f"{path} is broken ({reason}); remove it to get a report without predictions"

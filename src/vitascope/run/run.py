@@ -60,7 +60,7 @@ class RunData:
         images = self.restored.present(self.restored.record.final, names)
         if len(images) < len(final):
             log.warning(
-                "measured on %s of the run's %s %s images: those that are there unchanged",
+                "measured on %s of the run's %s %s images: those that exist unchanged",
                 *(f"{len(images):,}", f"{len(final):,}", images.name),
             )
         return images
@@ -70,7 +70,7 @@ class RunData:
 class Run:
     """A run folder. `Run.open` and `Run.create` make sure that it is one.
 
-    `config`, `environment` and `predictions` are read on first use and kept; everything else is read anew. A
+    `config`, `environment` and `predictions` are read on first use and kept; everything else on each use. A
     broken file is a `UserError`.
 
     Attributes:
@@ -259,8 +259,8 @@ class Run:
         restored = restore(record, list_images(where, seed=seed), [record.final] if check is None else check)
         if not any((found >= 0).any() for found in restored.found.values()):
             raise UserError(
-                f"{where}: none of the {record.images():,} images that {self.path} was trained and tested on "
-                "is there; these are other data"
+                f"{where}: contains none of the {record.images():,} images that {self.path} was trained and "
+                "tested on; these are other data"
             )
         changes = restored.note()
         note = f"{where} has changed since {self.path} began: {changes}" if changes else ""

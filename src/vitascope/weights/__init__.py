@@ -1,1 +1,1 @@
-"""Checkpoints: how a model is stored, found and loaded."""
+"""Checkpoints: storing, finding and loading models."""

@@ -40,7 +40,7 @@ class Conversion:
     source_family: str
     format: str  # the family of the files
     files: list[Path]
-    changes: list[str]  # that the other library's format forces, in words
+    changes: list[str]  # forced by the other library's format, in words
     parity: Parity  # the written files, loaded again, against the source, on the same tensors
     on_pictures: bool  # or on random tensors, for a model of neither 1 nor 3 channels
     prepared: Parity | None  # on pictures, each model with its own preprocessing; None if both have the same

@@ -49,7 +49,7 @@ PICKLE_GLOBAL = re.compile(
 # Weights that are not read, and how their library writes some that are. The names are those of transformers
 # (`utils/__init__.py`, `trainer.py`) and peft (`utils/constants.py`).
 _MERGE = (
-    "a LoRA adapter of PEFT, not a whole model; merge it into its base model: "
+    "a LoRA adapter of PEFT, not a complete model; merge it into its base model: "
     "peft.PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload().save_pretrained(FOLDER)"
 )
 _CONVERT = (
@@ -69,10 +69,10 @@ ZIP_MAGIC = b"PK\x03\x04"
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is not there, broken, or does not fit."""
+    """A checkpoint is missing or broken, or does not fit."""
 
 
-def refusal(place: object, reason: object) -> CheckpointError:
+def rejection(place: object, reason: object) -> CheckpointError:
     """An error of place and reason, cut if a hostile file makes the reason long."""
     line = " ".join(str(reason).split())
     return CheckpointError(f"{place}: {line[:400]}")
@@ -91,9 +91,9 @@ def read_weights(path: Path) -> Weights:
     content where that is clear. Wrappers (`WRAPPERS`) and prefixes that all names share are removed."""
     found = _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
     if not found.tensors:
-        raise refusal(path, described([path.name]) or "no tensors in it")
+        raise rejection(path, described([path.name]) or "no tensors in it")
     if any(re.search(r"\blora_[AB]\b", name) for name in found.tensors):
-        raise refusal(path, _MERGE)
+        raise rejection(path, _MERGE)
     return dataclasses.replace(found, tensors=_strip_prefixes(found.tensors))
 
 
@@ -101,14 +101,14 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, of at most `MAX_HEADER_BYTES`, with or without a byte order mark."""
     _first_bytes(path)
     if (size := path.stat().st_size) > MAX_HEADER_BYTES:
-        raise refusal(path, f"{size} bytes of JSON; the limit is {MAX_HEADER_BYTES}")
+        raise rejection(path, f"{size} bytes of JSON; the limit is {MAX_HEADER_BYTES}")
     try:
         text = path.read_text(encoding="utf-8-sig")
         values = json.loads(text, parse_float=_finite, parse_constant=_finite, parse_int=_whole)
     except (OSError, ValueError, RecursionError) as error:
-        raise refusal(path, f"not readable as JSON: {error}") from error
+        raise rejection(path, f"not readable as JSON: {error}") from error
     if not isinstance(values, dict):
-        raise refusal(path, "not a JSON object")
+        raise rejection(path, "not a JSON object")
     return values
 
 
@@ -130,11 +130,11 @@ def shard_files(index: Path) -> dict[str, str]:
     """The `weight_map` of a sharded checkpoint: tensor name to the name of the file beside the index."""
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not shards:
-        raise refusal(index, "no weight_map in it; not the index of a sharded checkpoint")
+        raise rejection(index, "no weight_map in it; not the index of a sharded checkpoint")
     _check_count(index, len(shards))
     for shard in shards.values():
         if not isinstance(shard, str) or not re.fullmatch(r"\w[\w.-]*", shard):
-            raise refusal(index, f"shard {shard!r} is not the name of a file beside the index")
+            raise rejection(index, f"shard {shard!r} is not the name of a file beside the index")
     return shards
 
 
@@ -143,7 +143,7 @@ def _read_shards(index: Path) -> Weights:
     shards = {shard: _read_file(index.parent / shard).tensors for shard in sorted(set(where.values()))}
     missing = [name for name, shard in where.items() if name not in shards[shard]]
     if missing:
-        raise refusal(index, f"{len(missing)} tensors are not in the shards it names, such as {missing[0]!r}")
+        raise rejection(index, f"{len(missing)} tensors are missing in its shards, such as {missing[0]!r}")
     # Tensors that the index does not name too: a model without a place for them rejects them.
     every = {name: tensor for shard in shards.values() for name, tensor in shard.items()}
     return Weights(every | {name: shards[shard][name] for name, shard in where.items()}, {})
@@ -152,7 +152,7 @@ def _read_shards(index: Path) -> Weights:
 def _read_file(path: Path) -> Weights:
     head = _first_bytes(path)
     if path.suffix == ".safetensors" or head[8:9] == b"{":
-        with _refusing(path, "broken, truncated or not a safetensors file"):
+        with _rejecting(path, "broken, truncated or not a safetensors file"):
             _check_header(path)
             with safe_open(path, framework="pt") as file:  # checks dtypes, shapes and offsets before any use
                 return Weights({name: file.get_tensor(name) for name in file.keys()}, {})  # noqa: SIM118
@@ -161,32 +161,32 @@ def _read_file(path: Path) -> Weights:
     if path.suffix in (".pth", ".pt", ".bin") or head.startswith((ZIP_MAGIC, b"\x80")):
         return _read_pickle(path, zipped=head.startswith(ZIP_MAGIC))
     known = "known are .safetensors, .pth, .pt, .bin, .npz and .index.json"
-    raise refusal(path, described([path.name]) or f"not a checkpoint; {known}")
+    raise rejection(path, described([path.name]) or f"not a checkpoint; {known}")
 
 
 def _first_bytes(path: Path) -> bytes:
     """The start of a file; rejects what is plainly no checkpoint."""
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for ever
-            raise refusal(path, f"a {'folder' if path.is_dir() else 'pipe or device'}, not a file")
+            raise rejection(path, f"a {'folder' if path.is_dir() else 'pipe or device'}, not a file")
         with open(path, "rb") as file:
             head = file.read(64)
     except FileNotFoundError as error:
-        raise refusal(path, "no such file") from error
+        raise rejection(path, "no such file") from error
     except OSError as error:
-        raise refusal(path, f"cannot be read: {error.strerror}") from error
+        raise rejection(path, f"cannot be read: {error.strerror}") from error
     if not head:
-        raise refusal(path, "an empty file; fetch it again")
+        raise rejection(path, "an empty file; fetch it again")
     if head.startswith(b"version https://git-lfs"):
-        raise refusal(path, "a git-LFS pointer, not the weights: run git lfs pull")
+        raise rejection(path, "a git-LFS pointer, not the weights: run git lfs pull")
     if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        raise refusal(path, "a web page, not the weights: download the file itself")
+        raise rejection(path, "a web page, not the weights: download the file itself")
     return head
 
 
 @contextmanager
-def _refusing(path: Path, what: str) -> Iterator[None]:
-    """Turn whatever a reader raises for a broken or hostile file (nearly anything) into one line."""
+def _rejecting(path: Path, what: str) -> Iterator[None]:
+    """Turn any exception of a reader, for a broken or hostile file, into one line."""
     try:
         yield
     except CheckpointError:
@@ -194,7 +194,7 @@ def _refusing(path: Path, what: str) -> Iterator[None]:
     except Exception as error:
         # torch adds advice to load the file unsafely; only the cause is shown.
         cause = str(error).rsplit("WeightsUnpickler error:", 1)[-1] or type(error).__name__
-        raise refusal(path, f"{what}: {cause}") from error
+        raise rejection(path, f"{what}: {cause}") from error
 
 
 def _check_header(path: Path) -> None:
@@ -203,20 +203,20 @@ def _check_header(path: Path) -> None:
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > size - 8:
-            raise refusal(path, f"truncated or not safetensors: a header of {length} bytes in {size} bytes")
+            raise rejection(path, f"truncated or not safetensors: a header of {length} bytes in {size} bytes")
         if length > MAX_HEADER_BYTES:
-            raise refusal(path, f"a safetensors header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
+            raise rejection(path, f"a safetensors header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
         entries = json.loads(file.read(length))
     entries.pop("__metadata__", None)
     _check_count(path, len(entries))
     end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     if end > size:
-        raise refusal(path, f"truncated: {size} bytes of the {end} that its header lists; fetch it again")
+        raise rejection(path, f"truncated: {size} bytes of the {end} that its header lists; fetch it again")
 
 
 def _check_count(path: Path, tensors: int) -> None:
     if tensors > MAX_TENSORS:
-        raise refusal(path, f"{tensors} tensors; the limit is {MAX_TENSORS}")
+        raise rejection(path, f"{tensors} tensors; the limit is {MAX_TENSORS}")
 
 
 class _BoundedFile(io.FileIO):
@@ -230,16 +230,16 @@ class _BoundedFile(io.FileIO):
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     tensors = {}
-    with _refusing(path, "broken, truncated or not an .npz file"):
+    with _rejecting(path, "broken, truncated or not an .npz file"):
         with _BoundedFile(path) as file, zipfile.ZipFile(file) as archive:
             _check_count(path, len(archive.infolist()))
             unpacked = sum(member.file_size for member in archive.infolist())
         size = path.stat().st_size
         if unpacked > max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * size):
-            raise refusal(path, f"{size} bytes that unpack to {unpacked}; no weights compress so well")
+            raise rejection(path, f"{size} bytes that unpack to {unpacked}; no weights compress so well")
         with np.load(path, allow_pickle=False) as arrays:
             for name in arrays.files:
-                with _refusing(path, f"array {name!r}"):
+                with _rejecting(path, f"array {name!r}"):
                     array = arrays[name]
                     is_bfloat16 = array.dtype == np.dtype(
                         "V2"
@@ -256,8 +256,8 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 def _read_pickle(path: Path, zipped: bool) -> Weights:
     version = re.match(r"(\d+)\.(\d+)", torch.__version__)
     if version is None or (int(version[1]), int(version[2])) < (2, 10):  # weights_only could be bypassed
-        raise refusal(path, f"torch {torch.__version__} cannot read pickles safely; install torch >= 2.10")
-    with _refusing(path, "broken, truncated or not a PyTorch file"):
+        raise rejection(path, f"torch {torch.__version__} cannot read pickles safely; install torch >= 2.10")
+    with _rejecting(path, "broken, truncated or not a PyTorch file"):
         if zipped:
             _check_zip(path)
         else:
@@ -271,7 +271,7 @@ def _read_pickle(path: Path, zipped: bool) -> Weights:
     _check_count(path, len(state))
     size, total = path.stat().st_size, sum(tensor.nbytes for tensor in state.values())
     if total > MAX_SHARED_RATIO * size:  # such as one number, expanded to a terabyte
-        raise refusal(path, f"{size} bytes with {total} of tensors; the limit is {MAX_SHARED_RATIO} times")
+        raise rejection(path, f"{size} bytes with {total} of tensors; the limit is {MAX_SHARED_RATIO} times")
     taken: set[int] = set()
     for name, tensor in state.items():
         storage = tensor.untyped_storage()
@@ -285,16 +285,16 @@ def _check_zip(path: Path) -> None:
     with _BoundedFile(path) as file, zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if any(member.filename.endswith("/constants.pkl") for member in members):
-            raise refusal(
+            raise rejection(
                 path,
                 "a TorchScript program, not a state dict; if you trust it, write its state: "
                 'torch.save(torch.jit.load(FILE, map_location="cpu").state_dict(), "model.pth")',
             )
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise refusal(path, "a compressed zip archive, which torch.save does not write: unpack it first")
+            raise rejection(path, "a compressed zip archive, not one of torch.save: unpack it first")
         pickles = [member for member in members if member.filename.endswith("/data.pkl")]
         if not pickles:
-            raise refusal(path, "a zip archive, but not one of torch.save: save model.state_dict()")
+            raise rejection(path, "a zip archive, but not one of torch.save: save model.state_dict()")
         for member in pickles:
             _check_pickle(path, io.BytesIO(archive.read(member)))
 
@@ -315,9 +315,9 @@ def _check_pickle(path: Path, stream: io.BytesIO) -> None:
     except pickle.UnpicklingError:
         if not strange:
             raise
-        raise refusal(
+        raise rejection(
             path,
-            f"its pickle calls for {strange[0]}, which no state dict needs; it was not run; if you trust it, "
+            f"its pickle refers to {strange[0]}, which no state dict needs; it was not run; if you trust it, "
             "load it where its code is installed and save model.state_dict()",
         ) from None
 

@@ -1,6 +1,6 @@
 """Checkpoints from the Hugging Face hub and torchvision's server, in the caches of these libraries.
 
-The revision that was asked for is returned, or an error; never another one in its place.
+The requested revision is returned, or an error; never another revision.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vitascope.errors import nearest
 from vitascope.storage import free_mb
-from vitascope.weights.files import CheckpointError, described, refusal, shard_files
+from vitascope.weights.files import CheckpointError, described, rejection, shard_files
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def is_hub_id(ref: str) -> bool:
 
 def fetch_hub(repo_id: str, revision: str | None = None) -> Path:
     """Fetch a model's settings and one form of its weights into the hub's cache; returns the folder. If the
-    hub cannot be reached, that revision is used as it was last fetched whole, with a warning."""
+    hub cannot be reached, that revision is used as it was last fetched completely, with a warning."""
     from huggingface_hub import HfApi, constants
 
     repo_id, revision = _OF_TIMM.sub("", repo_id), revision or constants.DEFAULT_REVISION
@@ -92,7 +92,7 @@ def weights_name(place: object, names: Iterable[str]) -> str | None:
         [name for name in names if name.endswith(".npz")],
     ):
         if len(found) > 1:
-            raise refusal(
+            raise rejection(
                 place, f"several weights: {', '.join(found)}; give the path of one, downloaded if need be"
             )
         if found:
@@ -101,16 +101,16 @@ def weights_name(place: object, names: Iterable[str]) -> str | None:
 
 
 def _download(repo_id: str, revision: str, commit: str, names: list[str]) -> Path:
-    """Fetch the snapshot of a commit, in an order that leaves it without weights until it is whole."""
+    """Fetch the snapshot of a commit, in an order that leaves it without weights until it is complete."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
     weights = weights_name(repo_id, names)
     if weights is None:
         if reason := described(names):
-            raise refusal(repo_id, reason)
+            raise rejection(repo_id, reason)
         has = f"it has {', '.join(sorted(names)[:8])}" if names else "it is empty"
-        raise refusal(repo_id, f"no weights in a form that is read ({', '.join(WEIGHTS)}, .pth, .npz); {has}")
+        raise rejection(repo_id, f"no weights in a readable form ({', '.join(WEIGHTS)}, .pth, .npz); {has}")
     for name in SETTINGS:
         with contextlib.suppress(RemoteEntryNotFoundError):  # the cache notes that there is none
             hf_hub_download(repo_id, name, revision=commit)
@@ -124,7 +124,7 @@ def _download(repo_id: str, revision: str, commit: str, names: list[str]) -> Pat
 
 
 def _cached(repo_id: str, revision: str) -> Path | None:
-    """The whole snapshot of a branch, a tag or a commit in the cache."""
+    """The complete snapshot of a branch, a tag or a commit in the cache."""
     from huggingface_hub import try_to_load_from_cache
 
     reference = _cache_folder(repo_id) / "refs" / revision
@@ -134,7 +134,7 @@ def _cached(repo_id: str, revision: str) -> Path | None:
         return None
     for name in SETTINGS:
         if try_to_load_from_cache(repo_id, name, revision=found[0].name) is None:
-            log.warning("%s: going on without %s, which was never asked for on the hub", repo_id, name)
+            log.warning("%s: continuing without %s, which was never requested from the hub", repo_id, name)
     return found[0]
 
 
@@ -145,7 +145,7 @@ def _cache_folder(repo_id: str) -> Path:
 
 
 def _snapshots(repo_id: str) -> list[Path]:
-    """The cached commits of a model whose weights are whole."""
+    """The cached commits of a model whose weights are complete."""
     whole = []
     for folder in sorted((_cache_folder(repo_id) / "snapshots").glob("*")):
         with contextlib.suppress(OSError, CheckpointError):
@@ -199,7 +199,7 @@ def _explaining(repo_id: str, revision: str) -> Iterator[None]:
         raise
     except _transport_errors() as error:
         reason = _disk_reason(error, Path(constants.HF_HUB_CACHE), "HF_HOME")
-        raise refusal(repo_id, reason or _hub_reason(error, repo_id, revision)) from error
+        raise rejection(repo_id, reason or _hub_reason(error, repo_id, revision)) from error
 
 
 def _hub_reason(error: Exception, repo_id: str, revision: str) -> str:
@@ -214,10 +214,10 @@ def _hub_reason(error: Exception, repo_id: str, revision: str) -> str:
     elif _status(error) == 401:
         reason = "the hub does not accept your token (401); log in with `hf auth login`, or unset HF_TOKEN"
     elif constants.HF_HUB_OFFLINE:
-        reason = f"revision {revision!r} is not whole in the cache, and HF_HUB_OFFLINE is set"
+        reason = f"revision {revision!r} is not complete in the cache, and HF_HUB_OFFLINE is set"
     elif _unreachable(error):
         answer = f"the hub answers {_status(error)}" if _status(error) else "the hub cannot be reached"
-        reason = f"{answer}, and revision {revision!r} is not whole in the cache; try again"
+        reason = f"{answer}, and revision {revision!r} is not complete in the cache; try again"
     else:
         reason = f"cannot be fetched: {error}"
     return reason + _instead(repo_id)
@@ -244,7 +244,7 @@ def torchvision_file(ref: str) -> str | None:
     default = next((name for name in TORCHVISION_FILES if name.startswith(f"{model}.")), f"{model}.")
     name = default if weights in (None, "DEFAULT") else f"{model}.{weights}"
     if name not in TORCHVISION_FILES:
-        raise refusal(ref, f"torchvision has no such ViT{nearest(name, TORCHVISION_FILES)}")
+        raise rejection(ref, f"torchvision has no such ViT{nearest(name, TORCHVISION_FILES)}")
     return TORCHVISION_FILES[name]
 
 
@@ -260,10 +260,10 @@ def fetch_torchvision(name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(url, str(path), hash_prefix=name.rsplit("-")[-1].split(".")[0])
     except urllib.error.HTTPError as error:
-        raise refusal(url, f"the server answers {error.code} {error.reason}") from error
+        raise rejection(url, f"the server answers {error.code} {error.reason}") from error
     except RuntimeError as error:
-        raise refusal(url, f"cut off or changed on its way ({error}); try again") from error
+        raise rejection(url, f"cut off or changed on its way ({error}); try again") from error
     except (OSError, http.client.HTTPException) as error:
         offline = f"no network ({getattr(error, 'reason', error)}), and not in {folder}"
-        raise refusal(url, _disk_reason(error, folder, "TORCH_HOME") or offline) from error
+        raise rejection(url, _disk_reason(error, folder, "TORCH_HOME") or offline) from error
     return path

@@ -21,7 +21,7 @@ from vitascope.weights.families.jax import Jax
 from vitascope.weights.families.own import Vitascope
 from vitascope.weights.families.timm import Timm
 from vitascope.weights.families.torchvision import Torchvision
-from vitascope.weights.files import CheckpointError, described, read_json, read_weights, refusal
+from vitascope.weights.files import CheckpointError, described, read_json, read_weights, rejection
 from vitascope.weights.hub import CONFIG, PREPROCESSOR, weights_name
 from vitascope.weights.mapping import Family, Source, check_claims
 
@@ -29,9 +29,9 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (Vitascope(), Timm(), HuggingFace(), Torchvision(), Jax(), Dinov3(), Dinov2(), Deit())
 }
-"""By name, in the order in which `identify` asks them."""
+"""By name, in the order in which `identify` tries them."""
 # Options that no tensor shows. They can be named between a family and its file.
-UNTOLD: dict[str, Callable[[str], Any]] = {"num_heads": int, "mlp": str, "norm_eps": float}
+FILE_OPTIONS: dict[str, Callable[[str], Any]] = {"num_heads": int, "mlp": str, "norm_eps": float}
 
 
 def identify(
@@ -59,14 +59,14 @@ def split_ref(ref: str) -> tuple[str | None, dict[str, Any], str]:
     if family not in FAMILIES:
         return None, {}, ref
     options: dict[str, Any] = {}
-    told = re.fullmatch(r"(\w+=[^,:=]*(?:,\w+=[^,:=]*)*):(.+)", rest)
-    for name, _, value in (text.partition("=") for text in told[1].split(",")) if told else ():
-        check_choice("option before a file", name, UNTOLD)
+    found = re.fullmatch(r"(\w+=[^,:=]*(?:,\w+=[^,:=]*)*):(.+)", rest)
+    for name, _, value in (text.partition("=") for text in found[1].split(",")) if found else ():
+        check_choice("option before a file", name, FILE_OPTIONS)
         try:
-            options[name] = UNTOLD[name](value)
+            options[name] = FILE_OPTIONS[name](value)
         except ValueError as error:
             raise UserError(f"{ref}: {name} is a number, not {value!r}") from error
-    return family, options, told[2] if told else rest
+    return family, options, found[2] if found else rest
 
 
 def read_config(source: Source, family: Family) -> ModelConfig:
@@ -90,7 +90,7 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
         file = weights_name(ref, names)
         if file is None:
             expected = f"not a model: expected a run folder, or {CONFIG} and model.safetensors in a folder"
-            raise refusal(ref, described(names) or expected)
+            raise rejection(ref, described(names) or expected)
         path = path / file
     belong = path.name in hub.WEIGHTS or hub.VARIANT.fullmatch(path.name) is not None  # the settings
     with contextlib.suppress(CheckpointError):  # several weights: the settings belong to none
@@ -100,7 +100,7 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
         for key, name in (("config", CONFIG), ("preprocessor", PREPROCESSOR)):
             settings[key] = read_json(path.with_name(name)) if name in names else {}
         if CONFIG in names and not settings["config"]:
-            raise refusal(path.with_name(CONFIG), "an empty object; it should describe the architecture")
+            raise rejection(path.with_name(CONFIG), "an empty object; it should describe the architecture")
     weights = read_weights(path)
     return Source(
         name=str(ref), file=path.name, tensors=weights.tensors, training=weights.training, **settings
@@ -112,7 +112,7 @@ def exists(ref: str | os.PathLike[str]) -> bool:
     try:
         return Path(ref).exists()
     except OSError as error:
-        raise refusal(ref, f"no such model: {error.strerror}") from error
+        raise rejection(ref, f"no such model: {error.strerror}") from error
 
 
 def locate(ref: str, revision: str | None = None) -> Path:
@@ -120,7 +120,7 @@ def locate(ref: str, revision: str | None = None) -> Path:
     try:
         path = Path(ref).expanduser()
     except RuntimeError as error:  # there is no such user
-        raise refusal(ref, f"no such model: {error}") from error
+        raise rejection(ref, f"no such model: {error}") from error
     place = "a local path" if exists(path) else "torchvision's" if hub.torchvision_file(ref) else ""
     if place and revision is not None:
         raise CheckpointError(f"{ref} is {place}; revision {revision!r} has no meaning for it")
@@ -164,11 +164,11 @@ def _unknown(ref: str | os.PathLike[str], source: Source) -> CheckpointError:
         body = dataclasses.replace(source, tensors=part)
         if body.has("blocks.0.attn.qkv.weight") or any(it.recognizes(body) for it in FAMILIES.values()):
             other = next(name for name in sorted(source.tensors) if not name.startswith(prefix))
-            return refusal(
+            return rejection(
                 ref,
                 f"the tensors under {prefix!r} are a ViT's, but there are others, such as {other!r}; save "
                 f"only the former, without the prefix: {{k[{len(prefix)}:]: v for k, v in state.items() "
                 f"if k.startswith({prefix!r})}}",
             )
     some = ", ".join(sorted(source.tensors)[:3])
-    return refusal(ref, f"not a ViT of a known family; its first tensors are {some}")
+    return rejection(ref, f"not a ViT of a known family; its first tensors are {some}")

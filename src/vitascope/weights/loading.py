@@ -33,12 +33,12 @@ def from_pretrained(
 
     Args:
         ref: a run folder, a model folder of any family, a weights file, a hub id, or a name of torchvision
-            (`torchvision/vit_b_16`). `timm:FILE` names the family of a file that does not tell it, and
+            (`torchvision/vit_b_16`). `timm:FILE` names the family of a file that does not show it, and
             `timm:num_heads=16:FILE` also options that no tensor shows; otherwise they are assumed, with a
             warning.
         revision: branch, tag or commit of a hub id; `owner/name@revision` means the same.
         family: a name of `FAMILIES`; None finds it from the tensors' names and the configuration.
-        config: the architecture, if the checkpoint cannot tell it; None reads it.
+        config: the architecture, if the checkpoint does not contain it; None reads it.
         dtype: of the parameters; None is float32, whatever the checkpoint has.
         device: `auto` or a torch device; None is the CPU.
 
@@ -61,7 +61,7 @@ def load_source(source: Source, family: Family, config: ModelConfig | None = Non
     found = read_config(source, family) if config is None else config
     if config is None and isinstance(found, ViTConfig) and (assumed := family.assumed(source, found)):
         log.warning(
-            "%s: the file does not tell %s, which is assumed; if that is wrong, name it with the file "
+            "%s: assuming %s, which the file does not contain; if that is wrong, name it with the file "
             "(%s:num_heads=N:FILE) or give config=ViTConfig(...)", source.name, assumed, family.name,
         )  # fmt: skip
     state = from_family(family, source, found)

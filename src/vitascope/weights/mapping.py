@@ -147,7 +147,7 @@ class Family(abc.ABC):
         """Write the files that the other library loads and return them; `state` has their names."""
 
     def assumed(self, source: Source, config: ViTConfig) -> str:
-        """The options that `read_config` assumed because the checkpoint does not tell them, in words."""
+        """The options that `read_config` assumed because the checkpoint does not contain them, in words."""
         return ""
 
     def settled(self, config: ViTConfig) -> ViTConfig:
@@ -182,7 +182,7 @@ def from_family(family: Family, source: Source, config: ModelConfig) -> State:
             continue
         try:
             tensor = stored.join([source.tensors[name] for name in stored.names])
-        except (RuntimeError, IndexError, ValueError):  # what reshape, cat and permute raise
+        except (RuntimeError, IndexError, ValueError):  # from reshape, cat or permute
             tensor = None
         if tensor is None or tuple(tensor.shape) != shape:
             found = ", ".join(f"{name} is {source.shape(name)}" for name in stored.names)
@@ -195,7 +195,7 @@ def from_family(family: Family, source: Source, config: ModelConfig) -> State:
     for name in sorted(source.tensors.keys() - used):
         if not any(pattern.match(name) for pattern in ignored):
             faults.append(f"extra {name} {source.shape(name)}")
-    refuse(faults, f"{source.name}: not a whole {family.name} checkpoint of this architecture")
+    reject(faults, f"{source.name}: not a complete {family.name} checkpoint of this architecture")
     return state
 
 
@@ -212,11 +212,11 @@ def check_claims(source: Source, config: ModelConfig) -> None:
         )
 
 
-def class_names(told: object, count: int) -> tuple[str, ...]:
+def class_names(listed: object, count: int) -> tuple[str, ...]:
     """The names of classes in a list or a numbered mapping, if each has one; LABEL_0 and so on are none."""
-    if isinstance(told, Mapping):
-        told = [told.get(str(index)) for index in range(len(told))]
-    names = list(told) if isinstance(told, list | tuple) else []
+    if isinstance(listed, Mapping):
+        listed = [listed.get(str(index)) for index in range(len(listed))]
+    names = list(listed) if isinstance(listed, list | tuple) else []
     nameless = all(name == f"LABEL_{index}" for index, name in enumerate(names))
     return () if nameless or None in names or len(names) != count else tuple(map(str, names))
 
@@ -332,7 +332,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", escaped) + r"\Z")
 
 
-def refuse(faults: Sequence[str], what: str) -> None:
+def reject(faults: Sequence[str], what: str) -> None:
     """Raise CheckpointError with a list of faults, if there are any."""
     if faults:
         more = f"; and {len(faults) - 8} more" if len(faults) > 8 else ""

@@ -16,7 +16,7 @@ from vitascope.weights.families.own import Vitascope
 from vitascope.weights.families.timm_settings import TIMM_NAMES, from_timm_name, is_readable
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.loading import from_pretrained
-from vitascope.weights.mapping import Source, from_family, refuse
+from vitascope.weights.mapping import Source, from_family, reject
 from vitascope.weights.preprocess import default_preprocess, preprocess_of
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict
         for option in sorted(fixed)
         if source.option(option) != expected.option(option)
     ]
-    refuse(differing, f"{weights} has another body" if name is None else f"{weights} is no such {name}")
+    reject(differing, f"{weights} has another body" if name is None else f"{weights} is no such {name}")
     options = dict(overrides)
     if options.get("num_classes", source.num_classes) != source.num_classes:
         options.setdefault("class_names", ())
@@ -129,9 +129,9 @@ def transfer(source: Classifier, target: Classifier, name: str) -> list[str]:
         chosen, notes = state, [f"all {len(state)} tensors loaded", *notes]
     else:
         old = f"left out the head for {source.config.num_classes} classes" if heads[0] else "it has no head"
-        new = f"initialized one for {target.config.num_classes}" if heads[1] else "made none"
+        new = f"initialized one for {target.config.num_classes}" if heads[1] else "added none"
         chosen, notes = body | heads[1], [f"{len(body)} tensors of the body loaded", *notes, old, new]
-    # Loaded whole, or rejected with every missing, extra and misshapen tensor.
+    # Loaded completely, or rejected with every missing, extra and misshapen tensor.
     given = Source(name=f"{name} does not fit the model", tensors=chosen)
     target.load_state_dict(from_family(Vitascope(), given, target.config))
     return notes

@@ -110,11 +110,11 @@ GOOD = idx_bytes(pixels(3, 0))
         (b"\x00\x00\x0d\x03" + GOOD[4:], "00 00 0d 03, not with 00 00 08 03"),
         (b"\x00\x00\x08\x01" + GOOD[4:], "00 00 08 01, not with"),
         (b"PNG" + GOOD, "not with 00 00 08 03"),
-        (GOOD[:-1], "promises 90 bytes"),
-        (GOOD + b"x", "promises 90 bytes .* and has more"),
-        (GOOD[:4] + struct.pack(">3I", 0, 6, 5), "holds nothing"),
-        (GOOD[:4] + struct.pack(">3I", 60000, 2800, 2800), "promises 470,400,000,000 bytes"),
-        (GOOD[:4] + b"\xff" * 12, r"promises 79,228,162,458,924,105,385,300,197,375 bytes"),
+        (GOOD[:-1], "declares 90 bytes"),
+        (GOOD + b"x", "declares 90 bytes .* and has more"),
+        (GOOD[:4] + struct.pack(">3I", 0, 6, 5), "contains no data"),
+        (GOOD[:4] + struct.pack(">3I", 60000, 2800, 2800), "declares 470,400,000,000 bytes"),
+        (GOOD[:4] + b"\xff" * 12, r"declares 79,228,162,458,924,105,385,300,197,375 bytes"),
     ],
 )
 def test_wrong_headers_are_rejected(tmp_path: Path, content: bytes, fault: str, packed: bool) -> None:
@@ -138,7 +138,7 @@ def test_a_declared_size_above_the_limit_is_rejected(tmp_path: Path, monkeypatch
     monkeypatch.setattr(idx, "MAX_BYTES", 89)
     path = tmp_path / "x-idx3-ubyte"
     path.write_bytes(GOOD)
-    with pytest.raises(UserError, match=r"promises 90 bytes .* but can have 89"):
+    with pytest.raises(UserError, match=r"declares 90 bytes .* but can have 89"):
         read_idx(path, 3)
 
 

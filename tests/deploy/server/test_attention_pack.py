@@ -190,10 +190,10 @@ def test_single_layer_can_be_requested(head: Any) -> None:
 def test_too_large_layer_is_rejected_with_the_alternatives() -> None:
     engine = engine_of(small_model())
     pixels = picture(engine.model)
-    with pytest.raises(UserError, match="578 bytes, and 300 are carried; ask for one head, or the mean"):
+    with pytest.raises(UserError, match="578 bytes; the limit is 300; ask for one head, or the mean"):
         pack_attention(engine, pixels, 0, budget=300)
     assert pack_attention(engine, pixels, 0, 1, budget=300)
-    with pytest.raises(UserError, match=r"289 bytes, and 288 are carried$"):
+    with pytest.raises(UserError, match=r"289 bytes; the limit is 288$"):
         pack_attention(engine, pixels, 0, 1, budget=288)
 
 

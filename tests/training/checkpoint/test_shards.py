@@ -232,7 +232,7 @@ def test_loading_metadata_executes_no_code(saved: Path, tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "pwned"),)
 
     folder = forge(saved, tmp_path / "run", pickle.dumps(Attack()))
-    with pytest.raises(UserError, match=r"\.metadata: .*asks for 'posix\.mkdir") as caught:
+    with pytest.raises(UserError, match=r"\.metadata: .*refers to 'posix\.mkdir") as caught:
         load_checkpoint_at(folder)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "pwned").exists()
@@ -271,7 +271,7 @@ def beyond_the_end(metadata: Metadata) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (bytes_entry, r"asks for 'torch\.distributed\.checkpoint\.metadata\.BytesStorageMetadata"),
+        (bytes_entry, r"refers to 'torch\.distributed\.checkpoint\.metadata\.BytesStorageMetadata"),
         (other_shape, "does not describe model/0.weight, of shape"),
         (lost_shard, "lists an incomplete set of shards of model/0.weight"),
         (lost_tensor, "does not describe model/0.weight"),

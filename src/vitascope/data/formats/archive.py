@@ -1,8 +1,8 @@
 """Archives of images, unpacked once into the cache.
 
-Rejected are members that would lie outside the folder (`..`, absolute paths, drive letters, backslashes),
-that are no plain files (links, devices, sparse files), that come twice, or that unpack to far more than the
-archive's size or the room on the disk. A rejected archive leaves nothing behind.
+An archive is rejected if a member lies outside the folder (`..`, absolute paths, drive letters, backslashes),
+is not a plain file (links, devices, sparse files) or has a duplicate name, or if the archive unpacks to far
+more than its size or the room on the disk. A rejected archive leaves no files.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Archive(DataPackage):
 
 def unpack(path: Path) -> Path:
     """The folder of an archive's files in the cache, unpacked if it is not there: named by the archive and a
-    hash of its path, size and time, and always whole."""
+    hash of its path, size and time, and always complete."""
     status = path.stat()
     identity = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
     key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
@@ -79,7 +79,7 @@ def _unpack_tar(path: Path, writer: _Writer) -> None:
         for member in tar_members(tar, path):
             writer.admit(member.name, member.size, tar_fault(member))
             try:
-                tarfile.data_filter(member, str(writer.folder))  # a second opinion
+                tarfile.data_filter(member, str(writer.folder))  # a second check
             except tarfile.FilterError as error:
                 reject(path, member.name, str(error))
             if not member.isdir():
@@ -89,7 +89,7 @@ def _unpack_tar(path: Path, writer: _Writer) -> None:
 def _unpack_zip(path: Path, writer: _Writer) -> None:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-        for member in members:  # all are admitted before one is written
+        for member in members:  # all are checked before one is written
             writer.admit(member.orig_filename, member.file_size, _zip_fault(member))
         for member in members:
             if not member.is_dir():

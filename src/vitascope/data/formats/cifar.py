@@ -58,7 +58,7 @@ _Batch: TypeAlias = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 
 class Cifar(DataFormat):
-    """A folder of CIFAR's files, or a tar with them in at most one folder, packed or not.
+    """A folder of CIFAR's files, or a tar with them in at most one folder, compressed or not.
 
     The published test set is `test`. Classes have the names in the files, for CIFAR-100 the fine ones. Images
     are uint8 (32, 32, 3), views of the files' contents.
@@ -74,7 +74,7 @@ class Cifar(DataFormat):
             for _, member in zip(range(_LOOKED_AT), tar_members(tar, path), strict=False):
                 if member.isreg() and _form_of(_own_name(member.name)):
                     return True
-                if member.size > MAX_FILE_BYTES:  # none of CIFAR's, and slow to skip
+                if member.size > MAX_FILE_BYTES:  # not one of CIFAR's, and slow to skip
                     return False
         return False
 

@@ -1,4 +1,4 @@
-"""Folders of images, one folder a class, with the splits above them or without."""
+"""Folders of images, one folder per class, with or without splits above them."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from vitascope.data.splits import ImageSet, Inventory, Splits
 class DataFormat(ABC):
     """A way to store a data set.
 
-    `data` is always a path or a name. A format says whether it is one of its own, and opens it; the rest
-    follows from that, unless a format knows better.
+    `data` is always a path or a name. A format recognizes its own data and opens them; the other
+    methods follow from `open`, unless a format overrides them.
     """
 
     @abstractmethod
@@ -44,7 +44,7 @@ class DataFormat(ABC):
 
 
 class DataPackage(ABC):
-    """A data set that is brought here, or unpacked, before its format can be told."""
+    """A data set that is downloaded or unpacked before its format is recognized."""
 
     @abstractmethod
     def matches(self, data: str) -> bool:

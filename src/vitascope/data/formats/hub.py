@@ -1,4 +1,4 @@
-"""Hugging Face data sets: `owner/name` on the hub, what `save_to_disk` wrote, folders of parquet or arrow.
+"""Hugging Face data sets: `owner/name` on the hub, folders of `save_to_disk`, of parquet or of arrow files.
 
 Pictures stay encoded in the memory-mapped tables of the `datasets` library, and are decoded by
 `preprocess.read_image` like all others. The library is an extra, imported when it is needed.
@@ -116,7 +116,7 @@ def read_hub_dataset(data: str) -> dict[str, ImageSet]:
         if table.features != first.features:
             raise UserError(f"{data}: {split} has other columns than {next(iter(tables))}; make them alike")
     values = {split: table[label][:] for split, table in tables.items()}  # [:]: not one by one
-    if "test" in values and _missing(values["test"]).all() and len(values) > 1:  # of a competition
+    if "test" in values and _missing(values["test"]).all() and len(values) > 1:  # they are secret
         del values["test"]
     for split, given in values.items():
         if missing := int(_missing(given).sum()):

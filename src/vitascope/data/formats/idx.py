@@ -67,12 +67,12 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
             most = path.stat().st_size * (_DEFLATE_AT_BEST if packed else 1)
             if size > min(most, MAX_BYTES):
                 raise UserError(
-                    f"{path}: promises {size:,} bytes {shape}, but can have {min(most, MAX_BYTES):,} at most"
+                    f"{path}: declares {size:,} bytes {shape}, but can have {min(most, MAX_BYTES):,} at most"
                 )
             content = file.read(size)
             if len(content) < size or file.read(1):
                 amount = f"only {len(content):,}" if len(content) < size else "more"
-                raise UserError(f"{path}: promises {size:,} bytes {shape}, and has {amount}")
+                raise UserError(f"{path}: declares {size:,} bytes {shape}, and has {amount}")
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
     return np.frombuffer(content, np.uint8).reshape(shape)
@@ -91,7 +91,7 @@ def _shape(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
         raise UserError(f"{path}: cut short in its header")
     shape = struct.unpack(f">{dimensions}I", header[4:])
     if 0 in shape:
-        raise UserError(f"{path}: holds nothing, its dimensions are {shape}")
+        raise UserError(f"{path}: contains no data: its dimensions are {shape}")
     return shape
 
 

@@ -1,6 +1,6 @@
 """Pickled dictionaries of numbers, texts and integer arrays, as CIFAR is published.
 
-The pickle gets stand-ins for NumPy's functions, which allocate nothing that is only promised.
+The pickle gets stand-ins for NumPy's functions, which allocate no more bytes than the pickle contains.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Array:
 
 
 def _array(content: Any, kind: Any, shape: Any, order: Any) -> npt.NDArray[Any]:
-    """An array over bytes that are there."""
+    """An array over bytes that the pickle contains."""
     if isinstance(content, str):  # bytes of Python 2
         content = content.encode("latin-1")
     if not (isinstance(content, bytes | bytearray) and isinstance(kind, _Type) and isinstance(shape, tuple)):

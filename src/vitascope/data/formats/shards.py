@@ -170,7 +170,7 @@ def _class_names(folder: Path, found: Mapping[str, ImageSet]) -> tuple[str, ...]
 
 def _read_split(split: str, paths: Sequence[Path]) -> ImageSet:
     """The images of some shards, without class names."""
-    with ThreadPoolExecutor(8) as pool:  # not for the arithmetic: on a network each seek is a wait
+    with ThreadPoolExecutor(8) as pool:  # on a network drive, each seek waits
         shards = list(pool.map(samples, paths))
     found = list(itertools.chain.from_iterable(shards))
     members = ShardMembers(

@@ -53,7 +53,7 @@ def rounding_error(
 
     `pairs` names each layer's input before and after rounding; `pictures` are those tensors, per picture.
     """
-    # An average, because in a sum a channel that dwarfs the others would hide that it takes their range.
+    # Averaged, because in a sum a dominant channel would hide the errors of the others, whose range it takes.
     energy: dict[str, npt.NDArray[np.float64]] = {}
     lost: dict[str, npt.NDArray[np.float64]] = {}
     for values in pictures:

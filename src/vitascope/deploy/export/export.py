@@ -253,7 +253,7 @@ def usage(path: Path, preprocess: Preprocess, class_names: Sequence[str], input:
     lines = [f'picture = {upright}.convert("{mode}")']
     if input == "tensors":
         height, width = preprocess.image_size
-        lines.append(f"picture = ImageOps.fit(picture, ({width}, {height}))  # better: as {preprocess} says")
+        lines.append(f"picture = ImageOps.fit(picture, ({width}, {height}))  # better: follow {preprocess}")
     axes = "[None, ..., None]" if preprocess.channels == 1 else "[None]"
     lines.append(f"pixels = numpy.asarray(picture){axes}")
     hint = "without it some CPUs choose bf16: " + (

@@ -53,7 +53,7 @@ class WholeModel(nn.Module):
     def __init__(self, model: Classifier, preprocess: Preprocess, input: InputMode) -> None:
         super().__init__()
         if not model.config.gives_classes:
-            raise UserError("this model has no head: it gives features, not classes, and is not exported")
+            raise UserError("this model has no head: its features cannot be exported")
         config = model.config
         self.input = input
         self.model = model
@@ -86,7 +86,7 @@ class Format:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Let only errors of exporters through; restore the process's logging, warnings and telemetry."""
+    """Silence exporters except for errors; then restore the process's logging, warnings and telemetry."""
     root, loggers = logging.getLogger(), [logging.getLogger(name) for name in TALKATIVE]
     levels = [logger.level for logger in (root, *loggers)]
     filters, handlers = [*root.filters], [*root.handlers]

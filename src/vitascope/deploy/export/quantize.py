@@ -40,7 +40,7 @@ from vitascope.storage import check_room, make_folder
 
 CALIBRATION_IMAGES = 300
 BATCH_SIZE = 32
-"""Of accuracy."""
+"""Images per batch when accuracy is measured."""
 TIMED_ROUNDS = 15
 MAX_DROP = 0.01
 """The accuracy that may be lost."""

@@ -1,4 +1,4 @@
-"""The fingerprint of a result file: whatever its predictions depend on, so that nothing else resumes it."""
+"""The fingerprint of a result file: everything that its predictions depend on, checked before a resume."""
 
 from __future__ import annotations
 

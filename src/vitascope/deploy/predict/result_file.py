@@ -51,7 +51,7 @@ class Tally:
     """The first errors."""
 
     def add(self, error: str | None) -> None:
-        """Count one image; `error` says why it could not be read."""
+        """Count one image; `error` is the reason if it could not be read."""
         self.images += 1
         if error is not None:
             self.unreadable += 1

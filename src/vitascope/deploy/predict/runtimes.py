@@ -133,7 +133,7 @@ class ExportedEngine(Engine):
 
     @property
     def reader(self) -> Callable[[ImageSource], Pixels]:
-        """Gives the model's size, so that pictures can share a batch, unless the graph would crop that."""
+        """Returns pixels of the model's size, which can share a batch, unless the graph would crop them."""
         return self.preprocess.whole_pixels if self.own_pixels else self.preprocess.pixels
 
     def _run(self, pixels: Tensor) -> tuple[Outputs, Outputs]:

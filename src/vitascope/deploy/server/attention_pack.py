@@ -15,7 +15,7 @@ grid of (gh, gw) patches:
 | `heatmaps` | float32 (n, gh, gw), largest value 1: for the classes in `explained` |
 
 `attention` is larger than all others together, so it has a budget. If not all layers fit, `carried` in the
-metadata names what fits, and `pack_attention` gives that: a layer with its heads, or one head of a layer. An
+metadata names the part that fits, which `pack_attention` returns: a layer with its heads, or one head. An
 exported file has pixels and probabilities alone, a ResNet heatmaps too, a model without a head neither
 probabilities nor heatmaps; `missing` gives the reason.
 """
@@ -49,7 +49,7 @@ FIRST_METHODS = ("grad-cam", "hires-cam")
 BLOCK_BY_BLOCK = ("gradient-rollout", "grad-cam", "grad-cam++")
 """Methods that run single blocks, which token merging does not allow."""
 NO_HEAD = "This model has no head: it has attention, but no predictions and no class maps."
-NO_ATTENTION = "A ResNet has no attention. Class maps show what speaks for a class."
+NO_ATTENTION = "A ResNet has no attention. Class maps show the evidence for a class."
 EXPORTED = (
     "An exported file gives probabilities alone. To look inside, serve the model that it was made from."
 )
@@ -59,7 +59,7 @@ Head = int | Literal["mean"] | None
 
 
 def batch_size(device: torch.device) -> int:
-    """Images per forward pass, after which predictions go: on a CPU, two take twice as long as one."""
+    """Images per forward pass; predictions run between passes. On a CPU, two take twice as long as one."""
     return 1 if device.type == "cpu" else 16
 
 
@@ -111,7 +111,7 @@ def pack_attention(
     size = T * T * (model.config.num_heads if head is None else 1)
     if size > budget:
         way = "; ask for one head, or the mean" if head is None and budget >= T * T else ""
-        raise UserError(f"attention of {T} tokens takes {size:,} bytes, and {budget:,} are carried{way}")
+        raise UserError(f"attention of {T} tokens takes {size:,} bytes; the limit is {budget:,}{way}")
     weights = layer_attention(model, images, index)  # (1, heads, T, T)
     if head == "mean":
         weights = weights.mean(dim=1, keepdim=True)
@@ -133,7 +133,7 @@ def pack_heatmap(engine: Engine, pixels: Pixels, method: str, target: int) -> by
 
 
 def what_fits(config: ViTConfig, grid: tuple[int, int], budget: int) -> Carried:
-    """How much attention fits into one response: all of it, a layer, a head, or none."""
+    """The part of the attention that fits into one response: all, a layer, a head, or none."""
     heads = budget // (config.num_prefix_tokens + math.prod(grid)) ** 2
     if heads >= config.num_heads:
         return "all" if heads >= config.depth * config.num_heads else "layer"
@@ -182,7 +182,7 @@ def _model_input(engine: Engine, pixels: Pixels) -> tuple[Classifier, Tensor]:
 
 
 def _attention(model: VisionTransformer, images: Tensor, carried: Carried) -> dict[str, Tensor]:
-    """Attention as far as it is carried, and the rows that the head reads, layer by layer."""
+    """The attention that fits, and the rows that the head reads, layer by layer."""
     levels, scales, read = [], [], []
     flow: Tensor | None = None  # (1, T, T)
 

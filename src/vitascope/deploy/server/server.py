@@ -140,7 +140,7 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
         """Tell all workers to finish; the second time, to end at once."""
         nonlocal kill_at
         kill_at = min(kill_at, time.monotonic() + settings.grace_s + 5)
-        port.close()  # new clients find nobody, once the workers close it too
+        port.close()  # new clients cannot connect once the workers close it too
         for process in processes.values():
             process.terminate()
 

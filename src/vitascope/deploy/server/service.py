@@ -37,7 +37,7 @@ REQUEST_ID = re.compile(rb"[0-9A-Za-z._~:/+=@-]{1,128}")
 SPARE = 5.0  # seconds beyond the deadline after which a decoder process ends itself
 LAG_INTERVAL = 0.05  # seconds between two measurements of the event loop's lag
 SHED_LEAST, SHED_MOST, SHED_SHARE = 0.005, 0.02, 0.25
-"""For how long predictions are rejected without another check: bounds in seconds, and the share of the
+"""Time for which predictions are rejected without another check: bounds in seconds, and the share of the
 pending work's time, so that the model does not run out of work."""
 RECENT = 1.0  # seconds for which the server reports itself as saturated after a rejection
 
@@ -109,7 +109,7 @@ class Service:
         return self._engine
 
     def why_not_ready(self) -> str:
-        """The reason why requests should go elsewhere; empty if the server is ready."""
+        """The reason to send requests elsewhere; empty if the server is ready."""
         if self.draining:
             return "the server is stopping"
         if self._engine is None:

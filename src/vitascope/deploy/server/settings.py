@@ -37,7 +37,7 @@ class Settings:
     max_batch: int = 32
     """Maximum pictures per batch."""
     max_wait_ms: float = 0.0
-    """How long an idle model waits for more pictures."""
+    """Time that an idle model waits for more pictures."""
     queue: int = 128
     """Maximum requests in progress per worker; more get 429."""
     deadline_ms: float = 2000.0

@@ -1,1 +1,1 @@
-"""How faithful heatmaps are to the model: deletion, insertion and ROAD, over a random floor."""
+"""The faithfulness of heatmaps to the model: deletion, insertion and ROAD, over a random floor."""

@@ -1,4 +1,4 @@
-"""Measure which heatmap to believe: how the model's answer changes as the cells of the map are removed."""
+"""Measure which heatmap to believe: the change of the model's answer as cells of the map are removed."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def compare(
             (1, grid_h, grid_w). Default: all `METHODS` that suit the model.
         target: the class to explain, by number or name, or one per image; None is the predicted class.
         steps: points of the deletion and insertion curves after their start; at most the number of cells.
-        shares: shares of the cells that ROAD imputes, each in (0, 1); at least one cell goes, and one stays.
+        shares: shares of the cells that ROAD imputes, each in (0, 1); at least one cell is, and one is not.
         seed: of the random orders and of the noise.
         batch_size: variants per forward pass.
-        progress: called after each batch with the number of variants done, and in all.
+        progress: called after each batch with the number of variants done, and of all.
 
     Raises:
         UserError: no images or methods; a method named "random"; a target that is not a class; a model

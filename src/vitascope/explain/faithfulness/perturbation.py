@@ -31,7 +31,7 @@ DIRECT, DIAGONAL = 1 / 6, 1 / 12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How many cells are removed at each point of the curves."""
+    """The number of cells removed at each point of the curves."""
 
     cells: int
     """N, of the heatmap's grid."""

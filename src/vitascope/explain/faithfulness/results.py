@@ -174,7 +174,7 @@ class Comparison:
 
     @property
     def best(self) -> str:
-        """The first method of the table; its row's verdict tells whether it is better than random."""
+        """The first method of the table; its row's verdict is whether it is better than random."""
         return self.table()[0].method
 
     @property
@@ -220,7 +220,7 @@ class Comparison:
         return f"Comparison({methods} methods on {self.images} images, best: {self.best})"
 
     def _legend(self) -> list[str]:
-        """How to read the table, and its result in one line."""
+        """Notes for reading the table, and its result in one line."""
         rows, columns = self.grid
         notes = [
             f"{self.images} image{'s' * (self.images > 1)}, {rows}x{columns} cells, {self.steps} steps. "

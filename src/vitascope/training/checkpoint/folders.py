@@ -195,7 +195,7 @@ def _commit(
 ) -> None:
     """Write state and manifest, then flush and rename the folder."""
     with _writing(folder):
-        with open(aside / STATE, "wb") as file:  # by Python, which tells why a write failed
+        with open(aside / STATE, "wb") as file:  # by Python, which reports why a write failed
             try:
                 torch.save(state, file)
             except RuntimeError as error:

@@ -148,7 +148,7 @@ class _Writer(filesystem.FileSystemWriter):
     """Writes no record of itself, which would contain a path of this machine."""
 
     def storage_meta(self) -> None:
-        """Nothing."""
+        """Return None: no record."""
 
 
 class _Reader(filesystem.FileSystemReader):

@@ -1,1 +1,1 @@
-"""What a run can learn."""
+"""The training tasks: classification and masked patch prediction."""

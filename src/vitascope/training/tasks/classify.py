@@ -125,7 +125,7 @@ class Distill(Classify):
             )
 
     def module(self, model: nn.Module) -> nn.Module:
-        """The model with separate outputs; UserError if it has not two heads."""
+        """The model with separate outputs; UserError if it does not have two heads."""
         assert isinstance(model, VisionTransformer)
         return BothHeads(model)
 

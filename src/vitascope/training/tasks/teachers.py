@@ -76,7 +76,7 @@ def open_teacher(
         model = from_pretrained(ref)
         names = model.config.class_names
         if not model.config.gives_classes:
-            raise UserError(f"teacher {ref} gives features, not classes: a teacher needs a head")
+            raise UserError(f"teacher {ref} returns features, not classes: a teacher needs a head")
     model = model.float().eval().requires_grad_(False).to(device)
     teacher = Teacher(name=ref, model=model, precision=precision)
     shape = (1, teacher.preprocess.channels, *teacher.preprocess.image_size)

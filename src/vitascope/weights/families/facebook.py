@@ -4,8 +4,8 @@ Facts: facebookresearch/deit, `models.py`, `models_v2.py`, `datasets.py`; facebo
 `models/vision_transformer.py`, `layers/`, `hub/backbones.py`, `data/transforms.py`.
 
 A DeiT is written so that its `main.py --eval --model NAME --resume model.pth`, or the model's own
-`load_state_dict(torch.load("model.pth")["model"])`, loads it. A plain DeiT has timm's names and nothing else:
-its family has to be named.
+`load_state_dict(torch.load("model.pth")["model"])`, loads it. A plain DeiT has timm's names and nothing else,
+so its family has to be named.
 
 The others are written so that the model of their `hub/backbones.py`,
 
@@ -77,7 +77,7 @@ class Deit(pth.PthFamily):
             reasons.append("layer_scale with a distillation_token")
         if config.readout.head == "none" and config.readout.distillation_token:  # it then averages both
             reasons.append("head 'none' with a distillation_token")
-        return reasons or pth.untold(config)
+        return reasons or pth.hidden_options(config)
 
     def recognizes(self, source: Source) -> bool:
         own = source.has("dist_token") or source.has("blocks.0.gamma_1")
@@ -125,7 +125,7 @@ class Dinov2(pth.PthFamily):
         reasons = pth.not_square(config, "image_size", "patch_size") + pth.unbuildable_gate(config)
         if config.readout.num_registers and config.embedding.position_prefix:
             reasons.append(f"num_registers {config.readout.num_registers} with position_prefix True")
-        return reasons or pth.untold(config)
+        return reasons or pth.hidden_options(config)
 
     def recognizes(self, source: Source) -> bool:
         own = ("register_tokens", "mask_token", "blocks.0.mlp.w12.weight", "blocks.0.0.norm1.weight")
@@ -188,7 +188,7 @@ class Dinov3(pth.PthFamily):
         mlp=("gelu", "swiglu"),
         head=("none",),
     )
-    # The norm of local crops is of training only, as its code says.
+    # The norm of local crops is used in training only, according to its code.
     ignored = ("mask_token", "local_cls_norm.*", "rope_embed.periods")
 
     def settled(self, config: ViTConfig) -> ViTConfig:

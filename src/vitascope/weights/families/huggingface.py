@@ -187,8 +187,8 @@ class HuggingFace(Family):
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         """The preprocessing of `preprocessor_config.json`, or of the authors' evaluation."""
-        told = source.config.get("model_type")
-        kind = told if told in MODEL_TYPES else model_type(config)
+        given = source.config.get("model_type")
+        kind = given if given in MODEL_TYPES else model_type(config)
         if not source.preprocessor:
             return settings.published(kind, config)
         return settings.read_processor(source.name, source.preprocessor, kind, config)

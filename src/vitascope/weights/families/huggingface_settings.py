@@ -49,10 +49,10 @@ def published(model_type: str, config: ViTConfig) -> Preprocess:
     return imagenet(config, **options)
 
 
-def read_processor(name: str, told: Mapping[str, Any], model_type: str, config: ViTConfig) -> Preprocess:
+def read_processor(name: str, content: Mapping[str, Any], model_type: str, config: ViTConfig) -> Preprocess:
     """The preprocessing of a `preprocessor_config.json`; `name` is the checkpoint's, for messages."""
     # A step that is null is left out, as if it were false; any other null means the default.
-    given = {key: value for key, value in told.items() if value is not None or key in _SWITCHES}
+    given = {key: value for key, value in content.items() if value is not None or key in _SWITCHES}
     kind = given.get("image_processor_type") or given.get("feature_extractor_type") or _OF_MODEL[model_type]
     kind = re.sub("(ImageProcessor|FeatureExtractor).*", "", str(kind))
     if kind not in _PROCESSORS:
@@ -310,30 +310,30 @@ def whole_ratio(config: ViTConfig) -> int | None:
 def _number(source: Source, values: Mapping[str, Any], name: str, least: float = 0) -> float:
     value = values[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
-        raise CheckpointError(f"{source.name}: config.json says {name} {value!r}")
+        raise CheckpointError(f"{source.name}: {name} {value!r} in config.json is no number >= {least:g}")
     return value
 
 
 def _qkv_bias(source: Source, values: Mapping[str, Any]) -> str:
     if "query_bias" not in values:
         return "all" if values["qkv_bias"] else "none"
-    told = (bool(values["query_bias"]), bool(values["key_bias"]), bool(values["value_bias"]))
-    if told not in _QKV_BIAS:
+    given = (bool(values["query_bias"]), bool(values["key_bias"]), bool(values["value_bias"]))
+    if given not in _QKV_BIAS:
         raise CheckpointError(
-            f"{source.name}: query_bias, key_bias and value_bias {told}; vitascope has all, none or no key's"
+            f"{source.name}: query_bias, key_bias and value_bias {given}; vitascope has all, none or no_key"
         )
-    return _QKV_BIAS[told]
+    return _QKV_BIAS[given]
 
 
 def _activation(source: Source, values: Mapping[str, Any]) -> str:
-    if values.get("use_swiglu_ffn"):  # DINOv2's, whose gate is SiLU whatever hidden_act says
+    if values.get("use_swiglu_ffn"):  # DINOv2's gate is SiLU, independent of hidden_act
         return "swiglu"
-    told, gated = str(values["hidden_act"]), values.get("use_gated_mlp")
+    given, gated = str(values["hidden_act"]), values.get("use_gated_mlp")
     known = {"silu": "swiglu", "swish": "swiglu"} if gated else _ACTIVATIONS
-    if told not in known:
+    if given not in known:
         mlp = "a gated MLP" if gated else "an MLP"
-        raise CheckpointError(f"{source.name}: hidden_act {told!r} of {mlp} is none of {', '.join(known)}")
-    return known[told]
+        raise CheckpointError(f"{source.name}: hidden_act {given!r} of {mlp} is none of {', '.join(known)}")
+    return known[given]
 
 
 def written_config(config: ViTConfig) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def square_size(source: Source, key: str, prefix: int, patch: tuple[int, int]) -
     return side * patch[0], side * patch[1]
 
 
-def untold(config: ViTConfig) -> list[str]:
+def hidden_options(config: ViTConfig) -> list[str]:
     """Options that no tensor shows, where they differ from those that reading assumes."""
     (gh, gw), reasons = config.grid, []
     if gh != gw:

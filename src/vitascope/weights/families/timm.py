@@ -69,9 +69,9 @@ _BY_SHAPE = {
     (1536, 40, 16, 576): "vit_giantopt_patch16_siglip_gap_384",
 }
 # timm's defaults for a `pretrained_cfg`, and those of its ViTs, for a file without any.
-_UNSAID: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "crop_pct": 0.875}
-_UNSAID |= {"interpolation": "bicubic", "crop_mode": "center"}
-_VIT: dict[str, Any] = _UNSAID | {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "crop_pct": 0.9}
+_TIMM_DEFAULTS: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "crop_pct": 0.875}
+_TIMM_DEFAULTS |= {"interpolation": "bicubic", "crop_mode": "center"}
+_VIT: dict[str, Any] = _TIMM_DEFAULTS | {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "crop_pct": 0.9}
 
 
 class Timm(Family):
@@ -118,7 +118,7 @@ class Timm(Family):
                 'positions "none" and distillation_token': embedding.positions == "none",
                 "position_prefix False and distillation_token": not embedding.position_prefix,
                 "num_registers and distillation_token": readout.num_registers > 0,
-                # timm then gives the mean of both tokens
+                # timm then returns the mean of both tokens
                 'head "none" and distillation_token': readout.head == "none",
             }
         return [what for what, found in reasons.items() if found]
@@ -156,8 +156,8 @@ class Timm(Family):
             "pool_norm": "after" if source.has("fc_norm.weight") else "before",
             "class_names": _class_names(source, options.get("num_classes", 0)),
         }
-        told_size = args.get("img_size") or source.training.get("img_size") or _input_hw(source)
-        options |= place_options(source, options, told_size)
+        given_size = args.get("img_size") or source.training.get("img_size") or _input_hw(source)
+        options |= place_options(source, options, given_size)
         try:
             return ViTConfig.from_dict(options)
         except UserError as error:
@@ -166,18 +166,18 @@ class Timm(Family):
     def assumed(self, source: Source, config: ViTConfig) -> str:
         if source.config or _named(source):
             return ""
-        untold = ["num_heads"] + (["mlp"] if config.block.mlp != "swiglu" else [])
-        return " and ".join(f"{it} {config.option(it)}" for it in untold if it not in source.options)
+        hidden = ["num_heads"] + (["mlp"] if config.block.mlp != "swiglu" else [])
+        return " and ".join(f"{it} {config.option(it)}" for it in hidden if it not in source.options)
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
-        said = {key: value for key, value in _pretrained(source).items() if value}
-        told = (_UNSAID if source.config else _VIT) | said
-        if told["crop_mode"] not in list(CROP_MODES):
+        listed = {key: value for key, value in _pretrained(source).items() if value}
+        given = (_TIMM_DEFAULTS if source.config else _VIT) | listed
+        if given["crop_mode"] not in list(CROP_MODES):
             raise CheckpointError(
-                f"{source.name}: crop_mode {told['crop_mode']!r} is none of {', '.join(CROP_MODES)}"
+                f"{source.name}: crop_mode {given['crop_mode']!r} is none of {', '.join(CROP_MODES)}"
             )
-        if not (isinstance(told["crop_pct"], int | float) and 0.01 <= told["crop_pct"] <= 100):
-            raise CheckpointError(f"{source.name}: crop_pct {told['crop_pct']!r} is no share of a picture")
+        if not (isinstance(given["crop_pct"], int | float) and 0.01 <= given["crop_pct"] <= 100):
+            raise CheckpointError(f"{source.name}: crop_pct {given['crop_pct']!r} is no share of a picture")
         is_resizable = _section(source, "model_args").get("dynamic_img_size")
         image_size = (_input_hw(source) if is_resizable else None) or config.image_hw
         if not all(isinstance(side, int) for side in image_size):
@@ -185,10 +185,10 @@ class Timm(Family):
         return Preprocess(
             image_size=image_size,
             channels=config.in_channels,
-            **timm_settings.read_rule(image_size, told["crop_pct"], told["crop_mode"]),
-            interpolation=told["interpolation"],
-            mean=_per_channel(source, told["mean"], config.in_channels),
-            std=_per_channel(source, told["std"], config.in_channels),
+            **timm_settings.read_rule(image_size, given["crop_pct"], given["crop_mode"]),
+            interpolation=given["interpolation"],
+            mean=_per_channel(source, given["mean"], config.in_channels),
+            std=_per_channel(source, given["std"], config.in_channels),
         )
 
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
@@ -206,8 +206,8 @@ def _architecture(source: Source) -> str:
         return name
     if name := _named(source):
         return name
-    untold = source.has("norm_pre.weight") or source.has("attn_pool.latent")
-    if untold and "mlp" not in source.options:
+    ambiguous = source.has("norm_pre.weight") or source.has("attn_pool.latent")
+    if ambiguous and "mlp" not in source.options:
         raise CheckpointError(
             f"{source.name}: the activation of CLIP and SigLIP is unknown without config.json; name it with "
             f"the file (timm:mlp=gelu:FILE, or gelu_tanh or quick_gelu), or {GIVE_CONFIG}"
@@ -224,8 +224,8 @@ def _named(source: Source) -> str:
 
 def _names(source: Source) -> list[str]:
     """Candidates for an architecture's name, without their tags."""
-    told = [source.config.get("architecture"), source.training.get("arch"), source.file]
-    return [re.split(r"[.-]", str(name).rpartition("/")[2])[0] for name in (*told, Path(source.name).name)]
+    given = [source.config.get("architecture"), source.training.get("arch"), source.file]
+    return [re.split(r"[.-]", str(name).rpartition("/")[2])[0] for name in (*given, Path(source.name).name)]
 
 
 def _fits(source: Source) -> bool:
@@ -272,14 +272,14 @@ def _input_hw(source: Source) -> tuple[int, int] | None:
     return (size[1], size[2]) if isinstance(size, list | tuple) and len(size) == 3 else None
 
 
-def _activation(source: Source, name: str, found: str, told: Any) -> str:
-    """The activation, by `told` or by the name; `found` is the shapes' kind, "gelu" or "swiglu"."""
-    if told is not None:
-        if told not in list(_ACTIVATIONS[found]):
+def _activation(source: Source, name: str, found: str, given: Any) -> str:
+    """The activation, by `given` or by the name; `found` is the shapes' kind, "gelu" or "swiglu"."""
+    if given is not None:
+        if given not in list(_ACTIVATIONS[found]):
             raise CheckpointError(
-                f"{source.name}: vitascope has no {found} MLP with timm's act_layer {told!r}"
+                f"{source.name}: vitascope has no {found} MLP with timm's act_layer {given!r}"
             )
-        return _ACTIVATIONS[found][told]
+        return _ACTIVATIONS[found][given]
     if found == "swiglu":
         return found
     if "quickgelu" in name:
@@ -289,22 +289,22 @@ def _activation(source: Source, name: str, found: str, told: Any) -> str:
 
 def _pool(source: Source, args: Mapping[str, Any]) -> str:
     """The pooling, by the settings or by tensors that only one kind has."""
-    told = args.get("global_pool", source.config.get("global_pool"))
-    if told is None:
+    given = args.get("global_pool", source.config.get("global_pool"))
+    if given is None:
         reads_class_token = source.has("cls_token") and not source.has("fc_norm.weight")
-        told = "map" if source.has("attn_pool.latent") else "token" if reads_class_token else "avg"
-    if told not in list(POOLS):
-        raise CheckpointError(f"{source.name}: global_pool {told!r} is none of {', '.join(POOLS)}")
-    return POOLS[told]
+        given = "map" if source.has("attn_pool.latent") else "token" if reads_class_token else "avg"
+    if given not in list(POOLS):
+        raise CheckpointError(f"{source.name}: global_pool {given!r} is none of {', '.join(POOLS)}")
+    return POOLS[given]
 
 
 def _class_names(source: Source, count: int) -> tuple[str, ...]:
     """`label_names`, if each class has one (not LABEL_0 and so on), or ImageNet-1k's by the tag."""
-    told = source.config.get("label_names") or _pretrained(source).get("label_names")
-    if names := mapping.class_names(told, count):
+    given = source.config.get("label_names") or _pretrained(source).get("label_names")
+    if names := mapping.class_names(given, count):
         return names
-    said = source.config or source.training
-    named = str(said.get("architecture", said.get("arch", source.file)))
+    settings = source.config or source.training
+    named = str(settings.get("architecture", settings.get("arch", source.file)))
     tag = _pretrained(source).get("tag") or named.rpartition("/")[2].partition(".")[2].partition(".")[0]
     return imagenet_classes() if count == 1000 and is_imagenet(str(tag)) else ()
 

@@ -115,8 +115,8 @@ def place_options(source: Source, options: dict[str, Any], wanted: Any) -> dict[
     ph, pw = options["patch_size"]
     prefix = options["class_token"] + options["distillation_token"] + options["num_registers"]
     sides = tuple(wanted) if isinstance(wanted, list | tuple) else (wanted, wanted)
-    is_told = len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides)
-    candidates = [sides] if is_told else []
+    is_given = len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides)
+    candidates = [sides] if is_given else []
     if not source.has("pos_embed"):  # the images of the paper, or the largest multiple of the patch below
         return {"image_size": (*candidates, (max(1, 224 // ph) * ph, max(1, 224 // pw) * pw))[0]}
     length = source.shape("pos_embed", 3)[1]

@@ -51,7 +51,7 @@ def is_readable(name: str) -> bool:
 
 
 def is_whole(name: str) -> bool:
-    """Whether a name tells more than the shapes do: a file called `vit_base.pth` does not."""
+    """Whether a name specifies more than the shapes do: a file called `vit_base.pth` does not."""
     return _WHOLE.search(name) is not None
 
 

@@ -60,7 +60,7 @@ class Torchvision(pth.PthFamily):
     def objections(self, config: ViTConfig) -> list[str]:
         reasons = pth.not_square(config, "image_size", "patch_size")
         reasons += [f"in_channels {config.in_channels}"] if config.in_channels != 3 else []
-        return reasons or pth.untold(config)
+        return reasons or pth.hidden_options(config)
 
     def recognizes(self, source: Source) -> bool:
         return source.has("encoder.pos_embedding") and source.has_any("encoder.layers.encoder_layer_0.")

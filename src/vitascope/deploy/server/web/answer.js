@@ -1,4 +1,4 @@
-// One picture's answer: which numbers there are, and which have still to be fetched.
+// The result for one picture: the numbers that are loaded, and those still to fetch.
 //
 // T tokens: `prefix` of them (class token, registers), then the patches, row by row. A query is a token's
 // number, or ANSWER: the mean of the tokens that the head reads.
@@ -14,12 +14,12 @@ export class Answer {
     this.about = about;
     this.inside = about.inside ?? null;
     this.pixels = tensors.pixels;
-    this.probabilities = tensors.probabilities?.data ?? new Float32Array(0); // none of a model without a head
+    this.probabilities = tensors.probabilities?.data ?? new Float32Array(0); // empty for a model without a head
     this.grid = about.grid ?? null;
     this.tensors = tensors;
     this.parts = new Map(); // "layer" or "layer/head" -> {levels, scales}
     this.maps = new Map(); // "method class" -> Float32Array of the patches
-    this.coming = null; // the part that is on its way: {name, controller, done}
+    this.coming = null; // the part that is being fetched: {name, controller, done}
     const size = this.cells;
     about.explained?.classes.forEach((target, place) => {
       const map = tensors.heatmaps.data.subarray(place * size, (place + 1) * size);
@@ -49,7 +49,7 @@ export class Answer {
 
   // Attention
 
-  /** One head's row of a query as bytes and their scale; null where it is not here. */
+  /** One head's row of a query as bytes and their scale; null if it is not loaded. */
   row(layer, head, query) {
     const { heads, carried } = this.inside;
     const T = this.tokens;
@@ -70,7 +70,7 @@ export class Answer {
     return one ? cut(one.levels, one.scales, query) : null;
   }
 
-  /** Weights (T) of a query in a layer, of one head or of the mean of all; null where they are not here. */
+  /** Weights (T) of a query in a layer, of one head or of the mean of all; null if they are not loaded. */
   weights(layer, head, query) {
     const mean = new Float32Array(this.tokens);
     const ready = head === "mean" ? this.parts.get(`${layer}/mean`) : null;
@@ -87,7 +87,7 @@ export class Answer {
     return mean;
   }
 
-  /** How much of each token (T) flows into a query over all layers; null where that is not carried. */
+  /** The flow of each token (T) into a query over all layers; null if it is not in the response. */
   rollout(query) {
     if (query === ANSWER) return this.tensors.rollout_answer.data;
     if (!this.tensors.rollout) return null;
@@ -101,15 +101,15 @@ export class Answer {
 
   // Classes
 
-  /** The map (patches) of a class; null where it has not been fetched. */
+  /** The map (patches) of a class; null if it is not loaded. */
   classMap(method, target) {
     return this.maps.get(`${method} ${target}`) ?? null;
   }
 
-  // What comes later
+  // Fetching
 
   /**
-   * What has to be fetched before a view can be drawn: the part of a request; null where all is here.
+   * The part to fetch before a view can be drawn; null if everything is loaded.
    *
    * @param view {mode, layer, head, method}, and `target`, the class of its map.
    */
@@ -123,7 +123,7 @@ export class Answer {
     return this.parts.has(Object.values(part).join("/")) ? null : part;
   }
 
-  /** Fetch a part, or wait for it if it is on its way; whatever else is on its way is aborted. Null aborts only. */
+  /** Fetch a part, or wait for its running request; all other requests are aborted. Null only aborts. */
   async bring(part) {
     const name = JSON.stringify(part);
     if (this.coming?.name !== name) {

@@ -1,18 +1,18 @@
 // The scale of heat: lightness rises evenly from night to noon, in OKLCH (Ottosson 2020), so that equal
-// steps look equal, in print and to the colour-blind too.
+// steps look equal, also in print and to the colour-blind.
 
 const STEPS = 256;
 
 /** RGB (256 * 3) of the scale, darkest first. */
 export const RAMP = ramp();
 
-/** A CSS colour of a value in [0, 1]. */
+/** The CSS colour of a value in [0, 1]. */
 export function css(value) {
   const place = 3 * Math.round(255 * Math.min(1, Math.max(0, value)));
   return `rgb(${RAMP[place]} ${RAMP[place + 1]} ${RAMP[place + 2]})`;
 }
 
-/** Colours with a strength, as ImageData of the cells: values (h * w) from 0 to `most`. */
+/** The colours of cells, values (h * w) from 0 to `most`, as ImageData with an opacity. */
 export function heatImage(values, [h, w], most, strength) {
   const image = new ImageData(w, h);
   const scale = most > 0 ? 1 / most : 0;
@@ -20,7 +20,7 @@ export function heatImage(values, [h, w], most, strength) {
     const value = Math.min(1, Math.max(0, values[cell] * scale));
     const place = 3 * Math.round(255 * value);
     image.data.set(RAMP.subarray(place, place + 3), 4 * cell);
-    image.data[4 * cell + 3] = 255 * strength * (0.62 + 0.38 * value); // what is not looked at goes dark
+    image.data[4 * cell + 3] = 255 * strength * (0.62 + 0.38 * value); // places without attention become dark
   }
   return image;
 }

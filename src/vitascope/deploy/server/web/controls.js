@@ -1,10 +1,10 @@
-// The controls beside the picture: made once for a model, and kept in step with the view.
+// The controls beside the picture: created once per model, and updated with the view.
 
 import { ANSWER } from "./answer.js";
 import { change, view } from "./view.js";
 import { tokenName } from "./words.js";
 
-const FOUND = 8; // classes that a search shows
+const FOUND = 8; // search results, at most
 
 const at = (id) => document.getElementById(id);
 
@@ -64,7 +64,7 @@ export class Controls {
     );
   }
 
-  /** Show what the view is now. */
+  /** Show the current view. */
   draw() {
     const { answer } = this;
     if (!answer) return;
@@ -90,7 +90,7 @@ export class Controls {
     }
   }
 
-  /** Offer the classes whose name or number has what was typed. */
+  /** List the classes whose name or number matches the search. */
   find() {
     const text = at("search").value.trim().toLowerCase();
     const found = [];
@@ -119,7 +119,7 @@ export class Controls {
     at("found").hidden = true;
   }
 
-  /** One layer or head further, as far as there are any. */
+  /** Move to the next layer or head, up to the last. */
   step(name, by) {
     const { depth, heads } = this.answer.inside;
     const last = (name === "layer" ? depth : heads) - 1;

@@ -1,10 +1,10 @@
-// Drawing: a picture under its map, and the scale that goes with it.
+// Drawing: a picture under its map, and the scale of the map.
 
 import { heatImage, RAMP } from "./colours.js";
 
 const scratch = document.createElement("canvas");
 
-/** Fit a canvas's pixels to its size on the screen; the sizes in pixels and the factor. */
+/** Fit a canvas's pixels to its size on the screen; returns the sizes in pixels and the factor. */
 export function fitted(canvas) {
   const zoom = window.devicePixelRatio || 1;
   const box = canvas.getBoundingClientRect();
@@ -13,14 +13,14 @@ export function fitted(canvas) {
   return { width, height, zoom };
 }
 
-/** A picture, all over a box; small ones keep their pixels. */
+/** Draw a picture over a box; small ones keep their pixels. */
 export function drawPicture(context, picture, { x, y, width, height }) {
   context.imageSmoothingEnabled = width < 6 * picture.width;
   context.imageSmoothingQuality = "high";
   context.drawImage(picture, x, y, width, height);
 }
 
-/** A map {cells, most} over a box, cell by cell or smoothly. */
+/** Draw a map {cells, most} over a box, cell by cell or smoothly. */
 export function drawHeat(context, map, grid, { x, y, width, height }, { strength, smooth }) {
   scratch.width = grid[1];
   scratch.height = grid[0];
@@ -30,7 +30,7 @@ export function drawHeat(context, map, grid, { x, y, width, height }, { strength
   context.drawImage(scratch, x, y, width, height);
 }
 
-/** The frame of a patch: light within dark, to be seen on anything. */
+/** Frame a patch: light within dark, visible on any colour. */
 export function outline(context, grid, patch, { x, y, width, height }, zoom, dashed = false) {
   const [cell, line] = [{ width: width / grid[1], height: height / grid[0] }, 2 * zoom];
   const left = x + (patch % grid[1]) * cell.width;
@@ -47,7 +47,7 @@ export function outline(context, grid, patch, { x, y, width, height }, zoom, das
   context.restore();
 }
 
-/** The colours of the scale, from left to right. */
+/** Draw the colours of the scale, from left to right. */
 export function drawRamp(canvas) {
   const image = new ImageData(256, 1);
   for (let step = 0; step < 256; step++) {

@@ -1,4 +1,4 @@
-// The keys: everything that a pointer can do, without one.
+// The keys: everything that a pointer can do.
 
 import { ANSWER } from "./answer.js";
 import { change, view } from "./view.js";
@@ -9,17 +9,17 @@ const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRi
 /**
  * Listen to the keys.
  *
- * @param page {answer(), controls, open(), save(), help()}: what there is to look at, and what keys set off.
+ * @param page {answer(), controls, open(), save(), help()}: the shown result, and the actions of keys.
  */
 export function listen(page) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest(TYPED_IN)) return;
-    if (event.key in MOVES && event.target.matches("input")) return; // a slider has its own use for them
+    if (event.key in MOVES && event.target.matches("input")) return; // a slider uses them itself
     if (act(event.key, page)) event.preventDefault();
   });
 }
 
-/** Do what a key is for; false where it is for nothing. */
+/** Run a key's action; false if it has none. */
 function act(key, page) {
   const general = { o: page.open, s: page.save, "?": page.help };
   if (key in general) {
@@ -53,7 +53,7 @@ function act(key, page) {
   return key in inside;
 }
 
-/** Hold the next patch in a direction, from the one that is held or pointed at, or from the middle. */
+/** Hold the next patch in a direction, from the held or pointed one, or from the middle. */
 function movePatch({ grid: [rows, columns], prefix }, down, right) {
   const held = view.held !== null && view.held !== ANSWER && view.held >= prefix;
   const middle = Math.floor((rows - 1) / 2) * columns + Math.floor((columns - 1) / 2);

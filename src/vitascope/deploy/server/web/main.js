@@ -1,4 +1,4 @@
-// The page: its pictures, what they share, and what is fetched for them.
+// The page: its pictures, their common view, and the requests for them.
 
 import { Controls } from "./controls.js";
 import { listen } from "./keyboard.js";
@@ -10,9 +10,9 @@ import { commandOf, placeOf, titleOf } from "./words.js";
 import { Wall } from "./wall.js";
 
 const at = (id) => document.getElementById(id);
-const QUIET = 350; // milliseconds without a change before something is said or fetched
+const QUIET = 350; // milliseconds without a change before the view is announced and missing parts are fetched
 
-const LOADING = 1000; // milliseconds after which a server is asked again whose model is being loaded
+const LOADING = 1000; // milliseconds between requests to a server that is loading its model
 
 const panels = [];
 let active = null;
@@ -42,7 +42,7 @@ const events = {
       redraw();
     }
   },
-  refused(error, again) {
+  failed(error, again) {
     if (error.status === 401) askForToken(again);
   },
 };
@@ -88,13 +88,13 @@ function draw() {
   settled = setTimeout(settle, QUIET);
 }
 
-/** Once nothing has changed for a while: say what is shown, and fetch all that is missing. */
+/** After a pause: announce the view to screen readers, and fetch all missing parts. */
 function settle() {
-  if (view.pointed === null) say();
+  if (view.pointed === null) announce();
   fetchMissing(() => true);
 }
 
-/** Fetch what the panels lack, where the part that one lacks is wanted now. */
+/** Fetch the missing parts of the panels that are wanted now. */
 function fetchMissing(isWanted) {
   for (const panel of panels) {
     if (!panel.answer?.grid) continue;
@@ -103,7 +103,7 @@ function fetchMissing(isWanted) {
   }
 }
 
-function say() {
+function announce() {
   const map = active?.answer?.grid && mapOf(active.answer);
   if (!map) return;
   const best = map.cells.indexOf(map.most);
@@ -111,12 +111,12 @@ function say() {
   at("spoken").textContent = `${titleOf(active.answer)}${most}`;
 }
 
-/** Fetch what is shown of a picture and is not here; what was on its way and is not shown any more is aborted. */
+/** Fetch a missing part of a picture; requests for parts that are no longer shown are aborted. */
 async function bring(panel, part) {
   const { answer } = panel;
   const name = JSON.stringify(part);
   if (name === panel.failed) return; // until it is tried again
-  if (panel.failed) panel.say("");
+  if (panel.failed) panel.showFault("");
   panel.failed = null;
   try {
     await answer.bring(part);
@@ -125,17 +125,17 @@ async function bring(panel, part) {
     if (error.name === "AbortError" || answer !== panel.answer) return;
     const again = () => {
       panel.failed = null;
-      panel.say("");
+      panel.showFault("");
       redraw();
     };
     panel.failed = name;
-    panel.say(error.message, again);
+    panel.showFault(error.message, again);
     redraw();
-    events.refused(error, again);
+    events.failed(error, again);
   }
 }
 
-/** The last layer in which patches look for something that is read. */
+/** The last layer in which the attention of patches is used. */
 function firstLayer({ depth, patches_read_last: readLast }) {
   return Math.max(0, readLast ? depth - 1 : depth - 2);
 }
@@ -162,13 +162,13 @@ async function load() {
       }),
     );
   } catch (error) {
-    if ([null, load].includes(panels[0].again)) panels[0].say(error.message, load); // else a picture waits there
-    events.refused(error, load);
+    if ([null, load].includes(panels[0].again)) panels[0].showFault(error.message, load); // else it shows a picture's error
+    events.failed(error, load);
     if (error.status === 503) setTimeout(load, LOADING);
     return;
   }
   for (const panel of panels) {
-    if (panel.again === load) panel.say("");
+    if (panel.again === load) panel.showFault("");
     panel.offer(samples, openSample);
   }
 }
@@ -209,7 +209,7 @@ function toggleTheme() {
   redraw();
 }
 
-/** Where a picture that is dropped or pasted beside the panels goes: an empty one first. */
+/** The panel for a picture that is dropped or pasted beside the panels: an empty one first. */
 function target() {
   return panels.find((panel) => !panel.answer) ?? active ?? panels[0];
 }
@@ -245,7 +245,7 @@ new ResizeObserver(redraw).observe(at("wall-figure"));
 
 onChange(draw);
 listen({ answer: () => active?.answer, controls, open: () => target().input.click(), save, help });
-window.addEventListener("hashchange", () => takeToken() && load()); // a link with a token, in a page that is there
+window.addEventListener("hashchange", () => takeToken() && load()); // a link with a token, opened in this page
 takeToken();
 addPanel();
 load();

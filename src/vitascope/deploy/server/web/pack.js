@@ -1,8 +1,8 @@
-// Reads what attention_pack.py writes: a safetensors file with a JSON text in its metadata.
+// Reads the files of attention_pack.py: safetensors with a JSON text in the metadata.
 
 const ARRAYS = { U8: Uint8Array, F32: Float32Array };
 
-/** A response's numbers by name, each {shape, data}, and what it says about them. Nothing is copied. */
+/** A response's numbers by name, each {shape, data}, and its metadata. Nothing is copied. */
 export function unpack(buffer) {
   const length = Number(new DataView(buffer).getBigUint64(0, true));
   const { __metadata__: metadata, ...entries } = JSON.parse(

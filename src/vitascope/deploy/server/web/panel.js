@@ -1,4 +1,4 @@
-// One picture: chosen, sent, answered, looked at.
+// One picture: from choosing and sending it to its maps and prediction.
 
 import { Answer, ANSWER } from "./answer.js";
 import { css } from "./colours.js";
@@ -11,12 +11,12 @@ import { percent, placeOf, titleOf, tokenName } from "./words.js";
 const SHOWN = 5; // classes of a prediction
 
 export class Panel {
-  /** @param events {opened, closed, touched, refused}: what the page does when something happens here. */
+  /** @param events {opened, closed, touched, failed}: callbacks of the page. */
   constructor(events) {
     this.events = events;
     this.answer = null;
     this.failed = null; // the part that could not be fetched, as JSON
-    this.again = null; // what "Try again" does
+    this.again = null; // the action of "Try again"
     this.name = "";
     this.element = document.getElementById("panel").content.firstElementChild.cloneNode(true);
     this.canvas = this.find(".picture");
@@ -58,14 +58,14 @@ export class Panel {
     this.canvas.addEventListener("focus", () => this.events.touched(this));
   }
 
-  // A picture comes
+  // Opening a picture
 
-  /** Show a picture: send it, and draw what comes back. */
+  /** Send a picture, and draw the result. */
   async open(picture, name) {
     this.coming?.abort();
     const coming = (this.coming = new AbortController());
     this.setBusy(true);
-    this.say("");
+    this.showFault("");
     this.failed = null;
     let kept = picture;
     try {
@@ -81,20 +81,20 @@ export class Panel {
     } catch (error) {
       if (error.name === "AbortError") return;
       const again = () => this.open(kept, name);
-      this.say(`${name}: ${error.message}`, again);
-      this.events.refused(error, again);
+      this.showFault(`${name}: ${error.message}`, again);
+      this.events.failed(error, again);
     } finally {
       if (coming === this.coming) this.setBusy(false);
     }
   }
 
-  /** The panel is removed: nothing more is waited for. */
+  /** Abort the requests of a removed panel. */
   leave() {
     this.coming?.abort();
     this.answer?.bring(null);
   }
 
-  /** Offer samples where there is no picture yet. */
+  /** Offer samples in an empty panel. */
   offer(samples, open) {
     const buttons = samples.map(({ name, title, url }) => {
       const button = document.createElement("button");
@@ -128,8 +128,8 @@ export class Panel {
     this.element.setAttribute("aria-busy", busy);
   }
 
-  /** Show why something failed, with a way to try it again where there is one; nothing hides it. */
-  say(fault, again = null) {
+  /** Show an error, with "Try again" if there is an action; an empty text hides it. */
+  showFault(fault, again = null) {
     const [text, button] = this.find(".fault").children;
     text.textContent = fault;
     button.hidden = !again;
@@ -182,10 +182,10 @@ export class Panel {
     if (this.answer.grid) this.drawPatches(context, box, zoom);
     this.showWait();
     this.canvas.setAttribute("aria-label", `${this.name}. ${titleOf(this.answer)}`);
-    this.tell(map);
+    this.showNumbers(map);
   }
 
-  /** Say what is being fetched, while it is. */
+  /** Show the part that is being fetched. */
   showWait() {
     const part = this.answer.grid && !this.failed && this.answer.missing(view, targetOf(this.answer));
     this.find(".wait").hidden = !part;
@@ -194,7 +194,7 @@ export class Panel {
     if (this.find(".wait").lastChild.textContent !== text) this.find(".wait").lastChild.textContent = text;
   }
 
-  /** The picture at the canvas's size, scaled when either changes: moving must not wait for it. */
+  /** The picture at the canvas's size, scaled only when either changes, because pointer moves must be fast. */
   backdrop(box) {
     const picture = view.sharp ? this.sharp : this.seen;
     const old = this.scaled;
@@ -217,13 +217,13 @@ export class Panel {
   }
 
   /** The numbers beside the map. */
-  tell(map) {
+  showNumbers(map) {
     const answer = this.answer;
     this.find(".title").textContent = titleOf(answer);
     this.find(".scale").hidden = !answer.grid;
     this.find(".high").textContent = highest(map, answer);
     this.find(".here").textContent = map && view.pointed !== null ? this.weightAt(map) : "";
-    this.tellTokens(map);
+    this.showTokens(map);
     this.markTarget();
   }
 
@@ -233,8 +233,8 @@ export class Panel {
     return `${place}: ${map.row ? percent(value) : value.toFixed(2)}`;
   }
 
-  /** The shares that go to patches and to each other token. */
-  tellTokens(map) {
+  /** The shares of the patches together, and of each other token. */
+  showTokens(map) {
     const list = this.find(".tokens");
     list.hidden = !map?.row;
     if (!map?.row) return;
@@ -259,7 +259,7 @@ export class Panel {
 
   // The prediction
 
-  /** The most probable classes, and the one whose map is asked for where it is none of them. */
+  /** The most probable classes, and the class of the shown map if it is none of them. */
   fillPredictions() {
     const shown = this.answer.top(SHOWN);
     if (view.target !== null && !shown.includes(view.target)) shown.push(view.target);
@@ -295,13 +295,13 @@ export class Panel {
     }
   }
 
-  /** Whose attention is shown, for the wall. */
+  /** The query whose attention is shown, for the wall. */
   get query() {
     return queryOf(this.answer);
   }
 }
 
-/** A copy of a picture that stays when its file goes, so that it can be sent again. */
+/** A copy of a picture in memory, which can be sent again if its file is gone. */
 async function inMemory(picture) {
   try {
     return new Blob([await picture.arrayBuffer()], { type: picture.type });
@@ -310,10 +310,10 @@ async function inMemory(picture) {
   }
 }
 
-/** The upper end of the scale: a share of attention, or the place that speaks most for a class. */
+/** The label of the scale's upper end: a share of attention, or the most evidence for a class. */
 function highest(map, answer) {
-  if (!map && view.mode !== "class" && answer.inside?.carried === "none") return "too many tokens to carry";
+  if (!map && view.mode !== "class" && answer.inside?.carried === "none") return "too many tokens to show";
   if (!map) return "…";
   if (map.row) return percent(map.most);
-  return map.cells.some((value) => value > 0) ? "most" : "most; here nothing speaks for it";
+  return map.cells.some((value) => value > 0) ? "most" : "most; no evidence here";
 }

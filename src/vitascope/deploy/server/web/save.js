@@ -1,4 +1,4 @@
-// What is shown, as a picture to send to others: titles, maps, the scale, the predictions.
+// The view as a picture to share: titles, maps, the scale, the predictions.
 
 import { css } from "./colours.js";
 import { drawHeat, drawPicture, outline } from "./draw.js";
@@ -6,14 +6,14 @@ import { ANSWER } from "./answer.js";
 import { mapOf, view } from "./view.js";
 import { percent, titleOf } from "./words.js";
 
-const ZOOM = 2; // pixels for each of the layout's units
+const ZOOM = 2; // pixels per unit of the layout
 const WIDTH = 460;
 const EDGE = 24;
 const LINE = 22;
 const HEAD = 3.3; // lines above a picture
 const ROWS = 5;
 
-/** Draw the panels that have an answer, and hand the file to the browser's downloads. */
+/** Draw the panels that have an answer, and download the file. */
 export async function savePng(panels) {
   const canvas = compose(panels.filter((panel) => panel.answer));
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
@@ -87,7 +87,7 @@ function drawScale(context, box, y, map, write) {
   write(map.row ? percent(map.most) : "most", left + width + 8, y, { size: 12, ink: "--muted" });
 }
 
-/** A text as far as it fits. */
+/** A text, cut to fit. */
 function cut(context, text, most) {
   if (context.measureText(text).width <= most) return text;
   let length = text.length;

@@ -1,9 +1,9 @@
-// What the page asks the server for. Addresses are relative, so that a proxy may serve it under any path.
+// The page's requests to the server. Addresses are relative, so that a proxy may use any path.
 
 import { unpack } from "./pack.js";
 
-/** An answer that is none: the server's own words, and the status. */
-export class Refused extends Error {
+/** A failed request: the server's error text, and the status. */
+export class RequestError extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
@@ -13,17 +13,17 @@ export class Refused extends Error {
 const KEPT = "vitascope token";
 let token = "";
 
-/** The token that is sent from now on; it is kept for this tab until that is closed. */
+/** Set the token to send; it is kept until this tab is closed. */
 export function useToken(text) {
   token = text;
   try {
     sessionStorage.setItem(KEPT, text);
   } catch {
-    // a browser that forbids storage asks again when the page is loaded again
+    // a browser without storage asks again after a reload
   }
 }
 
-/** Take the token of the address, `#token=...`, or else the one that this tab keeps. Nobody sees it there after. */
+/** Use the token in the address, `#token=...`, which is then removed, or else the one that this tab keeps. */
 export function takeToken() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (given) {
@@ -39,7 +39,7 @@ export function takeToken() {
   return false;
 }
 
-/** A picture's answer and attention, or one layer's attention where `part` names one. */
+/** A picture's prediction and attention, or one layer's attention if `part` names one. */
 export async function fetchAttention(picture, part = {}, signal) {
   return unpack(await (await post("v1/attention", picture, part, signal)).arrayBuffer());
 }
@@ -81,22 +81,22 @@ async function ask(path, options = {}) {
     response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused(0, "The server does not answer. Is it still running?");
+    throw new RequestError(0, "The server does not answer. Is it still running?");
   }
-  if (!response.ok) throw new Refused(response.status, await reason(response));
+  if (!response.ok) throw new RequestError(response.status, await reason(response));
   return response;
 }
 
-/** A text as a header carries it: a character for each byte of its UTF-8. */
+/** A text as a header value: one character per byte of its UTF-8. */
 function utf8(text) {
   return String.fromCharCode(...new TextEncoder().encode(text));
 }
 
-/** Why a request was refused: the text in the server's JSON, or the status. */
+/** The reason for a failed request: the text in the server's JSON, or the status. */
 async function reason(response) {
   const fallback = `The server answered ${response.status} ${response.statusText}.`;
   if (!(response.headers.get("Content-Type") ?? "").includes("json")) return fallback;
   const body = await response.json();
-  const said = body.error ?? body.detail ?? body.message;
-  return typeof said === "string" ? said : (said?.message ?? fallback);
+  const text = body.error ?? body.detail ?? body.message;
+  return typeof text === "string" ? text : (text?.message ?? fallback);
 }

@@ -1,7 +1,7 @@
-// A sharper look at the same crop: models see few pixels, people like more.
+// The same crop in more pixels: the model's own are few.
 
 const LONGEST = 1200;
-const TOLERANCE = 12; // of 255: the mean difference that two ways of resizing make stays below it
+const TOLERANCE = 12; // of 255: two ways of resizing differ by less in the mean
 
 /** The model's own pixels (C, H, W) as a canvas. */
 export function asCanvas({ shape: [C, H, W], data }) {
@@ -18,8 +18,8 @@ export function asCanvas({ shape: [C, H, W], data }) {
 /**
  * The part of the picture that the model sees, in the picture's own sharpness.
  *
- * Null where that would show anything else than the model's pixels: the browser cannot read the file, or
- * reads it otherwise.
+ * Null if that would not show the model's pixels: the browser cannot read the file, or reads it
+ * differently.
  */
 export async function sharpCrop(picture, seen, framing) {
   const [C, H, W] = seen.shape;
@@ -39,7 +39,7 @@ export async function sharpCrop(picture, seen, framing) {
   context.fillStyle = `rgb(${red} ${green} ${blue})`;
   context.fillRect(0, 0, canvas.width, canvas.height);
   const [x, y] = [-box.left * (canvas.width / box.width), -box.top * (canvas.height / box.height)];
-  context.fillStyle = "white"; // as preprocess.py lays transparency over white
+  context.fillStyle = "white"; // decoding.py lays transparency over white too
   context.fillRect(x, y, bitmap.width * (canvas.width / box.width), bitmap.height * (canvas.height / box.height));
   context.imageSmoothingQuality = "high";
   context.drawImage(bitmap, box.left, box.top, box.width, box.height, 0, 0, canvas.width, canvas.height);
@@ -97,7 +97,7 @@ function toGrey(context) {
   context.putImageData(image, 0, 0);
 }
 
-/** The mean difference of a canvas, made as small, from the model's pixels. */
+/** The mean difference between a canvas, reduced to their size, and the model's pixels. */
 function difference(canvas, { shape: [C, H, W], data }) {
   const small = newCanvas(W, H).getContext("2d", { willReadFrequently: true });
   small.imageSmoothingQuality = "high";

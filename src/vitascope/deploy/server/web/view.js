@@ -1,4 +1,4 @@
-// What is looked at: one state for all pictures on the page, so that two of them show the same.
+// The view: one state for all pictures on the page, so that two of them show the same.
 
 import { ANSWER } from "./answer.js";
 
@@ -18,19 +18,19 @@ export const view = {
 const listeners = [];
 let waiting = false;
 
-/** Call `draw` after each change, at most once a frame. */
+/** Call `draw` after each change, at most once per frame. */
 export function onChange(draw) {
   listeners.push(draw);
 }
 
-/** Change the view, and draw what depends on it before the next frame is shown. */
+/** Change the view, and draw everything that depends on it before the next frame. */
 export function change(values) {
   if (Object.keys(values).every((name) => Object.is(view[name], values[name]))) return;
   Object.assign(view, values);
   redraw();
 }
 
-/** Draw everything before the next frame is shown. */
+/** Draw everything before the next frame. */
 export function redraw() {
   if (waiting) return;
   waiting = true;
@@ -40,27 +40,27 @@ export function redraw() {
   });
 }
 
-/** Whose attention is shown: what is held, else what is under the pointer, else what the head reads. */
+/** The query whose attention is shown: the held token, else the patch under the pointer, else ANSWER. */
 export function queryOf(answer) {
   if (view.held !== null) return view.held;
   return view.pointed === null ? ANSWER : answer.prefix + view.pointed;
 }
 
-/** Hold a patch, or let go of it if it is held. */
+/** Hold a patch, or release it if it is held. */
 export function toggleHold(answer, patch) {
   const token = answer.prefix + patch;
   change({ held: view.held === token ? null : token });
 }
 
-/** The class whose map is shown of a picture. */
+/** The class of a picture's class map. */
 export function targetOf(answer) {
   return view.target ?? answer.top(1)[0];
 }
 
 /**
- * What is to be drawn over a picture: {cells, row, most}; null where it has still to be fetched.
+ * The map over a picture: {cells, row, most}; null if it is not loaded.
  *
- * `cells` are the patches' values; `row` is with the other tokens' too where there are shares to tell.
+ * `cells` are the patches' values; `row` adds those of the other tokens, for attention and rollout.
  */
 export function mapOf(answer) {
   if (view.mode === "class" || !answer.inside) {

@@ -1,4 +1,4 @@
-// Every head of every layer, small: what the query looks at in each. A click chooses one.
+// The wall: a small attention map of the query for every head of every layer. A click chooses one.
 
 import { ANSWER } from "./answer.js";
 import { RAMP } from "./colours.js";
@@ -8,7 +8,7 @@ import { change, queryOf, view } from "./view.js";
 const LARGEST = 104; // a tile's longer side, CSS pixels
 const MARGIN = 22; // for the numbers of layers and heads
 const GAP = 3;
-const BELOW = 110; // what comes after it in the column
+const BELOW = 110; // the controls below it
 const BESIDE = matchMedia("(min-width: 60rem)"); // as in style.css: the controls beside the pictures
 
 const PIXELS = pixels();
@@ -28,7 +28,7 @@ export class Wall {
     });
   }
 
-  /** Where tiles lie for an answer, in CSS pixels: as large as they can be, layers down or across. */
+  /** Lay out the tiles, in CSS pixels: as large as possible, layers down or across. */
   arrange(answer) {
     const { depth, heads } = answer.inside;
     const [, H, W] = answer.pixels.shape;
@@ -49,23 +49,23 @@ export class Wall {
     if (this.canvas.style.height !== needed) this.canvas.style.height = needed;
   }
 
-  /** How high the wall may be: what a wide window has left below it; on a phone as high as it is wide. */
+  /** The largest height: the rest of a wide window; on a phone, the width. */
   room(width) {
     if (!BESIDE.matches) return width;
     const top = this.canvas.getBoundingClientRect().top + window.scrollY + MARGIN;
     return Math.max(width / 2, window.innerHeight - top - BELOW);
   }
 
-  /** What lies where, and whether something has still to come. */
+  /** The order of the tiles, and whether some are not loaded. */
   get caption() {
     const { carried } = this.answer.inside;
     const isWhole = carried === "all" || queryOf(this.answer) === ANSWER;
-    const rest = isWhole ? "" : carried === "layer" ? "; a layer comes when it is chosen" : "; not all are carried";
+    const rest = isWhole ? "" : carried === "layer" ? "; choose a layer to load it" : "; not all fit into a response";
     if (this.oneLayer) return `layer ${view.layer}${rest}`;
     return `${this.turned ? "layers across, heads down" : "layers down, heads across"}${rest}`;
   }
 
-  /** The layer and head of a place in the wall; null where there is none. */
+  /** The layer and head at a place in the wall; null if there is none. */
   tileOf(row, column) {
     const { depth, heads } = this.answer.inside;
     if (row < 0 || column < 0 || row >= this.rows || column >= this.columns) return null;
@@ -125,7 +125,7 @@ export class Wall {
     return { x, y, width: right - x, height: bottom - y };
   }
 
-  /** All tiles side by side on the scratch canvas, a pixel a patch; each from 0 to its own largest value. */
+  /** All tiles side by side on the scratch canvas, one pixel per patch; each from 0 to its own largest value. */
   paint(answer) {
     const [h, w] = answer.grid;
     const query = queryOf(answer);
@@ -172,7 +172,7 @@ export class Wall {
   }
 }
 
-/** The scale's colours as pixels, in this machine's order of bytes. */
+/** The scale's colours as pixels, in this machine's byte order. */
 function pixels() {
   const bytes = new Uint8ClampedArray(4 * 256).fill(255);
   for (let step = 0; step < 256; step++) bytes.set(RAMP.subarray(3 * step, 3 * step + 3), 4 * step);

@@ -1,9 +1,9 @@
-// What is shown, in words: for the caption, the screen reader, the saved picture and the command line.
+// The shown map in words: for the caption, the screen reader, the saved picture and the command line.
 
 import { ANSWER } from "./answer.js";
 import { queryOf, targetOf, view } from "./view.js";
 
-/** `12.3%`, with as many digits as say something. */
+/** `12.3%`, with the digits that matter. */
 export function percent(share) {
   const value = 100 * share;
   if (value >= 99.95) return "100%";
@@ -24,23 +24,23 @@ export function tokenName(answer, query) {
   return `patch in ${placeOf(answer, query - answer.prefix)}`;
 }
 
-/** The title of what is shown of a picture. */
+/** The title of the shown map. */
 export function titleOf(answer) {
   if (!answer.grid) return "Prediction";
   if (view.mode === "class" || !answer.inside) {
-    return `${answer.about.methods[view.method]}: what speaks for “${answer.label(targetOf(answer))}”`;
+    return `${answer.about.methods[view.method]}: evidence for “${answer.label(targetOf(answer))}”`;
   }
   const name = tokenName(answer, queryOf(answer));
-  if (view.mode === "rollout") return `Rollout: what flows into the ${name}, over all layers`;
+  if (view.mode === "rollout") return `Rollout: flow into the ${name}, over all layers`;
   return `Layer ${view.layer}, ${headName()}: where the ${name} looks`;
 }
 
-/** `head 3`, or all of them. */
+/** `head 3`, or the mean. */
 export function headName() {
   return view.head === "mean" ? "mean of the heads" : `head ${view.head}`;
 }
 
-/** The command that draws the same; empty where there is none. */
+/** The command that draws the same map; empty if there is none. */
 export function commandOf(answer) {
   const parts = ["vitascope explain MODEL PICTURE"];
   if (view.mode === "class" || !answer.inside) {
@@ -61,7 +61,7 @@ export function commandOf(answer) {
   return parts.join(" ");
 }
 
-/** A word as a shell takes it. */
+/** A word, quoted for a shell if necessary. */
 function quoted(text) {
   return /^[\w.,:/-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 }
