@@ -65,7 +65,7 @@ def test_file_is_written_and_the_printed_program_prints_the_label_of_predict(
     *first, takes, gives, compared, _ = text.splitlines()
     assert first == files
     assert takes == "takes pictures of any size, uint8 (batch, height, width, 3)"
-    assert gives == "gives probabilities and logits, float32 (batch, 5)"
+    assert gives == "returns probabilities and logits, float32 (batch, 5)"
     assert compared.startswith("compared with the model on images of cat.jpg: same top-1 class for 1 of 1 ")
     label = answer_of(script, folder)
     assert label in NAMES

@@ -141,7 +141,7 @@ def explaining_failure(path: Path, what: str, advice: str) -> Iterator[None]:
     """Turn a failure to write into one line: what and where, why, the room that is left, and what to do."""
     try:
         yield
-    except BrokenPipeError:  # of what is printed
+    except BrokenPipeError:  # of standard output
         raise
     except WriteError as error:
         raise UserError(f"{error}; {advice}") from error

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Export:
     """Write a model for another runtime, and compare their outputs.
 
-    The file takes raw pixels and gives probabilities; it contains the class names.
+    The file takes raw pixels and returns probabilities; it contains the class names.
     """
 
     model: Model
@@ -81,7 +81,7 @@ class Export:
         for file in done.files:
             print(f"{file}  {file.stat().st_size:,} bytes")
         print(f"takes {done.takes}")
-        print(f"gives probabilities and logits, float32 (batch, {done.model.config.num_classes})")
+        print(f"returns probabilities and logits, float32 (batch, {done.model.config.num_classes})")
         print(f"compared with the model on {compared_on}: {done.agreement.summary}")
         print(f"\nTo use it without vitascope:\n{textwrap.indent(done.program, '    ')}")
 

@@ -39,7 +39,7 @@ from vitascope.storage import explaining_failure, replacing
 JPEG_QUALITY = 95
 """The quality of reduced pictures; the others keep their bytes."""
 MB = 10**6
-_END = bytes(10_240)  # two empty blocks end a tar; whole records of 20 blocks are what tar programs write
+_END = bytes(10_240)  # two empty blocks end a tar; tar programs write records of 20 blocks
 _SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif", "JPEG2000": "jp2"}  # where a format has another name
 
 T = TypeVar("T")

@@ -59,7 +59,7 @@ class RandAugment:
 
     def __call__(self, images: Tensor, draws: _Floats) -> Tensor:
         """Floats in [0, 1], (B, C, H, W), and uniform numbers (B, `self.draws`) -> floats in [0, 1]."""
-        # Each operation takes and gives 256 levels, as in 8-bit pictures: Posterize and Equalize need them.
+        # Each operation takes and returns 256 levels, as in 8-bit pictures: Posterize and Equalize need them.
         levels = (images * 255).round()  # (B, C, H, W)
         for layer in np.split(draws, self.num_ops, axis=1):
             levels = apply_operations(levels, *self._choose(layer))

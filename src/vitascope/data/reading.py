@@ -1,7 +1,7 @@
 """Images read ahead by other processes, into memory that all of them share.
 
 Every batch is cut among the processes, so that the first one of an epoch is ready soon, and only a few
-batches are read ahead, however many processes read. No pixel goes through a pipe. PyTorch's DataLoader gives
+batches are read ahead, however many processes read. No pixels go through pipes. PyTorch's DataLoader gives
 each process whole batches, allocates new shared memory for each, and raises the death of a process anywhere
 in the main thread; here it is one error, in the call that asks for the batch.
 """

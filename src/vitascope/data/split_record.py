@@ -209,7 +209,7 @@ class Restored:
 
     record: SplitRecord
     inventory: Inventory
-    found: dict[str, npt.NDArray[np.int64]]  # places in `inventory.sets`; -1 for what is missing or changed
+    found: dict[str, npt.NDArray[np.int64]]  # places in `inventory.sets`; -1 if missing or changed
     changed: dict[str, npt.NDArray[np.bool_]]  # whether a file of an image's name has another content now
     renamed: dict[str, npt.NDArray[np.bool_]]  # whether an image was found by its content only
     new: int  # number of images that the record lacks
@@ -262,7 +262,7 @@ class Restored:
 
     @property
     def complete(self) -> bool:
-        """Whether every image is there under its own name, unchanged as far as contents were read."""
+        """Whether every image exists under its own name, unchanged as far as contents were read."""
         renamed = any(flags.any() for flags in self.renamed.values())
         return not renamed and all((found >= 0).all() for found in self.found.values())
 

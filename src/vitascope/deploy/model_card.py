@@ -112,7 +112,7 @@ def model_card(model: Classifier, repo_id: str, run: Run | None = None) -> str:
 def _classes(names: tuple[str, ...], count: int) -> str:
     names = tuple(map(printable, names))
     if not names:
-        return f"{count} classes without names." if count else "None: the model gives features."
+        return f"{count} classes without names." if count else "None: the model returns features."
     if len(names) > MAX_CLASSES:
         return f"{count} classes, from {names[0]} to {names[-1]}; `model.config.class_names` has them all."
     return ", ".join(names)

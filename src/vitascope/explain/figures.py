@@ -213,7 +213,7 @@ VIEWS = {
     "positions": View(draw_positions, "nothing"),
     "filters": View(draw_filters, "nothing"),
 }
-"""What `draw` shows beside the heatmaps of `METHODS`."""
+"""The figures that `draw` adds to the heatmaps of `METHODS`."""
 
 
 def _predicted(model: Classifier, picture: _Picture) -> tuple[str, float]:

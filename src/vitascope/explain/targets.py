@@ -90,7 +90,7 @@ class ClassDifference(_ClassTarget):
 class FeatureCosine(Target):
     """The cosine between an image's representation and a given one: the likeness of two images.
 
-    Works for models without classes too. `model.embed` gives the representation of another image.
+    Works for models without classes too. `model.embed` returns the representation of another image.
     """
 
     features: Tensor

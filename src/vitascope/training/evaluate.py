@@ -168,7 +168,7 @@ def evaluate(
     ref = None if isinstance(model, nn.Module) else Path(model)
     loaded = model if isinstance(model, nn.Module) else from_pretrained(model)
     if not loaded.config.gives_classes:
-        raise UserError(f"{ref or 'the model'} has no head: it gives features, which cannot be evaluated")
+        raise UserError(f"{ref or 'the model'} has no head: it returns features, which cannot be evaluated")
     names = loaded.config.class_names
     trained_on, changes = 0, None
     if data is not None:

@@ -300,7 +300,7 @@ def _check_zip(path: Path) -> None:
 
 
 def _check_pickle(path: Path, stream: io.BytesIO) -> None:
-    """Reject a pickle that is endless, or names anything but `PICKLE_GLOBAL` and dtypes; runs none of it."""
+    """Reject a pickle that is endless, or names anything but `PICKLE_GLOBAL` and dtypes; nothing is run."""
     strange: list[str] = []
 
     def admits(name: str) -> bool:

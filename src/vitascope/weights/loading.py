@@ -43,7 +43,7 @@ def from_pretrained(
         device: `auto` or a torch device; None is the CPU.
 
     Raises:
-        CheckpointError: nothing is there, the file is broken, the family is unknown, or tensors are missing,
+        CheckpointError: no such checkpoint, a broken file, an unknown family, or tensors that are missing,
             left over or of another shape (listed).
         UserError: a `dtype` of integers, or a device that this machine lacks.
     """

@@ -27,7 +27,7 @@ def create_model(name: str, *, weights: str | os.PathLike[str] | None = None, **
 
     Args:
         name: one of `list_models()`, or timm's name of such a model (`vit_base_patch16_224`), with timm's
-            image size and rule for positions; the log then gives our name.
+            image size and rule for positions; the log then names ours.
         weights: a MODEL argument to start from; None initializes at random. Options that the name does not
             fix follow the weights (such as the epsilon of norms). Positions are interpolated to another
             `image_size`. The head is loaded if its classes are the same, or unnamed and of the same number.

@@ -358,9 +358,9 @@ def test_one_image_is_compared_without_intervals() -> None:
         ({"methods": {"random": constant_map}}, "names the floor"),
         (
             {"methods": {"odd": lambda *_: torch.ones(1, 4, 5)}},
-            r"odd gives a heatmap \(1, 4, 5\).*\(1, 4, 4\)",
+            r"odd returns a heatmap \(1, 4, 5\).*\(1, 4, 4\)",
         ),
-        ({"methods": {"odd": lambda *_: torch.ones(4, 4)}}, r"odd gives a heatmap \(4, 4\)"),
+        ({"methods": {"odd": lambda *_: torch.ones(4, 4)}}, r"odd returns a heatmap \(4, 4\)"),
         (
             {"methods": {"odd": lambda *_: torch.full((1, 4, 4), torch.nan)}},
             "odd .* 16 of 16 values not finite",

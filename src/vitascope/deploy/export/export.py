@@ -85,7 +85,7 @@ def export(
     dynamic_resolution: bool = False,
     images: ImageSource | Iterable[ImageSource] | None = None,
 ) -> ExportResult:
-    """Write a model as a file that takes raw pixels and gives probabilities.
+    """Write a model as a file that takes raw pixels and returns probabilities.
 
     The preprocessing becomes part of the graph. The file is written to a temporary folder, opened by its own
     runtime and compared with the model on real pictures; it gets its name only if all outputs agree.
@@ -155,7 +155,7 @@ def export(
 
 
 def default_path(model: Classifier | str | os.PathLike[str], suffix: str) -> Path:
-    """Where an export goes without a path: into the run folder, or into the working directory."""
+    """The path of an export without one: in the run folder, or in the working directory."""
     if not isinstance(model, str | os.PathLike):
         raise UserError("a model without a name needs a path to export it to")
     ref = Path(model)

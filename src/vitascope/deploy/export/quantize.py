@@ -73,7 +73,7 @@ class AccuracyComparison:
     images: int
     """Readable images."""
     same: int
-    """Those for which both predict the same class."""
+    """Images for which both predict the same class."""
     before: Measured
     after: Measured
     unreadable: dict[str, str]
@@ -101,7 +101,7 @@ class QuantizationResult:
     layers: int
     """Layers with weights."""
     float_layers: tuple[str, ...]
-    """Those of them left in float, by their names in the graph."""
+    """Layers left in float, by their names in the graph."""
     attempts: tuple[AccuracyComparison, ...]
     """The comparison of every attempt; the last is that of the file."""
     measured_on: str
@@ -109,7 +109,7 @@ class QuantizationResult:
 
     @property
     def comparison(self) -> AccuracyComparison:
-        """That of the file."""
+        """The comparison of the file."""
         return self.attempts[-1]
 
     def __repr__(self) -> str:
@@ -241,7 +241,7 @@ def quantize_file(
     raise UserError(
         f"{target.name} is not kept: on {attempts[0].images} {test.name} images int8 loses {tried} of the "
         f"accuracy with 0, 1/8 and 1/4 of the layers in float, and {max_drop:.2%} are allowed; calibrate "
-        "with more pictures, or with such as the model will get, or allow a larger drop"
+        "with more pictures, or with typical ones, or allow a larger drop"
     )
 
 

@@ -28,7 +28,7 @@ class Agreement:
     pictures: int
     """Pictures compared."""
     same: int
-    """Those with the same most probable class, or one that is equally probable in the model."""
+    """Pictures with the same most probable class, or one that is equally probable in the model."""
     difference: float
     """The largest difference of two logits."""
     scale: float

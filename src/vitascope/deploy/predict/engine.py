@@ -84,7 +84,7 @@ class Engine(ABC):
     def check_classes(self) -> None:
         """Reject a model without a head."""
         if not self.num_classes:
-            raise UserError("this model has no head: it gives features (`model.embed`), not classes")
+            raise UserError("this model has no head: it returns features (`model.embed`), not classes")
 
     def label(self, index: int) -> str:
         """A class's name, or its index as text."""
@@ -105,7 +105,7 @@ class Engine(ABC):
 class TorchEngine(Engine):
     """A model in torch; precision `auto` suits the hardware, the shape and the batch.
 
-    A model without a head gives features and no probabilities.
+    A model without a head returns features and no probabilities.
     """
 
     def __init__(self, model: Classifier, *, precision: str = "auto", device: str = "auto") -> None:

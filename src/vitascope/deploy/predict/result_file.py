@@ -46,7 +46,7 @@ class Tally:
 
     images: int = 0
     unreadable: int = 0
-    """Those of `images` that could not be read."""
+    """The `images` that could not be read."""
     reasons: list[str] = dataclasses.field(default_factory=list)
     """The first errors."""
 
@@ -60,7 +60,7 @@ class Tally:
 
 
 def lines_file(out: Path) -> Path:
-    """Where JSON lines are written: `out` itself, or for Parquet a file beside it until all are there."""
+    """The file of the JSON lines: `out` itself, or for Parquet a file beside it until it is complete."""
     return out if out.suffix == ".jsonl" else out.with_name(f"{out.name}.partial.jsonl")
 
 
@@ -147,7 +147,7 @@ class ResultFile:
         self.tally.add(error)
 
     def remaining(self, paths: Iterable[str]) -> Iterator[str]:
-        """Those of `paths` that are not in the file yet."""
+        """The `paths` that are not in the file yet."""
         for path in paths:
             name = escaped(path) if self._finished else path
             if self._done[name]:

@@ -167,7 +167,7 @@ def take_turns(steps: Sequence[Step], *, rounds: int, seconds: float | None = No
     """
     times: list[list[float]] = [[] for _ in steps]
     for step in steps:
-        step()  # creates what is created once
+        step()  # one-time initialization
     over = float("inf") if seconds is None else time.perf_counter() + seconds
     for _ in range(rounds):
         for step, found in zip(steps, times, strict=True):

@@ -17,7 +17,7 @@ grid of (gh, gw) patches:
 `attention` is larger than all others together, so it has a budget. If not all layers fit, `carried` in the
 metadata names the part that fits, which `pack_attention` returns: a layer with its heads, or one head. An
 exported file has pixels and probabilities alone, a ResNet heatmaps too, a model without a head neither
-probabilities nor heatmaps; `missing` gives the reason.
+probabilities nor heatmaps; `missing` is the reason.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BLOCK_BY_BLOCK = ("gradient-rollout", "grad-cam", "grad-cam++")
 NO_HEAD = "This model has no head: it has attention, but no predictions and no class maps."
 NO_ATTENTION = "A ResNet has no attention. Class maps show the evidence for a class."
 EXPORTED = (
-    "An exported file gives probabilities alone. To look inside, serve the model that it was made from."
+    "An exported file returns probabilities only. To look inside, serve the model that it was made from."
 )
 
 Carried = Literal["all", "layer", "head", "none"]
@@ -177,7 +177,7 @@ def class_methods(model: Classifier) -> dict[str, str]:
 def _model_input(engine: Engine, pixels: Pixels) -> tuple[Classifier, Tensor]:
     """The model, and pixels uint8 (C, H, W) as its input, float32 (1, C, H, W), on its device."""
     if not isinstance(engine, TorchEngine):
-        raise UserError("an exported file gives probabilities alone: serve the model that it was made from")
+        raise UserError("an exported file returns probabilities only: serve the model that it was made from")
     return engine.model, engine.preprocess.normalize(torch.from_numpy(pixels)[None].to(engine.device))
 
 

@@ -145,7 +145,7 @@ def _check(
 def _classes(model: Classifier, images: Tensor, target: TargetLike, batch_size: int) -> ClassScore:
     """The classes to explain, (B,) or (1,)."""
     if not model.config.gives_classes:
-        raise UserError("this model has no head: it gives features, and faithfulness is measured on a class")
+        raise UserError("this model has no head: it has no classes to measure faithfulness on")
     logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])
     if not logits.isfinite().all():
         raise UserError("the model's logits are not finite: look for NaN in the images and the weights")
@@ -176,10 +176,10 @@ def _orders(
         heat = method(model, image[None], about).detach().cpu()  # waits for the device: part of the time
         seconds.append(time.perf_counter() - start)
         if heat.shape != (1, *grid):
-            raise UserError(f"{name} gives a heatmap {tuple(heat.shape)} of one image, not {(1, *grid)}")
+            raise UserError(f"{name} returns a heatmap {tuple(heat.shape)} of one image, not {(1, *grid)}")
         if not heat.isfinite().all():
             bad = int((~heat.isfinite()).sum())
-            raise UserError(f"{name} gives a heatmap with {bad} of {heat.numel()} values not finite")
+            raise UserError(f"{name} returns a heatmap with {bad} of {heat.numel()} values not finite")
         orders.append(torch.from_numpy(np.lexsort((ties, -heat.double().numpy().ravel()))))
     floor = np.random.default_rng([*key, _FLOOR])
     orders += [torch.from_numpy(floor.permutation(cells)) for _ in range(RANDOM_MAPS)]

@@ -1,7 +1,7 @@
 """Sharded states (FSDP2): each process writes its shards, and any process can read all of them.
 
 torch.distributed.checkpoint writes the DTensors of a state. In `state.pt` they are placeholders on the "meta"
-device with shape and dtype. Loading needs no communication and gives whole tensors, so that a run can be
+device with shape and dtype. Loading needs no communication and returns whole tensors, so that a run can be
 resumed with any number of processes.
 """
 

@@ -256,7 +256,7 @@ class Dinov3(pth.PthFamily):
         return ViTConfig.from_dict(options | place_options(source, options, None))
 
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
-        """That of the paper's classification; its README squashes the picture for features, bilinearly."""
+        """The paper's, for classification; its README squashes the picture for features, bilinearly."""
         satellite = "sat493m" in f"{source.name} {source.file}".lower() and config.in_channels == 3
         return pth.dino_evaluation(config, **(_SATELLITE if satellite else {}))
 

@@ -342,7 +342,7 @@ def written_config(config: ViTConfig) -> dict[str, Any]:
     classifies = config.readout.head in ("linear", "zero")
     suffix = "ForImageClassification" if classifies else "Model"
     suffix += "WithTeacher" if classifies and config.readout.distillation_token else ""
-    # Without a head there are no classes, and their classifier gives features.
+    # Without a head there are no classes, and their classifier returns features.
     names = config.class_names or tuple(f"LABEL_{index}" for index in range(config.num_classes))
     names = names if classifies else ()
     values: dict[str, Any] = {
