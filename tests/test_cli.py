@@ -560,7 +560,7 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         (["train", "--data", "data", "--epochs", "0"], "epochs must be at least 1, not 0"),
         (["train", "--data", "data", "--device", "nonsense"], "'nonsense'"),
         (["train", "--data", "data", "--weights", "runs/tinny"], "nearest: runs/tiny"),
-        (["train", "--data", "data", "--weights", "runs/tiny", "--model", "vit_s16"], "is no such vit_s16"),
+        (["train", "--data", "data", "--weights", "runs/tiny", "--model", "vit_s16"], "does not fit vit_s16"),
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["train", "--config", "runs/tiny/config.yaml", "--recipe", "digits"], "leave out --recipe"),
         (["train", "--resume", "runs/tiny", "--epochs", "7"], "leave out --epochs"),

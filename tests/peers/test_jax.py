@@ -627,7 +627,7 @@ def test_non_square_positions_need_an_architecture(tmp_path: Path) -> None:
     place = "Transformer/posembed_input/pos_embedding"
     arrays[place] = np.random.default_rng(1).normal(0, 0.5, (1, 1 + 2 * 3, 32)).astype(np.float32)
     path = save(arrays, tmp_path)
-    with pytest.raises(CheckpointError, match=r"7 positions are no square grid.*config=ViTConfig"):
+    with pytest.raises(CheckpointError, match=r"7 positions do not form a square grid.*config=ViTConfig"):
         JAX.read_config(opened(path))
     config = JAX.read_config(source_of(Layout())).replace(image_size=(16, 24))
     images = random_images(2, 3, 16, 24)

@@ -158,7 +158,7 @@ def test_other_models_with_the_tensors_of_vits_are_rejected() -> None:
     }
     for name, options in shallow.items():
         source = source_of(name, build(name, **options))
-        with pytest.raises(CheckpointError, match=f"{name} (has|is no plain ViT)") as caught:
+        with pytest.raises(CheckpointError, match=f"{name} (has|is not a plain ViT)") as caught:
             TIMM.read_config(TIMM.arriving(source))
         assert "config=" not in str(caught.value)
 
@@ -188,7 +188,7 @@ def test_other_architecture_with_a_vits_tensors_is_rejected_even_with_a_config(
 
 def test_error_suggests_a_config_only_if_one_can_apply() -> None:
     mine = source_of("my_vit", build("vit_base_patch16_224", depth=2))
-    with pytest.raises(CheckpointError, match=r"my_vit is no plain ViT of timm's.*config=ViTConfig"):
+    with pytest.raises(CheckpointError, match=r"my_vit is not a plain ViT of timm's.*config=ViTConfig"):
         TIMM.read_config(mine)
     for name in ("vit_base_patch16_18x2_224", "vit_base_patch16_xp_224"):
         with pytest.raises(CheckpointError) as caught:
@@ -200,7 +200,7 @@ def test_every_other_architecture_of_timm_is_rejected_by_name() -> None:
     others = set(timm.list_models()) - set(architectures(*PLAIN_VITS))
     assert len(others) > 1000
     for name in others:
-        with pytest.raises(CheckpointError, match=rf"x: {name} is no plain ViT.*vit_\*, deit_\*") as caught:
+        with pytest.raises(CheckpointError, match=rf"x: {name} is not a plain ViT.*vit_\*, deit_") as caught:
             TIMM.read_config(Source(name="x", tensors={}, config={"architecture": name}))
         assert "config=" not in str(caught.value)
 
@@ -347,8 +347,8 @@ def test_unsupported_arguments_are_rejected(name: str, args: dict[str, Any], rea
             {"embed_dim": 96, "num_heads": 3},
             "the number of heads does not follow from a width of 96",
         ),
-        ("vit_base_patch16_224", {"img_size": (32, 96)}, "13 positions are no square grid"),
-        ("vit_base_patch16_224", {"patch_size": (8, 16), "img_size": (32, 64)}, "no square grid"),
+        ("vit_base_patch16_224", {"img_size": (32, 96)}, "13 positions do not form a square grid"),
+        ("vit_base_patch16_224", {"patch_size": (8, 16), "img_size": (32, 64)}, "do not form a square grid"),
     ],
 )
 def test_ambiguous_file_without_settings_needs_a_config(

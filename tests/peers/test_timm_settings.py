@@ -149,8 +149,8 @@ def test_a_file_without_settings_has_the_preprocessing_of_the_paper(tmp_path: Pa
     ("told", "reason"),
     [
         ({"crop_mode": "corner"}, "x: crop_mode 'corner' is none of center, squash, border"),
-        ({"crop_pct": -1}, "x: crop_pct -1 is no share of a picture"),
-        ({"crop_pct": 1e-320}, "x: crop_pct 1e-320 is no share of a picture"),
+        ({"crop_pct": -1}, "x: crop_pct -1 is not a valid share"),
+        ({"crop_pct": 1e-320}, "x: crop_pct 1e-320 is not a valid share"),
     ],
 )
 def test_crops_that_timm_lacks_are_rejected(told: dict[str, Any], reason: str) -> None:

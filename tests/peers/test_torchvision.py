@@ -236,7 +236,7 @@ def test_unsupported_models_are_rejected_with_the_reason(tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match=r"heads\.pre_logits\.weight[^;]*\(32, 128\)"):
         loaded(source)
     source.tensors["encoder.pos_embedding"] = torch.zeros(1, 1 + 15, 128)
-    with pytest.raises(CheckpointError, match=r"16 positions.*no square.*config=ViTConfig"):
+    with pytest.raises(CheckpointError, match=r"16 positions.*not a square.*config=ViTConfig"):
         FAMILY.read_config(source)
 
 

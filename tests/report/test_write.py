@@ -256,7 +256,7 @@ def test_other_data_than_the_run_was_measured_on_are_rejected(run, tmp_path, cap
     others = write_folder(tmp_path / "others", per_class=30, side=9, classes=(STRANGE, "light"))
     before = (run / "report.html").read_bytes()
     assert main(["report", str(run), "--data", str(others)]) == 2
-    assert "none of the 4 images that the model was measured on is there" in capsys.readouterr().err
+    assert "none of the 4 images that the model was measured on exists" in capsys.readouterr().err
     assert (run / "report.html").read_bytes() == before
 
 

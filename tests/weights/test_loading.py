@@ -351,7 +351,7 @@ def test_missing_extra_and_misshapen_tensors_are_all_listed(folder: Path) -> Non
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
 def test_tensors_that_are_no_floating_point_numbers_are_rejected(folder: Path, dtype: torch.dtype) -> None:
     edit(folder, lambda tensors: tensors.update({"norm.bias": tensors["norm.bias"].to(dtype)}))
-    with pytest.raises(CheckpointError, match=f"norm.bias in {dtype}, no floating-point numbers"):
+    with pytest.raises(CheckpointError, match=f"norm.bias in {dtype}, not floating-point numbers"):
         from_pretrained(folder)
 
 
@@ -476,7 +476,7 @@ def test_a_byte_order_mark_is_ignored(folder: Path) -> None:
 
 
 def test_an_object_that_is_no_model_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="a Linear is no model of vitascope"):
+    with pytest.raises(UserError, match="a Linear is not a model of vitascope"):
         save_pretrained(torch.nn.Linear(2, 2), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -604,7 +604,7 @@ def test_created_model_shares_no_memory_with_the_file(folder: Path) -> None:
 @pytest.mark.parametrize("change", [{"embed_dim": 32}, {"depth": 2}, {"patch_size": 16}, {"pool": "mean"}])
 def test_another_body_is_rejected(folder: Path, change: dict[str, object]) -> None:
     with pytest.raises(
-        CheckpointError, match=r"has another body: |does not fit the model: |is no such vit_ti16: "
+        CheckpointError, match=r"has another body: |does not fit the model: |does not fit vit_ti16: "
     ):
         create_model("vit_ti16", weights=folder, num_classes=5, class_names=NAMES, **{**TINY, **change})
 

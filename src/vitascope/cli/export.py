@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Export:
     """Write a model for another runtime, and compare their outputs.
 
-    The file takes raw pixels and returns probabilities; it contains the class names.
+    The file takes raw pixels, returns probabilities and has the class names.
     """
 
     model: Model

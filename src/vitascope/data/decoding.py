@@ -46,8 +46,8 @@ class ImageError(UserError):
 def read_image(source: ImageSource, *, exif_orientation: bool = True) -> Image.Image:
     """A picture as 8-bit "RGB" or "L", upright, by the rules at the top of this file.
 
-    An ImageError names a source that is missing, no picture, truncated, or larger than Pillow's limit of 178
-    million pixels.
+    An ImageError names a source that is missing, not a picture, truncated, or larger than Pillow's limit of
+    178 million pixels.
     """
     with image_errors(source):
         return decode(open_image(source), source, exif_orientation)
@@ -112,7 +112,7 @@ def as_pictures(images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSo
 
 
 def not_a_picture(source: object) -> ImageError:
-    """The error for an argument of a type that is no picture."""
+    """The error for an argument of a type that is not a picture."""
     expected = "an image is a path, bytes, a Pillow image or a uint8 array"
     return ImageError(f"{expected}, not a value of type {type(source).__name__}")
 

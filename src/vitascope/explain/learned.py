@@ -156,7 +156,7 @@ def patch_filters(model: Classifier, count: int = 28) -> PatchFilters:
         raise UserError("a ResNet has no patch embedding: this is for Vision Transformers")
     if not isinstance(model.patch_embedding, ConvPatches):
         raise UserError(
-            "this hybrid embeds patches of a ResNet's feature map, so its filters are no pixel patterns; "
+            "this hybrid embeds patches of a ResNet's feature map, so its filters are not pixel patterns; "
             'the stems "conv", "linear" and "overlap" have such filters'
         )
     weight = model.patch_embedding.weight  # (D, C, ph, pw)

@@ -83,6 +83,6 @@ def data_uri(content: bytes, kind: str) -> str:
 
 
 def name_of_image(images: ImageSet, index: int) -> str:
-    """The end of an image's path, or its number in the split if it is no file."""
+    """The end of an image's path, or its number in the split without a file."""
     name = source_name(images.sources[index])
     return f"{images.name} image {index}" if name.startswith("<") else "/".join(Path(name).parts[-2:])

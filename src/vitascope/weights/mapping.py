@@ -188,7 +188,7 @@ def from_family(family: Family, source: Source, config: ModelConfig) -> State:
             found = ", ".join(f"{name} is {source.shape(name)}" for name in stored.names)
             faults.append(f"{found}, the model's {ours} {shape}")
         elif not tensor.is_floating_point():  # quantized: its numbers mean something else
-            faults.append(f"{', '.join(stored.names)} in {tensor.dtype}, no floating-point numbers")
+            faults.append(f"{', '.join(stored.names)} in {tensor.dtype}, not floating-point numbers")
         else:
             state[ours] = tensor
     ignored = [_regex(pattern) for pattern in family.ignored]

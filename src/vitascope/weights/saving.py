@@ -33,6 +33,6 @@ def save_pretrained(model: Classifier, folder: str | os.PathLike[str], *, format
     """
     check_choice("format", format, FAMILIES)
     if not isinstance(model, VisionTransformer | ResNet):
-        raise UserError(f"a {type(model).__name__} is no model of vitascope: VisionTransformer or ResNet")
+        raise UserError(f"a {type(model).__name__} is not a model of vitascope: VisionTransformer or ResNet")
     to_family(FAMILIES[format], model, preprocess_of(model), Path(folder))
     return Path(folder)

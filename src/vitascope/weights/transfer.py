@@ -95,7 +95,7 @@ def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict
         for option in sorted(fixed)
         if source.option(option) != expected.option(option)
     ]
-    reject(differing, f"{weights} has another body" if name is None else f"{weights} is no such {name}")
+    reject(differing, f"{weights} has another body" if name is None else f"{weights} does not fit {name}")
     options = dict(overrides)
     if options.get("num_classes", source.num_classes) != source.num_classes:
         options.setdefault("class_names", ())

@@ -272,7 +272,7 @@ def test_two_members_of_one_name_are_rejected(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "c.tar", cifar_files("10-binary"), mode="w")
     with tarfile.open(path, "a") as tar:
         tar.addfile(tarfile.TarInfo("other/data_batch_1.bin"))
-    with pytest.raises(UserError, match=r"'other/data_batch_1\.bin' is there twice"):
+    with pytest.raises(UserError, match=r"'other/data_batch_1\.bin' is a duplicate"):
         Cifar().open(str(path), seed=0)
 
 
@@ -285,7 +285,7 @@ def test_link_in_place_of_a_batch_is_rejected(tmp_path: Path) -> None:
         link = tarfile.TarInfo("cifar/test_batch.bin")
         link.type, link.linkname = tarfile.SYMTYPE, str(secret)
         tar.addfile(link)
-    with pytest.raises(UserError, match=r"'cifar/test_batch\.bin' is no plain file"):
+    with pytest.raises(UserError, match=r"'cifar/test_batch\.bin' is not a plain file"):
         Cifar().open(str(path), seed=0)
 
 

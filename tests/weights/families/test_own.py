@@ -131,7 +131,7 @@ def test_missing_extra_misshapen_and_quantized_tensors_are_all_listed(folder: Pa
     assert "missing features.root.norm.bias" in message
     assert "extra features.root.norm.gamma (7,)" in message
     assert "head.weight is (6, 32), the model's head.weight (5, 32)" in message
-    assert "head.bias in torch.int8, no floating-point numbers" in message
+    assert "head.bias in torch.int8, not floating-point numbers" in message
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "preprocessor_config.json"])
@@ -223,7 +223,7 @@ def test_the_same_classes_keep_the_head(folder: Path) -> None:
     ],
 )
 def test_another_body_is_rejected(folder: Path, change: dict[str, object], message: str) -> None:
-    with pytest.raises(CheckpointError, match=f"is no such resnet26: {message}"):
+    with pytest.raises(CheckpointError, match=f"does not fit resnet26: {message}"):
         create_model("resnet26", weights=folder, num_classes=5, **{**SHAPE, **change})
 
 

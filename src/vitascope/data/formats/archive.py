@@ -133,7 +133,7 @@ class _Writer:
             with open(target, "xb") as file:
                 shutil.copyfileobj(content, file, PIECE)
         except (FileExistsError, NotADirectoryError):
-            reject(self.archive, name, "there twice")
+            reject(self.archive, name, "a duplicate")
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # the archive's fault, not the disk's
                 raise

@@ -124,9 +124,9 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
             if _form_of(name) is None or member.isdir():
                 continue
             if not member.isreg() or member.issparse():
-                reject(path, member.name, "no plain file")
+                reject(path, member.name, "not a plain file")
             if name in seen:
-                reject(path, member.name, "there twice")
+                reject(path, member.name, "a duplicate")
             seen.add(name)
             _check_size(member.size, f"{path}: {name}")
             with tar_content(tar, member) as content:

@@ -155,7 +155,7 @@ def _visible_folders(root: Path) -> list[Path]:
 
 
 def inner_folder(folder: Path) -> Path:
-    """The folder itself, or the folder that it only wraps; a folder of a split is no wrapping."""
+    """The folder itself, or the folder that it only wraps; a folder of a split does not wrap."""
     while True:
         entries = [path for path in folder.iterdir() if not path.name.startswith((".", "__MACOSX"))]
         if len(entries) != 1 or not entries[0].is_dir() or split_of(entries[0].name) is not None:

@@ -226,7 +226,7 @@ def _parts(tar: tarfile.TarFile, path: Path) -> Iterator[_Part]:
         # A name that is no UTF-8 comes with surrogates, which cannot be printed.
         full = member.name.removeprefix("./").encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         folder, slash, name = full.rpartition("/")
-        stem, _, extension = name.partition(".")  # at the first dot: `1.seg.png` is no picture of sample `1`
+        stem, _, extension = name.partition(".")  # at the first dot: `1.seg.png` is not the picture of `1`
         extension = extension.lower()
         content = b""
         if extension in MAX_LABEL:

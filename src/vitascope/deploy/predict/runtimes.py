@@ -263,7 +263,7 @@ class ProgramEngine(ExportedEngine):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message that is no heading."""
+    """The first line of an exception's message that is not a heading."""
     lines = (line for line in map(str.strip, str(error).splitlines()) if line and not line.endswith(":"))
     return next(lines, type(error).__name__)
 

@@ -117,7 +117,7 @@ def sides(value: Any, name: str) -> tuple[int, int]:
     both = (value, value) if isinstance(value, int) else value
     whole = isinstance(both, list | tuple) and all(isinstance(side, int) and side > 0 for side in both)
     if not (whole and len(both) == 2):
-        raise CheckpointError(f"{name}: {value!r} is no size")
+        raise CheckpointError(f"{name}: {value!r} is not a size")
     return both[0], both[1]
 
 
@@ -125,7 +125,7 @@ def _per_channel(name: str, values: Any, config: ViTConfig) -> tuple[float, ...]
     """Mean or std by channel; equal numbers fit any number of channels."""
     numbers = tuple(values) if isinstance(values, list | tuple) else (values,)
     if not all(isinstance(number, int | float) for number in numbers):
-        raise CheckpointError(f"{name}: mean or std {values!r} are no numbers")
+        raise CheckpointError(f"{name}: mean or std {values!r} are not numbers")
     if len(set(numbers)) == 1:
         return (numbers[0],) * config.in_channels
     if len(numbers) != config.in_channels:
@@ -310,7 +310,7 @@ def whole_ratio(config: ViTConfig) -> int | None:
 def _number(source: Source, values: Mapping[str, Any], name: str, least: float = 0) -> float:
     value = values[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
-        raise CheckpointError(f"{source.name}: {name} {value!r} in config.json is no number >= {least:g}")
+        raise CheckpointError(f"{source.name}: {name} {value!r} in config.json is not a number >= {least:g}")
     return value
 
 

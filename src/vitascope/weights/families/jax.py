@@ -250,7 +250,7 @@ def _place_options(source: Source, patch: tuple[int, int]) -> dict[str, Any]:
         if side and side * side == length - prefix:
             return {"image_size": (side * patch[0], side * patch[1]), "position_prefix": bool(prefix)}
     raise CheckpointError(
-        f"{source.name}: {length} positions are no square grid; "
+        f"{source.name}: {length} positions do not form a square grid; "
         "give the architecture: from_pretrained(..., config=ViTConfig(image_size=(height, width), ...))"
     )
 

@@ -98,7 +98,7 @@ def square_size(source: Source, key: str, prefix: int, patch: tuple[int, int]) -
     side = math.isqrt(max(0, length - prefix))
     if side == 0 or side * side != length - prefix:
         raise CheckpointError(
-            f"{source.name}: {length} positions in {key}, {prefix} of them not of patches, are no square "
+            f"{source.name}: {length} positions in {key}, {prefix} of them not of patches, are not a square "
             f"grid; {GIVE_CONFIG}"
         )
     return side * patch[0], side * patch[1]
@@ -121,10 +121,10 @@ def not_square(config: ViTConfig, *options: str) -> list[str]:
 
 
 def unbuildable_gate(config: ViTConfig) -> list[str]:
-    """A SwiGLU whose hidden layer is no multiple of 8: DINO rounds it up."""
+    """A SwiGLU whose hidden layer is not a multiple of 8: DINO rounds it up."""
     if config.block.mlp != "swiglu" or config.mlp_dim % 8 == 0:
         return []
-    return [f"a SwiGLU of {config.mlp_dim} channels (mlp_ratio {config.block.mlp_ratio:g}), no multiple of 8"]
+    return [f"mlp_ratio {config.block.mlp_ratio:g}: {config.mlp_dim} SwiGLU channels, not a multiple of 8"]
 
 
 def _alone(values: Any) -> Any:

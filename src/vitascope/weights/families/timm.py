@@ -177,11 +177,11 @@ class Timm(Family):
                 f"{source.name}: crop_mode {given['crop_mode']!r} is none of {', '.join(CROP_MODES)}"
             )
         if not (isinstance(given["crop_pct"], int | float) and 0.01 <= given["crop_pct"] <= 100):
-            raise CheckpointError(f"{source.name}: crop_pct {given['crop_pct']!r} is no share of a picture")
+            raise CheckpointError(f"{source.name}: crop_pct {given['crop_pct']!r} is not a valid share")
         is_resizable = _section(source, "model_args").get("dynamic_img_size")
         image_size = (_input_hw(source) if is_resizable else None) or config.image_hw
         if not all(isinstance(side, int) for side in image_size):
-            raise CheckpointError(f"{source.name}: input_size {image_size!r} is no height and width")
+            raise CheckpointError(f"{source.name}: input_size {image_size!r} is not a height and width")
         return Preprocess(
             image_size=image_size,
             channels=config.in_channels,
@@ -257,7 +257,7 @@ def _section(source: Source, name: str) -> Mapping[str, Any]:
     """A part of `config.json`, or an empty one."""
     section = source.config.get(name) or {}
     if not isinstance(section, Mapping):
-        raise CheckpointError(f"{source.name}: {name} in its config.json is {section!r}, no object")
+        raise CheckpointError(f"{source.name}: {name} in its config.json is {section!r}, not an object")
     return section
 
 
@@ -312,5 +312,5 @@ def _class_names(source: Source, count: int) -> tuple[str, ...]:
 def _per_channel(source: Source, values: Any, channels: int) -> tuple[float, ...]:
     """Mean or std for the model's channels; for another number of them, timm takes the mean."""
     if not isinstance(values, list | tuple) or not all(isinstance(value, int | float) for value in values):
-        raise CheckpointError(f"{source.name}: mean or std is {values!r}, no list of numbers")
+        raise CheckpointError(f"{source.name}: mean or std is {values!r}, not a list of numbers")
     return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels

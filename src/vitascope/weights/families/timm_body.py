@@ -128,6 +128,6 @@ def place_options(source: Source, options: dict[str, Any], wanted: Any) -> dict[
         if patches in covers_prefix:
             return {"image_size": image, "position_prefix": covers_prefix[patches]}
     raise CheckpointError(
-        f"{source.name}: {length} positions are no square grid, and no image size is given that fits; "
+        f"{source.name}: {length} positions do not form a square grid, and no image size is given that fits; "
         f"{GIVE_CONFIG}"
     )

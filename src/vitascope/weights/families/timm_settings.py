@@ -67,7 +67,7 @@ def unreadable(name: str) -> str | None:
 def unknown(name: str) -> str:
     """The reason to reject a name that is not a plain ViT's."""
     similar = nearest(name, _EXAMPLES.split()) if re.match("vit|deit|flexivit", name) else ""
-    return f"{name} is no plain ViT of timm's; vitascope reads {_FAMILIES}{similar}"
+    return f"{name} is not a plain ViT of timm's; vitascope reads {_FAMILIES}{similar}"
 
 
 _WIDTHS = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge", "g": "giant", "7b": "7b"}
