@@ -118,11 +118,11 @@ def draw_confusion(
         colours = np.where(np.eye(K, dtype=bool)[..., None], to_rgb(SERIES[0]), to_rgb(WRONG))
         axes.imshow(np.dstack([colours, opacities]))
     for true, guess in zip(*np.nonzero(confusion), strict=True) if K <= MAX_CLASSES else ():
-        colour, text = (SERIES[0], "correct") if true == guess else (WRONG, f"predicted {class_names[guess]}")
+        colour, note = (SERIES[0], "correct") if true == guess else (WRONG, f"predicted {class_names[guess]}")
         cell = Rectangle(
             (guess - 0.5, true - 0.5), 1, 1, color=colour, alpha=opacities[true, guess], linewidth=0
         )
-        cell.set_gid(f"{TITLE}{confusion[true, guess]} of {totals[true]} {class_names[true]}: {text}")
+        cell.set_gid(f"{TITLE}{confusion[true, guess]} of {totals[true]} {class_names[true]}: {note}")
         cell.set_in_layout(False)
         axes.add_patch(cell)
         if K <= WITH_COUNTS:
