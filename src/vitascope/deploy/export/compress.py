@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -138,16 +138,7 @@ def compress(
     engines = [
         TorchEngine(each, precision=precision, device=device) for each in (model, from_pretrained(out))
     ]
-    times = take_turns([step_of(engine, batch_size) for engine in engines], rounds=ROUNDS)
-    before, after = (
-        Cost(
-            parameters=engine.config.num_parameters,
-            flops=engine.config.flops,
-            images_per_second=batch_size / statistics.median(seconds),
-            accuracy=None if images is None else accuracy_of(engine, images),
-        )
-        for engine, seconds in zip(engines, times, strict=True)
-    )
+    before, after = _costs(engines, batch_size, images)
     return CompressionResult(
         folder=out,
         before=before,
@@ -173,6 +164,20 @@ def _examples(
     device, preprocess = next(model.parameters()).device, preprocess_of(model)
     for batch in Loader(some, preprocess, EXAMPLES_AT_ONCE, device=device).epoch():
         yield preprocess.normalize(batch.pixels), batch.labels
+
+
+def _costs(engines: Sequence[TorchEngine], batch_size: int, images: ImageSet | None) -> list[Cost]:
+    """The cost of each engine; all are timed in turns, so that the machine's changes affect all alike."""
+    times = take_turns([step_of(engine, batch_size) for engine in engines], rounds=ROUNDS)
+    return [
+        Cost(
+            parameters=engine.config.num_parameters,
+            flops=engine.config.flops,
+            images_per_second=batch_size / statistics.median(seconds),
+            accuracy=None if images is None else accuracy_of(engine, images),
+        )
+        for engine, seconds in zip(engines, times, strict=True)
+    ]
 
 
 def accuracy_of(engine: TorchEngine, images: ImageSet) -> float:

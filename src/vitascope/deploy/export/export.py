@@ -114,14 +114,7 @@ def export(
     model, run = load_with_run(given)
     if model is given:  # the caller's own stays on its device and in its precision
         model = copy.deepcopy(model)
-    sources: Sequence[ImageSource] = [] if images is None else as_pictures(images)
-    compared_on = "the given pictures"
-    if not sources and run is not None:
-        compared_on = "the run's own test images"
-        with suppress(UserError):  # its data are gone
-            sources = spread(run.test_images().sources)
-    if not sources:
-        sources, compared_on = sample_pictures(), "parts of scikit-learn's photographs"
+    sources, compared_on = images_to_compare(images, run)
     if dynamic_resolution:
         check_dynamic(model, input, format)
     preprocess = preprocess_of(model)
@@ -162,6 +155,19 @@ def default_path(model: Classifier | str | os.PathLike[str], suffix: str) -> Pat
     if Run(ref).exists:
         return ref / "export" / f"model{suffix}"
     return Path(ref.expanduser().resolve().name + suffix)
+
+
+def images_to_compare(
+    images: ImageSource | Iterable[ImageSource] | None, run: Run | None
+) -> tuple[Sequence[ImageSource], str]:
+    """The pictures on which file and model are compared, and what they are in words."""
+    if images is not None and (given := as_pictures(images)):
+        return given, "the given pictures"
+    if run is not None:
+        with suppress(UserError):  # its data are gone
+            if own := spread(run.test_images().sources):
+                return own, "the run's own test images"
+    return sample_pictures(), "parts of scikit-learn's photographs"
 
 
 def spread(sources: Sequence[ImageSource]) -> list[ImageSource]:
