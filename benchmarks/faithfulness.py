@@ -63,16 +63,16 @@ def report(model: Classifier, comparison: Comparison, command: str) -> str:
 
 def cells(row: Row) -> tuple[str, ...]:
     """The cells of a row."""
-    floor = row.method == RANDOM
+    is_baseline = row.method == RANDOM
     measures = (
-        f"{measure.mean:.3f}" + ("" if floor else f" ({gain(measure.gain)})")
+        f"{measure.mean:.3f}" + ("" if is_baseline else f" ({gain(measure.gain)})")
         for measure in (row.deletion, row.insertion, row.road)
     )
     return (
         row.method,
         *measures,
-        "" if floor else gain(row.gain),
-        "" if floor else f"{row.seconds:.3f}",
+        "" if is_baseline else gain(row.gain),
+        "" if is_baseline else f"{row.seconds:.3f}",
         row.verdict,
     )
 

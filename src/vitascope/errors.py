@@ -23,7 +23,7 @@ class UserError(ValueError):
     def __init__(self, message: object) -> None:
         super().__init__(printable(str(message)))
 
-    said_elsewhere = False
+    printed_elsewhere = False
     """Whether another process of the same run, which raises it too, prints it."""
 
 

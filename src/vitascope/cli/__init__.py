@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         reading(command, args[0], args[1:]).call()
         return 0
     except UserError as error:
-        if not error.said_elsewhere:
+        if not error.printed_elsewhere:
             print(f"vitascope: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

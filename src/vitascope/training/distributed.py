@@ -74,7 +74,7 @@ def by_all(make: Callable[[], T]) -> T:
         fault = error
     for found in gather(fault):
         if found is not None:
-            found.said_elsewhere = not is_first()  # the first process prints it
+            found.printed_elsewhere = not is_first()  # the first process prints it
             raise found
     return cast("T", value)
 

@@ -346,7 +346,7 @@ def test_model_that_cannot_be_loaded_ends_all_workers_in_one_line(capfd: pytest.
         os.environ.pop(SHARED_FOLDER, None)
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
-    assert raised.value.said_elsewhere
+    assert raised.value.printed_elsewhere
     assert capfd.readouterr().err == "vitascope: error: no such model\n"
 
 

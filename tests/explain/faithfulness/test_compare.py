@@ -355,7 +355,7 @@ def test_one_image_is_compared_without_intervals() -> None:
         ({"images": torch.zeros(1, 3, 32, 32, dtype=torch.uint8)}, "normalized floats"),
         ({"images": torch.full((1, 3, 32, 32), torch.nan)}, "logits are not finite"),
         ({"methods": {}}, "no methods"),
-        ({"methods": {"random": constant_map}}, "names the floor"),
+        ({"methods": {"random": constant_map}}, "names the baseline"),
         (
             {"methods": {"odd": lambda *_: torch.ones(1, 4, 5)}},
             r"odd returns a heatmap \(1, 4, 5\).*\(1, 4, 4\)",

@@ -44,12 +44,12 @@ FOUR = {
 
 @pytest.mark.parametrize("images", [2, 3, 50])
 def test_intervals_are_those_of_students_t(images: int) -> None:
-    mine, floor = scores(1, images, better_by=0.02), scores(0, images)
-    row = comparison(method=mine, random=floor).table()[0]
+    mine, baseline = scores(1, images, better_by=0.02), scores(0, images)
+    row = comparison(method=mine, random=baseline).table()[0]
     for measure, sign, values, random in (
-        (row.deletion, -1, mine.deletion, floor.deletion),
-        (row.insertion, 1, mine.insertion, floor.insertion),
-        (row.road, 1, np.subtract(mine.lerf, mine.morf), np.subtract(floor.lerf, floor.morf)),
+        (row.deletion, -1, mine.deletion, baseline.deletion),
+        (row.insertion, 1, mine.insertion, baseline.insertion),
+        (row.road, 1, np.subtract(mine.lerf, mine.morf), np.subtract(baseline.lerf, baseline.morf)),
     ):
         expected = stats.ttest_rel(sign * np.array(values), sign * np.array(random)).confidence_interval(0.95)
         gain = measure.gain.to_dict()
@@ -59,15 +59,15 @@ def test_intervals_are_those_of_students_t(images: int) -> None:
 
 
 def test_gain_is_the_mean_of_four_curves() -> None:
-    mine, floor = FOUR["good"], FOUR["random"]
+    mine, baseline = FOUR["good"], FOUR["random"]
     gains = [
-        np.subtract(floor.deletion, mine.deletion),
-        np.subtract(mine.insertion, floor.insertion),
-        np.subtract(mine.lerf, floor.lerf),
-        np.subtract(floor.morf, mine.morf),
+        np.subtract(baseline.deletion, mine.deletion),
+        np.subtract(mine.insertion, baseline.insertion),
+        np.subtract(mine.lerf, baseline.lerf),
+        np.subtract(baseline.morf, mine.morf),
     ]
     each = np.mean(gains, axis=0)
-    row = comparison(good=mine, random=floor).table()[0]
+    row = comparison(good=mine, random=baseline).table()[0]
     assert row.gain.mean == pytest.approx(each.mean())
     assert row.gain.half_width == pytest.approx(stats.t.ppf(0.975, 11) * stats.sem(each))
 
@@ -75,17 +75,17 @@ def test_gain_is_the_mean_of_four_curves() -> None:
 def test_rows_are_sorted_by_gain_with_random_last() -> None:
     table = comparison(**FOUR).table()
     assert [row.method for row in table] == ["good", "middling", "constant", "reversed", "random"]
-    assert [row.verdict for row in table] == ["better", "better", "not told apart", "worse", "the floor"]
+    assert [row.verdict for row in table] == ["better", "better", "not significant", "worse", "baseline"]
     assert [row.deletion.gain.verdict for row in table[:2]] == ["better", "better"]
     assert table[3].road.gain.verdict == "worse"
 
 
 def test_verdict_is_whether_the_interval_excludes_zero() -> None:
     assert Interval(0.1, 0.09).verdict == "better"
-    assert Interval(0.1, 0.11).verdict == "not told apart"
-    assert Interval(-0.1, 0.11).verdict == "not told apart"
+    assert Interval(0.1, 0.11).verdict == "not significant"
+    assert Interval(-0.1, 0.11).verdict == "not significant"
     assert Interval(-0.1, 0.09).verdict == "worse"
-    assert Interval(0.0, 0.0).verdict == "not told apart"
+    assert Interval(0.0, 0.0).verdict == "not significant"
     assert Interval(0.1, None).verdict == "one image"
 
 
@@ -112,20 +112,20 @@ def test_best_is_never_random() -> None:
 
 def test_table_and_sentence_agree_if_the_largest_gain_is_uncertain() -> None:
     """A method with a larger mean and a wide interval does not hide one that certainly beats random."""
-    floor = FOUR["random"]
+    baseline = FOUR["random"]
     wild = dataclasses.replace(
-        floor, insertion=tuple(8 * (n % 6 == 0) + i for n, i in enumerate(floor.insertion))
+        baseline, insertion=tuple(8 * (n % 6 == 0) + i for n, i in enumerate(baseline.insertion))
     )
-    slight = dataclasses.replace(floor, insertion=tuple(value + 0.04 for value in floor.insertion))
-    found = comparison(wild=wild, slight=slight, random=floor)
+    slight = dataclasses.replace(baseline, insertion=tuple(value + 0.04 for value in baseline.insertion))
+    found = comparison(wild=wild, slight=slight, random=baseline)
     gains = {row.method: row.gain.mean for row in found.table()}
     assert gains["wild"] > gains["slight"] > 0
     assert [(row.method, row.verdict) for row in found.table()][:2] == [
         ("slight", "better"),
-        ("wild", "not told apart"),
+        ("wild", "not significant"),
     ]
     assert found.best == found.to_dict()["best"] == "slight"
-    assert found.text().endswith("Best: slight; not told apart from it: wild.")
+    assert found.text().endswith("Best: slight; not significantly different: wild.")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -164,7 +164,7 @@ def test_text_has_a_line_per_method_and_names_the_best() -> None:
 
 def test_rivals_are_named_in_the_text() -> None:
     found = comparison(good=FOUR["good"], twin=scores(5, better_by=0.2), random=FOUR["random"])
-    assert found.text().endswith(f"not told apart from it: {found.rivals[0]}.")
+    assert found.text().endswith(f"not significant from it: {found.rivals[0]}.")
 
 
 def test_plain_values_hold_the_numbers_of_each_image() -> None:

@@ -170,7 +170,7 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
                     start(number, wait_for_model=True)
     if load_failed:
         error = UserError("the model cannot be loaded")
-        error.said_elsewhere = True
+        error.printed_elsewhere = True
         raise error
 
 

@@ -1,1 +1,1 @@
-"""The faithfulness of heatmaps to the model: deletion, insertion and ROAD, over a random floor."""
+"""The faithfulness of heatmaps to the model: deletion, insertion and ROAD, over a random baseline."""

@@ -26,7 +26,7 @@ HeatmapFunction = Callable[[Classifier, Tensor, Target], Tensor]
 
 RANDOM_MAPS = 3
 """Random orders per image, whose scores are averaged: a single one would widen all intervals."""
-_TIES, _NOISE, _FLOOR = range(3)
+_TIES, _NOISE, _BASELINE = range(3)
 """Independent random streams of an image, so that no method changes another's numbers."""
 
 
@@ -42,7 +42,7 @@ def compare(
     batch_size: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
-    """Measure how faithful heatmaps are to a model: deletion, insertion and ROAD, over a random floor.
+    """Measure how faithful heatmaps are to a model: deletion, insertion and ROAD, over a random baseline.
 
     Cells are removed in the order of falling heat; cells of equal heat in random order. The score is the
     probability of the explained class, which is fixed before anything is removed.
@@ -55,7 +55,7 @@ def compare(
     most relevant ones, mean over `shares`. Unlike there, whole cells are imputed and not pixels, because
     heatmaps have no finer detail.
 
-    The floor, "random", is the mean of `RANDOM_MAPS` random orders per image. Heatmaps are computed one image
+    The baseline, "random", is the mean of `RANDOM_MAPS` random orders per image. Heatmaps are computed one image
     at a time, so memory does not grow with the number of images. For each image and method the model runs on
     2 (steps - 1) + 2 len(shares) variants.
 
@@ -128,7 +128,7 @@ def _check(
     if not methods:
         raise UserError("no methods: give at least one to compare with random")
     if RANDOM in methods:
-        raise UserError(f'"{RANDOM}" names the floor, which is always included: rename the method')
+        raise UserError(f'"{RANDOM}" names the baseline, which is always included: rename the method')
     if math.prod(grid) < 2:
         raise UserError(
             f"the heatmaps of {images.shape[2]}x{images.shape[3]} images have one cell, which no method can "
@@ -181,8 +181,8 @@ def _orders(
             bad = int((~heat.isfinite()).sum())
             raise UserError(f"{name} returns a heatmap with {bad} of {heat.numel()} values not finite")
         orders.append(torch.from_numpy(np.lexsort((ties, -heat.double().numpy().ravel()))))
-    floor = np.random.default_rng([*key, _FLOOR])
-    orders += [torch.from_numpy(floor.permutation(cells)) for _ in range(RANDOM_MAPS)]
+    baseline = np.random.default_rng([*key, _BASELINE])
+    orders += [torch.from_numpy(baseline.permutation(cells)) for _ in range(RANDOM_MAPS)]
     return orders, seconds + [0.0] * RANDOM_MAPS
 
 

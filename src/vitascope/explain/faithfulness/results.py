@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 from vitascope.errors import UserError
 
 RANDOM = "random"
-"""The floor: cells in random order."""
+"""The baseline: cells in random order."""
 CONFIDENCE = 0.95
 
 
@@ -64,11 +64,11 @@ class Interval:
 
     @property
     def verdict(self) -> str:
-        """Read as a gain: `better`, `worse`, `not told apart`, or `one image`."""
+        """Read as a gain: `better`, `worse`, `not significant`, or `one image`."""
         if self.half_width is None:
             return "one image"
         if abs(self.mean) <= self.half_width:
-            return "not told apart"
+            return "not significant"
         return "better" if self.mean > 0 else "worse"
 
     def to_dict(self) -> dict[str, float | None]:
@@ -81,7 +81,7 @@ class Interval:
         """`+0.120±0.031*`, with the star where the interval excludes 0."""
         if self.half_width is None:
             return f"{self.mean:+.3f}"
-        return f"{self.mean:+.3f}±{self.half_width:.3f}" + "*" * (self.verdict != "not told apart")
+        return f"{self.mean:+.3f}±{self.half_width:.3f}" + "*" * (self.verdict != "not significant")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +114,8 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """The verdict on the gain over random; `the floor` for random itself."""
-        return "the floor" if self.method == RANDOM else self.gain.verdict
+        """The verdict on the gain over random; `baseline` for random itself."""
+        return "baseline" if self.method == RANDOM else self.gain.verdict
 
     def cells(self) -> tuple[str, ...]:
         """The row as text, in the columns of `Comparison.text`."""
@@ -136,7 +136,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
-    """Every method on the same images, and the random floor.
+    """Every method on the same images, and the random baseline.
 
     Methods are ranked by their gain over random: the mean, over the four curves (deletion, insertion, and
     ROAD with the least and with the most relevant cells imputed), of how far the mean probability moves in
@@ -232,20 +232,20 @@ class Comparison:
             return [*notes, f"Largest gain: {best.method}. One image gives no interval: use 20 or more."]
         if best.verdict != "better":
             return [*notes, f"No method is measurably better than random; largest gain: {best.method}."]
-        rivals = f"; not told apart from it: {', '.join(self.rivals)}" if self.rivals else ""
+        rivals = f"; not significantly different: {', '.join(self.rivals)}" if self.rivals else ""
         return [*notes, f"Best: {best.method}{rivals}."]
 
     def _row(self, method: str) -> Row:
-        mine, floor = self.scores[method], self.scores[RANDOM]
+        mine, baseline = self.scores[method], self.scores[RANDOM]
 
         def measure(values: tuple[float, ...], random: tuple[float, ...], sign: int) -> Measure:
             return Measure(float(np.mean(values)), Interval.of(sign * (np.array(values) - random)))
 
         return Row(
             method=method,
-            deletion=measure(mine.deletion, floor.deletion, -1),
-            insertion=measure(mine.insertion, floor.insertion, 1),
-            road=measure(mine.road, floor.road, 1),
-            gain=Interval.of(np.array(mine.merit) - floor.merit),
+            deletion=measure(mine.deletion, baseline.deletion, -1),
+            insertion=measure(mine.insertion, baseline.insertion, 1),
+            road=measure(mine.road, baseline.road, 1),
+            gain=Interval.of(np.array(mine.merit) - baseline.merit),
             seconds=float(np.median(mine.seconds)),
         )
