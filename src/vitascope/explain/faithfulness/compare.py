@@ -55,9 +55,9 @@ def compare(
     most relevant ones, mean over `shares`. Unlike there, whole cells are imputed and not pixels, because
     heatmaps have no finer detail.
 
-    The baseline, "random", is the mean of `RANDOM_MAPS` random orders per image. Heatmaps are computed one image
-    at a time, so memory does not grow with the number of images. For each image and method the model runs on
-    2 (steps - 1) + 2 len(shares) variants.
+    The baseline, "random", is the mean of `RANDOM_MAPS` random orders per image. Heatmaps are computed one
+    image at a time, so memory does not grow with the number of images. For each image and method the model
+    runs on 2 (steps - 1) + 2 len(shares) variants.
 
     Args:
         model: any classifier; runs in evaluation mode.
