@@ -1,13 +1,12 @@
-"""The program that each of two processes runs in test_distributed.py.
+"""What each of two processes does in test_distributed.py.
 
-`torchrun ... -m tests.training.two_processes FOLDER` trains each `<name>.yaml` there as `FOLDER/runs/<name>`.
+`main(FOLDER)` trains each `<name>.yaml` there as `FOLDER/runs/<name>`.
 One whose name begins with "stopped" gets a SIGTERM, in the second process alone, after half its steps; one
 that begins with "resumed" resumes an existing run.
 """
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from vitascope.training.distributed import rank
 from vitascope.training.recipes import TrainConfig
 
 RECORDED = 1
-STOP_AFTER = 7
+STOP_AFTER = 5
 
 
 def main(folder: Path) -> None:
@@ -54,7 +53,3 @@ def stop_in_the_middle(config: TrainConfig) -> None:
             train.train(config)
     finally:
         loop.Trainer._training_step = step
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
