@@ -19,7 +19,7 @@ from tests.training import tiny_config, write_folder
 from vitascope.cli import main
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
-from vitascope.report import internals, write
+from vitascope.report import classification, internals, overview, write
 from vitascope.report.write import write_report
 from vitascope.run.run import Run
 from vitascope.training import train
@@ -59,7 +59,9 @@ def run(made, tmp_path) -> Path:
 
 @pytest.fixture
 def quick(monkeypatch) -> None:
-    """Replace the drawings of the first layer, whose many axes are slow, by one small drawing."""
+    """Replace the drawings that take longest by empty ones: curves, calibration and the first layer."""
+    monkeypatch.setattr(overview, "plot_curve", lambda *_: None)
+    monkeypatch.setattr(classification, "draw_calibration", lambda *_, **__: Figure((1, 1)))
     monkeypatch.setattr(internals, "draw_embedding", lambda _: {"positions": Figure((1, 1))})
 
 
