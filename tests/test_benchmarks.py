@@ -4,6 +4,7 @@ No benchmark runs completely here: they take minutes, and their results need an 
 """
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import itertools
@@ -11,8 +12,6 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -24,8 +23,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitascope as vs
+from tests.allocating import allocating
 from tests.model import random_images, randomize, small_config, small_model
-from tests.training import write_folder
+from tests.training import undrawn, write_folder
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
 from vitascope.data.datasets import open_data
@@ -74,7 +74,9 @@ def test_every_benchmark_can_be_imported(path: Path) -> None:
 @pytest.fixture(scope="module")
 def configs() -> dict[str, ViTConfig]:
     """The model of each change, by name."""
-    return {change.name: change.model_config() for change in ablation.CHANGES}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ablation, "open_data", functools.cache(ablation.open_data))
+        return {change.name: change.model_config() for change in ablation.CHANGES}
 
 
 @pytest.fixture
@@ -141,7 +143,8 @@ def test_only_selects_names_that_contain_the_text() -> None:
 
 def test_a_change_is_trained_and_timed() -> None:
     (change,) = ablation.selected(["attention=axial"])
-    assert 0 < ablation.test_accuracy(change, seed=0, epochs=1) < 1
+    with undrawn():
+        assert 0 < ablation.test_accuracy(change, seed=0, epochs=1) < 1
     timing = ablation.Timing(warmup=1, steps=1, seconds=0)
     seconds = ablation.measure_steps([ablation.Change(), change], 2, timing)
     assert [len(times) for times in seconds.values()] == [2, 2]
@@ -317,7 +320,8 @@ def test_only_missing_runs_are_trained_on_their_share() -> None:
     arguments = data_sizes.parse([*asked, *tiny])
     arguments.steps = 2
     splits = data_sizes.open_data("digits")
-    (run,) = data_sizes.runs_of(arguments, splits, {("hybrid", 8.0, 0)})
+    with undrawn():
+        (run,) = data_sizes.runs_of(arguments, splits, {("hybrid", 8.0, 0)})
     assert (run.model, run.share, run.seed, run.images) == ("ViT", 8.0, 0, 100)
     assert (run.epochs, run.steps) == (1, 2)
     assert 0 <= run.accuracy < 1
@@ -533,12 +537,10 @@ def test_cifar_measures_the_last_weights_and_adds_seeds(results, monkeypatch) ->
     words = [*size, 'options=["stem=conv"]', "device=cpu"]
     arguments = cifar.parse(["--data", "digits", "--epochs", "2", "--seeds", "1", "--out", *words])
     monkeypatch.setattr(cifar, "parse", lambda: arguments)
-    monkeypatch.setattr(
-        "vitascope.training.tasks.classify.draw_figures", lambda *_: {}
-    )  # the slowest part, and unused here
-    cifar.main()
-    arguments.add, arguments.epochs = True, 100  # ignored: --add keeps the number of epochs
-    cifar.main()
+    with undrawn():
+        cifar.main()
+        arguments.add, arguments.epochs = True, 100  # ignored: --add keeps the number of epochs
+        cifar.main()
     measured = cifar.Measurement.newest()
     assert [run.seed for run in measured.runs] == [0, 1]
     assert [len(run.minutes) for run in measured.runs] == [2, 2]
@@ -608,19 +610,6 @@ def test_difference_of_maps_is_a_share_of_their_range_at_any_size() -> None:
     assert 0.2 < explanations.difference(maps, enlarged) <= 1
     flat = explanations.np.full((1, 4, 4), explanations.np.nan, "float32")
     assert math.isnan(explanations.difference(maps[:1], flat))
-
-
-@contextmanager
-def allocating(megabytes: int) -> Iterator[Callable[[], list[list[list[float]]]]]:
-    """A step that briefly needs `megabytes` of memory, after a preparation that needed more."""
-    bytearray(200_000_000)[::4096] = bytes(48_829)
-
-    def step() -> list[list[list[float]]]:
-        held = bytearray(megabytes * 1_000_000)
-        held[::4096] = bytes(len(held[::4096]))
-        return [[[1.0]]]
-
-    yield step
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak cannot be reset")
