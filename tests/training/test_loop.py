@@ -358,15 +358,23 @@ def all_numbers(run: Path) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for state in states for tensor in state.values())
 
 
+STEADY: dict[str, Any] = {"ema": 0.5, "checkpoint_seconds": 0.0}
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory) -> Path:
+    with undrawn():
+        return train.train(tiny_config(data, run=str(tmp_path_factory.mktemp("whole") / "run"), **STEADY)).run
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_nan_inputs_stop_the_run_and_keep_the_last_good_checkpoint(
-    data, tmp_path, monkeypatch, capsys, poison: float
+    data, whole, tmp_path, monkeypatch, capsys, poison: float
 ) -> None:
     run = tmp_path / "run"
-    config = tiny_config(data, run=str(run), ema=0.5, checkpoint_seconds=0.0)
+    config = tiny_config(data, run=str(run), **STEADY)
     file = tmp_path / "config.yaml"
     file.write_text(config.to_yaml())
-    whole = train.train(config.replace(run=str(tmp_path / "whole")))
     with monkeypatch.context() as patch:
         nan_from(patch, epoch=1, poison=poison)
         assert main(["train", "--config", str(file)]) == 2
@@ -377,7 +385,7 @@ def test_nan_inputs_stop_the_run_and_keep_the_last_good_checkpoint(
     assert [path.name for path in checkpoints(run)] == ["step-00000004", "step-00000005"]
     assert all_numbers(run)
     train.resume(run)
-    assert_bitwise(saved_state(run), saved_state(whole.run))
+    assert_bitwise(saved_state(run), saved_state(whole))
 
 
 def test_nan_weights_are_never_written_even_before_the_loss_is_checked(data, tmp_path, monkeypatch) -> None:

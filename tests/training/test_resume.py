@@ -239,6 +239,18 @@ def test_auto_resumes_the_newest_unfinished_run(data, tmp_path, monkeypatch) -> 
     assert train.resume("auto").run == run
 
 
+@pytest.fixture(scope="module")
+def once_killed(data, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("killed") / "run"
+    return killed(tiny_config(data, run=str(run), checkpoint_seconds=0.0))
+
+
+@pytest.fixture
+def broken_off(once_killed, tmp_path) -> Path:
+    """A copy of a killed run."""
+    return Path(shutil.copytree(once_killed, tmp_path / "run"))
+
+
 @pytest.mark.parametrize(
     ("line", "difference"),
     [
@@ -248,8 +260,8 @@ def test_auto_resumes_the_newest_unfinished_run(data, tmp_path, monkeypatch) -> 
         ("options: [positions=rotary]", "model: positions was 'learned', is 'rotary'"),
     ],
 )
-def test_run_with_edited_options_is_rejected_with_the_difference(data, tmp_path, line, difference) -> None:
-    run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
+def test_run_with_edited_options_is_rejected_with_the_difference(broken_off, line, difference) -> None:
+    run = broken_off
     name = line.partition(":")[0]
     lines = (run / "config.yaml").read_text().splitlines()
     kept = [text for text in lines if not text.startswith(f"{name}:")]
@@ -289,14 +301,13 @@ def test_new_images_are_ignored_and_changed_or_missing_ones_are_rejected(tmp_pat
         train.resume(stopped)
 
 
-def test_only_engine_options_may_change_on_resume(data, tmp_path) -> None:
-    run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
+def test_only_engine_options_may_change_on_resume(broken_off) -> None:
     with pytest.raises(UserError, match="'epochs' cannot change when a run is resumed"):
-        train.resume(run, epochs=9)
+        train.resume(broken_off, epochs=9)
 
 
-def test_run_locked_by_another_process_is_not_resumed(data, tmp_path) -> None:
-    run = killed(tiny_config(data, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
+def test_run_locked_by_another_process_is_not_resumed(broken_off) -> None:
+    run = broken_off
     ready, hold = os.pipe()
     child = os.fork()
     if child == 0:

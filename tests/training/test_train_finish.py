@@ -8,11 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.report import leave_empty
 from tests.training import tiny_config, write_folder
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
 from vitascope.model.classifier import build
+from vitascope.report import classification, internals, overview
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.checkpoint.folders import load_checkpoint
@@ -255,6 +257,7 @@ def test_signal_while_finishing_prints_how_to_resume(
     assert ("the model is saved in" in message) == (run / "model" / "config.json").is_file()
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     if place != "write_report":
+        leave_empty(monkeypatch, overview, classification, internals)
         again = message.split("continue with: vitascope ")[1].split()
         assert main([*again, "--device", "cpu"]) == 0
 
