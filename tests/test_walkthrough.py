@@ -23,6 +23,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.explain.figures import coarse
+from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.data.decoding import read_image
 from vitascope.run.run import Run
@@ -102,15 +104,16 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("reader")
     take_photos(folder / "photos")
     with contextlib.chdir(folder):
-        for text in blocks(ENGLISH, "sh"):
-            for line in text.replace("\\\n", " ").splitlines():
+        for line in "".join(blocks(ENGLISH, "sh")).replace("\\\n", " ").splitlines():
+            with undrawn():
                 assert main(shlex.split(line)[1:]) == 0, line
         yield folder
 
 
 def test_code_runs_and_every_shape_is_the_stated_one(reader: Path) -> None:
     """The English page; tests below compare the Chinese one's code, shapes and pictures with it."""
-    printed = run_page(ENGLISH)
+    with coarse():
+        printed = run_page(ENGLISH)
     assert len(printed) == len(blocks(ENGLISH, "text"))
     drawn = {path.name for path in (reader / "walkthrough").iterdir()}
     assert drawn == {path.name for path in PICTURES.iterdir()} == set(pictures(ENGLISH))

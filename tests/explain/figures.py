@@ -1,7 +1,10 @@
 """The visible content of a figure."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
+import matplotlib
 import matplotlib.text
 import numpy as np
 from matplotlib.figure import Figure
@@ -10,10 +13,17 @@ from PIL import Image
 from vitascope.explain import plots
 
 
+@contextlib.contextmanager
+def coarse() -> Iterator[None]:
+    """Save figures with a third of the usual pixels per inch, in less than half the time."""
+    with matplotlib.rc_context({"savefig.dpi": 40}):
+        yield
+
+
 def drawn(figure: Figure, tmp_path: Path) -> np.ndarray:
     """The figure as saved: pixels (H, W, 3)."""
-    figure.set_dpi(60)  # half of the default: drawn four times as fast
-    path = plots.save_figure(figure, tmp_path / "new" / "figure.png")
+    with coarse():
+        path = plots.save_figure(figure, tmp_path / "new" / "figure.png")
     assert path == tmp_path / "new" / "figure.png"
     with Image.open(path) as image:
         assert image.format == "PNG"

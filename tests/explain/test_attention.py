@@ -1,5 +1,6 @@
 """Attention of single layers, heads and patches, and attention layer by layer."""
 
+import itertools
 import weakref
 from typing import Any
 
@@ -36,13 +37,11 @@ def images_of(model: VisionTransformer, count: int = 3) -> Tensor:
     return random_images(count, model.config.in_channels, *model.config.image_hw)
 
 
-def directly(model: VisionTransformer, images: Tensor, layer: int, head: int | None) -> np.ndarray:
-    """The same map from the traced weights, in float64, image by image."""
-    attention = model.trace(images, attention=True).attention
-    assert attention is not None
+def directly(model: VisionTransformer, weights: Tensor, head: int | None) -> np.ndarray:
+    """The same map from a layer's traced weights (B, heads, T, T), in float64, image by image."""
     maps = []
-    for weights in attention[layer].detach().double().numpy():  # (heads, T, T)
-        maps.append(heatmap(model.config, weights.mean(axis=0) if head is None else weights[head]))
+    for each in weights.detach().double().numpy():
+        maps.append(heatmap(model.config, each.mean(axis=0) if head is None else each[head]))
     return np.stack(maps)
 
 
@@ -61,8 +60,13 @@ def test_shares_cover_exactly_the_pooled_tokens(options: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("method", METHODS)
-@of_every_model
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        *((options, SHAPES[index % 3]) for index, options in enumerate(MODELS.values())),
+        *((MODELS[name], shape) for name in ("class_token", "mean", "window") for shape in SHAPES),
+    ],
+)
 def test_heatmaps_have_the_patch_grid_and_a_maximum_of_one(
     method: Any, options: dict[str, Any], shape: dict[str, Any]
 ) -> None:
@@ -78,13 +82,18 @@ def test_heatmaps_have_the_patch_grid_and_a_maximum_of_one(
 
 
 @of_every_model
-@pytest.mark.parametrize("layer", [0, 1, 2, -1, -3])
-@pytest.mark.parametrize("head", [None, 0, 1])
-def test_map_equals_the_traced_weights(options: dict[str, Any], layer: int, head: int | None) -> None:
+def test_map_equals_the_traced_weights(options: dict[str, Any]) -> None:
     model = small_model(image_size=(16, 48), **options)
     images = images_of(model)
-    heat = explain.attention(model, images, layer, head).numpy()
-    np.testing.assert_allclose(heat, directly(model, images, layer, head), atol=1e-6, rtol=1e-5)
+    attention = model.trace(images, attention=True).attention
+    assert attention is not None
+    for layer, head in itertools.product([0, 1, 2, -1, -3], [None, 0, 1]):
+        heat, expected = (
+            explain.attention(model, images, layer, head),
+            directly(model, attention[layer], head),
+        )
+        message = f"layer {layer}, head {head}"
+        np.testing.assert_allclose(heat, expected, atol=1e-6, rtol=1e-5, err_msg=message)
 
 
 @of_every_model
@@ -277,18 +286,17 @@ def images_for_patch_attention(model: VisionTransformer, count: int = 2) -> Tens
     return random_images(count, model.config.in_channels, *model.config.image_hw)
 
 
-@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize(("layer", "head"), [(0, None), (1, 1), (-1, 0), (-3, None)])
-def test_map_is_the_patchs_row_of_the_traced_weights(
-    options: dict[str, Any], layer: int, head: int | None
-) -> None:
+@of_every_model
+def test_map_is_the_patchs_row_of_the_traced_weights(options: dict[str, Any]) -> None:
     model = small_model(image_size=(16, 48), **options)
     images = images_for_patch_attention(model)
     attention = model.trace(images, attention=True).attention
     assert attention is not None
-    weights = attention[layer].detach().double().numpy()  # (B, heads, T, T)
     gh, gw = model.config.grid
-    for row, column in ((0, 0), (1, 0), (0, gw - 1), (gh - 1, gw - 2)):
+    for (layer, head), (row, column) in itertools.product(
+        [(0, None), (1, 1), (-1, 0), (-3, None)], [(0, 0), (1, 0), (0, gw - 1), (gh - 1, gw - 2)]
+    ):
+        weights = attention[layer].detach().double().numpy()  # (B, heads, T, T)
         heat = patch_attention(model, images, (row, column), layer, head)
         assert heat.shape == (2, gh, gw)
         assert heat.dtype == torch.float32
@@ -303,7 +311,8 @@ def test_map_is_the_patchs_row_of_the_traced_weights(
                     )
                     pair = weights[image, :, query, key]
                     expected[k, m] = pair.mean() if head is None else pair[head]
-            np.testing.assert_allclose(heat[image], expected / expected.max(), atol=1e-5)
+            message = f"layer {layer}, head {head}, patch {(row, column)}"
+            np.testing.assert_allclose(heat[image], expected / expected.max(), atol=1e-5, err_msg=message)
 
 
 def test_patch_attention_defaults_to_the_last_layer_and_the_mean_of_heads() -> None:

@@ -123,9 +123,10 @@ def test_explanation_shows_the_picture_beside_its_heatmap(tmp_path: Path, pictur
     np.testing.assert_array_equal(right, plots.overlay(plots.enlarged(picture), heat))
 
 
-@pytest.mark.parametrize("count", [1, 3, 6])
 @pytest.mark.parametrize(
-    "picture", [noise(8, 8, 1), noise(20, 50), noise(30, 20)], ids=lambda picture: str(picture.shape)
+    ("picture", "count"),
+    [(noise(8, 8, 1), 1), (noise(8, 8, 1), 3), (noise(20, 50), 6), (noise(30, 20), 6)],
+    ids=["grey 1", "grey 3", "wide 6", "tall 6"],
 )
 def test_explanations_show_the_picture_and_each_method_under_its_name(
     tmp_path: Path, picture: np.ndarray, count: int
@@ -264,11 +265,15 @@ def test_heads_without_a_distance_are_excluded_from_the_means(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("picture", "tile"),
-    [(noise(8, 8, 1), (96, 96)), (noise(24, 48), (48, 96)), (noise(200, 100), (96, 48))],
-    ids=["grey", "wide", "tall"],
+    ("picture", "tile", "shape"),
+    [
+        (noise(8, 8, 1), (96, 96), (1, 1)),
+        (noise(8, 8, 1), (96, 96), (2, 5)),
+        (noise(24, 48), (48, 96), (2, 5)),
+        (noise(200, 100), (96, 48), (2, 5)),
+    ],
+    ids=["one head", "grey", "wide", "tall"],
 )
-@pytest.mark.parametrize("shape", [(1, 1), (2, 5)])
 def test_heads_are_laid_out_by_layer_and_head(
     tmp_path: Path, picture: np.ndarray, tile: tuple[int, int], shape: tuple[int, int]
 ) -> None:

@@ -1,14 +1,18 @@
 """Small models of every option with random weights, and random configurations."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
 
 from vitascope.data.preprocess import Preprocess
+from vitascope.model import vit
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
 from vitascope.model.positions import Layout
@@ -116,7 +120,19 @@ def small_config(**overrides: Any) -> ViTConfig:
 
 
 def small_model(seed: int = 0, **overrides: Any) -> VisionTransformer:
-    return randomize(VisionTransformer(small_config(**overrides)), seed).eval()
+    with uninitialized():
+        model = VisionTransformer(small_config(**overrides))
+    return randomize(model, seed).eval()
+
+
+@contextlib.contextmanager
+def uninitialized() -> Iterator[None]:
+    """Leave new weights empty, where `randomize` fills them all: initialization takes a third of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (nn.Linear, nn.Conv2d):
+            patch.setattr(kind, "reset_parameters", lambda layer: None)
+        patch.setattr(vit, "initialize", lambda *_: None)
+        yield
 
 
 def with_preprocess(model: AnyClassifier, preprocess: Preprocess) -> AnyClassifier:
@@ -151,7 +167,9 @@ def sequence(T: int) -> Layout:
 
 def small_resnet(seed: int = 0, **overrides: Any) -> ResNet:
     values: dict[str, Any] = {"image_size": 32, "num_classes": 5, "layers": (1, 2), "width": 4}
-    return randomize(ResNet(ResNetConfig.from_dict(values | overrides)), seed).eval()
+    with uninitialized():
+        model = ResNet(ResNetConfig.from_dict(values | overrides))
+    return randomize(model, seed).eval()
 
 
 def on_meta(config: ModelConfig) -> Classifier:
