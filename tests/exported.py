@@ -1,11 +1,13 @@
 """One small model, exported once per format for all tests that only read the file."""
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.data import noise
 from tests.model import small_model, with_preprocess
@@ -18,17 +20,24 @@ NAMES = ("ant", "bee", "cat", "dog", "emu")
 def exportable_model() -> VisionTransformer:
     """The model of the exported files; its preprocessing crops."""
     return with_preprocess(
-        small_model(class_names=NAMES, depth=1), Preprocess(image_size=(32, 32), crop_pct=0.9)
+        small_model(class_names=NAMES, depth=1),
+        Preprocess(image_size=(32, 32), crop_pct=0.9, interpolation="bilinear"),
     )
 
 
 def export_small(folder: Path, suffix: str) -> Path:
-    """Export the model to a file that takes pictures."""
+    """Export the model to a file that takes pictures, once for all processes of pytest-xdist."""
     from vitascope.deploy.export.export import export
     from vitascope.deploy.export.formats import FORMATS
 
     format = next(name for name, kind in FORMATS.items() if kind.suffix == suffix)
-    return export(exportable_model(), folder / f"small{suffix}", format=format, images=noise(40, 36)).path
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parents[1]  # this process's temporary folder lies in that of all processes
+    path = folder / f"small{suffix}"
+    with FileLock(folder / f"small{suffix}.lock"):
+        if not path.exists():
+            export(exportable_model(), path, format=format, images=noise(40, 36))
+    return path
 
 
 def write_copies(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:

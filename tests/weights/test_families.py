@@ -17,33 +17,25 @@ from vitascope.weights.preprocess import default_preprocess, preprocess_of
 from vitascope.weights.saving import save_pretrained
 from vitascope.weights.transfer import create_model
 
-MODELS = {
-    "ViT": {"embed_dim": 128, "num_heads": 2},
-    "ViT of JAX": {"embed_dim": 128, "num_heads": 2, "mlp": "gelu_tanh"},
-    "ViT with pre-logits": {"embed_dim": 128, "num_heads": 2, "head": "mlp"},
-    "ViT without a head": {"embed_dim": 128, "num_heads": 2, "head": "none"},
-    "DeiT distilled": {"embed_dim": 128, "num_heads": 2, "distillation_token": True},
-    "DeiT-III": {"embed_dim": 128, "num_heads": 2, "layer_scale": 1e-5, "position_prefix": False},
-    "DINOv2": {"embed_dim": 128, "num_heads": 2, "layer_scale": 1e-5, "head": "none"},
+BODY = {"embed_dim": 128, "num_heads": 2, "depth": 2}
+MODELS: dict[str, dict[str, object]] = {
+    "ViT": {**BODY},
+    "ViT of JAX": {**BODY, "mlp": "gelu_tanh"},
+    "ViT with pre-logits": {**BODY, "head": "mlp"},
+    "ViT without a head": {**BODY, "head": "none"},
+    "DeiT distilled": {**BODY, "distillation_token": True},
+    "DeiT-III": {**BODY, "layer_scale": 1e-5, "position_prefix": False},
+    "DINOv2": {**BODY, "layer_scale": 1e-5, "head": "none"},
     "DINOv2 with registers": {
-        "embed_dim": 128,
-        "num_heads": 2,
+        **BODY,
         "layer_scale": 1e-5,
         "head": "none",
         "num_registers": 4,
         "position_prefix": False,
     },
-    "DINOv2 giant": {
-        "embed_dim": 128,
-        "num_heads": 2,
-        "layer_scale": 1e-5,
-        "head": "none",
-        "mlp": "swiglu",
-        "mlp_ratio": 2.5,
-    },
+    "DINOv2 giant": {**BODY, "layer_scale": 1e-5, "head": "none", "mlp": "swiglu", "mlp_ratio": 2.5},
     "DINOv3": {
-        "embed_dim": 128,
-        "num_heads": 2,
+        **BODY,
         "positions": "rotary",
         "num_registers": 4,
         "norm_eps": 1e-5,
@@ -51,8 +43,8 @@ MODELS = {
         "layer_scale": 1e-5,
         "head": "none",
     },
-    "attention pooling": {"embed_dim": 128, "num_heads": 2, "pool": "map", "mlp": "gelu_tanh"},
-    "mean pooling": {"embed_dim": 128, "num_heads": 2, "pool": "mean", "mlp": "gelu_tanh"},
+    "attention pooling": {**BODY, "pool": "map", "mlp": "gelu_tanh"},
+    "mean pooling": {**BODY, "pool": "mean", "mlp": "gelu_tanh"},
 }
 
 
@@ -138,18 +130,29 @@ def test_a_bare_model_has_no_preprocessing_and_is_saved_with_the_default(tmp_pat
     assert create_model("vit_ti16", depth=1).preprocess == Preprocess(image_size=(224, 224))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_family_that_holds_a_model_keeps_its_logits(tmp_path: Path, name: str) -> None:
-    config = config_of(name)
-    model = small_model(**MODELS[name])
+@pytest.fixture(scope="module", params=MODELS)
+def written(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[VisionTransformer, dict[str, Path]]:
+    """A model, and its checkpoints by family."""
+    model, root = small_model(**MODELS[request.param]), tmp_path_factory.mktemp("written")
+    folders = {family: root / family for family in holders(model.config)}
+    for family, folder in folders.items():
+        to_family(FAMILIES[family], model, default_preprocess(model.config), folder)
+    return model, folders
+
+
+def test_every_family_that_holds_a_model_keeps_its_logits(
+    written: tuple[VisionTransformer, dict[str, Path]],
+) -> None:
+    model, folders = written
+    config = model.config
     images = random_images(2, config.in_channels, *config.image_hw)
     expected = model(images)
-    families = holders(config)
-    assert families[0] == "vitascope"
-    assert len(families) > 1
-    for family in families:
-        to_family(FAMILIES[family], model, default_preprocess(config), tmp_path / family)
-        loaded = from_pretrained(tmp_path / family, family=family)
+    assert next(iter(folders)) == "vitascope"
+    assert len(folders) > 1
+    for family, folder in folders.items():
+        loaded = from_pretrained(folder, family=family)
         loaded.config = loaded.config.replace(norm_eps=config.block.norm_eps)
         if FAMILIES[family].settled(config) == config:
             assert torch.equal(loaded(images), expected), family
@@ -157,16 +160,15 @@ def test_every_family_that_holds_a_model_keeps_its_logits(tmp_path: Path, name: 
             torch.testing.assert_close(loaded(images), expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_family_of_a_checkpoint_is_identified(tmp_path: Path, name: str) -> None:
+def test_the_family_of_a_checkpoint_is_identified(
+    written: tuple[VisionTransformer, dict[str, Path]],
+) -> None:
     """A checkpoint without a named family is identified as its writer's, or rejected as ambiguous."""
-    config = config_of(name)
-    preprocess = Preprocess(image_size=config.image_hw)
-    for family in holders(config):
-        to_family(FAMILIES[family], small_model(**MODELS[name]), preprocess, tmp_path / family)
+    _, folders = written
+    for family, folder in folders.items():
         try:
-            found = identify(tmp_path / family)[1].name
+            found = identify(folder)[1].name
         except CheckpointError as error:
-            assert f"deit:{tmp_path / family}" in str(error)  # noqa: PT017 - DeiT may read it, too
+            assert f"deit:{folder}" in str(error)  # noqa: PT017 - DeiT may read it, too
             continue
         assert found == family

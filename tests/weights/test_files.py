@@ -387,8 +387,8 @@ def hostile_files() -> Iterator[tuple[str, bytes, str]]:
     for length in (2**63 - 1, 2**64 - 1, 200 << 20):
         yield "model.safetensors", struct.pack("<Q", length) + b"{}", f"header of {length} bytes"
     yield "model.safetensors", struct.pack("<Q", 101 << 20) + b" " * (102 << 20), "the limit is 16777216"
-    many = {f"blocks.{i}": entry(0, 0, [0]) for i in range(100_000)}
-    yield "model.safetensors", safetensors_bytes(many), "100000 tensors; the limit is 20000"
+    many = {f"blocks.{i}": entry(0, 0, [0]) for i in range(30_000)}
+    yield "model.safetensors", safetensors_bytes(many), "30000 tensors; the limit is 20000"
     deep = b"[" * (10 << 20)
     yield "model.safetensors", struct.pack("<Q", len(deep)) + deep, "broken, truncated or not"
     for broken in (

@@ -21,7 +21,7 @@ from vitascope.deploy.export.quantize import (
     worst,
 )
 from vitascope.deploy.export.quantize_onnx import layers_of
-from vitascope.deploy.predict.runtimes import OnnxEngine, OpenVinoEngine
+from vitascope.deploy.predict.runtimes import ExportedEngine, OnnxEngine, OpenVinoEngine
 from vitascope.errors import UserError
 from vitascope.run.run import Run
 from vitascope.training.recipes import TrainConfig
@@ -58,18 +58,24 @@ def done(request: pytest.FixtureRequest, plain, labelled, tmp_path_factory) -> t
     return source, found
 
 
-def test_int8_file_opens_like_its_source_and_is_marked_as_int8(done) -> None:
+@pytest.fixture(scope="module")
+def engines(done) -> tuple[ExportedEngine, ExportedEngine]:
+    """The source, and the quantized file, in their runtime."""
     source, found = done
-    engine, before = (OPEN[source.suffix](path) for path in (found.files[0], source))
+    return OPEN[source.suffix](source), OPEN[source.suffix](found.files[0])
+
+
+def test_int8_file_opens_like_its_source_and_is_marked_as_int8(done, engines) -> None:
+    _, found = done
+    before, engine = engines
     assert engine.stored_precision == "int8"
     assert (engine.class_names, engine.preprocess) == (NAMES, before.preprocess)
     assert engine.input == before.input
     assert not [path for path in found.files[0].parent.iterdir() if path not in found.files]
 
 
-def test_int8_outputs_are_close_to_the_source(done) -> None:
-    source, found = done
-    after, before = (OPEN[source.suffix](path) for path in (found.files[0], source))
+def test_int8_outputs_are_close_to_the_source(engines) -> None:
+    before, after = engines
     pixels = torch.from_numpy(np.stack([before.pixels(noise(40, 36, seed=seed)) for seed in (90, 91, 92)]))
     exact, rounded = before.logits(pixels), after.logits(pixels)
     assert 0 < float((exact - rounded).abs().max()) < 0.1 * float(exact.abs().max())
@@ -98,10 +104,10 @@ def is_matrix(op: object) -> bool:
     return op.get_type_name() == "Constant" and len(op.get_output_shape(0)) == 2 and op.get_byte_size() > 32
 
 
-def test_comparison_counts_predictions_and_bytes(done, labelled) -> None:
-    source, found = done
+def test_comparison_counts_predictions_and_bytes(done, engines, labelled) -> None:
+    _, found = done
     comparison = found.comparison
-    engine = OPEN[source.suffix](found.files[0])
+    _, engine = engines
     answers = engine.predict([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
     assert (comparison.images, comparison.before.correct) == (40, 40)
     assert comparison.after.correct == comparison.same == int((answers == labelled.labels).sum())
@@ -265,8 +271,8 @@ def test_unreadable_test_pictures_are_named_and_too_many_are_rejected(
         compare_accuracy(engine, engine, ImageSet("test", [*PICTURES[:2], broken], labels[:3], NAMES))
 
 
-def test_calibration_count_is_in_the_file(done) -> None:
-    source, found = done
+def test_calibration_count_is_in_the_file(done, engines) -> None:
+    _, found = done
     path = found.files[0]
     if path.suffix == ".onnx":
         texts = {prop.key: prop.value for prop in onnx.load(path).metadata_props}
@@ -274,7 +280,7 @@ def test_calibration_count_is_in_the_file(done) -> None:
         model = openvino.Core().read_model(path)
         texts = {"calibration_images": str(model.get_rt_info(["vitascope", "calibration_images"]).value)}
     assert json.loads(texts["calibration_images"]) == found.calibration_images == 8
-    assert OPEN[source.suffix](path).metadata["calibration_images"] == "8"
+    assert engines[1].metadata["calibration_images"] == "8"
 
 
 def test_full_disk_is_reported_before_anything_is_written(
