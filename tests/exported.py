@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from tests.data import noise
 from tests.model import small_model, with_preprocess
@@ -29,12 +28,13 @@ def export_small(folder: Path, suffix: str) -> Path:
     """Export the model to a file that takes pictures, once for all processes of pytest-xdist."""
     from vitascope.deploy.export.export import export
     from vitascope.deploy.export.formats import FORMATS
+    from vitascope.storage import locked
 
     format = next(name for name, kind in FORMATS.items() if kind.suffix == suffix)
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parents[1]  # this process's temporary folder lies in that of all processes
     path = folder / f"small{suffix}"
-    with FileLock(folder / f"small{suffix}.lock"):
+    with locked(folder / f"small{suffix}.lock", wait=True):
         if not path.exists():
             export(exportable_model(), path, format=format, images=noise(40, 36))
     return path
