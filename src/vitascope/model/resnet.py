@@ -83,7 +83,8 @@ class StandardizedConv(nn.Conv2d):
 
     def reset_parameters(self) -> None:
         """He initialization by fan-in, for the same expected norm, and so the same pace, of every filter."""
-        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
+        if not self.weight.is_meta:  # there is nothing to fill, and trying takes a second
+            nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
@@ -163,8 +164,7 @@ class ResNetFeatures(nn.Module):
 
     def forward(self, images: Tensor, trace: Trace | None = None) -> Tensor:
         maps = F.relu(self.root(images))
-        if self.pools:
-            maps = max_pool(maps)  # (B, width, H/4, W/4)
+        maps = max_pool(maps) if self.pools else maps  # (B, width, H/4, W/4) with the pool
         if trace is not None:
             trace.keep("root", maps)
         for index, stage in enumerate(self.stages):
