@@ -1,7 +1,8 @@
 """Models of transformers, in its own folders, against our loaded models, both ways."""
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.model import random_images, randomize, small_model
+from tests.peers.comparison import relative_error
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
@@ -28,6 +30,7 @@ transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
 
 FAMILY = HuggingFace()
+Saved = Callable[[str], tuple[nn.Module, Path]]
 SIZES = {
     "hidden_size": 48,
     "num_hidden_layers": 2,
@@ -115,10 +118,17 @@ def peer_model(case: str, **changes: Any) -> nn.Module:
     return randomize(cls(config, **pooling)).eval()
 
 
-def saved(case: str, folder: Path, **changes: Any) -> nn.Module:
-    peer = peer_model(case, **changes)
-    peer.save_pretrained(folder)
-    return peer
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """transformers' model of a case and its saved folder, both only to read."""
+
+    @functools.cache
+    def save(case: str) -> tuple[nn.Module, Path]:
+        peer, folder = peer_model(case), tmp_path_factory.mktemp("theirs")
+        peer.save_pretrained(folder)
+        return peer, folder
+
+    return save
 
 
 def read_folder(folder: Path) -> Source:
@@ -176,12 +186,6 @@ def outputs(peer: nn.Module, images: Tensor, **options: Any) -> tuple[Tensor, tu
     return result.last_hidden_state[:, 0] if logits is None else logits, result.attentions
 
 
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest expected magnitude."""
-    assert actual.shape == expected.shape
-    return ((actual - expected).abs().max() / expected.abs().max()).item()
-
-
 def assert_agrees(ours: VisionTransformer, peer: nn.Module) -> None:
     images = random_images(2, ours.config.in_channels, *ours.config.image_hw)
     expected, attention = outputs(peer, images)
@@ -196,9 +200,9 @@ def assert_agrees(ours: VisionTransformer, peer: nn.Module) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_outputs_and_attention_equal_transformers_both_ways(case: str, tmp_path: Path) -> None:
-    peer = saved(case, tmp_path / "theirs")
-    ours = ours_from(read_folder(tmp_path / "theirs"))
+def test_outputs_and_attention_equal_transformers_both_ways(case: str, saved: Saved, tmp_path: Path) -> None:
+    peer, folder = saved(case)
+    ours = ours_from(read_folder(folder))
     for option, value in CASES[case][2].items():
         assert ours.config.option(option) == value, option
     assert_agrees(ours, peer)
@@ -215,9 +219,9 @@ def test_outputs_and_attention_equal_transformers_both_ways(case: str, tmp_path:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_in_memory_names_of_version_5_are_read(case: str, tmp_path: Path) -> None:
-    peer = saved(case, tmp_path)
-    expected = ours_from(read_folder(tmp_path)).state_dict()
+def test_in_memory_names_of_version_5_are_read(case: str, saved: Saved) -> None:
+    peer, folder = saved(case)
+    expected = ours_from(read_folder(folder)).state_dict()
     in_memory = Source(name="in memory", tensors=peer.state_dict(), config=peer.config.to_dict())
     state = ours_from(in_memory).state_dict()
     assert state.keys() == expected.keys()
@@ -226,9 +230,8 @@ def test_in_memory_names_of_version_5_are_read(case: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("case", ["vit", "deit with teacher", "dinov2 classifier", "registers, classifier"])
-def test_classifier_without_its_prefix_is_read(case: str, tmp_path: Path) -> None:
-    saved(case, tmp_path)
-    source = read_folder(tmp_path)
+def test_classifier_without_its_prefix_is_read(case: str, saved: Saved) -> None:
+    source = read_folder(saved(case)[1])
     prefix = f"{source.config['model_type']}."
     bare = {name.removeprefix(prefix): tensor for name, tensor in source.tensors.items()}
     assert bare.keys() != source.tensors.keys()
@@ -242,12 +245,12 @@ def test_classifier_without_its_prefix_is_read(case: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("case", ["vit", "deit", "deit with teacher", "dinov2", "registers", "dinov3"])
 @pytest.mark.parametrize("size", [(48, 48), (16, 40), (24, 16), (64, 16)])
 @torch.no_grad()
-def test_other_image_sizes_equal_transformers(case: str, size: tuple[int, int], tmp_path: Path) -> None:
-    peer = saved(case, tmp_path)
+def test_other_image_sizes_equal_transformers(case: str, size: tuple[int, int], saved: Saved) -> None:
+    peer, folder = saved(case)
     images = random_images(2, 3, *size)
     asked = {"interpolate_pos_encoding": True} if case.startswith(("vit", "deit")) else {}
     expected, attention = outputs(peer, images, **asked)
-    ours = ours_from(read_folder(tmp_path))
+    ours = ours_from(read_folder(folder))
     assert relative_error(ours(images), expected) < 1e-5
     trace = ours.trace(images, attention=True)
     assert trace.attention is not None
@@ -345,9 +348,8 @@ def test_conversion_reports_the_changed_interpolation_rule() -> None:
     assert changes(FAMILY, ViTConfig().replace(positions="rotary", head="none")) == []
 
 
-def test_missing_extra_and_misshapen_tensors_are_listed(tmp_path: Path) -> None:
-    saved("vit", tmp_path)
-    source = FAMILY.arriving(read_folder(tmp_path))
+def test_missing_extra_and_misshapen_tensors_are_listed(saved: Saved) -> None:
+    source = FAMILY.arriving(read_folder(saved("vit")[1]))
     config = FAMILY.read_config(source)
     del source.tensors["encoder.layer.1.attention.attention.key.bias"]
     source.tensors["decoder.0.weight"] = torch.zeros(3)
@@ -364,25 +366,23 @@ def test_missing_extra_and_misshapen_tensors_are_listed(tmp_path: Path) -> None:
         assert part in str(refusal.value)
 
 
-def test_layers_missing_from_the_file_are_listed(tmp_path: Path) -> None:
-    saved("vit", tmp_path)
-    source = read_folder(tmp_path)
+def test_layers_missing_from_the_file_are_listed(saved: Saved) -> None:
+    source = read_folder(saved("vit")[1])
     tensors = {name: tensor for name, tensor in source.tensors.items() if "layer.1." not in name}
     with pytest.raises(CheckpointError, match=r"missing encoder\.layer\.1\."):
         ours_from(Source(name="cut", tensors=tensors, config=source.config))
 
 
-def test_name_with_and_without_prefix_is_rejected(tmp_path: Path) -> None:
-    saved("vit", tmp_path)
-    source = read_folder(tmp_path)
+def test_name_with_and_without_prefix_is_rejected(saved: Saved) -> None:
+    source = read_folder(saved("vit")[1])
     source.tensors["layernorm.bias"] = torch.zeros(48)
     with pytest.raises(CheckpointError, match=r"layernorm\.bias twice"):
         FAMILY.arriving(source)
 
 
-def test_a_pooler_beside_a_classifier_is_not_read(tmp_path: Path) -> None:
-    peer = saved("vit", tmp_path)
-    source = read_folder(tmp_path)
+def test_a_pooler_beside_a_classifier_is_not_read(saved: Saved) -> None:
+    peer, folder = saved("vit")
+    source = read_folder(folder)
     source.tensors["vit.pooler.dense.weight"] = torch.ones(48, 48)
     source.tensors["vit.pooler.dense.bias"] = torch.ones(48)
     images = random_images(2, 3, 32, 32)
@@ -407,19 +407,18 @@ def test_a_pooler_beside_a_classifier_is_not_read(tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_configuration_is_rejected(
-    case: str, changed: dict[str, Any], reason: str, tmp_path: Path
+    case: str, changed: dict[str, Any], reason: str, saved: Saved
 ) -> None:
-    saved(case, tmp_path)
-    source = FAMILY.arriving(read_folder(tmp_path))
+    source = FAMILY.arriving(read_folder(saved(case)[1]))
     told = Source(name="changed", tensors=source.tensors, config={**source.config, **changed})
     with pytest.raises(UserError, match=reason):
         FAMILY.read_config(told)
 
 
-def test_without_config_json_the_architecture_must_be_given(tmp_path: Path) -> None:
-    peer = saved("deit", tmp_path)
-    whole = FAMILY.arriving(read_folder(tmp_path))
-    bare = Source(name="model.safetensors", tensors=load_file(tmp_path / "model.safetensors"))
+def test_without_config_json_the_architecture_must_be_given(saved: Saved) -> None:
+    peer, folder = saved("deit")
+    whole = FAMILY.arriving(read_folder(folder))
+    bare = Source(name="model.safetensors", tensors=load_file(folder / "model.safetensors"))
     assert FAMILY.recognizes(bare)
     bare = FAMILY.arriving(bare)
     with pytest.raises(CheckpointError, match=r"config=ViTConfig\("):
@@ -438,9 +437,8 @@ def test_other_models_are_not_recognized() -> None:
 
 
 @pytest.mark.parametrize("case", ["vit", "deit", "dinov2 classifier", "registers, classifier", "dinov3"])
-def test_empty_configuration_means_the_defaults_of_its_class(case: str, tmp_path: Path) -> None:
-    saved(case, tmp_path)
-    source = read_folder(tmp_path)
+def test_empty_configuration_means_the_defaults_of_its_class(case: str, saved: Saved) -> None:
+    source = read_folder(saved(case)[1])
     defaults = getattr(transformers, CASES[case][0]).config_class()
     told = Source(name="silent", tensors=source.tensors, config={"model_type": source.config["model_type"]})
     config = FAMILY.read_config(FAMILY.arriving(told))
@@ -458,21 +456,21 @@ def test_empty_configuration_means_the_defaults_of_its_class(case: str, tmp_path
 
 def test_class_names_survive_a_round_trip(tmp_path: Path) -> None:
     names = ("crane", "drake", "crane", "1", "", "ö", "x")  # ImageNet has two cranes
-    saved("vit", tmp_path / "theirs", id2label=dict(enumerate(names)))
+    peer_model("vit", id2label=dict(enumerate(names))).save_pretrained(tmp_path / "theirs")
     ours = ours_from(read_folder(tmp_path / "theirs"))
     assert ours.config.class_names == names
     to_family(FAMILY, ours, preprocess_of(ours.config), tmp_path / "back")
     assert loaded_by_peer(ours.config, tmp_path / "back").config.id2label == dict(enumerate(names))
 
 
-def test_generic_class_names_are_ignored(tmp_path: Path) -> None:
-    saved("vit", tmp_path)
-    assert read_folder(tmp_path).config["id2label"]["6"] == "LABEL_6"
-    assert ours_from(read_folder(tmp_path)).config.class_names == ()
+def test_generic_class_names_are_ignored(saved: Saved) -> None:
+    source = read_folder(saved("vit")[1])
+    assert source.config["id2label"]["6"] == "LABEL_6"
+    assert ours_from(source).config.class_names == ()
 
 
 def test_class_names_are_ordered_by_number(tmp_path: Path) -> None:
-    saved("vit", tmp_path, num_labels=12)
+    peer_model("vit", num_labels=12).save_pretrained(tmp_path)
     numbers = sorted(map(str, range(12)))  # "10" before "2", as in JSON with sorted keys
     file = tmp_path / "config.json"
     names = {"id2label": {number: f"class {number}" for number in numbers}}
@@ -484,9 +482,8 @@ def test_class_names_are_ordered_by_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [6, 8])
-def test_names_of_a_different_number_of_classes_are_ignored(count: int, tmp_path: Path) -> None:
-    saved("vit", tmp_path)
-    source = FAMILY.arriving(read_folder(tmp_path))
+def test_names_of_a_different_number_of_classes_are_ignored(count: int, saved: Saved) -> None:
+    source = FAMILY.arriving(read_folder(saved("vit")[1]))
     names = {str(index): f"class {index}" for index in range(count)}
     told = Source(name="renamed", tensors=source.tensors, config={**source.config, "id2label": names})
     assert FAMILY.read_config(told).class_names == ()

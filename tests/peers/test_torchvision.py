@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.model import random_images, randomize, small_config, small_model
 from tests.peers.comparison import relative_error
+from tests.peers.uninitialized import uninitialized
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
@@ -47,7 +48,9 @@ PUBLISHED = [
 
 def peer(**arguments: Any) -> nn.Module:
     """torchvision's model, every parameter random."""
-    return randomize(torchvision.models.VisionTransformer(**arguments)).eval()
+    with uninitialized():
+        model = torchvision.models.VisionTransformer(**arguments)
+    return randomize(model).eval()
 
 
 def opened(path: Path) -> Source:
@@ -59,8 +62,9 @@ def opened(path: Path) -> Source:
 def loaded(source: Source) -> VisionTransformer:
     config = FAMILY.read_config(source)
     state = from_family(FAMILY, source, config)
-    model = VisionTransformer(config)
-    model.load_state_dict(state)
+    with torch.device("meta"):
+        model = VisionTransformer(config)
+    model.load_state_dict(state, assign=True)
     return model.eval()
 
 
@@ -96,7 +100,7 @@ def test_outputs_and_attention_equal_torchvision_both_ways(arguments: dict[str, 
         assert relative_error(found, expected) < 1e-5
 
     [file] = to_family(FAMILY, ours, plain_preprocess(ours), tmp_path / "written")
-    again = torchvision.models.VisionTransformer(**arguments).eval()
+    again = peer(**arguments)
     again.load_state_dict(torch.load(file, weights_only=True), strict=True)
     assert relative_error(again(images), logits) < 1e-5
     for name, tensor in loaded(opened(file)).state_dict().items():
@@ -222,6 +226,8 @@ def test_missing_extra_and_misshapen_keys_are_listed(tmp_path: Path) -> None:
 def test_any_misshapen_tensor_is_rejected_in_one_line(shape: tuple[int, ...]) -> None:
     state = peer(**PEERS["representation"]).state_dict()
     for name in state:
+        if "encoder_layer_1" in name:  # like those of the first layer
+            continue
         source = Source(name="altered.pth", tensors={**state, name: torch.zeros(shape)})
         with pytest.raises(CheckpointError, match=r"^altered\.pth: "):
             loaded(FAMILY.arriving(source))

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.model import random_images, randomize
+from tests.peers.uninitialized import uninitialized
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.timm import Timm
@@ -65,7 +66,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "R+ViT-Ti/16": ("vit_tiny_r_s16_p8_224", {**SMALL, "in_chans": 1}),
     "R26+ViT-S/32": ("vit_small_r26_s32_224", {**SMALL, "img_size": (64, 96)}),
-    "R50+ViT-B/16": ("vit_base_r50_s16_224", SMALL),
     "R50+ViT-B/32 on R50/16": ("vit_base_r50_s16_224", {**SMALL, "patch_size": 2, "global_pool": "avg"}),
     "R50+ViT-L/32": ("vit_large_r50_s32_224", SMALL),
 }
@@ -74,7 +74,13 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 def peer_model(case: str) -> nn.Module:
     """timm's model, with every parameter random."""
     name, options = (MODELS | HYBRIDS)[case]
-    return randomize(timm.create_model(name, **options)).eval()
+    return random_model(name, **options)
+
+
+def random_model(name: str, **options: Any) -> nn.Module:
+    with uninitialized():
+        peer = timm.create_model(name, **options)
+    return randomize(peer).eval()
 
 
 def saved(peer: nn.Module, folder: Path, **options: Any) -> Source:
@@ -94,15 +100,18 @@ def opened(folder: Path) -> Source:
 
 
 def loaded(source: Source) -> VisionTransformer:
-    ours = VisionTransformer(TIMM.read_config(source))
-    ours.load_state_dict(from_family(TIMM, source, ours.config), strict=True)
+    config = TIMM.read_config(source)
+    with torch.device("meta"):
+        ours = VisionTransformer(config)
+    ours.load_state_dict(from_family(TIMM, source, config), strict=True, assign=True)
     return ours.eval()
 
 
 def in_timm(ours: VisionTransformer, folder: Path) -> nn.Module:
     """timm's model, loaded strictly from a folder that we write."""
     to_family(TIMM, ours, default_preprocess(ours.config), folder)
-    peer = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    with uninitialized():
+        peer = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     assert_same_state(peer.state_dict(), load_file(folder / "model.safetensors"))
     return peer
 
