@@ -164,7 +164,8 @@ class ResNetFeatures(nn.Module):
 
     def forward(self, images: Tensor, trace: Trace | None = None) -> Tensor:
         maps = F.relu(self.root(images))
-        maps = max_pool(maps) if self.pools else maps  # (B, width, H/4, W/4) with the pool
+        if self.pools:
+            maps = max_pool(maps)  # (B, width, H/4, W/4)
         if trace is not None:
             trace.keep("root", maps)
         for index, stage in enumerate(self.stages):
