@@ -7,7 +7,7 @@ extra row for the precision that `auto` chooses. It takes bytes, so its time inc
 softmax. The peers are the bare models on images that are already normalized and in their dtype. Without
 --model, every entrant has random weights of its own and 1,000 classes; with a model folder, all have its
 weights. --data, any labelled images for `vitascope evaluate`, adds each of our entrants' agreement with fp32
-and its top-1 accuracy. --exported adds files of `vitascope export --input pixels`, for example in int8.
+and its top-1 accuracy. --exported adds files of `vitascope export --input tensors`, for example in int8.
 `benchmarks/grow.py` makes a trained ViT-B/16. The script takes about 4 minutes on 2 idle cores.
 """
 

@@ -21,7 +21,7 @@ RUNTIMES: dict[str, tuple[str, type[ExportedEngine]]] = {
 
 
 def exported_entrant(path: Path, precision: str, config: ModelConfig, batch_size: int) -> Entrant:
-    """A file of `vitascope export --input pixels` in fp32, bf16 (OpenVINO only) or int8 (int8 files only)."""
+    """A file of `vitascope export --input tensors` in fp32, in bf16 (OpenVINO only), or as it is in int8."""
     name, _ = RUNTIMES[path.suffix]
     return Entrant(
         name=f"vitascope, {name}",
