@@ -41,5 +41,10 @@ def test_batch_size_does_not_change_heatmaps(name: str) -> None:
     torch.testing.assert_close(METHODS[name](model, images, 1, batch_size=2), expected, atol=1e-4, rtol=0)
 
 
-def test_call_without_a_hook_does_nothing() -> None:
+def test_hook_is_called_only_inside_its_block() -> None:
+    calls: list[str] = []
     call_hook()
+    with before_each_forward(lambda: calls.append("inside")):
+        call_hook()
+    call_hook()
+    assert calls == ["inside"]

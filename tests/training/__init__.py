@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vitascope.report import write
@@ -62,3 +63,19 @@ def undrawn() -> Iterator[None]:
         patch.setattr(train, "write_report", lambda run, **_: run.report)
         patch.setattr(train, "remove_checkpoints", lambda run: None)
         yield
+
+
+def assert_bitwise(one: Any, other: Any) -> None:
+    """Compare nested states; tensors bitwise."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert_bitwise(one[name], other[name])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_bitwise(mine, theirs)
+    else:
+        assert one == other

@@ -1,9 +1,14 @@
-"""Tiny runs skip fsync, except in the tests of it."""
+"""Data and weights that tests only read; tiny runs skip fsync, except in the tests of it."""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.model import small_model
+from tests.training import write_folder
+from vitascope.weights.saving import save_pretrained
 
 WRITING = ("test_faults.py", "test_folders.py")
 
@@ -14,3 +19,21 @@ def _no_fsync(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.path.name not in WRITING:
             patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of 16 pixels."""
+    return write_folder(tmp_path_factory.mktemp("data") / "greys")
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of 300 pixels."""
+    return write_folder(tmp_path_factory.mktemp("photos") / "photos", per_class=6, side=300)
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder."""
+    return save_pretrained(small_model(), tmp_path_factory.mktemp("weights") / "small")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training import tiny_config, undrawn, write_folder
+from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import open_data
@@ -58,20 +58,6 @@ def steps(trainer: Trainer, epoch: int = 0) -> list[float]:
 
 def weights_of(trainer: Trainer) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trainer.module.parameters()])
-
-
-def assert_bitwise(one: Any, other: Any) -> None:
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for name in one:
-            assert_bitwise(one[name], other[name])
-    elif isinstance(one, list):
-        for mine, theirs in zip(one, other, strict=True):
-            assert_bitwise(mine, theirs)
-    else:
-        assert one == other
 
 
 def saved_state(run: Path) -> dict[str, Any]:

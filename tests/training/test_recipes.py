@@ -1,13 +1,10 @@
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.model import small_model
-from tests.training import write_folder
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
@@ -15,7 +12,6 @@ from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import augmentation_of
 from vitascope.training.optim import MOMENTUM, learning_rate
 from vitascope.training.recipes import GROUP_OF, RECIPES, TrainConfig, default_recipe
-from vitascope.weights.saving import save_pretrained
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -195,21 +191,6 @@ def test_file_that_is_not_a_configuration_is_rejected(tmp_path, text: str) -> No
 
 
 # Runs of the recipes
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("photos") / "photos", per_class=6, side=300)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> Path:
-    return save_pretrained(small_model(), tmp_path_factory.mktemp("weights") / "small")
 
 
 @pytest.mark.parametrize("side", [16, 300])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training import tiny_config, undrawn, write_folder
+from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope.data.loading import Loader
 from vitascope.errors import UserError
 from vitascope.run.run import Run
@@ -104,21 +104,6 @@ def final_state(run: Path) -> dict[str, Any]:
     step, state = load_checkpoint_at(checkpoints(run)[-1])
     assert step == 5 * Run(run).config["epochs"]
     return {name: state[name] for name in ("model", "average", "optimizer")}
-
-
-def assert_bitwise(one: Any, other: Any) -> None:
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for name in one:
-            assert_bitwise(one[name], other[name])
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for mine, theirs in zip(one, other, strict=True):
-            assert_bitwise(mine, theirs)
-    else:
-        assert one == other
 
 
 def recorded(run: Path) -> list[dict[str, Any]]:

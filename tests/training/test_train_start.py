@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.model import small_model
-from tests.training import tiny_config, write_folder
+from tests.training import tiny_config
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
@@ -25,22 +25,6 @@ from vitascope.training.tasks.classify import Classify
 from vitascope.training.train import make_task, start_model
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("photos") / "photos", per_class=6, side=300)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> Path:
-    return save_pretrained(small_model(), tmp_path_factory.mktemp("weights") / "small")
-
 
 # Several processes
 

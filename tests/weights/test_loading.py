@@ -1,16 +1,16 @@
 """The model folder: saved and loaded completely, or rejected with every reason."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.model import random_images, small_config, small_model, with_preprocess
+from tests.weights import assert_same_state, edit, edit_config
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.pruning import merge_tokens
 from vitascope.errors import UserError
@@ -32,26 +32,6 @@ def named_model(**overrides: object) -> VisionTransformer:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return save_pretrained(named_model(), tmp_path / "model")
-
-
-def assert_same_state(ours: VisionTransformer, others: VisionTransformer) -> None:
-    expected = others.state_dict()
-    assert list(ours.state_dict()) == list(expected)
-    for name, value in ours.state_dict().items():
-        assert value.dtype == expected[name].dtype
-        assert torch.equal(value, expected[name]), name
-
-
-def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    """Change the tensors in a model folder."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
-def edit_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 # --- round trip

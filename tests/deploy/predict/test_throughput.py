@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.model import small_model
 from vitascope.deploy.predict import throughput
@@ -167,8 +168,10 @@ def test_bf16_is_skipped_on_devices_that_emulate_it(folder: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_matrix_product_can_be_timed_in_any_precision(dtype: torch.dtype) -> None:
-    product(3, 8, 5, dtype, torch.device("cpu"))()
+def test_a_timed_matrix_product_has_its_operations_in_any_precision(dtype: torch.dtype) -> None:
+    with FlopCounterMode(display=False) as counter:
+        product(3, 8, 5, dtype, torch.device("cpu"))()
+    assert counter.get_total_flops() == 2 * 3 * 8 * 5
 
 
 def test_the_ceiling_is_the_fastest_product(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

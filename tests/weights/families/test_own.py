@@ -1,15 +1,14 @@
 """ResNets in our own format: saved and loaded completely, or rejected with every reason."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.model import random_images, small_model, small_resnet, with_preprocess
+from tests.weights import assert_same_state, edit, edit_config
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.resnet import ResNet
@@ -35,24 +34,6 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def vit(tmp_path: Path) -> Path:
     return save_pretrained(small_model(), tmp_path / "vit")
-
-
-def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
-def edit_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def assert_same_state(ours: torch.nn.Module, others: torch.nn.Module) -> None:
-    expected = others.state_dict()
-    assert list(ours.state_dict()) == list(expected)
-    for name, value in ours.state_dict().items():
-        assert torch.equal(value, expected[name]), name
 
 
 # --- round trip
