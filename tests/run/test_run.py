@@ -44,6 +44,13 @@ def test_a_run_opens_with_its_configuration(tmp_path: Path) -> None:
         Run.open(tmp_path)
 
 
+def test_a_run_takes_its_folder_as_text_and_shows_it(tmp_path: Path) -> None:
+    path = created(tmp_path / "r").path
+    assert Run(str(path)) == Run(path)
+    assert Run(str(path)).config["data"] == "digits"
+    assert repr(Run(path)) == f"Run({path})"
+
+
 def test_a_run_can_be_pickled(tmp_path: Path) -> None:
     run = created(tmp_path / "r")
     assert run.config == pickle.loads(pickle.dumps(run)).config  # noqa: S301 - ours
@@ -101,6 +108,11 @@ def test_a_folder_that_is_no_run_is_rejected(tmp_path: Path, config: str | None,
         (tmp_path / "config.yaml").write_text(config)
     with pytest.raises(UserError, match=message):
         Run.open(tmp_path).config  # noqa: B018
+
+
+def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none/config\.yaml cannot be read: No such file"):
+        Run(tmp_path / "none").config  # noqa: B018 - reads the file
 
 
 def test_a_broken_environment_is_named(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def own_test_images(ref: str) -> ImageSet:
     """The test images of a run; UserError for any other MODEL, or if the data are gone."""
     from vitascope.run.run import Run
 
-    run = Run(Path(ref))
+    run = Run(ref)
     if not run.exists:
         raise UserError(f"{ref} is not a run folder, so it has no test images: give a PICTURE or DATA")
     return run.test_images()

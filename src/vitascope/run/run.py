@@ -66,7 +66,7 @@ class RunData:
         return images
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(init=False, repr=False)
 class Run:
     """A run folder. `Run.open` and `Run.create` make sure that it is one.
 
@@ -87,7 +87,8 @@ class Run:
 
     path: Path
 
-    def __post_init__(self) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
         self.config_file = self.path / layout.CONFIG
         self.metrics_file = self.path / layout.METRICS
         self.checkpoints = self.path / layout.CHECKPOINTS
@@ -96,10 +97,13 @@ class Run:
         self.figures = self.path / layout.FIGURES
         self.report = self.path / layout.REPORT
 
+    def __repr__(self) -> str:
+        return f"Run({self.path})"
+
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Run:
         """An existing run; another folder is a `UserError`."""
-        run = cls(Path(folder))
+        run = cls(folder)
         if not run.exists:
             raise UserError(f"{folder}: not a run folder (it has no {layout.CONFIG})")
         return run
@@ -277,6 +281,8 @@ class Run:
     def _read(path: Path, parse: Callable[[str], Any]) -> Any:
         try:
             return parse(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}") from error
         except (yaml.YAMLError, ValueError) as error:
             reason = " ".join(str(error).split())  # YAML's own takes several lines
             raise UserError(f"{path} is broken: {reason}") from error
@@ -286,7 +292,7 @@ def load_with_run(model: Classifier | str | os.PathLike[str]) -> tuple[Classifie
     """A model, loaded if it is a MODEL reference, and its run if that is a run folder."""
     if not isinstance(model, str | os.PathLike):
         return model, None
-    run = Run(Path(model))
+    run = Run(model)
     return from_pretrained(model), run if run.exists else None
 
 
