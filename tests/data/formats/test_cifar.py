@@ -95,7 +95,7 @@ def expected(classes: int, seeds: range) -> dict[bytes, str]:
     return found
 
 
-def check(splits: Splits, classes: int) -> None:
+def assert_splits(splits: Splits, classes: int) -> None:
     train_seeds = range(5) if classes == 10 else range(1)
     assert splits.test is not None
     assert splits.channels == 3
@@ -117,24 +117,20 @@ def test_every_form_is_read_packed_and_unpacked(tmp_path: Path, form: str, kind:
         path = write_tar(tmp_path / "set.tar", files, below=f"{folder}/", mode=kind)
     before = sorted(tmp_path.rglob("*"))
     assert Cifar().matches(path)
-    check(open_data(str(path), seed=3), int(form.split("-")[0]))
+    assert_splits(open_data(str(path), seed=3), int(form.split("-")[0]))
     assert sorted(tmp_path.rglob("*")) == before  # nothing is unpacked
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
 @pytest.mark.parametrize("keys", [str, bytes])
 def test_pickles_of_any_protocol_and_kind_of_key_are_read(tmp_path: Path, protocol: int, keys: type) -> None:
-    check(
-        Cifar().open(
-            str(write_folder(tmp_path, cifar_files("10-python", protocol=protocol, keys=keys))), seed=0
-        ),
-        10,
-    )
+    folder = write_folder(tmp_path, cifar_files("10-python", protocol=protocol, keys=keys))
+    assert_splits(Cifar().open(str(folder), seed=0), 10)
 
 
 def test_other_members_and_their_order_do_not_matter(tmp_path: Path) -> None:
     files = {"file.txt~": b"note", **dict(reversed(cifar_files("100-python").items())), "readme.html": b"hi"}
-    check(open_data(str(write_tar(tmp_path / "c.tgz", files))), 100)
+    assert_splits(open_data(str(write_tar(tmp_path / "c.tgz", files))), 100)
 
 
 def test_validation_depends_on_the_seed_and_test_does_not(tmp_path: Path) -> None:
@@ -215,7 +211,9 @@ def test_batches_that_are_not_cifar_are_rejected(tmp_path: Path, values: dict, f
 
 def test_labels_may_be_an_array(tmp_path: Path) -> None:
     labels = np.array(batch(10, 1, 1)[1], np.int32)
-    check(Cifar().open(str(write_folder(tmp_path, damaged("data_batch_2", labels=labels))), seed=0), 10)
+    assert_splits(
+        Cifar().open(str(write_folder(tmp_path, damaged("data_batch_2", labels=labels))), seed=0), 10
+    )
 
 
 @pytest.mark.parametrize("names", [["a"] * 10, ["a", "b"], "names", None, [1] * 10, [*"abcdefghi", " "]])

@@ -153,7 +153,7 @@ def write(folder: Path, spread: bool) -> None:
             torch.save(whole, folder / optimizer / "whole.pt")
 
 
-def read(folder: Path, spread: bool) -> None:
+def assert_resumes(folder: Path, spread: bool) -> None:
     """Restore the same runs bitwise, and take one more step."""
     for optimizer in OPTIMIZERS:
         restored = Run(optimizer, spread)
@@ -181,16 +181,16 @@ def test_each_process_writes_its_shards_and_the_manifest_lists_them(saved: Path)
 
 
 def test_sharded_run_resumes_in_one_process(saved: Path) -> None:
-    read(saved, spread=False)
+    assert_resumes(saved, spread=False)
 
 
 def test_sharded_run_resumes_in_more_processes(saved: Path, tmp_path: Path) -> None:
-    in_processes(3, lambda: read(saved, spread=True), tmp_path / "meeting")
+    in_processes(3, lambda: assert_resumes(saved, spread=True), tmp_path / "meeting")
 
 
 def test_run_of_one_process_resumes_sharded(tmp_path: Path) -> None:
     write(tmp_path, spread=False)
-    in_processes(2, lambda: read(tmp_path, spread=True), tmp_path / "meeting")
+    in_processes(2, lambda: assert_resumes(tmp_path, spread=True), tmp_path / "meeting")
 
 
 @pytest.mark.parametrize(
