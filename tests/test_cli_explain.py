@@ -73,6 +73,17 @@ def test_every_setting_of_a_method_is_an_option_and_unset_by_default() -> None:
         assert getattr(Explain(model="m"), name) is None, name
 
 
+def test_figure_below_a_file_is_one_clear_line(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "seen.png"
+    assert main(["explain", "runs/tiny", PICTURE, "--out", str(out)]) == 2
+    assert f"{out}: the figure cannot be written: File exists" in capsys.readouterr().err
+
+
 def test_help_names_the_default_method(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["explain", "--help"])

@@ -257,6 +257,12 @@ def test_a_folder_inside_the_data_is_rejected(tmp_path: Path) -> None:
         pack(data, Path(data) / "train" / ".." / "shards")
 
 
+def test_a_folder_below_a_file_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file: cannot write there: a file, not a folder"):
+        pack(pictures(tmp_path, 2), tmp_path / "file" / "shards")
+
+
 @pytest.mark.parametrize("option", ["shard_mb", "image_size"])
 def test_sizes_below_one_are_rejected(tmp_path: Path, option: str) -> None:
     with pytest.raises(UserError, match=f"{option} must be at least 1, not 0"):

@@ -282,6 +282,11 @@ def test_array_of_another_shape_is_rejected(shape: tuple[int, ...]) -> None:
         identity(4, 4).pixels(np.zeros(shape, dtype=np.uint8))
 
 
+def test_empty_pillow_image_is_rejected() -> None:
+    with pytest.raises(ImageError, match="has no pixels"):
+        identity(4, 4).pixels(Image.new("RGB", (0, 4)))
+
+
 def test_reading_does_not_modify_the_given_image() -> None:
     image = Image.fromarray(np.dstack([noise(4, 4), noise(4, 4, 1)]), mode="RGBA")
     before = image.copy()
@@ -481,6 +486,11 @@ def test_a_strip_that_a_resize_would_make_huge_is_rejected_by_name(tmp_path: Pat
         ({"resize": "crpo"}, "nearest: crop"),
         ({"interpolation": "bicubik"}, "nearest: bicubic"),
         ({"channels": 0}, "not 0"),
+        ({"channels": "3"}, "channels must be an integer of at least 1, not '3'"),
+        ({"channels": None}, "not None"),
+        ({"image_size": [32]}, "image_size is a height and a width"),
+        ({"image_size": [32.5, 32]}, "image_size is a height and a width"),
+        ({"image_size": [0, 32]}, "image_size is a height and a width"),
         ({"channels": 1}, "1 channels"),  # with three means
         ({"std": (0.5, 0.0, 0.5)}, "std"),
         ({"crop_pct": 0.0}, "crop_pct"),
@@ -498,7 +508,7 @@ def test_a_strip_that_a_resize_would_make_huge_is_rejected_by_name(tmp_path: Pat
 )
 def test_invalid_options_are_rejected(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Preprocess(image_size=(8, 8), **options)
+        Preprocess(**{"image_size": (8, 8)} | options)
 
 
 # --- unreadable files

@@ -666,6 +666,7 @@ def test_older_processor_files_are_read(told: dict[str, Any], expected: dict[str
         ({"size": {"shortest_edge": 64, "longest_edge": 96}}, "bounds both edges"),
         ({"image_mean": [0.1, 0.2]}, "does not fit a model of 3 channels"),
         ({"rescale_factor": 0}, "rescale_factor 0"),
+        ({"rescale_factor": {}}, "rescale_factor {}"),
         ({"do_pad": True, "pad_size": {"height": 256, "width": 256}}, "no padding"),
         ({"image_std": "half"}, "not numbers"),
     ],

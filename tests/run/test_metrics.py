@@ -18,8 +18,16 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("end", ["", '\n{"step": 3, "lo'])
 def test_records_are_read_in_order_without_a_truncated_last_line(path: Path, end: str) -> None:
-    path.write_text('{"step": 1, "name": "é"}\n{"step": 2}' + end, encoding="utf-8")
-    assert read_metrics(path) == [{"step": 1, "name": "é"}, {"step": 2}]
+    lines = '{"kind": "test", "step": 1, "name": "é"}\n{"kind": "step", "step": 2}'
+    path.write_text(lines + end, encoding="utf-8")
+    assert read_metrics(path) == [{"kind": "test", "step": 1, "name": "é"}, {"kind": "step", "step": 2}]
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "3"])
+def test_a_line_that_is_not_a_record_is_rejected(path: Path, line: str) -> None:
+    path.write_text(f'{{"kind": "step", "step": 1}}\n{line}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl is broken: .* is not a record"):
+        read_metrics(path)
 
 
 def test_an_empty_file_has_no_records(path: Path) -> None:

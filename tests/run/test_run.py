@@ -115,8 +115,15 @@ def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
         Run(tmp_path / "none").config  # noqa: B018 - reads the file
 
 
-def test_a_broken_environment_is_named(tmp_path: Path) -> None:
-    (tmp_path / "environment.json").write_text("{")
+def test_a_seed_that_is_not_an_integer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("task: classify\ndata: digits\nseed: x\n")
+    with pytest.raises(UserError, match=r"config\.yaml is broken: seed 'x'"):
+        Run(tmp_path).config  # noqa: B018
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "null"])
+def test_a_broken_environment_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "environment.json").write_text(content)
     with pytest.raises(UserError, match=r"environment\.json is broken"):
         Run(tmp_path).environment  # noqa: B018
 

@@ -171,6 +171,7 @@ def names_in(folder: Path) -> set[str]:
         ("owner/na me", False),
         ("owner/a--b", False),
         ("runs/model.safetensors", False),
+        ("runs/model.ckpt", False),
         ("torchvision/vit_b_16", False),
         ("x" * 5000 + "/y", False),
     ],

@@ -14,6 +14,7 @@ import tyro
 
 from vitascope.cli.parsing import Device, Json, MaybeFloat, MaybeInt, MaybePath, MaybeText, Model
 from vitascope.errors import UserError
+from vitascope.storage import explaining_failure
 
 if TYPE_CHECKING:
     from vitascope.data.splits import ImageSet
@@ -119,7 +120,8 @@ class Explain:
             return
         target = question(model, self.target, versus=self.versus, like=self.like)
         figure = explain.draw(model, method=self._method, target=target, **self._pictures(), **settings)
-        save_figure(figure, out)
+        with explaining_failure(out, "the figure", "choose another place"):
+            save_figure(figure, out)
         print(f"{figure.get_label()}\n{out}")
 
     @property

@@ -166,6 +166,8 @@ def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
 
 def decode(image: Image.Image, source: ImageSource, exif_orientation: bool) -> Image.Image:
     """An opened picture as 8-bit "RGB" or "L", upright; the caller's Pillow image is not changed."""
+    if not (image.width and image.height):
+        raise ImageError(f"{source_name(source)}: has no pixels")
     image.load()
     if exif_orientation and image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         image = ImageOps.exif_transpose(image)

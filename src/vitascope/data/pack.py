@@ -34,7 +34,7 @@ from vitascope.data.loading import check_unreadable
 from vitascope.data.randomness import epoch_order
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
-from vitascope.storage import explaining_failure, replacing
+from vitascope.storage import explaining_failure, make_folder, replacing
 
 JPEG_QUALITY = 95
 """The quality of reduced pictures; the others keep their bytes."""
@@ -75,7 +75,7 @@ def pack(
         raise UserError(f"{out}: inside of {data}, where it would be taken for images; give another folder")
     splits = open_data(data, seed=seed)
     packer = _Packer(shard_mb * MB, image_size, seed)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     with (
         explaining_failure(out, "the shards", "free some space, or give a folder on another disk"),
         replacing(out) as folder,

@@ -110,8 +110,10 @@ class Preprocess:
         check_choice("side_rounding", self.side_rounding, ("down", "nearest"))
         check_choice("crop_rounding", self.crop_rounding, ("down", "even"))
         check_choice("interpolation", self.interpolation, ("nearest", "bilinear", "bicubic", "lanczos"))
-        if self.channels < 1:
-            raise UserError(f"channels must be at least 1, not {self.channels}")
+        if len(self.image_size) != 2 or not all(type(side) is int and side > 0 for side in self.image_size):
+            raise UserError(f"image_size is a height and a width in whole pixels, not {self.image_size!r}")
+        if type(self.channels) is not int or self.channels < 1:
+            raise UserError(f"channels must be an integer of at least 1, not {self.channels!r}")
         if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:
             raise UserError(f"mean {self.mean} and std {self.std} do not fit {self.channels} channels")
         if not (isinstance(self.crop_pct, int | float) and 0 < self.crop_pct <= 1):

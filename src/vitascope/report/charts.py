@@ -47,9 +47,8 @@ def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
     return figure
 
 
-def kept_epoch(run: Run) -> int | None:
+def kept_epoch(run: Run, epochs: Records) -> int | None:
     """The epoch of the lowest validation loss, if the run kept its weights."""
-    epochs = run.records("epoch")
     if run.config.get("keep") != "best" or not epochs:
         return None
     return int(epochs[int(np.argmin(values_of(epochs, "val_loss")))]["epoch"])

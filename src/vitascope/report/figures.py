@@ -45,7 +45,8 @@ def draw_figures(
     )
     confusion = confusion_matrix(labels, classes, len(names))
     matrix = draw_confusion(confusion, names, new=partial(plots.new_figure, title=title))
-    curves = draw_curves(run.records("epoch"), run.records("step"), kept_epoch(run))
+    epochs = run.records("epoch")
+    curves = draw_curves(epochs, run.records("step"), kept_epoch(run, epochs))
     figures = {"curves": curves, "confusion": matrix}
 
     shown = choose_shown(labels, probabilities)

@@ -167,9 +167,11 @@ def curves(run: Run) -> dict[str, Any] | None:
     if not epochs and not steps:
         return None
 
+    kept = kept_epoch(run, epochs)
+
     def draw(name: str) -> Figure:
         figure = blank_figure(4.4, 2.9)
-        plot_curve(figure.subplots(), epochs, steps, name, kept_epoch(run))
+        plot_curve(figure.subplots(), epochs, steps, name, kept)
         return figure
 
     meanings = {

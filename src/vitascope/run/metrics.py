@@ -9,17 +9,22 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from vitascope.errors import UserError
 from vitascope.storage import explaining_failure, replacing
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`, in order, without a last line that a crash cut off."""
+    """The records of a `metrics.jsonl`, in order, without a last line that a crash cut off;
+    any other value is a UserError."""
     records = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
             break
+        if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
+            raise UserError(f"{path} is broken: {line[:80]!r} is not a record with a kind and a step")
+        records.append(record)
     return records
 
 

@@ -187,6 +187,8 @@ class Run:
         config = self._read(self.config_file, yaml.safe_load)
         if not isinstance(config, dict) or not {"task", "data", "seed"} <= config.keys():
             raise UserError(f"{self.config_file}: not the configuration of a run (no task, data and seed)")
+        if type(config["seed"]) is not int:
+            raise UserError(f"{self.config_file} is broken: seed {config['seed']!r} is not an integer")
         return config
 
     @property
@@ -198,7 +200,10 @@ class Run:
     def environment(self) -> Mapping[str, Any]:
         """Start time, command, versions and machine; empty if there is no `environment.json`."""
         path = self.path / layout.ENVIRONMENT
-        return dict(self._read(path, json.loads)) if path.is_file() else {}
+        environment = self._read(path, json.loads) if path.is_file() else {}
+        if not isinstance(environment, dict):
+            raise UserError(f"{path} is broken: {str(environment)[:80]!r} is not an object")
+        return environment
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

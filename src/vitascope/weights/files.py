@@ -160,7 +160,7 @@ def _read_file(path: Path) -> Weights:
         return Weights(_read_npz(path), {})
     if path.suffix in (".pth", ".pt", ".bin") or head.startswith((ZIP_MAGIC, b"\x80")):
         return _read_pickle(path, zipped=head.startswith(ZIP_MAGIC))
-    known = "known are .safetensors, .pth, .pt, .bin, .npz and .index.json"
+    known = "known are .safetensors, .pth, .pt, .bin, .ckpt, .npz and .index.json"
     raise rejection(path, described([path.name]) or f"not a checkpoint; {known}")
 
 

@@ -31,7 +31,7 @@ WEIGHTS = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin"
 VARIANT = re.compile(r"(pytorch_)?model\.(?!.*-of-)[\w-]+\.(safetensors|bin)")
 _OF_TIMM = re.compile("^hf[-_]hub:")  # how timm marks a name of the hub
 _RNG_STATE = re.compile(r"rng_state\w*\.pth")  # of transformers' Trainer: no weights
-FILE_ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".npz", ".json")
+FILE_ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz", ".json")
 TORCHVISION_URL = "https://download.pytorch.org/models/"
 TORCHVISION_FILES = {  # the first of a model is its default; eight digits of each name begin its SHA-256
     "vit_b_16.IMAGENET1K_V1": "vit_b_16-c867db91.pth",

@@ -4,6 +4,7 @@ import base64
 import io
 import struct
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,7 @@ def test_predictor_explains_one_picture_or_several() -> None:
 def test_pictures_may_be_any_iterable() -> None:
     predict, images = predictor(batch_size=2), pictures(3)
     assert predict(iter(images)) == predict(tuple(images)) == predict(images)
+    assert predict(deque(images)) == predict(images)  # a sequence without slices
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ class Predictor:
         pictures = as_pictures(images)
         found: list[PicturePredictions] = []
         for start in range(0, len(pictures), self.batch_size):
-            batch = pictures[start : start + self.batch_size]
+            batch = [pictures[at] for at in range(start, min(start + self.batch_size, len(pictures)))]
             ranked = self.rank(self.engine.predict([self.engine.pixels(picture) for picture in batch]), top_k)
             found += [PicturePredictions(*pair) for pair in zip(ranked, batch, strict=True)]
         return found[0] if is_one_picture(images) else found

@@ -17,7 +17,7 @@ from vitascope.deploy.predict.engine import Engine
 from vitascope.deploy.predict.fingerprint import Fingerprint
 from vitascope.deploy.predict.predictor import ImageResult
 from vitascope.errors import UserError
-from vitascope.storage import explaining_failure, flush, hold, replacing
+from vitascope.storage import explaining_failure, flush, hold, replacing, write_json
 
 FORMATS = (".jsonl", ".parquet")
 NAMED = 10
@@ -103,7 +103,8 @@ class ResultFile:
         is_new = not self._lines.exists()
         if is_new:
             fingerprint = dataclasses.asdict(Fingerprint.of(engine, top_k))
-            self._fingerprint_file.write_text(json.dumps(fingerprint, indent=1) + "\n", "utf-8")
+            with explaining_failure(self.out, "the results", "choose another file"):
+                write_json(self._fingerprint_file, fingerprint)
         with ExitStack() as opened:
             self._file = opened.enter_context(open(self._lines, "a", encoding="utf-8", newline="\n"))
             hold(opened.enter_context(open(self._lines, "rb")), self._lines)
@@ -118,8 +119,11 @@ class ResultFile:
             self._opened = opened.pop_all()
 
     def _check(self, fingerprint: str, engine: Engine, top_k: int) -> None:
-        found = Fingerprint(**json.loads(fingerprint)).differences(engine, top_k)
-        if found:
+        try:
+            earlier = Fingerprint(**json.loads(fingerprint))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{self.out}: its fingerprint is broken; choose another file") from error
+        if found := earlier.differences(engine, top_k):
             raise UserError(
                 f"{self.out} was made with other options or another model: {'; '.join(found)}; "
                 "use the same ones, or choose another file"

@@ -65,9 +65,10 @@ def read_processor(name: str, content: Mapping[str, Any], model_type: str, confi
     if values["resample"] not in list(_RESAMPLE):
         raise CheckpointError(f"{name}: resample {values['resample']!r} is none of {_RESAMPLE}")
     # For pixels in [0, 1]; theirs are for pixels in [0, 255] times a factor.
-    scale = 255 * values["rescale_factor"] if values["do_rescale"] else 255.0
-    if not (isinstance(scale, int | float) and scale > 0):
-        raise CheckpointError(f"{name}: rescale_factor {values['rescale_factor']!r} of a processor")
+    factor = values["rescale_factor"] if values["do_rescale"] else 1.0
+    if not (isinstance(factor, int | float) and factor > 0):
+        raise CheckpointError(f"{name}: rescale_factor {factor!r} of a processor")
+    scale = 255 * factor
     if not values["do_normalize"]:
         values |= {"image_mean": (0.0,), "image_std": (1.0,)}
     mean, std = (_per_channel(name, values[key], config) for key in ("image_mean", "image_std"))
