@@ -320,14 +320,14 @@ def test_the_name_of_a_known_idx_set_opens_it(
 def test_cifar_is_downloaded_and_read_by_name(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from tests.data.formats.test_cifar import check, cifar_files, write_tar
+    from tests.data.formats.test_cifar import assert_splits, cifar_files, write_tar
 
     monkeypatch.chdir(tmp_path)  # a folder of that name would have precedence
     server.content = write_tar(tmp_path / "cifar.tgz", cifar_files("10-python")).read_bytes()
     file = dataclasses.replace(published(server.url, content=server.content), name="cifar-10-python.tar.gz")
     monkeypatch.setitem(KNOWN_SETS, "cifar10", (file,))
-    check(open_data("cifar10"), 10)
-    check(open_data("cifar10"), 10)
+    assert_splits(open_data("cifar10"), 10)
+    assert_splits(open_data("cifar10"), 10)
     assert server.asked == [None]
     assert PublishedSet().contents("cifar10") == cache_folder() / "cifar10" / "cifar-10-python.tar.gz"
 
