@@ -16,17 +16,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "metrics.jsonl"
 
 
-@pytest.mark.parametrize("end", ["", '\n{"step": 3, "lo'])
-def test_records_are_read_in_order_without_a_truncated_last_line(path: Path, end: str) -> None:
+@pytest.mark.parametrize("end", [b"", b'\n{"step": 3, "lo', b'\n{"step": 3, "name": "\xc3'])
+def test_records_are_read_in_order_without_a_truncated_last_line(path: Path, end: bytes) -> None:
     lines = '{"kind": "test", "step": 1, "name": "é"}\n{"kind": "step", "step": 2}'
-    path.write_text(lines + end, encoding="utf-8")
+    path.write_bytes(lines.encode() + end)
     assert read_metrics(path) == [{"kind": "test", "step": 1, "name": "é"}, {"kind": "step", "step": 2}]
 
 
-@pytest.mark.parametrize("line", ["{}", "[]", "3"])
-def test_a_line_that_is_not_a_record_is_rejected(path: Path, line: str) -> None:
-    path.write_text(f'{{"kind": "step", "step": 1}}\n{line}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl is broken: .* is not a record"):
+@pytest.mark.parametrize("line", [b"{}", b"[]", b"3", b'{"kind": "st', b'{"kind": "\xff", "step": 2}'])
+def test_a_line_that_is_not_a_record_is_rejected(path: Path, line: bytes) -> None:
+    path.write_bytes(b'{"kind": "step", "step": 1}\n%s\n{"kind": "step", "step": 3}\n' % line)
+    with pytest.raises(UserError, match=r"metrics\.jsonl is broken: line 2, .* is not a record"):
         read_metrics(path)
 
 

@@ -15,15 +15,21 @@ from vitascope.storage import explaining_failure, replacing
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a `metrics.jsonl`, in order, without a last line that a crash cut off;
-    any other value is a UserError."""
+    anything else is a UserError."""
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
         except ValueError:
-            break
+            if number == len(lines):
+                break
+            record = None
         if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
-            raise UserError(f"{path} is broken: {line[:80]!r} is not a record with a kind and a step")
+            start = line[:80].decode(errors="backslashreplace")
+            raise UserError(
+                f"{path} is broken: line {number}, {start!r}, is not a record with a kind and a step"
+            )
         records.append(record)
     return records
 
