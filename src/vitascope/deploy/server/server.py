@@ -128,6 +128,7 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
     spawn = multiprocessing.get_context("spawn")  # a fork would inherit threads' locks
     may_report = spawn.Lock()
     processes: dict[int, BaseProcess] = {}
+    signals, signalled = spawn.Pipe(duplex=False)  # the handler only writes, so no step below is interrupted
     kill_at, load_failed = math.inf, False
 
     def start(number: int, *, wait_for_model: bool) -> None:
@@ -136,7 +137,7 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
         process.start()
         processes[number] = process
 
-    def stop(*_: Any) -> None:
+    def stop() -> None:
         """Tell all workers to finish; the second time, to end at once."""
         nonlocal kill_at
         kill_at = min(kill_at, time.monotonic() + settings.grace_s + 5)
@@ -147,11 +148,13 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
     with tempfile.TemporaryDirectory(prefix="vitascope-metrics-") as shared:
         os.environ[SHARED_FOLDER] = shared  # before a worker imports prometheus_client
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, stop)
+            signal.signal(signum, lambda *_: signalled.send_bytes(b"stop"))
         for number in range(settings.workers):
             start(number, wait_for_model=number > 0)
         while processes:
-            wait([process.sentinel for process in processes.values()], timeout=1)
+            if signals in wait([signals, *(process.sentinel for process in processes.values())], timeout=1):
+                signals.recv_bytes()
+                stop()
             for number, process in list(processes.items()):
                 if process.is_alive():
                     if time.monotonic() > kill_at:
@@ -166,8 +169,8 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
                 elif kill_at == math.inf:
                     ended = f"worker {number} ended ({process.exitcode})"
                     print(f"vitascope: {ended}; starting another", file=sys.stderr)
-                    time.sleep(PAUSE)
-                    start(number, wait_for_model=True)
+                    if not signals.poll(PAUSE):
+                        start(number, wait_for_model=True)
     if load_failed:
         error = UserError("the model cannot be loaded")
         error.printed_elsewhere = True
