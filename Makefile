@@ -1,6 +1,8 @@
 # The three things anybody types. Each sets up .venv first, which takes a moment only once.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests start many processes, each of which would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check lock
 demo: .venv/ready
