@@ -42,6 +42,14 @@ def test_curves_show_both_losses_and_accuracies(tmp_path: Path, count: int) -> N
     assert all(float(tick).is_integer() for axes in figure.axes for tick in axes.get_xticks())
 
 
+@pytest.mark.filterwarnings("error")
+def test_curves_without_epochs_are_empty_axes(tmp_path: Path) -> None:
+    figure = draw_curves([], [], None)
+    assert [axes.get_title() for axes in figure.axes] == ["loss"]
+    assert not figure.axes[0].get_lines()
+    plots.save_figure(figure, tmp_path / "curves.png")
+
+
 @pytest.mark.parametrize("K", [2, 10, 70])
 def test_confusion_shows_counts_and_names(tmp_path: Path, K: int) -> None:
     confusion = np.random.default_rng(0).integers(0, 900, (K, K))

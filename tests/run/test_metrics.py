@@ -18,15 +18,25 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("end", [b"", b'\n{"step": 3, "lo', b'\n{"step": 3, "name": "\xc3'])
 def test_records_are_read_in_order_without_a_truncated_last_line(path: Path, end: bytes) -> None:
-    lines = '{"kind": "test", "step": 1, "name": "é"}\n{"kind": "step", "step": 2}'
+    lines = '{"kind": "step", "step": 1, "name": "é"}\n{"kind": "step", "step": 2}'
     path.write_bytes(lines.encode() + end)
-    assert read_metrics(path) == [{"kind": "test", "step": 1, "name": "é"}, {"kind": "step", "step": 2}]
+    assert read_metrics(path) == [{"kind": "step", "step": 1, "name": "é"}, {"kind": "step", "step": 2}]
 
 
-@pytest.mark.parametrize("line", [b"{}", b"[]", b"3", b'{"kind": "st', b'{"kind": "\xff", "step": 2}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"{}", b"[]", b"3", b'{"kind": "st', b'{"kind": "\xff", "step": 2}', b"[" * 100_000),
+        *(b'{"kind": [], "step": 2}', b'{"kind": "step", "step": "2"}', b'{"kind": "step"}'),
+        *(b'{"kind": "epoch", "step": 2}', b'{"kind": "test", "step": 2, "split": "test"}'),
+    ],
+    ids=lambda line: line[:50],
+)
 def test_a_line_that_is_not_a_record_is_rejected(path: Path, line: bytes) -> None:
     path.write_bytes(b'{"kind": "step", "step": 1}\n%s\n{"kind": "step", "step": 3}\n' % line)
-    with pytest.raises(UserError, match=r"metrics\.jsonl is broken: line 2, .* is not a record"):
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl is broken: line 2, .* is not a record of a run; remove"
+    ):
         read_metrics(path)
 
 
@@ -39,7 +49,7 @@ def test_records_after_the_resumed_step_are_dropped(path: Path) -> None:
     first = MetricsWriter(path)
     for step in (10, 20, 30):
         first.record("step", step, {"loss": float(step)})
-    first.record("test", 20, {"loss": 0.0})
+    first.record("test", 20, {"split": "test", "images": 3})
     first.close()
     with path.open("a") as file:
         file.write('{"kind": "step", "st')  # a crash in the middle of a line

@@ -84,7 +84,8 @@ def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int
         axes.axvline(kept, color=GREY, linestyle=":", linewidth=1, label=f"kept, epoch {kept}")
     if name != "loss":
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.legend(fontsize=8, facecolor="white", edgecolor="none", framealpha=0.75)  # legible over a curve
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, facecolor="white", edgecolor="none", framealpha=0.75)  # legible over a curve
 
 
 def values_of(records: Records, name: str) -> npt.NDArray[np.float64]:

@@ -12,26 +12,41 @@ from typing import Any
 from vitascope.errors import UserError
 from vitascope.storage import explaining_failure, replacing
 
+_NEEDED = {"epoch": {"epoch"}, "test": {"split", "images"}}
+"""By kind, what a record has at least besides its step."""
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`, in order, without a last line that a crash cut off;
-    anything else is a UserError."""
+    """The records of a `metrics.jsonl`, in order, without a last line that a crash cut off.
+
+    Raises:
+        UserError: another line is not a record that `MetricsWriter` writes.
+    """
     records = []
     lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines):
                 break
             record = None
-        if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
+        if not _is_record(record):
             start = line[:80].decode(errors="backslashreplace")
             raise UserError(
-                f"{path} is broken: line {number}, {start!r}, is not a record with a kind and a step"
+                f"{path} is broken: line {number}, {start!r}, is not a record of a run; remove this line"
             )
         records.append(record)
     return records
+
+
+def _is_record(record: object) -> bool:
+    return (
+        isinstance(record, dict)
+        and isinstance(record.get("kind"), str)
+        and type(record.get("step")) is int
+        and _NEEDED.get(record["kind"], set()) <= record.keys()
+    )
 
 
 class MetricsWriter:

@@ -90,12 +90,12 @@ def test_each_picture_has_a_line_in_order_and_unreadable_ones_a_reason(
     assert whole[0]["predictions"] == expected
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff"])
 def test_broken_fingerprint_is_one_clear_line(
-    content: str, engine: Engine, folder: Path, tmp_path: Path
+    content: bytes, engine: Engine, folder: Path, tmp_path: Path
 ) -> None:
     predict(engine, folder, tmp_path / "o.jsonl", stop_after=2)
-    (tmp_path / "o.jsonl.fingerprint.json").write_text(content)
+    (tmp_path / "o.jsonl.fingerprint.json").write_bytes(content)
     with pytest.raises(UserError, match=r"o\.jsonl: its fingerprint is broken; choose another file"):
         predict(engine, folder, tmp_path / "o.jsonl", resume=True)
 

@@ -114,11 +114,11 @@ class ResultFile:
                         f"{self._lines} cannot be resumed without {self._fingerprint_file.name}, which is "
                         "missing; choose another file"
                     )
-                self._check(self._fingerprint_file.read_text("utf-8"), engine, top_k)
+                self._check(self._fingerprint_file.read_bytes(), engine, top_k)
                 os.truncate(self._lines, self._recall_lines())
             self._opened = opened.pop_all()
 
-    def _check(self, fingerprint: str, engine: Engine, top_k: int) -> None:
+    def _check(self, fingerprint: str | bytes, engine: Engine, top_k: int) -> None:
         try:
             earlier = Fingerprint(**json.loads(fingerprint))
         except (ValueError, TypeError) as error:
