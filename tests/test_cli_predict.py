@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.forked import ending, fork
 from tests.model import small_model
 from tests.test_cli import error_line, here, place  # noqa: F401 - fixtures
 from vitascope.cli import main
@@ -149,17 +150,13 @@ def test_stopped_job_keeps_its_lines_and_is_resumed(
         if file.tally.images == 6:
             os.kill(os.getpid(), signum)
 
-    child = os.fork()  # the signal goes to a child, because this process has other handlers
-    if not child:
-        code = 1
-        try:
-            monkeypatch.setattr(ResultFile, "write", stop_after_six)
-            with (tmp_path / "err").open("w") as err_file, contextlib.redirect_stderr(err_file):
-                code = status("data", "--out", str(out))
-        finally:
-            os._exit(code)
-    _, ended = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(ended) == 128 + signum
+    def predict() -> int:
+        monkeypatch.setattr(ResultFile, "write", stop_after_six)
+        with (tmp_path / "err").open("w") as err_file, contextlib.redirect_stderr(err_file):
+            return status("data", "--out", str(out))
+
+    # The signal goes to a child, because this process has other handlers.
+    assert ending(fork(predict)) == 128 + signum
     assert (tmp_path / "err").read_text() == (
         f"vitascope: stopped by {signum.name}; 6 images in {out}; "
         "repeat the command with --resume to continue\n"
@@ -183,24 +180,20 @@ def test_killed_job_is_resumed_at_its_last_complete_line(
         pytest.importorskip("pyarrow")
     out = tmp_path / f"o{suffix}"
     argv = ["data", "--out", str(out), "--resume"]
-    child = os.fork()
-    if not child:
-        write = ResultFile.write
+    write = ResultFile.write
 
-        def die_after_six(file: ResultFile, answer: ImageResult) -> None:
-            write(file, answer)
-            if file.tally.images == 6:
-                file._file.flush()
-                os.truncate(file._lines, file._lines.stat().st_size - 9)  # cut the last line
-                os.kill(os.getpid(), signal.SIGKILL)
+    def die_after_six(file: ResultFile, answer: ImageResult) -> None:
+        write(file, answer)
+        if file.tally.images == 6:
+            file._file.flush()
+            os.truncate(file._lines, file._lines.stat().st_size - 9)  # cut the last line
+            os.kill(os.getpid(), signal.SIGKILL)
 
+    def predict() -> int:
         monkeypatch.setattr(ResultFile, "write", die_after_six)
-        try:
-            status(*argv)
-        finally:
-            os._exit(0)
-    _, ended = os.waitpid(child, 0)
-    assert os.WTERMSIG(ended) == signal.SIGKILL
+        return status(*argv)
+
+    assert ending(fork(predict)) == -signal.SIGKILL
     written = out if suffix == ".jsonl" else tmp_path / "o.parquet.partial.jsonl"
     assert len(written.read_bytes().splitlines()) == 6
     assert status(*argv) == 0

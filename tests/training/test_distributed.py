@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from tests.forked import ending, fork, in_group
 from tests.training import tiny_config, two_processes, undrawn, write_folder
 from vitascope.errors import UserError
 from vitascope.run.run import Run
@@ -88,35 +89,27 @@ def stop_in_one_process(config: TrainConfig) -> None:
 
 
 def run_two_processes(folder: Path) -> None:
-    """Launch two processes as torchrun does, forked from this one, which has imported everything."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            sys.stdout = sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - until the process ends
-            two = LaunchConfig(
-                min_nodes=1,
-                max_nodes=1,
-                nproc_per_node=2,
-                rdzv_backend="c10d",
-                rdzv_endpoint="localhost:0",
-                run_id=folder.name,
-                max_restarts=0,
-                start_method="fork",
-                monitor_interval=0.1,
-            )
-            elastic_launch(two, two_processes.main)(folder)
-            status = 0
-        finally:
-            if status:
-                traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(status)
-    status = os.waitpid(child, 0)[1]
-    assert status == 0, (folder / "output.txt").read_text()[-4000:]
+    """Launch two processes as torchrun does, forked from this one."""
+
+    def launch() -> None:
+        output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout = sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - until the process ends
+        two = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=2,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            run_id=folder.name,
+            max_restarts=0,
+            start_method="fork",
+            monitor_interval=0.1,
+        )
+        elastic_launch(two, two_processes.main)(folder)
+
+    assert ending(fork(launch)) == 0, (folder / "output.txt").read_text()[-4000:]
 
 
 def losses(run: Path) -> list[tuple[int, float]]:
@@ -146,15 +139,18 @@ def test_run_resumes_with_another_number_of_processes(place, begun: str, layout:
 # A process that dies
 
 
-def begin(run: Path, number: int) -> None:
-    """Run one of two processes: they take a step together, then the second dies."""
-    store = dist.FileStore(str(run / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=number, world_size=2)
-    with train._locked(Run(run)):
-        assert gather(number) == [0, 1]
-        if number == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        sum_over_processes({"loss": torch.tensor(1.0)})
+def lose_the_second(run: Path) -> int:
+    """What both processes do: they take a step together, then the second dies. Returns 3 for the error."""
+    try:
+        with train._locked(Run(run)):
+            assert gather(dist.get_rank()) == [0, 1]
+            if dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            sum_over_processes({"loss": torch.tensor(1.0)})
+    except UserError as error:
+        print(error, flush=True)
+        return 3
+    return 0
 
 
 @pytest.mark.parametrize("saved", ["nothing", "checkpoint", "model"])
@@ -164,18 +160,7 @@ def test_survivors_of_a_dead_process_explain_how_to_resume(tmp_path, capfd, save
     elif saved == "model":
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "config.json").touch()
-    children = []
-    for number in range(2):
-        if (child := os.fork()) == 0:
-            try:
-                begin(tmp_path, number)
-            except UserError as error:
-                print(error, flush=True)
-                os._exit(3)
-            finally:
-                os._exit(1)
-        children.append(child)
-    endings = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    endings = in_group(2, partial(lose_the_second, tmp_path), tmp_path / "store")
     assert endings == [3, -signal.SIGKILL]
     message = capfd.readouterr().out
     assert message.startswith("process 0 of 2 has lost its connection to another process")

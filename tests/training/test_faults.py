@@ -7,8 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 
+from tests.forked import ending, fork
 from vitascope.errors import UserError
 from vitascope.training.checkpoint.folders import (
     checkpoints,
@@ -41,21 +42,6 @@ def assert_loads(run: Path, *steps: int) -> None:
     assert step in steps
     assert torch.equal(found["weights"], torch.full_like(found["weights"], step))
     assert found["best_loss"] == step
-
-
-def in_a_child(work: Callable[..., object], *arguments: Any, **options: Any) -> int:
-    """Run `work` in a forked process and return its exit: 0, or minus the signal that killed it."""
-    if (child := os.fork()) == 0:
-        status = 1
-        try:
-            work(*arguments, **options)
-            status = 0
-        finally:
-            if status:
-                traceback.print_exc()
-                sys.stderr.flush()
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 # 1: SIGKILL
@@ -83,16 +69,16 @@ def save_and_die(run: Path, number: int) -> None:
 
 def test_intact_checkpoint_loads_after_a_kill_at_any_point_of_a_save(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "before", 1, state(1))
-    number, ending = 0, -signal.SIGKILL
-    while ending == -signal.SIGKILL:
+    number, ended = 0, -signal.SIGKILL
+    while ended == -signal.SIGKILL:
         number += 1
         run = shutil.copytree(tmp_path / "before", tmp_path / f"run-{number}")
-        ending = in_a_child(save_and_die, run, number)
+        ended = ending(fork(partial(save_and_die, run, number)))
         assert_loads(run, 1, 2)
         save_checkpoint(run, 3, state(3), keep=1)  # half-written and half-deleted checkpoints are removed
         assert names(run) == ["step-00000003"]
         assert_loads(run, 3)
-    assert ending == 0
+    assert ended == 0
     assert number > 15  # the number of kills
 
 
@@ -148,7 +134,7 @@ def test_file_size_limit_loses_nothing(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"File too large \(.* MB are free there\)"):
             save_checkpoint(tmp_path, 2, state(2))
 
-    assert in_a_child(save) == 0
+    assert ending(fork(save)) == 0
     assert names(tmp_path) == ["step-00000001"]
     assert_loads(tmp_path, 1)
 
@@ -264,7 +250,7 @@ def test_failed_delete_is_a_warning_and_the_run_continues(
         path.chmod(0o777 if path.is_dir() else 0o666)
     (tmp_path / "run/checkpoints/step-00000001").chmod(0o555)  # its files cannot be deleted
     for step in (3, 4):
-        assert in_a_child(save_as_unprivileged_user, tmp_path / "run", step) == 0
+        assert ending(fork(partial(save_as_unprivileged_user, tmp_path / "run", step))) == 0
         assert ".step-00000001.old cannot be removed: Permission denied" in capfd.readouterr().err
         assert [path.name for path in checkpoints(tmp_path / "run")] == [f"step-{step:08d}"]
         assert_loads(tmp_path / "run", step)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.forked import ending, fork
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope.data.loading import Loader
 from vitascope.errors import UserError
@@ -84,16 +85,11 @@ def killed(config: TrainConfig) -> Path:
             os.kill(os.getpid(), signal.SIGKILL)
         return step(self, *arguments)
 
-    child = os.fork()
-    if child == 0:
+    def begin() -> None:
         loop.Trainer._training_step = or_die
-        try:
-            run_of(config)
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+        run_of(config)
+
+    assert ending(fork(begin)) == -signal.SIGKILL
     run = Path(config.run or "")
     assert not (run / "model").exists()
     return run
@@ -293,12 +289,14 @@ def test_only_engine_options_may_change_on_resume(broken_off) -> None:
 
 def test_run_locked_by_another_process_is_not_resumed(broken_off) -> None:
     run = broken_off
-    ready, hold = os.pipe()
-    child = os.fork()
-    if child == 0:
+    ready, held = os.pipe()
+
+    def hold() -> None:
         with Run(run).lock():
-            os.write(hold, b"x")
+            os.write(held, b"x")
             signal.pause()
+
+    child = fork(hold)
     os.read(ready, 1)
     try:
         with pytest.raises(UserError, match=str(child)):

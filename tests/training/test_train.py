@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.forked import fork
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.errors import Interrupted, UserError
@@ -149,15 +150,14 @@ def _run_and_signal(config: TrainConfig, signum: int, after_step: int) -> tuple[
     """
     file, errors = Path(f"{config.run}.yaml"), Path(f"{config.run}.err")
     file.write_text(config.to_yaml())
-    if (child := os.fork()) == 0:
-        status = 1
-        try:
-            with errors.open("w") as stderr, contextlib.redirect_stderr(stderr):
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                status = main(["train", "--config", str(file)])
-        finally:
-            os._exit(status)
+
+    def begin() -> int:
+        with errors.open("w") as stderr, contextlib.redirect_stderr(stderr):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            return main(["train", "--config", str(file)])
+
+    child = fork(begin)
     metrics = Path(config.run or "") / "metrics.jsonl"
     deadline = time.monotonic() + 120
     ended = 0

@@ -1,16 +1,13 @@
 """The start of a run: the model, the task, the augmentation."""
 
 import dataclasses
-import os
-from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.forked import in_group
 from tests.model import small_model
 from tests.training import tiny_config
 from vitascope.cli import main
@@ -29,26 +26,6 @@ from vitascope.weights.saving import save_pretrained
 # Several processes
 
 
-def in_two_processes(place: Path, act: Callable[[], None]) -> list[int]:
-    """Run `act` in two processes of one group; return their exit statuses."""
-    children = []
-    for number in range(2):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                store = dist.FileStore(str(place / "store"), 2)
-                dist.init_process_group(
-                    "gloo", store=store, rank=number, world_size=2, timeout=timedelta(seconds=30)
-                )
-                act()
-                status = 0
-            finally:
-                os._exit(status)
-        children.append(child)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-
-
 @pytest.mark.parametrize("failing", [0, 1])
 def test_data_missing_in_one_process_stops_all_before_a_run_is_created(data, tmp_path, failing: int) -> None:
     def begin() -> None:
@@ -56,7 +33,7 @@ def test_data_missing_in_one_process_stops_all_before_a_run_is_created(data, tmp
         with pytest.raises(UserError, match="nowhere: no such folder"):
             train.train(tiny_config(folder, run=str(tmp_path / "run")))
 
-    assert in_two_processes(tmp_path, begin) == [0, 0]
+    assert in_group(2, begin, tmp_path / "store") == [0, 0]
     assert not (tmp_path / "run").exists()
 
 

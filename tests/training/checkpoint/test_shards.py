@@ -6,9 +6,6 @@ import os
 import pickle
 import resource
 import shutil
-import signal
-import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from tests.forked import in_group
 from vitascope.errors import UserError
 from vitascope.training.checkpoint import shards
 from vitascope.training.checkpoint.folders import (
@@ -38,30 +36,6 @@ from vitascope.training.checkpoint.state import (
     restore_optimizer,
 )
 from vitascope.training.distributed import rank
-
-
-def in_processes(count: int, work: Callable[[], None], meeting: Path) -> None:
-    """Run `work` in forked processes of one group; any failure in one fails the test."""
-    children = []
-    for number in range(count):
-        if (child := os.fork()) == 0:
-            status = 1
-            try:
-                signal.alarm(60)
-                store = dist.FileStore(str(meeting), count)
-                dist.init_process_group("gloo", store=store, rank=number, world_size=count)
-                work()
-                dist.destroy_process_group()
-                status = 0
-            finally:
-                if status:
-                    traceback.print_exc()
-                    sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    statuses = [os.waitpid(child, 0)[1] for child in children]
-    assert statuses == [0] * count
-
 
 OPTIMIZERS = ("adamw", "sgd")
 
@@ -168,7 +142,7 @@ def assert_resumes(folder: Path, spread: bool) -> None:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of runs whose checkpoints were written by two processes, each its own shards."""
     folder = tmp_path_factory.mktemp("saved")
-    in_processes(2, lambda: write(folder, spread=True), folder / "meeting")
+    assert in_group(2, lambda: write(folder, spread=True), folder / "meeting") == [0] * 2
     return folder
 
 
@@ -185,12 +159,12 @@ def test_sharded_run_resumes_in_one_process(saved: Path) -> None:
 
 
 def test_sharded_run_resumes_in_more_processes(saved: Path, tmp_path: Path) -> None:
-    in_processes(3, lambda: assert_resumes(saved, spread=True), tmp_path / "meeting")
+    assert in_group(3, lambda: assert_resumes(saved, spread=True), tmp_path / "meeting") == [0] * 3
 
 
 def test_run_of_one_process_resumes_sharded(tmp_path: Path) -> None:
     write(tmp_path, spread=False)
-    in_processes(2, lambda: assert_resumes(tmp_path, spread=True), tmp_path / "meeting")
+    assert in_group(2, lambda: assert_resumes(tmp_path, spread=True), tmp_path / "meeting") == [0] * 2
 
 
 @pytest.mark.parametrize(
@@ -210,7 +184,7 @@ def test_failure_in_one_process_is_raised_in_all_and_leaves_no_checkpoint(
         assert "\n" not in str(caught.value)
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-    in_processes(2, save, tmp_path / "meeting")
+    assert in_group(2, save, tmp_path / "meeting") == [0] * 2
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
     assert load_checkpoint(tmp_path)[0] == 1
 
