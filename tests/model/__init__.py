@@ -1,18 +1,15 @@
 """Small models of every option with random weights, and random configurations."""
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
-import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.uninitialized import uninitialized
 from vitascope.data.preprocess import Preprocess
-from vitascope.model import vit
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
 from vitascope.model.positions import Layout
@@ -123,16 +120,6 @@ def small_model(seed: int = 0, **overrides: Any) -> VisionTransformer:
     with uninitialized():
         model = VisionTransformer(small_config(**overrides))
     return randomize(model, seed).eval()
-
-
-@contextlib.contextmanager
-def uninitialized() -> Iterator[None]:
-    """Leave new weights empty, where `randomize` fills them all: initialization takes a third of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        for kind in (nn.Linear, nn.Conv2d):
-            patch.setattr(kind, "reset_parameters", lambda layer: None)
-        patch.setattr(vit, "initialize", lambda *_: None)
-        yield
 
 
 def with_preprocess(model: AnyClassifier, preprocess: Preprocess) -> AnyClassifier:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tests.model import random_images, randomize, small_config, small_model
 from tests.peers.comparison import relative_error
-from tests.peers.uninitialized import uninitialized
+from tests.uninitialized import uninitialized
 from vitascope.model.config import ViTConfig
 from vitascope.model.positions import RotaryPositions
 from vitascope.model.sizes import named_config

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tests.model import VARIANTS, random_images, randomize, small_config, small_model
 from tests.peers import numpy_vit
 from tests.peers.comparison import relative_error
-from tests.peers.uninitialized import uninitialized
+from tests.uninitialized import uninitialized
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer

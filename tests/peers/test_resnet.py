@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.model import random_images, randomize
 from tests.peers.comparison import relative_error
-from tests.peers.uninitialized import uninitialized
+from tests.uninitialized import uninitialized
 from vitascope.model.resnet import ResNetFeatures
 from vitascope.model.resnet_config import RESNETS, ResNetConfig
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.peers.uninitialized import uninitialized
+from tests.uninitialized import uninitialized
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.weights.families.timm import Timm

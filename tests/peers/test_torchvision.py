@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.model import random_images, randomize, small_config, small_model
 from tests.peers.comparison import relative_error
-from tests.peers.uninitialized import uninitialized
+from tests.uninitialized import uninitialized
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer

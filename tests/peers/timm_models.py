@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.model import random_images, randomize
-from tests.peers.uninitialized import uninitialized
+from tests.uninitialized import uninitialized
 from vitascope.model.config import ViTConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.families.timm import Timm

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from tests.data import noise
-from tests.explain.figures import texts
+from tests.explain.figures import coarse, texts
 from tests.model import law, small_model, small_resnet
 from vitascope.data.splits import ImageSet
 from vitascope.explain import plots
@@ -110,8 +110,7 @@ def drawn(folder: Path, model: Classifier) -> set[str]:
     sources = [noise(20, 20, seed=number) for number in range(12)]
     images = ImageSet("test", sources, labels, NAMES)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "save_figure", save_small)
+    with coarse():
         made = figures.draw_figures(run, model, images, probabilities)
 
     for name, path in made.items():
@@ -119,12 +118,6 @@ def drawn(folder: Path, model: Classifier) -> set[str]:
         pixels = np.asarray(Image.open(path).convert("RGB"))
         assert (pixels != 255).any(axis=-1).mean() > 0.01, name
     return set(made)
-
-
-def save_small(figure: Figure, path: Path) -> Path:
-    figure.set_dpi(60)  # half of the default
-    figure.savefig(path)
-    return path
 
 
 def test_masked_patches_are_covered_and_framed_in_the_input_row(
