@@ -139,8 +139,11 @@ def decoders_of(server: Server) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
-def test_sigterm_during_decoding_ends_the_server_within_the_grace_period(model: Path) -> None:
-    with served(model, "--grace-s", "0.5", "--deadline-ms", "60000", "--no-access-log") as server:
+@pytest.mark.parametrize(("grace_s", "signals"), [(0.5, 1), (600, 2)])
+def test_decoding_without_end_is_abandoned_after_the_grace_period_or_a_second_signal(
+    model: Path, grace_s: float, signals: int
+) -> None:
+    with served(model, "--grace-s", f"{grace_s}", "--deadline-ms", "60000", "--no-access-log") as server:
         decoders = decoders_of(server)
         assert len(decoders) == 2
         for decoder in decoders:
@@ -149,6 +152,10 @@ def test_sigterm_during_decoding_ends_the_server_within_the_grace_period(model: 
             waiting = asking.submit(client.post, f"{server.url}/v1/predict", content=picture())
             while "in_flight 1.0" not in get(f"{server.url}/metrics").text:
                 time.sleep(0.01)
+            if signals == 2:
+                server.process.send_signal(signal.SIGTERM)
+                while get(f"{server.url}/readyz").status_code != 503:
+                    time.sleep(0.01)
             status, err = server.end(signal.SIGTERM)
             with contextlib.suppress(httpx.TransportError):
                 assert waiting.result().status_code >= 500

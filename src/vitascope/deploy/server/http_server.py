@@ -173,12 +173,13 @@ class HTTPServer(uvicorn.Server):
         self._connecting: set[asyncio.Task[Any]] = set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or Ctrl-C: begin to stop; the second time, stop at once."""
+        """SIGTERM or Ctrl-C: begin to stop; the second time, end the grace period."""
         if self._parent is not None and sig == signal.SIGINT:
             return  # a terminal sends it to all processes; the parent forwards a SIGTERM
         if self._service.draining:
-            self.should_exit = self.force_exit = True
-        self._begin_to_stop()
+            self._give_up_at = 0.0
+        else:
+            self._begin_to_stop()
 
     def _begin_to_stop(self) -> None:
         self._service.draining = True
