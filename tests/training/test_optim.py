@@ -1,4 +1,3 @@
-import math
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from vitascope.errors import UserError
 from vitascope.training.optim import (
     average_decay,
     freeze_body,
-    learning_rate,
     optimizer_of,
     train_mode,
     update_average,
@@ -42,32 +40,6 @@ def test_weight_decay_applies_to_weight_matrices_only(options: dict[str, Any]) -
     assert len(decay) == len(list(model.parameters()))
 
 
-def test_the_rate_warms_up_linearly_then_falls_along_a_cosine_to_zero() -> None:
-    config = Optimization(epochs=10, warmup_epochs=2, lr=0.5)
-    rates = [learning_rate(config, 128, step, steps_per_epoch=10) for step in range(101)]
-    assert rates[:20] == pytest.approx([0.5 * (step + 1) / 20 for step in range(20)])
-    assert rates[20:] == pytest.approx([0.25 * (1 + math.cos(math.pi * step / 80)) for step in range(81)])
-    assert rates[100] == pytest.approx(0)
-
-
-@pytest.mark.parametrize("epochs", [1, 8, 100])
-def test_warm_up_is_a_twentieth_of_the_run_by_default(epochs: int) -> None:
-    config = Optimization(epochs=epochs, lr=0.5)
-    rates = [learning_rate(config, 128, step, steps_per_epoch=40) for step in range(40 * epochs)]
-    assert rates.index(max(rates)) == 2 * epochs - 1
-    assert rates[0] == pytest.approx(0.5 / (2 * epochs))
-
-
-def test_warm_up_longer_than_the_run_has_a_rate_for_every_step() -> None:
-    config = Optimization(epochs=1, warmup_epochs=5, lr=1.0)
-    rates = [learning_rate(config, 128, step, steps_per_epoch=3) for step in range(3)]
-    assert all(0 < rate <= 1 for rate in rates)
-
-
-def test_run_of_one_step_has_the_peak_rate() -> None:
-    assert learning_rate(Optimization(epochs=1, lr=1.0), 128, 0, steps_per_epoch=1) == 1.0
-
-
 def test_running_average_is_exponential_with_a_warmed_up_decay() -> None:
     layer, average = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
     expected = None
@@ -91,25 +63,6 @@ def test_average_leaves_the_initial_weights_in_a_short_run(decay: float) -> None
         torch.nn.init.constant_(layer.weight, step / 99)
         update_average(average, layer, decay, step)
     assert 0.85 < average.weight.item() < 1
-
-
-def test_the_linear_schedule_falls_in_equal_steps_and_the_constant_one_stays() -> None:
-    linear = Optimization(epochs=10, warmup_epochs=0, lr=1.0, schedule="linear")
-    rates = [learning_rate(linear, 128, step, steps_per_epoch=1) for step in range(10)]
-    assert rates == pytest.approx([1 - step / 10 for step in range(10)])
-    constant = Optimization(epochs=10, warmup_steps=2, lr=1.0, schedule="constant")
-    assert [learning_rate(constant, 128, step, 1) for step in range(10)] == [0.5] + 9 * [1.0]
-
-
-def test_rate_is_scaled_by_the_batch_size() -> None:
-    options = Optimization(epochs=1, warmup_epochs=0, lr=5e-4, lr_batch=512, schedule="constant")
-    assert learning_rate(options, 1024, 0, 5) == pytest.approx(1e-3)
-    assert learning_rate(options, 128, 0, 5) == pytest.approx(1.25e-4)
-
-
-def test_warm_up_longer_than_the_run_in_steps_is_rejected_with_the_numbers() -> None:
-    with pytest.raises(UserError, match=r"10,000 steps would not end: the run has 30 \(3 epochs of 10\)"):
-        learning_rate(Optimization(epochs=3, warmup_steps=10_000), 128, 0, 10)
 
 
 def test_layer_decay_lowers_the_rate_of_early_layers() -> None:
@@ -160,6 +113,24 @@ def test_sgd_has_momentum() -> None:
     optimizer = optimizer_of(small_model(), Optimization(optimizer="sgd"))
     assert isinstance(optimizer, torch.optim.SGD)
     assert {group["momentum"] for group in optimizer.param_groups} == {0.9}
+
+
+def test_muon_trains_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
+    model = small_model(pool="map", mlp="swiglu", stem="resnet", resnet_layers=(1, 1), resnet_width=32)
+    optimizer = optimizer_of(model, Optimization(optimizer="muon", layer_decay=0.5))
+    stacked = {id(p): group["stacked"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(stacked) == len(list(model.parameters()))
+    for name, parameter in model.named_parameters():
+        hidden = parameter.ndim > 1 and not name.startswith(("head.", "patch_embedding.resnet.root", *STATES))
+        expected = 3 if ".qkv." in name else 2 if ".kv." in name or ".fc1." in name else 1
+        assert stacked[id(parameter)] == hidden * expected or name == "pool.kv.weight", name
+
+
+def test_muon_without_a_hidden_matrix_is_rejected() -> None:
+    model = small_model()
+    freeze_body(model)
+    with pytest.raises(UserError, match="none is trained here: use the optimizer adamw"):
+        optimizer_of(model, Optimization(optimizer="muon"))
 
 
 def test_only_the_head_of_a_frozen_model_is_trained() -> None:

@@ -8,7 +8,7 @@ from vitascope.training.progress import Progress
 
 def lines(epochs: int) -> None:
     """Report a run of this many epochs."""
-    bar = Progress(epochs=epochs, images_per_epoch=10)
+    bar = Progress(epochs, 10 * epochs)
     for epoch in range(1, epochs + 1):
         bar.advance(10)
         bar.epoch(epoch, train_loss=1.25, val={"loss": 1.0, "accuracy": 0.5, "majority": 0.625})
@@ -63,7 +63,7 @@ def test_without_a_terminal_nothing_goes_to_stderr(capsys) -> None:
 def test_slow_run_does_not_print_a_speed_of_zero(monkeypatch, capsys, seconds: float, message: str) -> None:
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    bar = Progress(epochs=1, images_per_epoch=10)
+    bar = Progress(1, 10)
     clock[0] = seconds
     bar.done = 10
     bar.epoch(1, train_loss=1.0, val={"loss": 1.0})
@@ -71,7 +71,7 @@ def test_slow_run_does_not_print_a_speed_of_zero(monkeypatch, capsys, seconds: f
 
 
 def test_speed_ignores_images_of_earlier_starts() -> None:
-    bar = Progress(epochs=10, images_per_epoch=1000, done=9000)
+    bar = Progress(10, 10000, done=9000)
     assert bar.images_per_second == 0
 
 
@@ -81,7 +81,7 @@ def test_long_epoch_without_a_terminal_prints_progress(monkeypatch, capsys) -> N
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     for duration, count in ((300, 9), (100_000, 19)):  # seconds
         clock[0] = 0.0
-        bar = Progress(epochs=1, images_per_epoch=1000)
+        bar = Progress(1, 1000)
         for number in range(1, 1000):
             clock[0] = duration * number / 1000
             bar.advance(1)
@@ -91,14 +91,14 @@ def test_long_epoch_without_a_terminal_prints_progress(monkeypatch, capsys) -> N
 
 
 def test_unreadable_images_are_named_once(capsys) -> None:
-    bar = Progress(epochs=2, images_per_epoch=10)
+    bar = Progress(2, 20)
     bar.left_out({"a.jpg": "a.jpg: truncated"})
     bar.left_out({"a.jpg": "a.jpg: truncated", "b.jpg": "no picture"})
     assert capsys.readouterr().out == "left out: a.jpg: truncated\nleft out: b.jpg: no picture\n"
 
 
 def test_only_the_first_process_prints(capsys) -> None:
-    bar = Progress(epochs=1, images_per_epoch=10, shown=False)
+    bar = Progress(1, 10, shown=False)
     bar.advance(10)
     bar.left_out({"a.jpg": "a.jpg: truncated"})
     bar.epoch(1, train_loss=1.0, val={"loss": 1.0})

@@ -10,8 +10,9 @@ from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import augmentation_of
-from vitascope.training.optim import MOMENTUM, learning_rate
+from vitascope.training.optim import MOMENTUM
 from vitascope.training.recipes import GROUP_OF, RECIPES, TrainConfig, default_recipe
+from vitascope.training.schedule import Schedule
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -113,7 +114,7 @@ def test_out_of_range_numbers_are_rejected_by_name(option: str, value: float | s
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epochs: three", "epochs must be a whole number, not 'three'"),
+        ("epochs: three", "epochs must be a whole number or null, not 'three'"),
         ("depth: 2.5", "depth must be a whole number or null, not 2.5"),
         ("lr: '1e-3'", "lr must be a number, not '1e-3'"),
         ("options: positions=rotary", "options must be a list of names, not 'positions=rotary'"),
@@ -212,12 +213,8 @@ def test_every_recipe_trains_on_a_folder_of_photos_or_explains_the_missing_optio
     optimization = config.optimization
     assert optimization.batch_size is not None
     steps = math.ceil(len(splits.train) / optimization.batch_size)
-    if optimization.warmup_steps is not None:  # meant for a million images and more
-        with pytest.raises(UserError, match="lower warmup_steps or raise epochs"):
-            learning_rate(optimization, optimization.batch_size, 0, steps)
-        optimization = dataclasses.replace(optimization, warmup_steps=0)
-    last = optimization.epochs * steps - 1
-    rates = [learning_rate(optimization, optimization.batch_size, step, steps) for step in (0, last)]
+    schedule = Schedule.of(optimization, optimization.batch_size, steps)
+    rates = [schedule.rate(step) for step in (0, schedule.total(0) - 1)]
     peak = optimization.lr * (optimization.batch_size / optimization.lr_batch if optimization.lr_batch else 1)
     assert all(0 < rate <= peak for rate in rates)
 

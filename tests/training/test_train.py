@@ -17,6 +17,7 @@ from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints
 from vitascope.training.recipes import TrainConfig
+from vitascope.training.schedule import Schedule
 from vitascope.weights.loading import from_pretrained
 
 
@@ -200,7 +201,7 @@ def test_a_run_that_cannot_start_leaves_no_folder(data, tmp_path) -> None:
 
 
 def test_divergence_stops_with_a_diagnosis(data, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "learning_rate", lambda *_: 1e38)
+    monkeypatch.setattr(Schedule, "rate", lambda *_: 1e38)
     config = tiny_config(data, run=str(tmp_path / "run"), clip_grad=0.0, warmup_epochs=0.0)
     with pytest.raises(UserError, match=r"diverged.*lower lr"):
         train.train(config)

@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -128,9 +129,7 @@ class Run:
             path = _new_folder(path, numbered=config["run"] is None)
             run = cls(path)
             try:
-                with replacing(run.config_file) as aside:
-                    values = {**config, **lasting_paths(config)}
-                    aside.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), "utf-8")
+                run._write_config({**config, **lasting_paths(config)})
                 write_json(path / layout.ENVIRONMENT, environment)
             except OSError:
                 shutil.rmtree(path, ignore_errors=True)
@@ -190,6 +189,17 @@ class Run:
         if type(config["seed"]) is not int:
             raise UserError(f"{self.config_file} is broken: seed {config['seed']!r} is not an integer")
         return config
+
+    def record_options(self, **options: Any) -> None:
+        """Change options in `config.yaml` that the run itself has chosen."""
+        advice = f"make room, then run `vitascope train --resume {shlex.quote(str(self.path))}`"
+        with explaining_failure(self.config_file, "the configuration", advice):
+            self._write_config({**self.config, **options})
+        del self.config  # read again on the next use
+
+    def _write_config(self, values: Mapping[str, Any]) -> None:
+        with replacing(self.config_file) as aside:
+            aside.write_text(yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True), "utf-8")
 
     @property
     def classifies(self) -> bool:

@@ -58,15 +58,13 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
         if config.task == "masked":
             model_config = body_config(model_config)
     batch_size = config.optimization.batch_size or default_batch_size(len(splits.train))
-    steps = config.optimization.epochs * math.ceil(len(splits.train) / batch_size)
-    ema = config.optimization.ema
+    length = config.optimization
     resolved = config.replace(
         model=name,
         image_size=model_config.image_hw[0],
         patch_size=model_config.patch_hw[0] if isinstance(model_config, ViTConfig) else None,
         batch_size=batch_size,
-        # an average over about a fiftieth of the steps, at most 10,000
-        ema=round(1 - 1 / min(10_000, max(1, steps / 50)), 5) if ema is None else ema,
+        epochs=length.epochs if length.steps is None and length.minutes is None else None,
     )
     return resolved, model_config
 

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import shutil
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,10 @@ from vitascope.training.checkpoint.state import (
     restore_optimizer,
     run_identity,
 )
-from vitascope.training.optim import freeze_body, learning_rate, optimizer_of, train_mode, update_average
+from vitascope.training.optim import freeze_body, optimizer_of, train_mode, update_average
 from vitascope.training.progress import Progress
 from vitascope.training.recipes import TrainConfig
+from vitascope.training.schedule import Schedule, TimeBudget
 from vitascope.training.signals import Stop, stop_signals
 from vitascope.training.tasks.task import Examples, Sums, Task
 from vitascope.weights.preprocess import preprocess_of
@@ -72,13 +74,12 @@ class Trainer:
         options, engine = config.optimization, config.engine
         assert options.batch_size is not None
         self.batch_size = options.batch_size
-        self.threads = suitable_threads(model.config, device, images_at_once(config))
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.module = task.module(model).to(device)
-        self.average = copy.deepcopy(self.module).requires_grad_(False).eval() if options.ema else None
+        self.average = copy.deepcopy(self.module).requires_grad_(False).eval() if options.ema != 0 else None
         if options.freeze:
             freeze_body(model)
         self.parallel = distributed.spread(self.module, engine.parallel, device)
@@ -94,7 +95,7 @@ class Trainer:
             self.augmentation = self.augmentation.without_crop()
         self.val_loader = self.loader(splits.val)
         self.steps_per_epoch = self.train_loader.batches_per_epoch
-        learning_rate(options, self.batch_size, 0, self.steps_per_epoch)  # rejects an endless warm-up
+        self.budget: TimeBudget | None = None
         self.identity = run_identity(config, self.model_config, splits.train)
         self.step, self.seconds, self.best_loss = 0, 0.0, math.inf
         self.sums: Sums = {}
@@ -113,21 +114,79 @@ class Trainer:
         )
 
     @property
+    def schedule(self) -> Schedule:
+        """The length of the run and its learning rate; with `minutes`, after `start_budget`."""
+        return Schedule.of(self.config.optimization, self.batch_size, self.steps_per_epoch)
+
+    def start_budget(self, spent: float) -> None:
+        """Set the length of a run with `minutes`, of which `spent` seconds are over, by measured steps.
+
+        Raises:
+            UserError: the time is too short for a step.
+        """
+        minutes = self.config.optimization.minutes
+        assert minutes is not None
+        if self.config.optimization.lengths:  # resumed
+            self.budget = TimeBudget(60 * minutes - spent, 0.0, self.schedule.progress(self.step))
+            return
+        with self._one_thread_if_small(), torch.random.fork_rng(devices=[]):
+            per_step = self._measured_step()
+        forward = per_step / 3 / self.batch_size  # the backward pass takes twice the time
+        validation, test = (forward * len(images) for images in (self.splits.val, self.splits.final))
+        (spent, per_step) = distributed.largest(spent + test, per_step)
+        seconds = 60 * minutes - spent
+        if seconds < per_step:
+            raise UserError(
+                f"minutes={minutes:g} is too short: opening the data, building the model and the final test "
+                f"take {spent:.1f} s, and a step {per_step:.2g} s; set minutes to at least "
+                f"{math.ceil((spent + 20 * per_step) / 6) / 10:g}"
+            )
+        self.budget = TimeBudget(seconds, validation)
+        self._set_length(0, self.budget.first_length(per_step, self.steps_per_epoch))
+
+    def _measured_step(self) -> float:
+        """Seconds of a training step without its update; nothing changes. The first one warms up."""
+        train_mode(self.module, frozen=self.config.optimization.freeze)
+        times = []
+        for batch, _ in zip(self.train_loader.epoch(0), range(3), strict=False):
+            began = time.monotonic()
+            torch.manual_seed(self.config.seed)
+            for part, weight in self._parts(batch):
+                float(self._backward(part, weight, 0))  # waits for the device
+            times.append(time.monotonic() - began)
+        self.optimizer.zero_grad()
+        self.sums = {}
+        return min(times[1:] or times)
+
+    def _set_length(self, step: int, total: int) -> None:
+        """Set the length of the run from a step on, and record it."""
+        lengths = self.schedule.correct(step, total).lengths if step else ((0, total),)
+        self.config = self.config.replace(lengths=lengths)
+        if distributed.is_first():
+            self.run.record_options(lengths=[list(pair) for pair in lengths])
+
+    def _one_thread_if_small(self) -> AbstractContextManager[None]:
+        return suitable_threads(self.model_config, self.device, images_at_once(self.config))
+
+    @property
     def trained(self) -> nn.Module:
         """The module with the weights to evaluate and save: their moving average if there is one."""
         return self.module if self.average is None else self.average
 
     def fit(self) -> None:
         """Train to the end of the last epoch, starting at `self.step`."""
-        images = len(self.train_loader)
-        epoch, batch = divmod(self.step, self.steps_per_epoch)
-        done = epoch * images + batch * self.batch_size
-        progress = Progress(self.config.optimization.epochs, images, done, shown=distributed.is_first())
+        schedule = self.schedule
+        progress = Progress(
+            schedule.epochs,
+            self._images_until(schedule.total(self.step)),
+            self._images_until(self.step),
+            shown=distributed.is_first(),
+        )
         progress.left_out(self._unreadable())
         recorder = self.run.write_metrics(self.step) if distributed.is_first() else None
         stopping = stop_signals(patient=distributed.world_size() > 1)
         try:
-            with self.threads, torch.random.fork_rng(devices=[]), stopping as stop:
+            with self._one_thread_if_small(), torch.random.fork_rng(devices=[]), stopping as stop:
                 self._loop(recorder, progress, stop)
         finally:
             progress.close()
@@ -138,20 +197,24 @@ class Trainer:
         """All steps, with a validation after each epoch, and checkpoints."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
         saved = clock = time.monotonic()
-        while self.step < self.config.optimization.epochs * self.steps_per_epoch:
+        while self.step < self.schedule.total(self.step):
             epoch, start = divmod(self.step, self.steps_per_epoch)
             for batch in self.train_loader.epoch(epoch, start=start):
                 loss = self._training_step(batch, epoch)
+                stepped = time.monotonic() - clock
                 progress.advance(batch.planned)
                 if self.step % RECORD_EVERY == 0:
                     value = float(distributed.sum_over_processes({"loss": loss})["loss"])
                     self._check_finite(value)
                     if recorder is not None:
                         recorder.record("step", self.step, {"loss": value, "lr": self.rate})
-                if self.step % self.steps_per_epoch == 0:
-                    self._end_epoch(epoch, recorder, progress)
+                ended = self.step == self.schedule.total(self.step)
+                if ended or self.step % self.steps_per_epoch == 0:
+                    self._end_epoch(recorder, progress)
                 now = time.monotonic()
                 self.seconds, clock = self.seconds + now - clock, now
+                if self.budget is not None and not ended:
+                    self._keep_to_budget(self.budget, stepped, progress)
                 due = now - saved >= self.config.engine.checkpoint_seconds
                 save, signum = distributed.largest(due, stop.signum)
                 if save or signum:
@@ -159,15 +222,35 @@ class Trainer:
                     saved = time.monotonic()
                 if signum:
                     raise Interrupted(self.run.path, int(signum))
+                if ended:
+                    break
         self.save()
+        if self.budget is not None and self.seconds > 1.1 * self.budget.seconds:
+            distributed.print_first(
+                f"training took {self.seconds / 60:.1f} instead of {self.budget.seconds / 60:.1f} minutes: "
+                "the machine became slower near the end"
+            )
+
+    def _keep_to_budget(self, budget: TimeBudget, stepped: float, progress: Progress) -> None:
+        """Count a step of so many seconds, and correct the length of the run if that is due."""
+        budget.stepped(stepped)
+        total = budget.correction(self.schedule, self.step, self.seconds)
+        if total is not None:
+            (total,) = map(int, distributed.largest(total))
+            self._set_length(self.step, total)
+            progress.plan(self.schedule.epochs, self._images_until(total))
+
+    def _images_until(self, step: int) -> int:
+        """The number of images of the steps before one."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        return epoch * len(self.train_loader) + batch * self.batch_size
 
     def _training_step(self, batch: Batch, epoch: int) -> Tensor:
         """Forward, backward, update; returns this process's share of the global batch's mean loss."""
         # All randomness is a function of the seed and the counters.
         draw = self.step * distributed.world_size() + distributed.rank()
         torch.manual_seed(step_seed(self.config.seed, draw))
-        options = self.config.optimization
-        self.rate = learning_rate(options, self.batch_size, self.step, self.steps_per_epoch)
+        self.rate = self.schedule.rate(self.step)
         parts = self._parts(batch)
         total = torch.zeros((), device=self.device)
         for number, (part, weight) in enumerate(parts):
@@ -224,8 +307,7 @@ class Trainer:
         self.scaler.update()
         self.optimizer.zero_grad()
         if self.average is not None:
-            assert options.ema is not None
-            update_average(self.average, self.module, options.ema, self.step)
+            update_average(self.average, self.module, self.schedule.average_decay, self.step)
 
     def _check_finite(self, loss: float, what: str = "the loss") -> None:
         if math.isfinite(loss):
@@ -238,20 +320,28 @@ class Trainer:
             f"clip_grad=1 or precision=fp32. The run so far is in {self.run.path}; {newest}"
         )
 
-    def _end_epoch(self, epoch: int, recorder: MetricsWriter | None, progress: Progress) -> None:
-        """Validate, record, and save the weights if they are the best so far."""
+    def _end_epoch(self, recorder: MetricsWriter | None, progress: Progress) -> None:
+        """Validate, record, and save the weights if they are the best so far.
+
+        The last epoch of a run whose length is given in steps or minutes may be a part of one.
+        """
+        whole, rest = divmod(self.step, self.steps_per_epoch)
+        epoch = whole if rest == 0 else round(self.step / self.steps_per_epoch, 2)
         sums = distributed.sum_over_processes(self.sums)
         means = {name: float(total / sums["count"]) for name, total in sums.items() if name != "count"}
         self._check_finite(means["loss"])
         self.sums = {}
+        began = time.monotonic()
         val = self.task.validate(self.trained, self.val_loader, self.precision)
+        if self.budget is not None:
+            self.budget.validation = time.monotonic() - began
         self._check_finite(val["loss"], "the validation loss")
         progress.left_out(self._unreadable())
-        progress.epoch(epoch + 1, means["loss"], val)
+        progress.epoch(epoch, means["loss"], val)
         if recorder is not None:
             accuracy = {"train_accuracy": means.pop("correct")} if "correct" in means else {}
             record = {
-                "epoch": epoch + 1,
+                "epoch": epoch,
                 **{f"train_{name}": value for name, value in means.items()},
                 **accuracy,
                 **{f"val_{name}": value for name, value in val.items()},

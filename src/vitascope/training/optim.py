@@ -1,8 +1,7 @@
-"""The optimizer with its parameter groups, the learning rate schedule, and the average of the weights."""
+"""The optimizer with its parameter groups, and the moving average of the weights."""
 
 from __future__ import annotations
 
-import math
 import re
 
 import torch
@@ -10,7 +9,10 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitascope.errors import UserError
-from vitascope.formatting import counted
+from vitascope.model.attention import SelfAttention
+from vitascope.model.encoder import SwiGLU
+from vitascope.model.heads import AttentionPool
+from vitascope.training.muon import Muon
 from vitascope.training.options import Optimization
 
 # Parameters that are tokens or positions, which have no weight decay.
@@ -20,7 +22,9 @@ MOMENTUM = 0.9
 
 
 def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) or SGD with momentum; only matrices have weight decay.
+    """AdamW (Loshchilov and Hutter 2019), Muon, or SGD with momentum; only matrices have weight decay.
+
+    Muon trains hidden matrices: not the layer that reads pixels, the output layers, tokens and positions.
 
     Layer-wise decay lowers a group's `lr_scale` towards the image (Clark et al. 2020, Bao et al. 2022).
     """
@@ -28,22 +32,52 @@ def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimi
     depth = max((int(found[1]) + 1 for found in blocks if found), default=0)
     if options.layer_decay != 1 and not depth:
         raise UserError("layer_decay needs a Vision Transformer: this model has no blocks; leave it at 1")
-    groups: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
+    matrices = hidden_matrices(module) if options.optimizer == "muon" else {}
+    if options.optimizer == "muon" and not matrices:
+        raise UserError(
+            "optimizer muon trains hidden matrices, and none is trained here: use the optimizer adamw"
+        )
+    groups: dict[tuple[bool, float, int], list[nn.Parameter]] = {(True, 1.0, 0): [], (False, 1.0, 0): []}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
+            stacked = matrices.get(name, 0)
             name = name.removeprefix("body.")  # the model's name in the module of a task
             decayed = parameter.ndim > 1 and not name.startswith(_TOKENS)
             scale = options.layer_decay ** (depth + 1 - layer_of(name, depth))
-            groups.setdefault((decayed, scale), []).append(parameter)
+            groups.setdefault((decayed, scale, stacked), []).append(parameter)
     parameters = [
         {"params": found, "weight_decay": options.weight_decay * decayed, "lr_scale": scale}
-        for (decayed, scale), found in groups.items()
+        | ({"stacked": stacked} if matrices else {})
+        for (decayed, scale, stacked), found in groups.items()
         if found
     ]
+    if options.optimizer == "muon":
+        return Muon(parameters, lr=options.lr)
     if options.optimizer == "sgd":
         # foreach, because fused does not support shards
         return torch.optim.SGD(parameters, lr=options.lr, momentum=MOMENTUM, foreach=True)
     return torch.optim.AdamW(parameters, lr=options.lr, fused=True)
+
+
+def hidden_matrices(module: nn.Module) -> dict[str, int]:
+    """The weights that Muon trains, by name, with the number of matrices that each stacks."""
+    found: dict[str, int] = {}
+    pixels = next((path for path, part in module.named_modules() if isinstance(part, nn.Conv2d)), None)
+    for path, part in module.named_modules():
+        inside = f"{path}." if path else ""
+        if isinstance(part, SelfAttention):
+            found[f"{inside}qkv.weight"] = 3
+        elif isinstance(part, AttentionPool):
+            found[f"{inside}kv.weight"] = 2
+        elif isinstance(part, SwiGLU):
+            found[f"{inside}fc1.weight"] = 2
+        elif isinstance(part, nn.Linear | nn.Conv2d) and path != pixels:
+            found.setdefault(f"{inside}weight", 1)
+    return {
+        name: stacked
+        for name, stacked in found.items()
+        if not name.removeprefix("body.").startswith("head.") and module.get_parameter(name).requires_grad
+    }
 
 
 def layer_of(name: str, depth: int) -> int:
@@ -66,30 +100,6 @@ def train_mode(model: nn.Module, *, frozen: bool) -> None:
     if frozen:
         for name, part in model.named_children():
             part.train(name == "head")
-
-
-def learning_rate(options: Optimization, batch_size: int, step: int, steps_per_epoch: int) -> float:
-    """The learning rate of a step, counted from 0: linear warm-up to the peak, then the schedule."""
-    peak = options.lr if options.lr_batch is None else options.lr * batch_size / options.lr_batch
-    total = options.epochs * steps_per_epoch
-    if options.warmup_steps is not None and options.warmup_steps >= total:
-        epochs = counted(options.epochs, "epoch")
-        raise UserError(
-            f"the warm-up of {options.warmup_steps:,} steps would not end: the run has {total:,} "
-            f"({epochs} of {steps_per_epoch}); lower warmup_steps or raise epochs"
-        )
-    warmup = options.warmup_steps
-    if warmup is None:
-        length = options.epochs / 20 if options.warmup_epochs is None else options.warmup_epochs
-        warmup = min(round(length * steps_per_epoch), total - 1)
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    passed = (step - warmup) / (total - warmup)
-    if options.schedule == "constant":
-        return peak
-    if options.schedule == "linear":
-        return peak * (1 - passed)
-    return peak * 0.5 * (1 + math.cos(math.pi * passed))
 
 
 def average_decay(decay: float, step: int) -> float:

@@ -31,7 +31,8 @@ DERIVED_OPTIONS = ("num_classes", "class_names", "in_channels", "gradient_checkp
 """Model options that follow from the data or from a training option."""
 
 _SIZES = (
-    "image_size patch_size embed_dim depth num_heads epochs batch_size lr_batch accumulate keep_checkpoints"
+    "image_size patch_size embed_dim depth num_heads epochs steps batch_size lr_batch accumulate "
+    "keep_checkpoints"
 )
 _AMOUNTS = (
     "warmup_epochs warmup_steps weight_decay clip_grad color_jitter randaugment mixup cutmix rotate workers "
@@ -41,7 +42,7 @@ _AMOUNTS = (
 _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("at least 1", lambda value: value >= 1, _SIZES),
     ("at least 0", lambda value: value >= 0, _AMOUNTS),
-    ("positive", lambda value: value > 0, "temperature"),
+    ("positive", lambda value: value > 0, "temperature minutes"),
     ("in [0, 1)", lambda value: 0 <= value < 1, "dropout drop_path label_smoothing ema shift"),
     ("in [0, 1]", lambda value: 0 <= value <= 1, "flip operation_probability erase distill_weight"),
     ("in (0, 1]", lambda value: 0 < value <= 1, "layer_decay crop_scale"),
@@ -126,12 +127,17 @@ class Architecture(OptionGroup):
 class Optimization(OptionGroup):
     """The optimizer and its schedule."""
 
-    epochs: int = 100
+    epochs: Annotated[int | None, tyro.conf.arg(metavar="INT")] = 100
     """Passes over the training images."""
+    steps: MaybeInt = None
+    """Optimizer steps, instead of --epochs."""
+    minutes: MaybeFloat = None
+    """Train for this many minutes, instead of --epochs: the measured speed sets the number of steps, and the
+    schedule ends when the time is over. The figures and the report come on top."""
     batch_size: MaybeInt = None
     """Images per step, over all processes. Default: 128, or less if an epoch would have under 4 steps."""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    """AdamW, or SGD with momentum 0.9."""
+    optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
+    """AdamW; Muon for hidden matrices and AdamW for the rest; or SGD with momentum 0.9."""
     lr: float = 1e-3
     """Peak learning rate."""
     lr_batch: MaybeInt = None
@@ -140,9 +146,12 @@ class Optimization(OptionGroup):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Learning rate schedule after the warm-up; cosine and linear end at 0."""
     warmup_epochs: MaybeFloat = None
-    """Epochs of linear warm-up. Default: a twentieth of --epochs."""
+    """Epochs of linear warm-up, at most a quarter of the run. Default: a twentieth of the run."""
     warmup_steps: MaybeInt = None
     """Steps of linear warm-up, instead of --warmup-epochs."""
+    lengths: tyro.conf.Suppress[tuple[tuple[int, int], ...]] = ()
+    """The steps that --minutes has led to: the length of the run at step 0, and each correction, as pairs of
+    a step and the length in steps from there on. Recorded, so that the run can be repeated."""
     weight_decay: float = 0.05
     """Weight decay of matrices; biases, norms, tokens and positions have none."""
     layer_decay: float = 1.0
@@ -163,6 +172,11 @@ class Optimization(OptionGroup):
     def __post_init__(self) -> None:
         """Check the numbers, also against each other."""
         super().__post_init__()
+        object.__setattr__(self, "lengths", tuple((since, total) for since, total in self.lengths))
+        if self.steps is not None and self.minutes is not None:
+            raise UserError("steps and minutes both set the length of the run: leave out one of them")
+        if self.epochs is None and self.steps is None and self.minutes is None and not self.lengths:
+            raise UserError("a run needs a length: set epochs, steps or minutes")
         if not 0 < self.lr <= LARGEST_RATE:
             raise UserError(
                 f"lr must be in (0, {LARGEST_RATE:g}], not {self.lr:g}; AdamW usually takes about 1e-3, SGD "

@@ -25,8 +25,8 @@ class Progress:
     `done` are the images of the run before this process resumed it. Prints nothing unless `shown`.
     """
 
-    def __init__(self, epochs: int, images_per_epoch: int, done: int = 0, *, shown: bool = True) -> None:
-        self.epochs, self.total, self.shown = epochs, epochs * images_per_epoch, shown
+    def __init__(self, epochs: int, images: int, done: int = 0, *, shown: bool = True) -> None:
+        self.epochs, self.total, self.shown = epochs, images, shown
         self.done = self._done_before = done
         self._started = self._last_line = time.monotonic()
         self._named: set[str] = set()
@@ -42,6 +42,12 @@ class Progress:
                 bar_format="{desc} |{bar}| {percentage:3.0f}% {rate_fmt}, {remaining} left",
             )
 
+    def plan(self, epochs: int, images: int) -> None:
+        """Change the epochs and the images of the whole run."""
+        self.epochs, self.total = epochs, images
+        if self._bar is not None:
+            self._bar.total = images
+
     @property
     def images_per_second(self) -> float:
         """Mean speed since the start of this process, with validation and checkpoints."""
@@ -56,8 +62,8 @@ class Progress:
         elif time.monotonic() - self._last_line >= max(LINE_SECONDS, whole / LINES):
             self._print(f"{self.done:,} of {self.total:,} images")
 
-    def epoch(self, epoch: int, train_loss: float, val: Mapping[str, float]) -> None:
-        """Print the results of an epoch, counted from 1."""
+    def epoch(self, epoch: float, train_loss: float, val: Mapping[str, float]) -> None:
+        """Print the results of an epoch, counted from 1; the last one may be a part of an epoch."""
         measured = f"loss {train_loss:.3f}  val loss {val['loss']:.3f}"
         if "accuracy" in val:
             measured += f", accuracy {val['accuracy']:.1%}"
@@ -65,7 +71,7 @@ class Progress:
             measured += f" (most frequent class {val['majority']:.1%})"
         if self._bar is not None:
             self._bar.set_description(f"epoch {epoch}/{self.epochs}")
-        if epoch in (1, self.epochs) or epoch % math.ceil(self.epochs / LINES) == 0:
+        if epoch in (1, self.epochs) or epoch % math.ceil(self.epochs / LINES) == 0 or epoch % 1:
             self._print(f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}  {measured}")
 
     def left_out(self, unreadable: Mapping[str, str]) -> None:

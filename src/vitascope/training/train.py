@@ -11,6 +11,7 @@ import logging
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from os import PathLike
@@ -154,6 +155,7 @@ def resume(run: str | PathLike[str], **engine: Any) -> TrainResult | PretrainRes
             classes or the model, or options that are not engine options.
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
+    started = time.monotonic()
     found, checkpoint = Run.find(run)
     config = TrainConfig.from_dict(found.config)
     for name in engine:
@@ -178,6 +180,8 @@ def resume(run: str | PathLike[str], **engine: Any) -> TrainResult | PretrainRes
             trainer.restore(folders.load_checkpoint_at(checkpoint))
             if distributed.is_first():
                 folders.discard_newer(checkpoint)
+        if config.optimization.minutes is not None:
+            trainer.start_budget(time.monotonic() - started)
         _announce(trainer)
         trainer.fit()
         return _finish(trainer)
@@ -200,6 +204,9 @@ def _configured(config: TrainConfig | None, recipe: str | None, options: dict[st
 
 def _run(config: TrainConfig) -> TrainResult | PretrainResult:
     """Create a run, train and finish it; a run that cannot start leaves no folder."""
+    started = time.monotonic()
+    if config.optimization.lengths:  # a run with minutes is repeated, whatever time that takes
+        config = config.replace(minutes=None)
     device = distributed.join_processes(config.engine.device)
     config, model_config, splits = distributed.by_all(lambda: _open(config))
     run = distributed.by_first(lambda: Run.create(config.to_dict(), processes=distributed.world_size()))
@@ -207,6 +214,8 @@ def _run(config: TrainConfig) -> TrainResult | PretrainResult:
         try:
             with explaining_memory():
                 trainer = build_trainer(run, config, model_config, splits, device)
+                if config.optimization.minutes is not None:
+                    trainer.start_budget(time.monotonic() - started)
             if distributed.is_first():
                 run.record_split(splits)
         except (UserError, KeyboardInterrupt):
@@ -317,10 +326,28 @@ def _announce(trainer: Trainer) -> None:
     distributed.print_first(
         f"data   {config.data}: {data}\n"
         f"model  {parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}\n"
-        f"run    {trainer.run.path}: {counted(config.optimization.epochs, 'epoch')} of "
-        f"{counted(trainer.steps_per_epoch, 'step')}"
+        f"run    {trainer.run.path}: {_length(trainer)}"
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}"
     )
+
+
+def _length(trainer: Trainer) -> str:
+    """The length of a run in words, and a warm-up that was shortened for it."""
+    schedule, options = trainer.schedule, trainer.config.optimization
+    per_epoch = counted(trainer.steps_per_epoch, "step")
+    if options.epochs is not None and not options.lengths:
+        words = f"{counted(options.epochs, 'epoch')} of {per_epoch}"
+    else:
+        total = schedule.total(trainer.step)
+        words = f"{counted(total, 'step')} ({total / trainer.steps_per_epoch:.3g} epochs of {per_epoch})"
+    if options.minutes is not None:
+        words = f"about {words} in {options.minutes:g} minutes"
+    if schedule.warmup < schedule.asked_warmup:
+        words += (
+            f"; the warm-up of {counted(schedule.asked_warmup, 'step')} is shortened to {schedule.warmup:,}, "
+            "a quarter of the run"
+        )
+    return words
 
 
 # Finish

@@ -66,7 +66,12 @@ def run_identity(config: TrainConfig, model_config: ModelConfig, images: ImageSe
     model = model_config.to_dict()
     # An engine option may be an option of the model too. The architecture is compared as the model's own.
     excluded = {name for name, group in GROUP_OF.items() if group == "engine"} | {"class_names"}
-    compared = [name for name, group in GROUP_OF.items() if group not in ("architecture", "engine")]
+    # A run with minutes records its lengths as it goes.
+    compared = [
+        name
+        for name, group in GROUP_OF.items()
+        if group not in ("architecture", "engine") and name != "lengths"
+    ]
     return {
         "training images": len(images),
         "classes": list(images.class_names),

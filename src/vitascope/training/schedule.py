@@ -1,0 +1,153 @@
+"""The length of a run in steps, the share of it that is over, the learning rate, and a budget of time."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+
+from vitascope.training.options import Optimization
+
+DEFAULT_WARMUP = 0.05
+"""The share of a run that warms up if no option names a warm-up."""
+LONGEST_WARMUP = 0.25
+"""The largest share of a run that a warm-up takes; a longer one is shortened."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The length of a run and its learning rate, a function of the step.
+
+    A budget of time may correct the length during the run. The steps that are left then cover what is left
+    of the schedule: the learning rate does not jump, and it ends where it would have ended.
+
+    Attributes:
+        options: the peak rate, the warm-up and the decay.
+        batch_size: images per step.
+        steps_per_epoch: batches per epoch.
+        lengths: (step, total) of the length in steps, at step 0, and of its corrections; steps ascend.
+    """
+
+    options: Optimization
+    batch_size: int
+    steps_per_epoch: int
+    lengths: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, options: Optimization, batch_size: int, steps_per_epoch: int) -> Schedule:
+        """The schedule of recorded `lengths`, of `steps`, or of `epochs`."""
+        lengths = options.lengths
+        if not lengths:
+            steps = options.steps
+            if steps is None:
+                assert options.epochs is not None
+                steps = options.epochs * steps_per_epoch
+            lengths = ((0, steps),)
+        return cls(options, batch_size, steps_per_epoch, lengths)
+
+    def correct(self, step: int, total: int) -> Schedule:
+        """The same schedule until `step`, and a length of `total` steps from there on."""
+        before = tuple(pair for pair in self.lengths if pair[0] < step)
+        return dataclasses.replace(self, lengths=(*before, (step, total)))
+
+    def total(self, step: int) -> int:
+        """The length of the run in steps that holds at `step`."""
+        return next(total for since, total in reversed(self.lengths) if since <= step)
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs that the run begins."""
+        return math.ceil(self.lengths[-1][1] / self.steps_per_epoch)
+
+    def progress(self, step: int) -> float:
+        """The share of the schedule that is over before `step`, in [0, 1]."""
+        ends = [since for since, _ in self.lengths[1:]]
+        left = 1.0
+        for (since, total), end in zip(self.lengths, [*ends, step], strict=True):
+            if since < step:
+                left *= (total - min(end, step)) / (total - since)
+        return 1 - left
+
+    @property
+    def average_decay(self) -> float:
+        """The decay of the moving average; by default, it averages about a fiftieth of the run."""
+        if self.options.ema is not None:
+            return self.options.ema
+        return 1 - 1 / min(10_000, max(1, self.lengths[0][1] / 50))
+
+    @property
+    def asked_warmup(self) -> int:
+        """The steps of warm-up that the options name, or a share of the run."""
+        options = self.options
+        if options.warmup_steps is not None:
+            return options.warmup_steps
+        if options.warmup_epochs is not None:
+            return round(options.warmup_epochs * self.steps_per_epoch)
+        return round(DEFAULT_WARMUP * self.lengths[0][1])
+
+    @property
+    def warmup(self) -> int:
+        """The steps of warm-up, in a run of the first length."""
+        return min(self.asked_warmup, int(LONGEST_WARMUP * self.lengths[0][1]))
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0: linear warm-up to the peak, then the decay."""
+        options = self.options
+        peak = options.lr if options.lr_batch is None else options.lr * self.batch_size / options.lr_batch
+        warmup, progress = self.warmup / self.lengths[0][1], self.progress(step)
+        if progress < warmup - 1e-9:  # rounding may leave the last step of warm-up below its end
+            return peak * min(1.0, self.progress(step + 1) / warmup)
+        passed = (progress - warmup) / (1 - warmup)
+        if options.schedule == "constant":
+            return peak
+        if options.schedule == "linear":
+            return peak * (1 - passed)
+        return peak * 0.5 * (1 + math.cos(math.pi * passed))
+
+
+CORRECTED = (0.01, *(count / 20 for count in range(1, 20)))
+"""The shares of the schedule after which a budget of time corrects the length of a run."""
+LAST_SHARE = 0.02
+"""The share of the steps so far that a run takes at least to finish its schedule, if its time is over."""
+
+
+class TimeBudget:
+    """Corrects the length of a run, so that it ends when its time is over.
+
+    A machine that becomes slower has fewer steps left at the next correction. If it becomes twice as slow
+    after the last correction, the run ends a twentieth later; whenever it does, at most a tenth later.
+
+    Args:
+        seconds: that the training loop may take, with validation and checkpoints.
+        validation: seconds that a validation takes, as estimated.
+        progress: the share of the schedule that is over.
+    """
+
+    def __init__(self, seconds: float, validation: float, progress: float = 0.0) -> None:
+        self.seconds, self.validation = seconds, validation
+        self._steps, self._stepping = 0, 0.0  # since the last correction
+        self._due = bisect.bisect(CORRECTED, progress)
+
+    def first_length(self, per_step: float, steps_per_epoch: int) -> int:
+        """The length in steps, at least 1, of a run whose steps take `per_step` seconds."""
+        return max(1, int((self.seconds - self.validation) / self._cost(per_step, steps_per_epoch)))
+
+    def stepped(self, seconds: float) -> None:
+        """Count a step that took this time."""
+        self._steps, self._stepping = self._steps + 1, self._stepping + seconds
+
+    def correction(self, schedule: Schedule, step: int, passed: float) -> int | None:
+        """The corrected length if one is due before `step`, `passed` seconds after the start; else None."""
+        progress = schedule.progress(step)
+        due = bisect.bisect(CORRECTED, progress)
+        if due == self._due or not self._steps:
+            return None
+        self._due = due
+        cost = self._cost(self._stepping / self._steps, schedule.steps_per_epoch)
+        self._steps, self._stepping = 0, 0.0
+        left = int((self.seconds - passed - self.validation) / cost)
+        return step + max(left, math.ceil(LAST_SHARE * step))
+
+    def _cost(self, per_step: float, steps_per_epoch: int) -> float:
+        """Seconds per step, with its share of a validation per epoch."""
+        return per_step + self.validation / steps_per_epoch

@@ -1,0 +1,107 @@
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitascope.training import muon
+from vitascope.training.muon import Muon, orthogonal
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (2, 16, 64), (3, 64, 16)])
+def test_all_singular_values_become_about_one_and_the_directions_stay(shape: tuple[int, int, int]) -> None:
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    U, _, Vh = torch.linalg.svd(matrices, full_matrices=False)
+    inner = U.mT @ orthogonal(matrices) @ Vh.mT  # diagonal, if the directions stay
+    values = inner.diagonal(dim1=1, dim2=2)
+    assert ((values > 0.5) & (values < 1.3)).float().mean() > 0.9
+    assert (inner - torch.diag_embed(values)).abs().max() < 1e-3
+
+
+def test_zero_gradients_give_zero_updates() -> None:
+    assert torch.equal(orthogonal(torch.zeros(2, 4, 6)), torch.zeros(2, 4, 6))
+
+
+def steps(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], count: int = 3) -> None:
+    """Steps with fixed random gradients."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+
+def group(parameters: list[nn.Parameter], stacked: int) -> dict[str, object]:
+    return {"params": parameters, "weight_decay": 0.1, "stacked": stacked}
+
+
+def test_a_matrix_gets_the_update_of_torchs_muon(monkeypatch) -> None:
+    ours = [nn.Parameter(torch.randn(16, 24)), nn.Parameter(torch.randn(24, 16))]
+    theirs = copy.deepcopy(ours)
+    monkeypatch.setattr(
+        torch.optim._muon, "_zeropower_via_newtonschulz", lambda update, *_: orthogonal(update[None])[0]
+    )
+    steps(Muon([group(ours, 1)], lr=0.05), ours)
+    peer = torch.optim.Muon(theirs, lr=0.05, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    steps(peer, theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_newton_schulz_agrees_with_torchs_within_bfloat16(monkeypatch) -> None:
+    update = torch.randn(12, 20)
+    peer = torch.optim._muon._zeropower_via_newtonschulz(update, muon.COEFFICIENTS, muon.ITERATIONS, 1e-7)
+    torch.testing.assert_close(orthogonal(update[None])[0], peer.float(), atol=0.03, rtol=0.05)
+
+
+def updated(weight: Tensor, stacked: int) -> Tensor:
+    parameter = nn.Parameter(weight.clone())
+    steps(Muon([group([parameter], stacked)], lr=0.05), [parameter], count=1)
+    return parameter.detach()
+
+
+def test_stacked_matrices_are_updated_one_by_one() -> None:
+    weight = torch.randn(48, 16)
+    generator = torch.Generator().manual_seed(1)
+    gradient = torch.randn(48, 16, generator=generator)
+    expected = []
+    for part, grad in zip(weight.chunk(3), gradient.chunk(3), strict=True):
+        parameter = nn.Parameter(part.clone())
+        parameter.grad = grad.clone()
+        Muon([group([parameter], 1)], lr=0.05).step()
+        expected.append(parameter.detach())
+    torch.testing.assert_close(updated(weight, 3), torch.cat(expected))
+
+
+def test_a_kernel_is_a_matrix_of_outputs_by_inputs_and_positions() -> None:
+    kernel = torch.randn(8, 4, 3, 3)
+    generator = torch.Generator().manual_seed(1)
+    gradient = torch.randn(8, 4, 3, 3, generator=generator)
+    parameter = nn.Parameter(kernel.flatten(1).clone())
+    parameter.grad = gradient.flatten(1)
+    Muon([group([parameter], 1)], lr=0.05).step()
+    torch.testing.assert_close(updated(kernel, 1).flatten(1), parameter.detach())
+
+
+def test_other_parameters_have_adamw() -> None:
+    ours, theirs = [nn.Parameter(torch.ones(5))], [nn.Parameter(torch.ones(5))]
+    matrix = nn.Parameter(torch.randn(4, 4))
+    optimizer = Muon([group([matrix], 1), group(ours, 0)], lr=0.05)
+    before = matrix.detach().clone()
+    generator = torch.Generator().manual_seed(1)
+    peer = torch.optim.AdamW(theirs, lr=0.05, weight_decay=0.1)
+    for _ in range(3):
+        ours[0].grad = torch.randn(5, generator=generator)
+        theirs[0].grad = ours[0].grad.clone()
+        matrix.grad = torch.randn(4, 4, generator=generator)
+        optimizer.step()
+        peer.step()
+    torch.testing.assert_close(ours[0], theirs[0])
+    assert not torch.equal(matrix, before)
+
+
+def test_the_update_has_the_size_of_adamws() -> None:
+    change = updated(torch.zeros(64, 256), 1)  # no weight decay of zeros
+    assert change.pow(2).mean().sqrt() / 0.05 == pytest.approx(0.2, rel=0.3)
+    assert math.isfinite(float(change.sum()))

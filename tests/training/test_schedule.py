@@ -1,0 +1,143 @@
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitascope.errors import UserError
+from vitascope.training.options import Optimization
+from vitascope.training.schedule import CORRECTED, Schedule, TimeBudget
+
+
+def schedule(steps_per_epoch: int = 10, batch_size: int = 128, **options: Any) -> Schedule:
+    return Schedule.of(Optimization(**options), batch_size, steps_per_epoch)
+
+
+def rates(found: Schedule) -> list[float]:
+    """The rate of every step."""
+    return [found.rate(step) for step in range(found.total(0))]
+
+
+def test_the_rate_warms_up_linearly_then_falls_along_a_cosine_to_zero() -> None:
+    found = schedule(epochs=10, warmup_epochs=2, lr=0.5)
+    assert rates(found)[:20] == pytest.approx([0.5 * (step + 1) / 20 for step in range(20)])
+    cosine = [0.25 * (1 + math.cos(math.pi * step / 80)) for step in range(80)]
+    assert rates(found)[20:] == pytest.approx(cosine)
+    assert found.rate(100) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("epochs", [1, 8, 100])
+def test_warm_up_is_a_twentieth_of_the_run_by_default(epochs: int) -> None:
+    found = rates(schedule(40, epochs=epochs, lr=0.5))
+    assert found.index(max(found)) == 2 * epochs - 1
+    assert found[0] == pytest.approx(0.5 / (2 * epochs))
+
+
+@pytest.mark.parametrize("warmup", [{"warmup_epochs": 5.0}, {"warmup_steps": 10_000}])
+def test_warm_up_is_shortened_to_a_quarter_of_the_run(warmup: dict[str, float]) -> None:
+    found = schedule(12, epochs=2, lr=1.0, **warmup)
+    assert found.warmup == 6
+    assert found.asked_warmup == warmup.get("warmup_steps", 60)
+    assert rates(found)[:7] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 1])
+
+
+def test_run_of_one_step_has_the_peak_rate() -> None:
+    assert rates(schedule(1, epochs=1, lr=1.0)) == [1.0]
+
+
+def test_the_linear_schedule_falls_in_equal_steps_and_the_constant_one_stays() -> None:
+    linear = schedule(1, epochs=10, warmup_epochs=0, lr=1.0, schedule="linear")
+    assert rates(linear) == pytest.approx([1 - step / 10 for step in range(10)])
+    constant = schedule(1, epochs=10, warmup_steps=2, lr=1.0, schedule="constant")
+    assert rates(constant) == pytest.approx([0.5] + 9 * [1.0])
+
+
+@pytest.mark.parametrize(("batch_size", "rate"), [(1024, 1e-3), (128, 1.25e-4)])
+def test_rate_is_scaled_by_the_batch_size(batch_size: int, rate: float) -> None:
+    found = schedule(5, batch_size, epochs=1, warmup_epochs=0, lr=5e-4, lr_batch=512, schedule="constant")
+    assert found.rate(0) == pytest.approx(rate)
+
+
+def test_steps_take_the_place_of_epochs() -> None:
+    found = schedule(10, epochs=None, steps=25)
+    assert (found.total(0), found.epochs) == (25, 3)
+
+
+@pytest.mark.parametrize("given", [{}, {"steps": 5, "minutes": 1.0}])
+def test_a_run_has_one_length(given: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="length"):
+        Optimization(epochs=None, **given)
+
+
+@given(
+    first=st.integers(1, 200),
+    corrections=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 200)), max_size=5),
+    warmup=st.integers(0, 300),
+)
+def test_a_corrected_schedule_has_no_jump_and_ends_at_zero(first, corrections, warmup) -> None:
+    found = schedule(7, epochs=None, steps=first, warmup_steps=warmup, lr=1.0)
+    step, total, largest = 0, first, 1 / first
+    for ahead, left in corrections:
+        step += ahead
+        if step >= total:
+            break
+        total = step + left
+        before = found.progress(step), found.rate(step)
+        found = found.correct(step, total)
+        assert found.progress(step) == pytest.approx(before[0])
+        largest = max(largest, (1 - before[0]) / left)
+    progress = [found.progress(step) for step in range(total + 1)]
+    assert progress[0] == 0
+    assert progress[-1] == pytest.approx(1)
+    assert all(0 < after - now <= largest + 1e-9 for now, after in itertools.pairwise(progress))
+    assert found.rate(total) == pytest.approx(0, abs=1e-9)
+
+
+def test_recorded_lengths_give_the_same_schedule_again() -> None:
+    found = schedule(epochs=None, steps=100).correct(20, 150).correct(60, 90)
+    again = schedule(epochs=None, lengths=found.lengths)
+    assert rates(again) == rates(found)
+    assert (again.total(0), again.total(20), again.total(60)) == (100, 150, 90)
+
+
+def simulate(speed: Any, seconds: float = 100.0, per_step: float = 0.1, start: int = 0) -> tuple[float, int]:
+    """Run a budget on a machine whose step n takes `speed(time)` seconds; its time and its corrections."""
+    budget = TimeBudget(seconds, validation=0.5)
+    total = budget.first_length(per_step, steps_per_epoch=50)
+    found = schedule(50, epochs=None, lengths=((0, total),))
+    passed, step = 0.0, 0
+    while step < found.total(step):
+        taken = speed(passed)
+        budget.stepped(taken)
+        passed, step = passed + taken, step + 1
+        if step % 50 == 0 or step == found.total(step):
+            passed += 0.5
+        corrected = budget.correction(found, step, passed)
+        if corrected is not None and step < found.total(step):
+            found = found.correct(step, corrected)
+    return passed, len(found.lengths)
+
+
+@pytest.mark.parametrize("actual", [0.02, 0.1, 0.3])
+def test_a_run_ends_with_its_time_whatever_its_first_steps_promised(actual: float) -> None:
+    passed, corrections = simulate(lambda passed: actual)
+    assert passed == pytest.approx(100, rel=0.02)
+    assert 10 <= corrections <= 1 + len(CORRECTED)
+
+
+@given(when=st.floats(0, 100))
+def test_a_machine_that_becomes_twice_as_slow_ends_at_most_a_tenth_later(when: float) -> None:
+    passed, _ = simulate(lambda passed: 0.1 if passed < when else 0.2)
+    assert passed <= 110
+
+
+def test_a_resumed_budget_is_corrected_next_at_the_next_share() -> None:
+    found = schedule(50, epochs=None, lengths=((0, 1000),))
+    budget = TimeBudget(100.0, 0.0, progress=found.progress(520))
+    for step in range(521, 550):
+        budget.stepped(0.1)
+        assert budget.correction(found, step, passed=step / 10) is None
+    budget.stepped(0.1)
+    assert budget.correction(found, 550, passed=55.0) == pytest.approx(1000, abs=1)

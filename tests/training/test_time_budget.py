@@ -1,0 +1,129 @@
+"""Runs with `minutes`: their length follows the measured speed, is recorded, and repeats bitwise."""
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
+from vitascope.cli import main
+from vitascope.errors import Interrupted, UserError
+from vitascope.run.run import Run
+from vitascope.training import loop, train
+from vitascope.training.checkpoint.folders import load_checkpoint
+from vitascope.training.loop import Trainer
+from vitascope.training.recipes import TrainConfig
+
+STEPS_PER_EPOCH = 5
+
+
+@pytest.fixture(autouse=True)
+def _undrawn() -> Iterator[None]:
+    with undrawn():
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data") / "greys")
+
+
+def clock(monkeypatch, tick: float = 0.01) -> None:
+    """Every look at the clock finds a hundredth of a second passed."""
+    seconds = itertools.count(0, tick)
+    for module in (loop, train):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+
+
+def config_for(data: Path, run: Path, **options: object) -> TrainConfig:
+    return tiny_config(data, run=str(run), **{"minutes": 0.05, "dropout": 0.1, "keep": "last"} | options)
+
+
+def last_state(run: Path) -> tuple[int, dict[str, object]]:
+    found = load_checkpoint(run)
+    assert found is not None
+    return found[0], {name: value for name, value in found[1].items() if name not in ("seconds", "identity")}
+
+
+def test_the_time_sets_the_number_of_steps_and_the_schedule_ends_with_it(data, tmp_path, monkeypatch) -> None:
+    clock(monkeypatch)
+    run = Run(train.train(config_for(data, tmp_path / "run")).run)
+    lengths = run.config["lengths"]
+    assert run.config["epochs"] is None
+    assert len(lengths) > 5
+    last = run.records("epoch")[-1]
+    assert last["step"] == lengths[-1][1]
+    assert last["epoch"] == pytest.approx(last["step"] / STEPS_PER_EPOCH, abs=0.005)
+    assert run.records("test")[0]["seconds"] == pytest.approx(60 * 0.05, rel=0.1)
+    assert run.records("step")[-1]["lr"] < 0.1 * max(record["lr"] for record in run.records("step"))
+
+
+def test_a_run_with_minutes_is_repeated_bitwise_from_its_configuration(data, tmp_path, monkeypatch) -> None:
+    clock(monkeypatch)
+    first = train.train(config_for(data, tmp_path / "first")).run
+    clock(monkeypatch, tick=0.05)  # a slower machine
+    config = TrainConfig.from_yaml(first / "config.yaml").replace(run=str(tmp_path / "again"))
+    again = train.train(config).run
+    assert_bitwise(last_state(first), last_state(again))
+
+
+def test_an_interrupted_run_with_minutes_resumes_on_its_recorded_way(data, tmp_path, monkeypatch) -> None:
+    clock(monkeypatch)
+    step = Trainer._training_step
+
+    def interrupted(trainer: Trainer, *arguments: object) -> object:
+        if trainer.step == 31:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(trainer, *arguments)
+
+    monkeypatch.setattr(Trainer, "_training_step", interrupted)
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train.train(config_for(data, run))
+    before = Run(run).config["lengths"]
+    monkeypatch.setattr(Trainer, "_training_step", step)
+    train.resume(run)
+    lengths = Run(run).config["lengths"]
+    assert lengths[: len(before)] == before
+    assert len(lengths) > len(before)
+    config = TrainConfig.from_yaml(run / "config.yaml").replace(run=str(tmp_path / "again"))
+    assert_bitwise(last_state(run), last_state(train.train(config).run))
+
+
+def test_measuring_the_first_steps_changes_nothing(data, tmp_path, monkeypatch) -> None:
+    clock(monkeypatch)
+    run = train.train(config_for(data, tmp_path / "run")).run
+    lengths = Run(run).config["lengths"]
+    fixed = config_for(data, tmp_path / "fixed", minutes=None, epochs=None, lengths=lengths)
+    assert_bitwise(last_state(run), last_state(train.train(fixed).run))
+
+
+def test_a_time_too_short_for_a_step_is_rejected_and_leaves_no_folder(data, tmp_path) -> None:
+    with pytest.raises(UserError, match=r"minutes=1e-05 is too short: .* set minutes to at least 0\.\d"):
+        train.train(config_for(data, tmp_path / "run", minutes=1e-5))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1"])
+def test_minutes_must_be_positive(minutes: str, capsys) -> None:
+    assert main(["train", "--minutes", minutes]) == 2
+    assert "minutes must be positive" in capsys.readouterr().err
+
+
+def test_a_machine_that_slows_down_at_the_end_is_reported(data, tmp_path, monkeypatch, capsys) -> None:
+    clock(monkeypatch)
+    end = Trainer._end_epoch
+
+    def slow(trainer: Trainer, *arguments: object) -> None:
+        end(trainer, *arguments)
+        if trainer.step == trainer.schedule.total(trainer.step):
+            clock(monkeypatch, tick=100.0)
+            loop.time.monotonic()
+
+    monkeypatch.setattr(Trainer, "_end_epoch", slow)
+    train.train(config_for(data, tmp_path / "run"))
+    assert "the machine became slower near the end" in capsys.readouterr().out
