@@ -228,10 +228,11 @@ def test_cuts_are_even_and_balanced(count: int, parts: int) -> None:
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("repeats", [1, 3])
 def test_parts_of_all_processes_are_the_batches_of_one(
-    images: ImageSet, world: int, seed: int | None, memory_budget: int
+    images: ImageSet, world: int, seed: int | None, memory_budget: int, repeats: int
 ) -> None:
-    kinds = {"seed": seed, "workers": 0, "memory_budget": memory_budget}
+    kinds = {"seed": seed, "workers": 0, "memory_budget": memory_budget, "repeats": repeats}
     whole = list(Loader(images, FIT, 6, **kinds).epoch(2))
     loaders = [Loader(images, FIT, 6, part=(rank, world), **kinds) for rank in range(world)]
     assert {loader.batches_per_epoch for loader in loaders} == {3}
@@ -261,6 +262,66 @@ def test_batch_is_split_at_even_places_into_parts_with_images(
     assert torch.equal(torch.cat([part.pixels for part in split]), batch.pixels)
     assert torch.equal(torch.cat([part.labels for part in split]), batch.labels)
     assert {part.planned for part in split} == {20}
+
+
+# Repeated augmentation
+
+
+@pytest.mark.parametrize("memory_budget", [2**30, 0])
+@pytest.mark.parametrize("batch_size", [6, 5])
+def test_repeats_are_copies_of_an_image_in_one_batch(
+    images: ImageSet, batch_size: int, memory_budget: int
+) -> None:
+    kinds = {"seed": 1, "workers": 0, "memory_budget": memory_budget}
+    loader = Loader(images, FIT, batch_size, repeats=3, **kinds)
+    batches = list(loader.epoch(2))
+    assert [len(batch.labels) for batch in batches] == [
+        len(batch.labels) for batch in Loader(images, FIT, batch_size, **kinds).epoch(2)
+    ]
+    seen = np.concatenate([batch.indices for batch in batches])
+    assert len(set(seen.tolist())) == len(seen) == 13  # no draw comes twice
+    kept, counts = np.unique(seen % 13, return_counts=True)
+    assert kept.tolist() == sorted(epoch_order(1, 2, 13)[:5])  # a third of the images, rounded up
+    assert sorted(counts) == [1, 3, 3, 3, 3]
+    for batch in batches:
+        copies = np.unique(batch.indices % 13, return_counts=True)[1]
+        assert (copies < 3).sum() <= 2  # only the first and the last may be cut by the batch
+        for pixels, label, index in zip(batch.pixels, batch.labels, batch.indices % 13, strict=True):
+            np.testing.assert_array_equal(pixels.numpy(), FIT.pixels(images.sources[index]))
+            assert label == images.labels[index]
+    assert_same(list(loader.epoch(2, start=1)), batches[1:])
+
+
+def test_neighbours_of_repeated_images_differ() -> None:
+    *batches, _ = Loader(arrays(50), FIT, 12, seed=0, workers=0, repeats=3).epoch()  # the last has 2 images
+    for batch in batches:
+        images = batch.indices % 50
+        assert (images[::2] != images[1::2]).all()  # which are mixed
+
+
+def test_every_copy_of_a_streamed_image_has_its_own_crop(images: ImageSet) -> None:
+    kinds = {"seed": 3, "memory_budget": 0, "crop_scale": 0.1, "repeats": 3}
+    alone = Loader(images, FIT, 6, workers=0, **kinds)
+    batches = list(alone.epoch(1))
+    assert_same(list(Loader(images, FIT, 6, workers=2, **kinds).epoch(1)), batches)
+    first = batches[0]
+    same = first.indices % 13 == first.indices[0] % 13
+    assert same.sum() == 3
+    assert len({pixels.numpy().tobytes() for pixels in first.pixels[torch.from_numpy(same)]}) == 3
+
+
+def test_repeats_leave_out_and_name_unreadable_images(tmp_path: Path) -> None:
+    data, broken = break_some(arrays(40), [7, 20], tmp_path)
+    for memory_budget in (2**30, 0):
+        loader = Loader(data, FIT, 8, seed=0, workers=0, memory_budget=memory_budget, repeats=3)
+        for epoch in range(4):
+            assert not {7, 20} & {index % 40 for index in order(loader, epoch)}
+        assert loader.unreadable
+        assert set(loader.unreadable) <= set(map(str, broken))
+
+
+def test_images_in_their_own_order_are_not_repeated(images: ImageSet) -> None:
+    assert order(Loader(images, FIT, 4, workers=0, repeats=3)) == list(range(13))
 
 
 def test_kept_images_are_the_same_from_workers(images: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:

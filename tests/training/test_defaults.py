@@ -60,6 +60,19 @@ def test_batch_size_leaves_four_steps_per_epoch_down_to_a_minimum(images: int) -
     assert batch == 128 or images / (2 * batch) < 4
 
 
+def test_batch_size_above_the_number_of_images_becomes_the_default_and_is_printed(data, capsys) -> None:
+    splits = open_data(str(data))
+    named = TrainConfig(data=str(data), batch_size=4096)
+    config, _ = resolve_config(named, splits)
+    assert len(splits.train) == 20
+    assert config.option("batch_size") == default_batch_size(20) == 8
+    printed = "batch size 4,096 is more than the 20 training images: 8 is used instead\n"
+    assert capsys.readouterr().out == printed
+    assert resolve_config(config, splits)[0] == config  # as a resumed run does
+    assert resolve_config(named.replace(batch_size=20), splits)[0].option("batch_size") == 20
+    assert capsys.readouterr().out == ""
+
+
 def test_weights_of_another_architecture_are_rejected_with_the_difference(data, tmp_path) -> None:
     save_pretrained(small_model(), tmp_path / "m")
     config = TrainConfig().replace(data=str(data), weights=str(tmp_path / "m"), model="vit_s16")

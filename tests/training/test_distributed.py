@@ -38,6 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "mixed": {
         "accumulate": 2,
         **{"mixup": 0.8, "cutmix": 1.0, "randaugment": 2, "erase": 0.5},
+        "repeats": 3,
         "ema": 0.9,
         "options": ["qkv_bias=no_key"],
     },

@@ -35,7 +35,7 @@ COMMON: dict[str, Any] = {
     "checkpoint_seconds": 0.0,
 }
 TASKS: dict[str, dict[str, Any]] = {
-    "classify": {"mixup": 0.8, "cutmix": 1.0},
+    "classify": {"mixup": 0.8, "cutmix": 1.0, "repeats": 3, "three_augment": True, "loss": "bce"},
     "masked": {"task": "masked", "target": "downsampled", "randaugment": 0, "label_smoothing": 0.0},
     "distill": {"mixup": 0.8, "pool": "cls"},
 }

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from vitascope.data.randaugment import RandAugment, to_device
 from vitascope.data.randomness import uniform
+from vitascope.data.three_augment import DRAWS, luma_weights, three_augment
 
 _FIXED_DRAWS = 15
-"""Random numbers per image before RandAugment's: 4 crop, 1 rotation, 1 flip, 3 colours, 6 erasing."""
-
-_LUMA = [0.299, 0.587, 0.114]
-"""Luma of red, green and blue (ITU-R 601)."""
+"""Random numbers per image before RandAugment's: 4 crop, 1 rotation, 1 flip, 3 colours, 6 erasing. After them
+come 3-Augment's, then 2 for the crop of the padded image."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,10 +25,12 @@ class Augmentation:
     """Random changes of images, and their limits. The defaults change nothing."""
 
     flip: float = 0.0  # probability of a mirror image
+    crop_padding: int = 0  # reflected pixels around the image, before a random crop of its size
     crop_scale: float = 1.0  # smallest share of the area of a random crop, which is enlarged to the full size
     shift: float = 0.0  # largest shift, as a share of the side
     rotate: float = 0.0  # largest rotation, degrees
     color_jitter: float = 0.0  # largest change of brightness, contrast and saturation, as a share
+    three_augment: bool = False  # greyscale, solarization or blur, before the colours change
     randaugment: RandAugment | None = None  # operations drawn from a list, after the above
     erase: float = 0.0  # probability that a rectangle becomes noise, after all else
 
@@ -39,8 +40,13 @@ class Augmentation:
 
     def __call__(self, pixels: Tensor, indices: npt.NDArray[np.int64], *, seed: int, epoch: int) -> Tensor:
         """uint8 (B, C, H, W) and the images' indices in the data set -> floats in [0, 1], (B, C, H, W)."""
-        drawn = _FIXED_DRAWS + (self.randaugment.draws if self.randaugment else 0)
-        draws = uniform(seed, epoch, indices, drawn)  # (B, drawn) in [0, 1)
+        fixed, operations = _FIXED_DRAWS, self.randaugment.draws if self.randaugment else 0
+        drawn = uniform(seed, epoch, indices, fixed + operations + DRAWS + 2)  # in [0, 1)
+        draws, for_operations, for_three, for_place = np.split(
+            drawn, np.cumsum([fixed, operations, DRAWS]), axis=1
+        )
+        if self.crop_padding:
+            pixels = _padded_crop(pixels, for_place, self.crop_padding)
         warps = self.crop_scale < 1 or self.shift or self.rotate
         if self.flip and not warps:  # needs no interpolation
             rows = to_device(np.flatnonzero(draws[:, 5] < self.flip), pixels.device)
@@ -48,12 +54,14 @@ class Augmentation:
         images = pixels / 255
         if warps:
             images = self._warp(images, draws[:, :6])
+        if self.three_augment:
+            images = three_augment(images, for_three)
         if self.color_jitter:
             images = self._jitter(images, draws[:, 6:9])
         if self.randaugment:
-            images = self.randaugment(images, draws[:, _FIXED_DRAWS:])
+            images = self.randaugment(images, for_operations)
         if self.erase:
-            images = _erase(images, draws[:, 9:_FIXED_DRAWS], self.erase)
+            images = _erase(images, draws[:, 9:], self.erase)
         return images
 
     def _warp(self, images: Tensor, draws: npt.NDArray[np.float64]) -> Tensor:
@@ -81,7 +89,7 @@ class Augmentation:
         by a factor around 1, by one 3x3 matrix per image."""
         C = images.shape[1]
         device = images.device
-        luma = to_device(np.array(_LUMA if C == 3 else [1 / C] * C, np.float32), device)  # (C,)
+        luma = luma_weights(C, device)  # (C,)
         factors = 1 + (2 * draws - 1) * self.color_jitter  # (B, 3)
         brightness, contrast, saturation = to_device(factors.astype(np.float32), device).T
         grey = luma.expand(C, C)
@@ -95,6 +103,20 @@ class Augmentation:
 def crop_draws(seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """The draws of an `Augmentation` for crops: area, ratio, x and y, uniform in [0, 1), (B, 4)."""
     return uniform(seed, epoch, indices, 4)
+
+
+def _padded_crop(pixels: Tensor, draws: npt.NDArray[np.float64], padding: int) -> Tensor:
+    """A random crop of the image's own size, after a reflection of `padding` pixels on every side: the simple
+    random crop of Touvron et al. 2022 (section 3), of square images. `draws` (B, 2) are y and x."""
+    B, C, height, width = pixels.shape
+    places = []  # the row, and the column, from which each pixel is read
+    for draw, side in zip(draws.T, (height, width), strict=True):
+        shift = np.floor(draw * (2 * padding + 1)).astype(np.int64) - padding  # (B,)
+        place = np.abs(shift[:, None] + np.arange(side)) % max(1, 2 * side - 2)  # reflection has this period
+        places.append(np.minimum(place, 2 * side - 2 - place))  # (B, side)
+    rows, columns = (to_device(place, pixels.device) for place in places)
+    rows = rows.view(B, 1, height, 1).expand(-1, C, -1, width)
+    return pixels.gather(2, rows).gather(3, columns.view(B, 1, 1, width).expand(-1, C, height, -1))
 
 
 def _erase(images: Tensor, draws: npt.NDArray[np.float64], probability: float) -> Tensor:

@@ -33,7 +33,7 @@ class Batch:
 
     pixels: Tensor  # uint8 (B, C, H, W) on the device
     labels: Tensor  # int64 (B,) on the device
-    indices: npt.NDArray[np.int64]  # (B,) into the split
+    indices: npt.NDArray[np.int64]  # (B,) into the split; copy k of image i of N is i + k N, see `repeats`
     planned: int  # images of the whole batch, over all processes, unreadable ones included
 
     def split(self, parts: int) -> list[Batch]:
@@ -68,6 +68,9 @@ class Loader:
         # Smallest share of the area in a random crop (`reading.random_crop`); only images that are read again
         # in every epoch, with a `seed`, are cropped here, see `crops`.
         crop_scale: float = 1.0,
+        # Repeated augmentation (Hoffer et al. 2020): copies of each image in a batch. An epoch has as many
+        # images as without, and so sees one of `repeats` different ones. Needs a `seed`.
+        repeats: int = 1,
     ) -> None:
         self.images = images
         self.preprocess = preprocess
@@ -76,6 +79,7 @@ class Loader:
         self.device = torch.device(device)
         self.workers = (os.cpu_count() or 1) if workers is None else workers
         self.part = part
+        self.repeats = repeats if seed is not None else 1
         self.unreadable: dict[str, str] = {}
         size = preprocess.channels * math.prod(preprocess.image_size)
         streamed = len(images) * size > memory_budget
@@ -106,18 +110,31 @@ class Loader:
             spans.append((begin + cuts[rank], begin + cuts[rank + 1]))
         if self._kept is None:
             for (pixels, indices), count in zip(self._streamed(order, spans, epoch), planned, strict=True):
-                labels = self._deliver(self.images.labels[indices])
+                labels = self._deliver(self.images.labels[indices % len(self.images)])
                 yield Batch(self._deliver(pixels), labels, indices, count)
             return
         for (first, last), count in zip(spans, planned, strict=True):
             indices = order[first:last]
-            rows = self._deliver(self._rows[indices])
-            yield Batch(self._kept[rows], self._deliver(self.images.labels[indices]), indices, count)
+            images = indices % len(self.images)
+            rows = self._deliver(self._rows[images])
+            yield Batch(self._kept[rows], self._deliver(self.images.labels[images]), indices, count)
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         """The indices of the readable images, as far as is known, in the epoch's order."""
         order = np.arange(len(self.images)) if self.seed is None else self.images.order(self.seed, epoch)
-        return order[self._rows[order] >= 0]
+        order = order[self._rows[order] >= 0]
+        return order if self.repeats == 1 else self._repeated(order)
+
+    def _repeated(self, order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The first images of an order, `repeats` copies of each, as many indices as before.
+
+        As in DeiT's RASampler, the copies of an image share a batch, where they lie far apart: neighbours,
+        which are mixed, are different images, and with several processes each copy is in another one.
+        """
+        place = np.arange(len(order))
+        copy = place % self.repeats
+        indices = order[place // self.repeats] + copy * len(self.images)
+        return indices[np.lexsort((copy, place // self.batch_size))]
 
     def _deliver(self, array: npt.NDArray[np.generic]) -> Tensor:
         """A copy of an array on the device; a GPU copies it from pinned memory while it computes."""
@@ -187,7 +204,7 @@ class Loader:
         for (first, last), (pixels, faults) in zip(spans, read, strict=True):
             indices = order[first:last]
             for row, reason in faults.items():
-                self.unreadable[str(self.images.sources[int(indices[row])])] = reason
+                self.unreadable[str(self.images.sources[int(indices[row]) % len(self.images)])] = reason
                 reasons = list(self.unreadable.values())
                 check_unreadable(len(reasons), len(self.images), self.images.name, reasons)
             good = [row for row in range(last - first) if row not in faults]

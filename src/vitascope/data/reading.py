@@ -39,7 +39,8 @@ _RATIO = 4 / 3
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
     """An image's pixels as a function of its index and, where it is cropped at random before the resize (with
-    `seed` and a `crop_scale` below 1), of the epoch."""
+    `seed` and a `crop_scale` below 1), of the epoch. Index i + k N of N images is copy k of image i: the same
+    image with another crop."""
 
     sources: Sequence[ImageSource]
     preprocess: Preprocess
@@ -48,7 +49,7 @@ class ImageReader:
 
     def __call__(self, index: int, epoch: int) -> Pixels:
         """The pixels of an image in an epoch, uint8 (C, H, W)."""
-        source = self.sources[index]
+        source = self.sources[index % len(self.sources)]
         if self.seed is None or self.crop_scale >= 1:
             return self.preprocess.pixels(source)
         (draws,) = crop_draws(self.seed, epoch, np.array([index]))

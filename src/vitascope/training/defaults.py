@@ -9,10 +9,12 @@ from typing import Any
 from vitascope.data.datasets import median_size
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
+from vitascope.formatting import counted
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import DEPENDENT_OPTIONS
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, named_config
+from vitascope.training.distributed import print_first
 from vitascope.training.options import Architecture
 from vitascope.training.recipes import TrainConfig
 from vitascope.training.tasks.masked import body_config
@@ -57,7 +59,7 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
                 )
         if config.task == "masked":
             model_config = body_config(model_config)
-    batch_size = config.optimization.batch_size or default_batch_size(len(splits.train))
+    batch_size = fitting_batch_size(config.optimization.batch_size, len(splits.train))
     length = config.optimization
     resolved = config.replace(
         model=name,
@@ -114,6 +116,18 @@ def _default_sizes(asked: Architecture, model: str, side: int) -> dict[str, int]
     smallest = ResNetConfig(layers=embedding.resnet_layers).stride if embedding.stem == "resnet" else 1
     patch = asked.patch_size or max(smallest, side // 8 // smallest * smallest)
     return {"patch_size": patch, "image_size": max(1, round(side / patch)) * patch}
+
+
+def fitting_batch_size(batch_size: int | None, images: int) -> int:
+    """The batch size, or the default one, if there is none or it is more than the images; this is printed."""
+    default = default_batch_size(images)
+    if batch_size is not None and batch_size > max(images, default):
+        print_first(
+            f"batch size {batch_size:,} is more than the {counted(images, 'training image')}: {default} is "
+            "used instead"
+        )
+        return default
+    return batch_size or default
 
 
 def default_batch_size(images: int) -> int:

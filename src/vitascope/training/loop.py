@@ -111,6 +111,7 @@ class Trainer:
             workers=self.config.engine.workers,
             part=(distributed.rank(), distributed.world_size()),
             crop_scale=1.0 if seed is None else self.config.augmentation.crop_scale,
+            repeats=self.config.augmentation.repeats,
         )
 
     @property
@@ -418,7 +419,16 @@ def augmentation_of(config: TrainConfig) -> tuple[Augmentation, Mixing | None]:
     options = config.augmentation
     if config.task == "masked" and (options.mixup or options.cutmix):
         raise UserError("mixup and cutmix mix labels too, and pre-training has no labels; leave them out")
-    names = ("flip", "crop_scale", "shift", "rotate", "color_jitter", "erase")
+    names = (
+        "flip",
+        "crop_padding",
+        "crop_scale",
+        "shift",
+        "rotate",
+        "color_jitter",
+        "three_augment",
+        "erase",
+    )
     randaugment = None
     if options.randaugment:
         drawn = {"magnitude": options.magnitude, "probability": options.operation_probability}

@@ -31,12 +31,12 @@ DERIVED_OPTIONS = ("num_classes", "class_names", "in_channels", "gradient_checkp
 """Model options that follow from the data or from a training option."""
 
 _SIZES = (
-    "image_size patch_size embed_dim depth num_heads epochs steps batch_size lr_batch accumulate "
+    "image_size patch_size embed_dim depth num_heads epochs steps batch_size lr_batch accumulate repeats "
     "keep_checkpoints"
 )
 _AMOUNTS = (
-    "warmup_epochs warmup_steps weight_decay clip_grad color_jitter randaugment mixup cutmix rotate workers "
-    "checkpoint_seconds"
+    "warmup_epochs warmup_steps weight_decay clip_grad crop_padding color_jitter randaugment mixup cutmix "
+    "rotate workers checkpoint_seconds"
 )
 # The accepted range of each number: its description, its test, the names of the options.
 _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
@@ -160,6 +160,8 @@ class Optimization(OptionGroup):
     """Train the head alone, on a frozen body."""
     clip_grad: float = 1.0
     """Largest gradient norm; 0 disables clipping."""
+    loss: Literal["cross_entropy", "bce"] = "cross_entropy"
+    """Cross-entropy, or binary cross-entropy of each class (Touvron et al. 2022, DeiT III)."""
     label_smoothing: float = 0.1
     """Share of the target probability that is spread over all classes."""
     ema: MaybeFloat = None
@@ -195,6 +197,10 @@ class AugmentationOptions(OptionGroup):
 
     flip: float = 0.5
     """Probability of a horizontal flip."""
+    repeats: int = 1
+    """Copies of each image in a batch, augmented differently: repeated augmentation (Hoffer et al. 2020)."""
+    crop_padding: int = 0
+    """Pixels of reflected border around an image before a random crop of its size, such as 4."""
     crop_scale: float = 0.5
     """Smallest share of the area that a random crop keeps."""
     shift: float = 0.0
@@ -203,6 +209,8 @@ class AugmentationOptions(OptionGroup):
     """Largest random rotation, degrees."""
     color_jitter: float = 0.2
     """Largest random change of brightness, contrast and saturation, as a share."""
+    three_augment: Flag = False
+    """3-Augment: greyscale, solarization or Gaussian blur for each image (Touvron et al. 2022)."""
     randaugment: int = 0
     """RandAugment: operations per image (Cubuk et al. 2020)."""
     magnitude: float = 9.0

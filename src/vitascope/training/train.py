@@ -300,20 +300,23 @@ def make_task(
     config: TrainConfig, model: Classifier, splits: Splits, device: torch.device, precision: torch.dtype
 ) -> Task:
     """The task of a run."""
-    preprocess, smoothing = preprocess_of(model), config.optimization.label_smoothing
+    preprocess, options = preprocess_of(model), config.optimization
     if config.task == "masked":
         assert isinstance(model, VisionTransformer)
-        if config.optimization.freeze:
+        if options.freeze:
             raise UserError("freeze trains a head only, and pre-training has no head; leave it out")
-        if smoothing:
-            raise UserError("label_smoothing needs labels, and pre-training has none; leave it out")
+        for name, unset in (("label_smoothing", 0.0), ("loss", "cross_entropy")):
+            if getattr(options, name) != unset:
+                raise UserError(f"{name} needs labels, and pre-training has none; leave it out")
         return Masked(masking=config.masking, config=model.config, preprocess=preprocess)
     if config.distillation.teacher is None:
-        return Classify(preprocess, smoothing)
+        return Classify(preprocess, options.label_smoothing, options.loss)
     teacher = open_teacher(
         config.distillation.teacher, splits.train.class_names, device=device, precision=precision
     )
-    return Distill(preprocess, smoothing, options=config.distillation, teacher=teacher)
+    return Distill(
+        preprocess, options.label_smoothing, options.loss, options=config.distillation, teacher=teacher
+    )
 
 
 def _announce(trainer: Trainer) -> None:

@@ -56,6 +56,24 @@ def test_mixed_targets_are_smoothed_and_accuracy_counts_the_images_own_classes()
     assert sums["correct"] == (logits.argmax(dim=1) == labels).sum()
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_binary_cross_entropy_takes_every_class_of_a_mixed_image_as_present(
+    smoothing: float, mixed: bool
+) -> None:
+    model, labels = small_model(num_classes=3), torch.tensor([0, 1])
+    preprocess = Preprocess(image_size=(32, 32))
+    targets = torch.tensor([[0.7, 0.0, 0.3], [0.0, 1.0, 0.0]]) if mixed else labels
+    present = torch.tensor([[1.0, 0.0, float(mixed)], [0.0, 1.0, 0.0]])
+    examples = examples_of(labels, targets)
+    p = model(preprocess.normalize(examples.images)).sigmoid()
+    task = Classify(preprocess, label_smoothing=smoothing, criterion="bce")
+    loss, sums = task.loss(model, examples)
+    target = present * (1 - smoothing) + smoothing / 3
+    torch.testing.assert_close(loss, -(target * p.log() + (1 - target) * (1 - p).log()).mean())
+    assert sums["correct"] == (p.argmax(dim=1) == labels).sum()
+
+
 # Distillation
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,12 +24,25 @@ from vitascope.training.tasks.task import Examples, Finished, Sums
 from vitascope.training.tasks.teachers import Teacher
 
 
+def binary_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+    """Binary cross-entropy of each class, the mean over images and classes; label smoothing as in timm.
+
+    As in DeiT III (Touvron et al. 2022, section 3), all classes of a mixed image are targets of 1, whatever
+    their shares. Logits (B, K) and targets, classes (B,) or shares (B, K).
+    """
+    K = logits.shape[1]
+    present = F.one_hot(targets, K) if targets.ndim == 1 else targets > 0
+    smoothed = present.to(logits.dtype) * (1 - label_smoothing) + label_smoothing / K
+    return F.binary_cross_entropy_with_logits(logits, smoothed)
+
+
 @dataclasses.dataclass(frozen=True)
 class Classify:
-    """Cross-entropy with label smoothing (Szegedy et al. 2016)."""
+    """Cross-entropy with label smoothing (Szegedy et al. 2016), or binary cross-entropy."""
 
     preprocess: Preprocess
     label_smoothing: float = 0.0
+    criterion: Literal["cross_entropy", "bce"] = "cross_entropy"
 
     def module(self, model: nn.Module) -> nn.Module:
         """The model itself."""
@@ -37,8 +51,13 @@ class Classify:
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
         """The mean loss, a scalar with gradients, and sums over the images: `loss`, `correct`, `count`."""
         logits = module(self.preprocess.normalize_(examples.images)).float()  # (B, K)
-        loss = F.cross_entropy(logits, examples.targets, label_smoothing=self.label_smoothing)
+        loss = self.label_loss(logits, examples.targets)
         return loss, classified(loss, logits, examples.labels)
+
+    def label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of logits (B, K) by the labels, (B,) or mixed to (B, K)."""
+        criterion = binary_cross_entropy if self.criterion == "bce" else F.cross_entropy
+        return criterion(logits, targets, label_smoothing=self.label_smoothing)
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
         """Cross-entropy without smoothing, accuracy, and the share of the most frequent class."""
@@ -130,14 +149,14 @@ class Distill(Classify):
         return BothHeads(model)
 
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
-        """(1 - w) CE(class head, targets) + w L: L is that of equation 3 if hard, of equation 2 if soft.
+        """(1 - w) label_loss(class head) + w L: L is that of equation 3 if hard, of equation 2 if soft.
 
         The sum `agree` counts how often the distillation head and the teacher predict the same class.
         """
         by_label, by_teacher = module(self.preprocess.normalize(examples.images))  # (B, K) each
         by_label, by_teacher = by_label.float(), by_teacher.float()
         taught = self.teacher(examples.images)  # (B, K)
-        from_labels = F.cross_entropy(by_label, examples.targets, label_smoothing=self.label_smoothing)
+        from_labels = self.label_loss(by_label, examples.targets)
         weight = self.options.distill_weight
         if self.options.distill == "hard":
             from_teacher = F.cross_entropy(by_teacher, taught.argmax(dim=1))

@@ -28,7 +28,7 @@ class Examples:
     targets: Tensor
     """The labels, or probabilities (B, K) after mixing."""
     indices: npt.NDArray[np.int64]
-    """Of the images in the data set, (B,)."""
+    """Of the images in the data set, (B,); copies of an image have different ones (`Loader`)."""
     seed: int
     epoch: int
 
