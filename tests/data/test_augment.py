@@ -250,27 +250,27 @@ def test_operations_and_erasing_are_the_same_alone_and_in_a_batch(
     assert torch.equal(augment(torch.cat([others, mine]), [9, 2, 6, 5, index], **options)[4], alone)
 
 
-def test_padded_crop_is_a_random_window_of_the_reflected_picture() -> None:
+def test_shift_alone_is_a_random_window_of_the_reflected_picture() -> None:
     n, padding = 600, 2
-    picture = pictures(1, side=7)
-    height, width = 7, 7
+    picture = pictures(1, side=8)
+    height, width = 8, 8
     padded = np.pad(picture[0].numpy(), ((0, 0), (padding, padding), (padding, padding)), mode="reflect")
     windows = {
         (y, x): torch.from_numpy(padded[:, y : y + height, x : x + width])
         for y in range(2 * padding + 1)
         for x in range(2 * padding + 1)
     }
-    found = (augment(repeated(picture, n), crop_padding=padding) * 255).round().to(torch.uint8)
+    found = (augment(repeated(picture, n), shift=padding / 8) * 255).round().to(torch.uint8)
     counts = {place: int((found == window).all(dim=(1, 2, 3)).sum()) for place, window in windows.items()}
     assert sum(counts.values()) == n
     assert min(counts.values()) > 5  # 24 are expected of each of the 25
 
 
-def test_padded_crop_is_the_same_alone_and_in_a_batch_and_differs_by_epoch() -> None:
+def test_shift_is_the_same_alone_and_in_a_batch_and_differs_by_epoch() -> None:
     pixels = pictures(6)
-    found = augment(pixels, crop_padding=3, flip=0.5)
-    assert torch.equal(augment(pixels[4:5], [4], crop_padding=3, flip=0.5)[0], found[4])
-    assert not torch.equal(augment(pixels, crop_padding=3, flip=0.5, epoch=1), found)
+    found = augment(pixels, shift=0.4, flip=0.5)
+    assert torch.equal(augment(pixels[4:5], [4], shift=0.4, flip=0.5)[0], found[4])
+    assert not torch.equal(augment(pixels, shift=0.4, flip=0.5, epoch=1), found)
 
 
 def erased(picture: torch.Tensor, count: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -335,9 +335,15 @@ def test_erasing_differs_by_epoch_and_uses_no_global_generator() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 40), (2, 3), (40, 1)])
+def test_shift_works_on_tiny_and_oblong_pictures(shape: tuple[int, int]) -> None:
+    pixels = torch.randint(0, 256, (30, 3, *shape), dtype=torch.uint8)
+    assert augment(pixels, shift=0.9, flip=0.5).shape == pixels.shape
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 40), (2, 3), (40, 1)])
 def test_every_option_works_on_tiny_and_oblong_pictures(shape: tuple[int, int]) -> None:
     pixels = torch.randint(0, 256, (30, 3, *shape), dtype=torch.uint8)
-    rest = {"erase": 0.5, "randaugment": RandAugment(), "three_augment": True, "crop_padding": 4}
+    rest = {"erase": 0.5, "randaugment": RandAugment(), "three_augment": True}
     found = augment(pixels, **EVERYTHING, **rest)
     assert found.shape == pixels.shape
     assert found.min() >= 0

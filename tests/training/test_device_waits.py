@@ -101,7 +101,7 @@ def steps_of(trainer: Trainer) -> Iterator[Callable[[], object]]:
         ("base", {"precision": "fp32", "options": ("positions=rotary",), "pool": "mean"}),
         ("masked", {"precision": "fp32"}),
         ("deit", {"image_size": 16, "model": "vit_ti16", "accumulate": 2}),
-        ("deit3", {"image_size": 16, "model": "vit_ti16", "crop_padding": 4}),
+        ("deit3", {"image_size": 16, "model": "vit_ti16", "crop_scale": 1.0, "shift": 0.25}),
     ],
     ids=["small-data", "sincos", "rotary", "masked", "deit", "deit3"],
 )

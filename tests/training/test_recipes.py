@@ -296,7 +296,6 @@ DEIT3 = {
     "three_augment": True,
     "color_jitter": 0.3,
     "crop_scale": 0.08,
-    "crop_padding": 0,
     "repeats": 3,
     "ema": 0.0,
 }

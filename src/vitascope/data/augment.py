@@ -17,7 +17,7 @@ from vitascope.data.three_augment import DRAWS, luma_weights, three_augment
 
 _FIXED_DRAWS = 15
 """Random numbers per image before RandAugment's: 4 crop, 1 rotation, 1 flip, 3 colours, 6 erasing. After them
-come 3-Augment's, then 2 for the crop of the padded image."""
+come 3-Augment's."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,8 @@ class Augmentation:
     """Random changes of images, and their limits. The defaults change nothing."""
 
     flip: float = 0.0  # probability of a mirror image
-    crop_padding: int = 0  # reflected pixels around the image, before a random crop of its size
     crop_scale: float = 1.0  # smallest share of the area of a random crop, which is enlarged to the full size
-    shift: float = 0.0  # largest shift, as a share of the side
+    shift: float = 0.0  # largest shift, as a share of the side; in whole pixels, without a crop or rotation
     rotate: float = 0.0  # largest rotation, degrees
     color_jitter: float = 0.0  # largest change of brightness, contrast and saturation, as a share
     three_augment: bool = False  # greyscale, solarization or blur, before the colours change
@@ -41,13 +40,11 @@ class Augmentation:
     def __call__(self, pixels: Tensor, indices: npt.NDArray[np.int64], *, seed: int, epoch: int) -> Tensor:
         """uint8 (B, C, H, W) and the images' indices in the data set -> floats in [0, 1], (B, C, H, W)."""
         fixed, operations = _FIXED_DRAWS, self.randaugment.draws if self.randaugment else 0
-        drawn = uniform(seed, epoch, indices, fixed + operations + DRAWS + 2)  # in [0, 1)
-        draws, for_operations, for_three, for_place = np.split(
-            drawn, np.cumsum([fixed, operations, DRAWS]), axis=1
-        )
-        if self.crop_padding:
-            pixels = _padded_crop(pixels, for_place, self.crop_padding)
-        warps = self.crop_scale < 1 or self.shift or self.rotate
+        drawn = uniform(seed, epoch, indices, fixed + operations + DRAWS)  # in [0, 1)
+        draws, for_operations, for_three = np.split(drawn, [fixed, fixed + operations], axis=1)
+        warps = self.crop_scale < 1 or self.rotate
+        if self.shift and not warps:
+            pixels = _shift(pixels, draws[:, 2:4], self.shift)
         if self.flip and not warps:  # needs no interpolation
             rows = to_device(np.flatnonzero(draws[:, 5] < self.flip), pixels.device)
             pixels = pixels.index_copy(0, rows, pixels.index_select(0, rows).flip(-1))
@@ -105,16 +102,17 @@ def crop_draws(seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> npt.NDA
     return uniform(seed, epoch, indices, 4)
 
 
-def _padded_crop(pixels: Tensor, draws: npt.NDArray[np.float64], padding: int) -> Tensor:
-    """A random crop of the image's own size, after a reflection of `padding` pixels on every side: the simple
-    random crop of Touvron et al. 2022 (section 3), of square images. `draws` (B, 2) are y and x."""
+def _shift(pixels: Tensor, draws: npt.NDArray[np.float64], reach: float) -> Tensor:
+    """Shift each image by up to a share `reach` of its sides, in whole pixels, and fill up by reflection: a
+    random crop of the padded image. `draws` (B, 2) are x and y."""
     B, C, height, width = pixels.shape
-    places = []  # the row, and the column, from which each pixel is read
-    for draw, side in zip(draws.T, (height, width), strict=True):
-        shift = np.floor(draw * (2 * padding + 1)).astype(np.int64) - padding  # (B,)
+    places = []  # the column, and the row, from which each pixel is read
+    for draw, side in zip(draws.T, (width, height), strict=True):
+        most = round(reach * side)
+        shift = np.floor(draw * (2 * most + 1)).astype(np.int64) - most  # (B,)
         place = np.abs(shift[:, None] + np.arange(side)) % max(1, 2 * side - 2)  # reflection has this period
         places.append(np.minimum(place, 2 * side - 2 - place))  # (B, side)
-    rows, columns = (to_device(place, pixels.device) for place in places)
+    columns, rows = (to_device(place, pixels.device) for place in places)
     rows = rows.view(B, 1, height, 1).expand(-1, C, -1, width)
     return pixels.gather(2, rows).gather(3, columns.view(B, 1, 1, width).expand(-1, C, height, -1))
 

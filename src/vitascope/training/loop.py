@@ -421,7 +421,6 @@ def augmentation_of(config: TrainConfig) -> tuple[Augmentation, Mixing | None]:
         raise UserError("mixup and cutmix mix labels too, and pre-training has no labels; leave them out")
     names = (
         "flip",
-        "crop_padding",
         "crop_scale",
         "shift",
         "rotate",

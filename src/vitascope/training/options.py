@@ -35,7 +35,7 @@ _SIZES = (
     "keep_checkpoints"
 )
 _AMOUNTS = (
-    "warmup_epochs warmup_steps weight_decay clip_grad crop_padding color_jitter randaugment mixup cutmix "
+    "warmup_epochs warmup_steps weight_decay clip_grad color_jitter randaugment mixup cutmix "
     "rotate workers checkpoint_seconds"
 )
 # The accepted range of each number: its description, its test, the names of the options.
@@ -199,12 +199,10 @@ class AugmentationOptions(OptionGroup):
     """Probability of a horizontal flip."""
     repeats: int = 1
     """Copies of each image in a batch, augmented differently: repeated augmentation (Hoffer et al. 2020)."""
-    crop_padding: int = 0
-    """Pixels of reflected border around an image before a random crop of its size, such as 4."""
     crop_scale: float = 0.5
     """Smallest share of the area that a random crop keeps."""
     shift: float = 0.0
-    """Largest random shift, as a share of the side."""
+    """Largest random shift, as a share of the side; the border is reflected."""
     rotate: float = 0.0
     """Largest random rotation, degrees."""
     color_jitter: float = 0.2

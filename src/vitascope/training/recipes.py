@@ -268,7 +268,7 @@ RECIPES["deit"] = PUBLISHED.replace(
 # optimizer: theirs is LAMB with a rate of 4e-3, which torch does not have. AdamW has DeiT's rate here, 2e-3
 # for this batch, and the same decay; that was not run, so expect something else than 81.4%. Their LAMB
 # clips to a norm of 1, too. Published for 400 epochs, 80.4%: --epochs 400 --weight-decay 0.03 --drop-path
-# 0. With --crop-padding 4 --crop-scale 1 the crop is the simple one of their ImageNet-21k recipe.
+# 0. With --shift 0.018 --crop-scale 1 the crop is the simple one of their ImageNet-21k recipe.
 RECIPES["deit3"] = RECIPES["deit"].replace(
     options=("init=timm", "layer_scale=1e-4", "position_prefix=false"),
     drop_path=0.05,
