@@ -377,7 +377,9 @@ def test_evaluate_prints_the_numbers_of_its_json(
     out = capsys.readouterr().out
     assert f"{found['accuracy']:.2%} right, {found['correct']} of 4 images" in out
     interval = f"95% interval {found['accuracy_low']:.1%} to {found['accuracy_high']:.1%}"
-    assert f"{interval}; balanced accuracy {found['balanced_accuracy']:.2%}" in out
+    balanced = f"balanced accuracy {found['balanced_accuracy']:.2%}, macro F1 {found['macro_f1']:.2%}"
+    assert f"{interval}; {balanced}" in out
+    assert "top5_accuracy" not in found  # of two classes
     assert "always guessing the most frequent class: 50.00%" in out
     assert found["majority"] == 0.5
     for row, name in enumerate(("blue", "red")):

@@ -206,6 +206,13 @@ def test_unused_files_are_counted_by_suffix(tmp_path: Path) -> None:
     ]
 
 
+def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
+    write_tree(tmp_path / "train", {"cat": 5, "dog": 4})
+    (tmp_path / "train" / "fox").mkdir()
+    unused = described(open_data(str(tmp_path)))[-1]
+    assert unused == "unused: the folder train/fox, which contains no image (it is empty)"
+
+
 @pytest.mark.skipif(os.name == "nt", reason="no such names")
 def test_control_characters_in_folder_names_are_escaped(tmp_path: Path) -> None:
     write_tree(tmp_path, {"cat\x1b[2J": 3, "dog": 3})
@@ -223,7 +230,7 @@ def test_a_class_folder_without_images_is_named_if_one_class_is_left(tmp_path: P
     for number in range(60):
         (tmp_path / "dog" / f"{number}.mp4").write_bytes(b"x")
     with pytest.raises(
-        UserError, match=r"only one class, 'cat'.*the folder dog contains no image, but 60 \.mp4"
+        UserError, match=r"only one class, 'cat'.*the folder dog contains no image \(60 \.mp4\)"
     ):
         open_data(str(tmp_path))
 

@@ -215,6 +215,71 @@ def test_a_split_can_define_its_order(images: ImageSet) -> None:
     assert order(Loader(data, FIT, 4, workers=0), 2) == list(range(13))
 
 
+# Balanced sampling
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
+    return read_tree(write_tree(tmp_path_factory.mktemp("uneven"), {"cat": 11, "dog": 2}, size=(30, 40)))
+
+
+@pytest.mark.parametrize("memory_budget", [2**30, 0])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_balanced_batches_have_the_pixels_and_labels_of_repeated_images(
+    uneven: ImageSet, memory_budget: int, workers: int
+) -> None:
+    loader = Loader(uneven, FIT, 4, seed=1, workers=workers, memory_budget=memory_budget, balanced=True)
+    batches = list(loader.epoch(5))
+    assert (len(loader), loader.batches_per_epoch) == (13, 4)
+    assert [batch.planned for batch in batches] == [4, 4, 4, 1]
+    labels = torch.cat([batch.labels for batch in batches])
+    assert sorted(labels.bincount().tolist()) == [6, 7]
+    for batch in batches:
+        for pixels, label, index in zip(batch.pixels, batch.labels, batch.indices % 13, strict=True):
+            np.testing.assert_array_equal(pixels.numpy(), FIT.pixels(uneven.sources[index]))
+            assert label == uneven.labels[index]
+    assert_same(list(loader.epoch(5, start=2)), batches[2:])
+
+
+@pytest.mark.parametrize("memory_budget", [2**30, 0])
+def test_balanced_parts_of_two_processes_are_the_batches_of_one(uneven: ImageSet, memory_budget: int) -> None:
+    kinds = {"seed": 1, "workers": 0, "memory_budget": memory_budget, "balanced": True, "crop_scale": 0.5}
+    whole = list(Loader(uneven, FIT, 6, **kinds).epoch(2))
+    parts = [list(Loader(uneven, FIT, 6, part=(rank, 2), **kinds).epoch(2)) for rank in range(2)]
+    for batch, *pieces in zip(whole, *parts, strict=True):
+        assert torch.equal(torch.cat([piece.pixels for piece in pieces]), batch.pixels)
+        np.testing.assert_array_equal(np.concatenate([piece.indices for piece in pieces]), batch.indices)
+
+
+def test_repetitions_of_an_image_have_crops_of_their_own(uneven: ImageSet) -> None:
+    kinds = {"seed": 1, "workers": 2, "memory_budget": 0, "balanced": True, "crop_scale": 0.1}
+    (batch,) = Loader(uneven, FIT, 13, **kinds).epoch()
+    repeated = batch.pixels[batch.indices % 13 == 12]
+    assert len(repeated) >= 3
+    assert len(repeated.flatten(1).unique(dim=0)) == len(repeated)
+
+
+@pytest.mark.parametrize("memory_budget", [2**30, 0])
+def test_unreadable_images_are_left_out_of_balanced_epochs(tmp_path: Path, memory_budget: int) -> None:
+    data, broken = break_some(arrays(20), [3], tmp_path)
+    loader = Loader(data, FIT, 20, seed=0, workers=0, memory_budget=memory_budget, balanced=True)
+    (batch,) = loader.epoch()
+    assert 3 not in batch.indices % 20
+    assert list(loader.unreadable) == [str(broken[0])]
+    assert (len(batch.labels), batch.planned) == ((19, 19) if memory_budget else (19, 20))
+
+
+def test_balanced_sampling_needs_a_readable_image_of_every_class(tmp_path: Path) -> None:
+    data = arrays(20)
+    alone = dataclasses.replace(data, labels=np.arange(20) // 19)
+    data, _ = break_some(alone, [19], tmp_path)
+    for images, memory_budget in ((data, 2**30), (dataclasses.replace(data, class_names=("a", "b", "c")), 0)):
+        with pytest.raises(
+            UserError, match=r"1 of [23] classes has no image in train: [bc]; balanced sampling"
+        ):
+            Loader(images, FIT, 4, seed=0, workers=0, memory_budget=memory_budget, balanced=True)
+
+
 @given(count=st.integers(0, 300), parts=st.integers(1, 40))
 def test_cuts_are_even_and_balanced(count: int, parts: int) -> None:
     cuts = even_cuts(count, parts)

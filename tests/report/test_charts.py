@@ -42,6 +42,14 @@ def test_curves_show_both_losses_and_accuracies(tmp_path: Path, count: int) -> N
     assert all(float(tick).is_integer() for axes in figure.axes for tick in axes.get_xticks())
 
 
+@pytest.mark.parametrize(("gap", "drawn_too"), [(0.2, True), (0.01, False)])
+def test_balanced_accuracy_is_drawn_where_it_differs_from_the_accuracy(gap: float, drawn_too: bool) -> None:
+    records = [record | {"val_balanced_accuracy": record["val_accuracy"] - gap} for record in epochs(3)]
+    (accuracy,) = (axes for axes in draw_curves(records, [], None).axes if axes.get_title() == "accuracy")
+    labels = accuracy.get_legend_handles_labels()[1]
+    assert (f"val, balanced, last {0.8 - gap:.1%}" in labels) == drawn_too
+
+
 @pytest.mark.filterwarnings("error")
 def test_curves_without_epochs_are_empty_axes(tmp_path: Path) -> None:
     figure = draw_curves([], [], None)

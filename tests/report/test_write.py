@@ -80,6 +80,10 @@ def test_training_writes_a_report_of_everything(made) -> None:
     assert "32 train, 4 val, 4 test" in shown_text
     assert "Always guessing the most frequent class would reach 50.00%." in shown_text
     assert f"{test['balanced_accuracy']:.2%}balanced accuracy: mean recall of the classes" in shown_text
+    assert f"{test['macro_f1']:.2%}macro F1: mean over the classes" in shown_text
+    assert "top-5" not in shown_text  # of two classes
+    assert "Stopped early" not in shown_text
+    assert "Balanced by" not in shown_text
 
 
 @pytest.mark.parametrize("weights", [None, "somewhere/model"])
@@ -100,6 +104,16 @@ def test_model_no_better_than_the_most_frequent_class_gets_a_hint(run, quick, we
         assert ("trained weights, such as google/vit-base-patch16-224-in21k" in shown_text) == (
             expected and weights is None
         )
+
+
+def test_early_stopping_and_balanced_classes_are_shown(run, quick) -> None:
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("class_weights: none", "class_weights: balanced"))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "stop", "step": 18, "epoch": 12, "best_epoch": 7}) + "\n")
+    shown_text = read(write_report(Run(run))).text
+    assert "Stopped earlyafter epoch 12; the lowest validation loss was that of epoch 7" in shown_text
+    assert "Balanced byclass weights" in shown_text
 
 
 def test_one_epoch_is_singular(run, quick) -> None:
@@ -362,6 +376,7 @@ def test_many_classes_show_the_worst_pairs_instead_of_a_matrix(made, run, quick)
     page = read(write_report(Run(run)))
     assert "too large to read" in page.text
     assert "class 0, predicted as class 60: 2 of 2" in page.text
+    assert "100.00%top-5 accuracy: true class among the five most probable" in page.text
     assert not [
         name for name, attributes in page.elements if "Confusion" in str(attributes.get("aria-label"))
     ]

@@ -5,11 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
+from sklearn.metrics import balanced_accuracy_score, f1_score, top_k_accuracy_score
 
 from tests.model import law
 from vitascope.run.measures import (
     calibration,
     confusion_matrix,
+    ranks,
     score_of,
     surest_mistakes,
     wilson_interval,
@@ -98,17 +100,36 @@ def test_surest_mistakes_are_wrong_and_sorted_by_confidence() -> None:
     assert surest_mistakes(confidences, right, 9).tolist() == [0, 3, 1]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:sklearn")
 @law
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60))
-def test_a_score_has_the_mean_recall_and_the_share_of_the_most_frequent_class(
-    pairs: list[tuple[int, int]],
-) -> None:
-    labels, guesses = (np.array(values, dtype=np.int64) for values in zip(*pairs, strict=True))
-    score = score_of(labels, guesses)
-    assert (score.right, score.total) == (int((labels == guesses).sum()), len(labels))
-    recalls = [(guesses[labels == k] == k).mean() for k in set(labels.tolist())]
-    assert score.balanced == pytest.approx(np.mean(recalls))
-    assert score.majority == max((labels == k).mean() for k in range(5))
+@given(n=st.integers(1, 60), K=st.integers(2, 9), seed=st.integers(0, 10**6), skewed=st.booleans())
+def test_a_score_is_that_of_scikit_learn(n: int, K: int, seed: int, skewed: bool) -> None:
+    draw = np.random.default_rng(seed)
+    labels, probabilities = draw.integers(0, K, n), draw.dirichlet(np.ones(K), n).astype(np.float32)
+    if skewed:  # classes that do not occur, and classes that are never predicted
+        labels, probabilities[:, 0] = labels // 2, 1
+    guesses = probabilities.argmax(axis=1)
+    score = score_of(labels, probabilities)
+    assert (score.right, score.total) == (int((labels == guesses).sum()), n)
+    assert score.balanced == pytest.approx(balanced_accuracy_score(labels, guesses))
+    assert score.macro_f1 == pytest.approx(f1_score(labels, guesses, average="macro"))
+    assert score.majority == max((labels == k).mean() for k in range(K))
+    if K > 5:
+        top5 = top_k_accuracy_score(labels, probabilities, k=5, labels=np.arange(K))
+        assert score.top5 == pytest.approx(top5)
+    else:
+        assert score.top5 is None
+
+
+def test_equally_probable_classes_are_ranked_in_their_order_and_nan_comes_last() -> None:
+    probabilities = np.array([[0.2, 0.3, 0.3, 0.2]] * 4)
+    assert ranks(np.arange(4), probabilities).tolist() == [2, 0, 1, 3]
+    assert ranks(np.array([1]), np.full((1, 8), np.nan)).tolist() == [7]
+
+
+def sure(guesses: np.ndarray, K: int = 2) -> np.ndarray:
+    """Probabilities (N, K) of 1 for each guess."""
+    return np.eye(K)[guesses]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +145,7 @@ def test_a_score_has_the_mean_recall_and_the_share_of_the_most_frequent_class(
 def test_a_score_that_guessing_may_reach_causes_a_warning(right: int, labels, no_better: bool) -> None:
     truth = np.array(labels)
     guesses = np.where(np.arange(len(truth)) < right, truth, 1 - truth)
-    score = score_of(truth, guesses)
+    score = score_of(truth, sure(guesses))
     assert score.no_better == no_better
     assert bool(score.warning()) == no_better
     assert ("trained weights" in score.warning()) == no_better
@@ -132,8 +153,9 @@ def test_a_score_that_guessing_may_reach_causes_a_warning(right: int, labels, no
 
 
 def test_a_score_is_printed_with_its_interval_and_baseline() -> None:
-    score = score_of(np.array([0] * 6 + [1] * 5), np.array([0] * 5 + [1] * 6))
-    assert score.compared() == (
-        "95% interval 62.3% to 98.4%; balanced accuracy 91.67%; "
+    labels, guesses = np.array([0] * 6 + [1] * 5), np.array([0] * 5 + [1] * 6)
+    assert score_of(labels, sure(guesses)).compared() == (
+        "95% interval 62.3% to 98.4%; balanced accuracy 91.67%, macro F1 90.91%; "
         "always guessing the most frequent class: 54.55%"
     )
+    assert "; top-5 accuracy 100.00%; balanced" in score_of(labels, sure(guesses, 6)).compared()

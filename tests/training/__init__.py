@@ -31,6 +31,14 @@ def write_folder(
     return root
 
 
+def write_uneven(root: Path) -> Path:
+    """As `write_folder`, with 14 and 6 training images (20), of 18 and 8 in all."""
+    write_folder(root, per_class=18)
+    for number in range(8, 18):
+        (root / "light" / f"{number:03}.png").unlink()
+    return root
+
+
 def tiny_config(data: Path, **options: Any) -> TrainConfig:
     values: dict[str, Any] = {
         "data": str(data),

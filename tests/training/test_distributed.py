@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tests.forked import ending, fork, in_group
-from tests.training import tiny_config, two_processes, undrawn, write_folder
+from tests.training import tiny_config, two_processes, undrawn, write_uneven
 from vitascope.errors import UserError
 from vitascope.run.run import Run
 from vitascope.training import loop, train
@@ -37,15 +37,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {"ema": 0.0, "lr": 1e-4, "options": ["qkv_bias=no_key"]},
     "mixed": {
         "accumulate": 2,
+        "class_weights": "balanced",
         **{"mixup": 0.8, "cutmix": 1.0, "randaugment": 2, "erase": 0.5},
         "repeats": 3,
         "ema": 0.9,
         "options": ["qkv_bias=no_key"],
     },
-    "sgd": {"optimizer": "sgd", "ema": 0.5, "clip_grad": 0.1, "gradient_checkpointing": True},
+    "sgd": {
+        **{"optimizer": "sgd", "ema": 0.5, "clip_grad": 0.1, "gradient_checkpointing": True},
+        "sampling": "balanced",
+    },
+    # No epoch improves on the first: it stops after the second.
+    "patient": {"lr": 1e-30, "ema": 0.0, "epochs": 5, "patience": 1},
 }
 LAYOUTS = ("ddp", "fsdp")
-RUNS = (("plain", "ddp"), ("mixed", "ddp"), ("mixed", "fsdp"), ("sgd", "fsdp"))
+RUNS = (("plain", "ddp"), ("mixed", "ddp"), ("mixed", "fsdp"), ("sgd", "fsdp"), ("patient", "ddp"))
 
 
 def write_config(path: Path, name: str, kind: str, **options: Any) -> TrainConfig:
@@ -60,7 +66,7 @@ def write_config(path: Path, name: str, kind: str, **options: Any) -> TrainConfi
 def place(tmp_path_factory) -> Path:
     """Runs of one and of two processes, of every kind."""
     root = tmp_path_factory.mktemp("distributed")
-    write_folder(root / "data")
+    write_uneven(root / "data")
     two = root / "two"
     two.mkdir()
     with undrawn(), pytest.MonkeyPatch.context() as patch:
@@ -124,6 +130,11 @@ def test_two_processes_reproduce_the_loss_curve_of_one(place, kind: str, layout:
     assert len(one) == 8 + 2 * 2 + 1
     assert [step for step, _ in one] == [step for step, _ in two]
     assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], rel=1e-6)
+
+
+def test_two_processes_stop_early_together(place) -> None:
+    for run in (place / "one" / "patient", place / "two" / "runs" / "patient-ddp"):
+        assert Run(run).records("stop") == [{"kind": "stop", "step": 8, "epoch": 2, "best_epoch": 1}]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

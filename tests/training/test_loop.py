@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
+from tests.training import assert_bitwise, tiny_config, undrawn, write_folder, write_uneven
 from vitascope.cli import main
 from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import open_data
@@ -22,6 +22,7 @@ from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import layer_of
 from vitascope.training.recipes import TrainConfig
+from vitascope.training.tasks.classify import Classify
 from vitascope.training.train import build_trainer
 from vitascope.weights.loading import from_pretrained
 
@@ -31,6 +32,11 @@ EXACT: dict[str, Any] = {"precision": "fp32", "optimizer": "sgd", "lr": 0.1, "wa
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return write_folder(tmp_path_factory.mktemp("data") / "greys")
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory) -> Path:
+    return write_uneven(tmp_path_factory.mktemp("data") / "uneven")
 
 
 @pytest.fixture(autouse=True)
@@ -80,13 +86,19 @@ def nan_from(monkeypatch, epoch: int, poison: float = math.nan) -> None:
 # A step
 
 
-@pytest.mark.parametrize("mixing", [{}, {"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        *({}, {"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}),
+        *({"class_weights": "balanced", "mixup": 0.8}, {"sampling": "balanced"}),
+    ],
+)
 @pytest.mark.parametrize("accumulate", [2, 4])
-def test_gradient_accumulation_equals_the_step_of_the_full_batch(data, accumulate: int, mixing) -> None:
+def test_gradient_accumulation_equals_the_step_of_the_full_batch(uneven, accumulate: int, chosen) -> None:
     """20 images in batches of 11: the parts differ in size, and the last batch is smaller and odd."""
-    options = EXACT | mixing | {"batch_size": 11, "clip_grad": 0.5, "crop_scale": 0.5}
-    whole = trainer_of(tiny_config(data, **options))
-    parts = trainer_of(tiny_config(data, accumulate=accumulate, **options))
+    options = EXACT | chosen | {"batch_size": 11, "clip_grad": 0.5, "crop_scale": 0.5}
+    whole = trainer_of(tiny_config(uneven, **options))
+    parts = trainer_of(tiny_config(uneven, accumulate=accumulate, **options))
     before = weights_of(whole).clone()
     assert steps(parts) == pytest.approx(steps(whole), rel=1e-6)
     assert not torch.equal(weights_of(whole), before)
@@ -313,6 +325,81 @@ def test_run_resumes_in_another_precision(data, tmp_path, begun: str, resumed: s
     assert Run(run).metrics[-1]["kind"] == "test"
 
 
+# Uneven classes
+
+
+def test_balanced_sampling_is_of_the_training_images_alone_and_class_weights_reach_the_task(uneven) -> None:
+    sampled = trainer_of(tiny_config(uneven, sampling="balanced"))
+    assert (sampled.train_loader.balanced, sampled.val_loader.balanced) == (True, False)
+    assert sampled.task.class_weights is None
+    weighted = trainer_of(tiny_config(uneven, class_weights="balanced"))
+    assert not weighted.train_loader.balanced
+    assert weighted.task.class_weights.tolist() == pytest.approx([20 / (2 * 14), 20 / (2 * 6)])
+
+
+def test_repetitions_of_an_image_are_augmented_differently(uneven) -> None:
+    trainer = trainer_of(tiny_config(uneven, sampling="balanced", batch_size=20, erase=1.0))
+    (batch,) = trainer.train_loader.epoch()
+    assert len(batch.indices) == 20 > len(set(batch.indices % 20))
+    images = trainer._examples(batch, 0).images.flatten(1)
+    assert len(images.unique(dim=0)) == 20
+
+
+# Early stopping
+
+
+def validated(monkeypatch, losses: list[float]) -> None:
+    """Let the validation loss of each epoch be this."""
+    remaining = iter(losses)
+    validate = Classify.validate
+
+    def scripted(*arguments: Any) -> dict[str, float]:
+        return validate(*arguments) | {"loss": next(remaining)}
+
+    monkeypatch.setattr(Classify, "validate", scripted)
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_a_run_ends_after_epochs_without_a_lower_validation_loss(
+    data, tmp_path, monkeypatch, capsys, keep: str
+) -> None:
+    validated(monkeypatch, [3.0, 2.0, 2.5, 1.5, 1.5, 1.6])
+    config = tiny_config(data, run=str(tmp_path / "run"), epochs=9, patience=2, keep=keep, ema=0.0)
+    result = train.train(config)
+    out = capsys.readouterr().out
+    assert out.count("stopped after epoch 6: the lowest validation loss, 1.500, was that of epoch 4") == 1
+    assert f"keeps the weights of epoch {4 if keep == 'best' else 6}\n" in out
+    assert len(Run(result.run).records("epoch")) == 6
+    assert Run(result.run).records("stop") == [{"kind": "stop", "step": 30, "epoch": 6, "best_epoch": 4}]
+    step, state = load_checkpoint(result.run)
+    assert step == 30
+    last = all(torch.equal(value, state["model"][name]) for name, value in result.model.state_dict().items())
+    assert last == (keep == "last")
+    best = from_pretrained(result.run / "checkpoints" / "best").state_dict()
+    kept = all(torch.equal(value, best[name]) for name, value in result.model.state_dict().items())
+    assert kept == (keep == "best")
+
+
+@pytest.mark.parametrize(
+    ("patience", "losses"), [(0, [1.0, 2.0, 2.0]), (2, [1.0, 2.0, 2.0]), (2, [2.0, 2.0, 1.0])]
+)
+def test_a_run_that_reaches_its_last_epoch_is_not_stopped(
+    data, tmp_path, monkeypatch, capsys, patience: int, losses: list[float]
+) -> None:
+    validated(monkeypatch, losses)
+    result = train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=3, patience=patience))
+    assert "stopped" not in capsys.readouterr().out
+    assert len(Run(result.run).records("epoch")) == 3
+    assert not Run(result.run).records("stop")
+
+
+def test_pre_training_stops_early_too_and_keeps_its_last_weights(data, tmp_path, capsys) -> None:
+    options = {"task": "masked", "lr": 1e-30, "ema": 0.0, "epochs": 5, "patience": 1}
+    result = train.pretrain(tiny_config(data, run=str(tmp_path / "run"), **options))
+    assert len(Run(result.run).records("epoch")) == 2
+    assert "keeps the weights of epoch 2" in capsys.readouterr().out
+
+
 # The end of a run
 
 
@@ -426,10 +513,11 @@ def test_recorded_metrics_have_the_documented_names(data, tmp_path) -> None:
     run = train.train(tiny_config(data, run=str(tmp_path / "run"), mixup=0.8)).run
     names = {record["kind"]: list(record) for record in Run(run).metrics}
     assert names["step"] == ["kind", "step", "loss", "lr"]
-    means = ["train_loss", "train_accuracy", "val_loss", "val_accuracy", "val_majority"]
+    means = ["train_loss", "train_accuracy", "val_loss", "val_accuracy"]
+    means += ["val_balanced_accuracy", "val_majority"]
     assert names["epoch"] == ["kind", "step", "epoch", *means, "images_per_second"]
     test = ["split", "images", "unreadable", "correct", "accuracy", "accuracy_low", "accuracy_high"]
-    test += ["balanced_accuracy", "majority", "loss", "seconds"]
+    test += ["balanced_accuracy", "macro_f1", "majority", "loss", "seconds"]
     assert names["test"] == ["kind", "step", *test]
     last = Run(run).metrics[-2]
     loader = Loader(open_data(str(data)).train, trainer_of(tiny_config(data)).preprocess, 4)

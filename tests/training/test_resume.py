@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.forked import ending, fork
-from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
+from tests.training import assert_bitwise, tiny_config, undrawn, write_folder, write_uneven
 from vitascope.data.loading import Loader
 from vitascope.errors import UserError
 from vitascope.run.run import Run
@@ -76,12 +76,12 @@ def run_of(config: TrainConfig) -> None:
     (train.pretrain if config.task == "masked" else train.train)(config)
 
 
-def killed(config: TrainConfig) -> Path:
-    """Start a run in a process that is killed by SIGKILL."""
+def killed(config: TrainConfig, after: int = KILLED_AFTER) -> Path:
+    """Start a run in a process that is killed by SIGKILL after some steps."""
     step = loop.Trainer._training_step
 
     def or_die(self: loop.Trainer, *arguments):
-        if self.step == KILLED_AFTER:
+        if self.step == after:
             os.kill(os.getpid(), signal.SIGKILL)
         return step(self, *arguments)
 
@@ -162,6 +162,35 @@ def test_frozen_run_resumes_bitwise_and_keeps_its_body_unchanged(data, teacher, 
         "head.weight",
         "head.bias",
     }
+
+
+@pytest.mark.parametrize("option", ["class_weights", "sampling"])
+def test_run_with_balanced_classes_resumes_bitwise(streamed, tmp_path, option: str) -> None:
+    data = write_uneven(tmp_path / "data")
+    options = COMMON | TASKS["classify"] | {option: "balanced"}
+    config = tiny_config(data, run=str(tmp_path / "whole"), workers=0, **options)
+    run_of(config)
+    run = killed(config.replace(run=str(tmp_path / "killed"), workers=2))
+    train.resume(run)
+    assert_bitwise(final_state(run), final_state(tmp_path / "whole"))
+    assert recorded(run) == recorded(tmp_path / "whole")
+
+
+def test_patience_counts_the_epochs_before_a_kill(data, tmp_path) -> None:
+    """At a rate of almost zero, no epoch improves on the first, and patience runs out after the fourth."""
+    options = {"lr": 1e-30, "ema": 0.0, "epochs": 9, "patience": 3, "checkpoint_seconds": 0.0}
+    config = tiny_config(data, run=str(tmp_path / "whole"), **options)
+    run_of(config)
+    assert [record["epoch"] for record in recorded(tmp_path / "whole") if record["kind"] == "stop"] == [4]
+    run = killed(config.replace(run=str(tmp_path / "killed")), after=12)
+    train.resume(run)
+    assert recorded(run) == recorded(tmp_path / "whole")
+    shutil.rmtree(run / "model")  # as if the run had been killed after its last checkpoint
+    train.resume(run)
+    assert recorded(run) == recorded(tmp_path / "whole")
+    config = TrainConfig.from_yaml(run / "config.yaml")
+    run_of(config.replace(run=str(tmp_path / "again")))
+    assert recorded(tmp_path / "again") == recorded(run)
 
 
 def test_fine_tuning_resumes_bitwise_without_the_initial_weights(data, teacher, tmp_path) -> None:

@@ -1,6 +1,7 @@
 """The start of a run: the model, the task, the augmentation."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch.distributed as dist
 
 from tests.forked import in_group
 from tests.model import small_model
-from tests.training import tiny_config
+from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
@@ -121,6 +122,85 @@ def test_invalid_start_is_rejected_in_one_line_with_advice(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+# Uneven classes
+
+
+@pytest.fixture
+def without_dim(data, monkeypatch) -> Path:
+    """Data with a listed class that has no images, as a hub data set or shards may have."""
+
+    def with_a_third_class(place: str, **options: Any) -> Splits:
+        splits = open_data(place, **options)
+        names = ("dark", "light", "dim")
+        parts = {
+            part: dataclasses.replace(images, class_names=names) for part, images in splits.parts.items()
+        }
+        return dataclasses.replace(splits, **parts)
+
+    monkeypatch.setattr(train, "open_data", with_a_third_class)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("option", "named"), [("class_weights", "class_weights=balanced"), ("sampling", "balanced sampling")]
+)
+def test_balancing_a_class_without_training_images_is_rejected_and_leaves_no_folder(
+    without_dim, tmp_path, option: str, named: str
+) -> None:
+    with pytest.raises(UserError) as rejected:
+        train.train(tiny_config(without_dim, run=str(tmp_path / "run"), **{option: "balanced"}))
+    assert str(rejected.value) == (
+        f"1 of 3 classes has no image in train: dim; {named} needs images of every class: add some, or leave "
+        "the option out"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_plain_training_warns_of_a_class_without_training_images(without_dim, tmp_path, caplog) -> None:
+    with undrawn():
+        train.train(tiny_config(without_dim, run=str(tmp_path / "run"), epochs=1))
+    assert [record.message for record in caplog.records] == [
+        "1 of 3 classes has no image in train: dim; a class without images is not learned"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        ({}, "options: class_weights=balanced, sampling=balanced"),
+        ({"class_weights": "balanced"}, "class_weights=balanced"),
+        ({"sampling": "balanced"}, "sampling=balanced"),
+    ],
+)
+def test_uneven_classes_are_announced_with_the_options(tmp_path, capsys, options, end: str) -> None:
+    folder = write_folder(tmp_path / "data", per_class=16)
+    for number in range(5, 16):
+        (folder / "light" / f"{number:03}.png").unlink()
+    with undrawn():
+        train.train(tiny_config(folder, run=str(tmp_path / "run"), epochs=1, **options))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == f"       uneven: 3 (light) to 12 (dark) training images per class; {end}"
+    assert any(", balanced " in line for line in lines)
+
+
+def test_even_classes_are_not_announced(data, tmp_path, capsys) -> None:
+    with undrawn():
+        train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1))
+    assert "uneven" not in capsys.readouterr().out
+
+
+def test_both_ways_to_balance_at_once_are_rejected(data) -> None:
+    with pytest.raises(UserError, match="would balance the classes twice"):
+        tiny_config(data, class_weights="balanced", sampling="balanced")
+
+
+@pytest.mark.parametrize("option", ["class_weights", "sampling"])
+def test_pre_training_rejects_balanced_classes(data, tmp_path, option: str) -> None:
+    with pytest.raises(UserError, match="class_weights and sampling need labels"):
+        train.pretrain(tiny_config(data, task="masked", run=str(tmp_path / "run"), **{option: "balanced"}))
     assert not (tmp_path / "run").exists()
 
 

@@ -10,7 +10,7 @@ import tyro
 
 from vitascope.cli.parsing import MaybePath, parse
 from vitascope.errors import UserError
-from vitascope.training.options import Distillation, Masking, MaybeText
+from vitascope.training.options import Balance, Distillation, Masking, MaybeText
 from vitascope.training.recipes import GROUP_OF, RECIPES, TrainConfig, default_recipe, merged_options
 
 
@@ -79,6 +79,8 @@ class Pretrain(RunCommand):
     `vitascope train --weights RUN` fine-tunes the model.
     """
 
+    balance: tyro.conf.Suppress[Balance] = dataclasses.field(default_factory=Balance)
+    """Options of `train`."""
     distillation: tyro.conf.Suppress[Distillation] = dataclasses.field(default_factory=Distillation)
     """Options of `train`."""
 

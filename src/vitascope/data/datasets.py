@@ -118,8 +118,7 @@ def median_size(images: ImageSet, sample: int = 100) -> tuple[int, int]:
 
 def class_counts(images: ImageSet) -> dict[str, int]:
     """The number of images per class."""
-    counts = Counter(images.labels.tolist())
-    return {name: counts[label] for label, name in enumerate(images.class_names)}
+    return dict(zip(images.class_names, images.counts.tolist(), strict=True))
 
 
 def described(splits: Splits) -> list[str]:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import ImageReader, ReadingPool, read_here
-from vitascope.data.splits import ImageSet
+from vitascope.data.sampling import balanced_order
+from vitascope.data.splits import ImageSet, check_every_class
 from vitascope.errors import UserError
 
 MEMORY_BUDGET = 2**30
@@ -33,7 +34,8 @@ class Batch:
 
     pixels: Tensor  # uint8 (B, C, H, W) on the device
     labels: Tensor  # int64 (B,) on the device
-    indices: npt.NDArray[np.int64]  # (B,) into the split; copy k of image i of N is i + k N, see `repeats`
+    # (B,) into the split of N images; the r-th repetition of an image in an epoch has its index plus r N.
+    indices: npt.NDArray[np.int64]
     planned: int  # images of the whole batch, over all processes, unreadable ones included
 
     def split(self, parts: int) -> list[Batch]:
@@ -48,6 +50,7 @@ class Batch:
 class Loader:
     """Batches of a split, in an order that depends on nothing but seed and epoch.
 
+    An epoch has each image once; with `balanced` it has as many places, and every class equally often.
     Images that cannot be read are left out and collected in `unreadable`, path and reason; more than
     `MAX_UNREADABLE` of them raise UserError.
     """
@@ -71,6 +74,7 @@ class Loader:
         # Repeated augmentation (Hoffer et al. 2020): copies of each image in a batch. An epoch has as many
         # images as without, and so sees one of `repeats` different ones. Needs a `seed`.
         repeats: int = 1,
+        balanced: bool = False,  # with a `seed`; see `sampling.balanced_order`
     ) -> None:
         self.images = images
         self.preprocess = preprocess
@@ -88,10 +92,13 @@ class Loader:
         self._pool: ReadingPool | None = None  # kept for the next epoch
         self._rows = np.arange(len(images))  # of each image in `_kept`; -1 for one that cannot be read
         self._kept = None if streamed else self._keep()  # (N, C, H, W), all readable images
+        self.balanced = balanced
+        if balanced:
+            check_every_class(images.subset(images.name, self._readable_indices()), "balanced sampling")
 
     def __len__(self) -> int:
         """The number of images, without those that are known to be unreadable."""
-        return int(np.count_nonzero(self._rows >= 0))
+        return len(self._readable_indices())
 
     @property
     def batches_per_epoch(self) -> int:
@@ -120,7 +127,10 @@ class Loader:
             yield Batch(self._kept[rows], self._deliver(self.images.labels[images]), indices, count)
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The indices of the readable images, as far as is known, in the epoch's order."""
+        """The indices of an epoch in its order, without those of images that are known to be unreadable."""
+        if self.balanced:
+            assert self.seed is not None
+            return balanced_order(self.images, self._readable_indices(), self.seed, epoch)
         order = np.arange(len(self.images)) if self.seed is None else self.images.order(self.seed, epoch)
         order = order[self._rows[order] >= 0]
         return order if self.repeats == 1 else self._repeated(order)
@@ -135,6 +145,10 @@ class Loader:
         copy = place % self.repeats
         indices = order[place // self.repeats] + copy * len(self.images)
         return indices[np.lexsort((copy, place // self.batch_size))]
+
+    def _readable_indices(self) -> npt.NDArray[np.int64]:
+        """The indices of the readable images, as far as is known."""
+        return np.flatnonzero(self._rows >= 0)
 
     def _deliver(self, array: npt.NDArray[np.generic]) -> Tensor:
         """A copy of an array on the device; a GPU copies it from pinned memory while it computes."""

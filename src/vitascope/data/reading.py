@@ -39,8 +39,7 @@ _RATIO = 4 / 3
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
     """An image's pixels as a function of its index and, where it is cropped at random before the resize (with
-    `seed` and a `crop_scale` below 1), of the epoch. Index i + k N of N images is copy k of image i: the same
-    image with another crop."""
+    `seed` and a `crop_scale` below 1), of the epoch. Indices may be those of repetitions, as `Batch` has."""
 
     sources: Sequence[ImageSource]
     preprocess: Preprocess

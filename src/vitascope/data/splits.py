@@ -13,10 +13,12 @@ import numpy.typing as npt
 
 from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.randomness import epoch_order
-from vitascope.errors import UserError, nearest
+from vitascope.errors import UserError, nearest, printable
 
 VAL_SHARE = 0.1
 TEST_SHARE = 0.1
+UNEVEN = 3
+"""Ratio of the numbers of images of two classes above which training mentions it."""
 
 
 class LazySources(Sequence[Encoded]):
@@ -53,6 +55,17 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Images per class, (K,)."""
+        return np.bincount(self.labels, minlength=len(self.class_names))
+
+    @property
+    def uneven(self) -> bool:
+        """Whether a class has more than `UNEVEN` times the images of another one that has any."""
+        counts = self.counts[self.counts > 0]
+        return len(counts) > 1 and bool(counts.max() > UNEVEN * counts.min())
 
     def subset(self, name: str, indices: npt.NDArray[np.int64]) -> ImageSet:
         """Some of the images, in the order given."""
@@ -140,13 +153,28 @@ def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tu
 
 
 def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
-    counts = np.bincount(images.labels, minlength=len(images.class_names))
-    for class_name, count in zip(images.class_names, counts.tolist(), strict=True):
+    for class_name, count in zip(images.class_names, images.counts.tolist(), strict=True):
         if count < needed:
             images_of_it = "1 image" if count == 1 else f"{count} images"
             raise UserError(
                 f"class {class_name!r} has {images_of_it}; {parts} need one each, so at least {needed}"
             )
+
+
+def absent_classes(images: ImageSet) -> str:
+    """The classes without images, in one line; empty if every class has some."""
+    absent = [images.class_names[label] for label in np.flatnonzero(images.counts == 0)]
+    if not absent:
+        return ""
+    have = "has" if len(absent) == 1 else "have"
+    some, total = _some(absent), len(images.class_names)
+    return f"{len(absent)} of {total} classes {have} no image in {images.name}: {some}"
+
+
+def check_every_class(images: ImageSet, option: str) -> None:
+    """Reject an option that needs images of every class."""
+    if absent := absent_classes(images):
+        raise UserError(f"{absent}; {option} needs images of every class: add some, or leave the option out")
 
 
 def check_known_classes(
@@ -155,8 +183,12 @@ def check_known_classes(
     """Reject classes that are not among the known ones."""
     unknown = [name for name in found if name not in known]
     if unknown:
-        listed = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
         raise UserError(
             f"{where}: {len(unknown)} of {len(found)} {what} are not among the {len(known)} known "
-            f"classes: {listed}{nearest(unknown[0], known)}"
+            f"classes: {_some(unknown)}{nearest(unknown[0], known)}"
         )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of some class names."""
+    return printable(", ".join(names[:5]) + (", ..." if len(names) > 5 else ""), 500)

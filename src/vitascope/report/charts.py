@@ -23,6 +23,8 @@ MAX_CLASSES = 60
 """Classes of a confusion matrix in the page; with more, the most confused pairs are easier to read."""
 WITH_COUNTS = 30
 """Classes up to which the cells show their counts."""
+BALANCED_GAP = 0.05
+"""Difference of accuracy and balanced accuracy above which the latter has a curve of its own."""
 TITLE = "title:"
 """Prefix of the gid of a shape whose rest the page shows under the pointer."""
 
@@ -76,6 +78,17 @@ def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int
             y = values_of(epochs, f"{part}_{name}")
             label = f"{part}, last {y[-1]:.3f}" if name == "loss" else f"{part}, last {y[-1]:.1%}"
             axes.plot(x, y, color=colour, linewidth=1.6, label=label, marker="o" if len(x) == 1 else "")
+    if name == "accuracy" and "val_balanced_accuracy" in epochs[-1]:
+        balanced = values_of(epochs, "val_balanced_accuracy")
+        if np.abs(balanced - values_of(epochs, "val_accuracy")).max() > BALANCED_GAP:
+            axes.plot(
+                x,
+                balanced,
+                color=SERIES[1],
+                linewidth=1,
+                linestyle="--",
+                label=f"val, balanced, last {balanced[-1]:.1%}",
+            )
     if name == "accuracy" and "val_majority" in epochs[-1]:
         share = epochs[-1]["val_majority"]
         label = f"val, most frequent class {share:.1%}"

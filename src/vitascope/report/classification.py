@@ -61,7 +61,7 @@ def _images_of(pair: ConfusedPair, predictions: Predictions) -> tuple[list[int],
 
 
 def _classes(predictions: Predictions, confusion: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """Recall and precision of each class, the worst recall first."""
+    """Recall, precision and F1 of each class, the worst recall first."""
     names = predictions.class_names
     totals, correct, predicted = confusion.sum(axis=1), confusion.diagonal(), confusion.sum(axis=0)
     present = np.flatnonzero(totals)
@@ -78,6 +78,7 @@ def _classes(predictions: Predictions, confusion: npt.NDArray[np.int64]) -> dict
                 f"{correct[k] / totals[k]:.1%}",
                 f"{low:.0%} to {high:.0%}",
                 f"{correct[k] / predicted[k]:.1%}" if predicted[k] else "never predicted",
+                f"{2 * correct[k] / (totals[k] + predicted[k]):.1%}",
                 f"{names[worst]} ({others[worst]})" if others[worst] else "",
             )
         )

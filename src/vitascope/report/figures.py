@@ -38,7 +38,7 @@ def draw_figures(
     cannot be read is an `ImageError`.
     """
     names, labels, classes = images.class_names, images.labels, probabilities.argmax(axis=1)
-    score = score_of(labels, classes)
+    score = score_of(labels, probabilities)
     title = (
         f"{images.name}: {score.right / score.total:.2%} of {len(images)} correct "
         f"(most frequent class: {score.majority:.2%})"

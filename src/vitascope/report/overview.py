@@ -86,6 +86,9 @@ def _tiles(run: Run, model: Classifier | None, score: Score | None) -> list[tupl
         if score is not None:
             found.append((f"{score.majority:.2%}", "accuracy of always guessing the most frequent class"))
             found.append((f"{score.balanced:.2%}", "balanced accuracy: mean recall of the classes"))
+            found.append((f"{score.macro_f1:.2%}", "macro F1: mean over the classes"))
+            if score.top5 is not None:
+                found.append((f"{score.top5:.2%}", "top-5 accuracy: true class among the five most probable"))
         found.append((f"{test['loss']:.3f}", f"{test['split']} loss (cross-entropy, nats)"))
     elif tests:
         found.append((f"{tests[-1]['loss']:.3f}", f"{tests[-1]['split']} loss of hidden patches"))
@@ -133,6 +136,14 @@ def training(
         f"{get('lr')} ({get('schedule')}), weight decay {get('weight_decay')}"
     )
     rows.append(("Training", options))
+    if stops := run.records("stop"):
+        epoch, best = stops[-1]["epoch"], stops[-1]["best_epoch"]
+        rows.append(
+            ("Stopped early", f"after epoch {epoch}; the lowest validation loss was that of epoch {best}")
+        )
+    balanced = [name for name in ("class_weights", "sampling") if get(name) == "balanced"]
+    if balanced:
+        rows.append(("Balanced by", balanced[0].replace("_", " ")))
     if run.classifies:
         kept = {"best": "of the lowest validation loss", "last": "of the last step"}
         rows.append(("Weights kept", kept.get(str(get("keep")), str(get("keep")))))

@@ -31,13 +31,17 @@ class Score:
         right: correct predictions.
         total: predictions, at least 1.
         balanced: balanced accuracy, the mean recall of the classes that occur.
+        macro_f1: mean F1, 2 TP / (2 TP + FP + FN), of the classes that occur or are predicted.
         majority: the share of the most frequent class: the accuracy of always guessing it.
+        top5: the share of images whose class is among the five most probable ones; None for up to 5 classes.
     """
 
     right: int
     total: int
     balanced: float
+    macro_f1: float
     majority: float
+    top5: float | None = None
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -52,9 +56,10 @@ class Score:
     def compared(self) -> str:
         """The interval and the numbers to compare with, in one line."""
         low, high = self.interval
+        top5 = "" if self.top5 is None else f"top-5 accuracy {self.top5:.2%}; "
         return (
-            f"95% interval {low:.1%} to {high:.1%}; balanced accuracy {self.balanced:.2%}; "
-            f"always guessing the most frequent class: {self.majority:.2%}"
+            f"95% interval {low:.1%} to {high:.1%}; {top5}balanced accuracy {self.balanced:.2%}, macro F1 "
+            f"{self.macro_f1:.2%}; always guessing the most frequent class: {self.majority:.2%}"
         )
 
     def warning(self, *, from_scratch: bool = True) -> str:
@@ -66,12 +71,33 @@ class Score:
         return text + advice if from_scratch else text
 
 
-def score_of(labels: npt.NDArray[np.int64], guesses: npt.NDArray[np.int64]) -> Score:
-    """The score of predicted classes (N,) for true classes (N,), N at least 1."""
-    classes, places, totals = np.unique(labels, return_inverse=True, return_counts=True)
-    right = labels == guesses
-    recalls = np.bincount(places, weights=right, minlength=len(classes)) / totals
-    return Score(int(right.sum()), len(labels), float(recalls.mean()), float(totals.max() / len(labels)))
+def score_of(labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.floating]) -> Score:
+    """The score of probabilities (N, K) for true classes (N,), N at least 1."""
+    K = probabilities.shape[1]
+    guesses = probabilities.argmax(axis=1)
+    hits = labels[labels == guesses]
+    totals, predicted, right = (np.bincount(classes, minlength=K) for classes in (labels, guesses, hits))
+    present, involved = totals > 0, totals + predicted > 0
+    return Score(
+        right=int(right.sum()),
+        total=len(labels),
+        balanced=float((right[present] / totals[present]).mean()),
+        macro_f1=float((2 * right[involved] / (totals + predicted)[involved]).mean()),
+        majority=float(totals.max() / len(labels)),
+        top5=float((ranks(labels, probabilities) < 5).mean()) if K > 5 else None,
+    )
+
+
+def ranks(labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
+    """The place of each true class (N,) among the probabilities (N, K), from 0 for the most probable class.
+
+    Of equally probable classes the first one comes first, as in `argmax`.
+    """
+    K = probabilities.shape[1]
+    own = probabilities[np.arange(len(labels)), labels][:, None]  # (N, 1)
+    later = np.arange(K) > labels[:, None]  # (N, K)
+    behind = (probabilities < own) | ((probabilities == own) & later)  # none where the own one is NaN
+    return K - 1 - behind.sum(axis=1)
 
 
 @dataclasses.dataclass(frozen=True)

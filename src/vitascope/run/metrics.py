@@ -12,7 +12,7 @@ from typing import Any
 from vitascope.errors import UserError
 from vitascope.storage import explaining_failure, replacing
 
-_NEEDED = {"epoch": {"epoch"}, "test": {"split", "images"}}
+_NEEDED = {"epoch": {"epoch"}, "stop": {"epoch", "best_epoch"}, "test": {"split", "images"}}
 """By kind, what a record has at least besides its step."""
 
 
@@ -56,12 +56,16 @@ class MetricsWriter:
 
     - `step`: `loss`, the mean over the step's images, and `lr`;
     - `epoch`: `epoch`, counted from 1; `train_loss` and `train_accuracy`, means over the epoch's steps, on
-      augmented images (and, if these are mixed, by their own classes); `val_loss` and `val_accuracy`;
-      `val_majority`, the share of the most frequent class; `images_per_second`. Distillation adds
+      augmented images (and, if these are mixed, by their own classes; the loss by its class weights, if there
+      are any); `val_loss`, `val_accuracy` and `val_balanced_accuracy`; `val_majority`, the share of the most
+      frequent class; `images_per_second`. Distillation adds
       `train_agree`, the share of images for which student and teacher predict the same class. In masked
       patch prediction, accuracy is the share of correctly predicted colours, where colours are predicted;
+    - `stop`, of a run that early stopping has ended: `epoch`, the last one, and `best_epoch`, that of the
+      lowest validation loss;
     - `test`: `split`, `images`, `loss`, `accuracy`, `seconds`, and for a classifier `correct`, `unreadable`,
-      `accuracy_low` and `accuracy_high` (the 95% interval), `balanced_accuracy` and `majority`.
+      `accuracy_low` and `accuracy_high` (the 95% interval), `top5_accuracy` with more than 5 classes,
+      `balanced_accuracy`, `macro_f1` and `majority`.
 
     Records after `step`, from which the run resumes, are removed, because those steps are done again. So is a
     test, because only unfinished runs are resumed. It is a `UserError` if the files cannot be written.

@@ -51,8 +51,8 @@ class Predictions:
 
     @property
     def score(self) -> Score:
-        """The accuracy with its interval, the balanced accuracy and the share of the most frequent class."""
-        return score_of(self.labels, self.classes)
+        """The accuracy with its interval, and the numbers to compare it with."""
+        return score_of(self.labels, self.probabilities)
 
     @property
     def confusion(self) -> npt.NDArray[np.int64]:

@@ -63,7 +63,9 @@ class Evaluation(Predictions):
             "accuracy": self.accuracy,
             "accuracy_low": low,
             "accuracy_high": high,
+            **({} if score.top5 is None else {"top5_accuracy": score.top5}),
             "balanced_accuracy": score.balanced,
+            "macro_f1": score.macro_f1,
             "majority": score.majority,
             "loss": self.loss,
         }

@@ -97,7 +97,7 @@ class Trainer:
         self.steps_per_epoch = self.train_loader.batches_per_epoch
         self.budget: TimeBudget | None = None
         self.identity = run_identity(config, self.model_config, splits.train)
-        self.step, self.seconds, self.best_loss = 0, 0.0, math.inf
+        self.step, self.seconds, self.best_loss, self.epochs_since_best = 0, 0.0, math.inf, 0
         self.sums: Sums = {}
 
     def loader(self, images: ImageSet, seed: int | None = None) -> Loader:
@@ -112,6 +112,7 @@ class Trainer:
             part=(distributed.rank(), distributed.world_size()),
             crop_scale=1.0 if seed is None else self.config.augmentation.crop_scale,
             repeats=self.config.augmentation.repeats,
+            balanced=seed is not None and self.config.balance.sampling == "balanced",
         )
 
     @property
@@ -174,13 +175,19 @@ class Trainer:
         """The module with the weights to evaluate and save: their moving average if there is one."""
         return self.module if self.average is None else self.average
 
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether the validation loss has not fallen for so many epochs that the run ends early."""
+        return 0 < self.config.optimization.patience <= self.epochs_since_best
+
     def fit(self) -> None:
-        """Train to the end of the last epoch, starting at `self.step`."""
+        """Train to the end of the last epoch, or until patience runs out, starting at `self.step`."""
         schedule = self.schedule
         progress = Progress(
             schedule.epochs,
             self._images_until(schedule.total(self.step)),
             self._images_until(self.step),
+            uneven=self.splits.train.uneven,
             shown=distributed.is_first(),
         )
         progress.left_out(self._unreadable())
@@ -198,7 +205,7 @@ class Trainer:
         """All steps, with a validation after each epoch, and checkpoints."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
         saved = clock = time.monotonic()
-        while self.step < self.schedule.total(self.step):
+        while self.step < self.schedule.total(self.step) and not self.out_of_patience:
             epoch, start = divmod(self.step, self.steps_per_epoch)
             for batch in self.train_loader.epoch(epoch, start=start):
                 loss = self._training_step(batch, epoch)
@@ -349,9 +356,25 @@ class Trainer:
                 "images_per_second": float(f"{progress.images_per_second:.4g}"),
             }
             recorder.record("epoch", self.step, record)
-        if val["loss"] < self.best_loss:
-            self.best_loss = val["loss"]
+        (loss,) = distributed.largest(val["loss"])  # rounding may differ, and all must decide alike
+        if loss < self.best_loss:
+            self.best_loss, self.epochs_since_best = loss, 0
             self.save_model(self.run.best)
+        else:
+            self.epochs_since_best += 1
+        if self.out_of_patience and self.step < self.schedule.total(self.step):
+            self._report_early_stop(whole, recorder, progress)
+
+    def _report_early_stop(self, epoch: int, recorder: MetricsWriter | None, progress: Progress) -> None:
+        """Print and record that patience has run out after an epoch, counted from 1."""
+        best = epoch - self.epochs_since_best
+        kept = best if self.config.optimization.keep == "best" else epoch
+        progress.note(
+            f"stopped after epoch {epoch}: the lowest validation loss, {self.best_loss:.3f}, was that of "
+            f"epoch {best}; keeps the weights of epoch {kept}"
+        )
+        if recorder is not None:
+            recorder.record("stop", self.step, {"epoch": epoch, "best_epoch": best})
 
     def _unreadable(self) -> dict[str, str]:
         """Path and reason of the unreadable images that the processes have found so far."""
@@ -383,6 +406,7 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "sums": self.sums if distributed.world_size() == 1 else distributed.sum_over_processes(self.sums),
             "best_loss": self.best_loss,
+            "epochs_since_best": self.epochs_since_best,
             "seconds": self.seconds,
         }
         save_checkpoint(self.run.path, self.step, state, keep=self.config.engine.keep_checkpoints)
@@ -402,6 +426,7 @@ class Trainer:
         if state["scaler"]:  # empty if the run has had another precision so far
             self.scaler.load_state_dict(state["scaler"])
         self.best_loss, self.seconds = state["best_loss"], state["seconds"]
+        self.epochs_since_best = state.get("epochs_since_best", 0)  # older checkpoints have none
         if distributed.is_first():
             self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
         else:

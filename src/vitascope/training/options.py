@@ -36,7 +36,7 @@ _SIZES = (
 )
 _AMOUNTS = (
     "warmup_epochs warmup_steps weight_decay clip_grad color_jitter randaugment mixup cutmix "
-    "rotate workers checkpoint_seconds"
+    "rotate workers checkpoint_seconds patience"
 )
 # The accepted range of each number: its description, its test, the names of the options.
 _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
@@ -170,6 +170,8 @@ class Optimization(OptionGroup):
     Default: an average over about a fiftieth of the run."""
     keep: Literal["best", "last"] = "best"
     """Weights of the finished model: those with the lowest validation loss, or the last ones."""
+    patience: int = 0
+    """Early stopping: the run ends after this many epochs without a lower validation loss; 0 disables it."""
 
     def __post_init__(self) -> None:
         """Check the numbers, also against each other."""
@@ -221,6 +223,25 @@ class AugmentationOptions(OptionGroup):
     """Mixup: alpha of the Beta distribution of the mixing weight (Zhang et al. 2018); 0 disables it."""
     cutmix: float = 0.0
     """CutMix: alpha of the Beta distribution of the area (Yun et al. 2019); 0 disables it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Balance(OptionGroup):
+    """Classes with few and with many images."""
+
+    class_weights: Literal["none", "balanced"] = "none"
+    """Weight of each training image's loss: `balanced` is inversely proportional to the number of training
+    images of its class, with the mean 1. Validation and test are not weighted."""
+    sampling: Literal["uniform", "balanced"] = "uniform"
+    """Images of an epoch: each training image once, or as many images with every class equally often."""
+
+    def __post_init__(self) -> None:
+        """Check the options, also against each other."""
+        super().__post_init__()
+        if self.class_weights == self.sampling == "balanced":
+            raise UserError(
+                "class_weights=balanced and sampling=balanced would balance the classes twice; use one"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,14 @@ LINE_SECONDS = 30.0
 class Progress:
     """Counts images; prints the results of epochs to stdout, and a bar to stderr if that is a terminal.
 
-    `done` are the images of the run before this process resumed it. Prints nothing unless `shown`.
+    `done` are the images of the run before this process resumed it. For `uneven` classes, the balanced
+    accuracy is printed too. Prints nothing unless `shown`.
     """
 
-    def __init__(self, epochs: int, images: int, done: int = 0, *, shown: bool = True) -> None:
-        self.epochs, self.total, self.shown = epochs, images, shown
+    def __init__(
+        self, epochs: int, images: int, done: int = 0, *, uneven: bool = False, shown: bool = True
+    ) -> None:
+        self.epochs, self.total, self.uneven, self.shown = epochs, images, uneven, shown
         self.done = self._done_before = done
         self._started = self._last_line = time.monotonic()
         self._named: set[str] = set()
@@ -67,6 +70,8 @@ class Progress:
         measured = f"loss {train_loss:.3f}  val loss {val['loss']:.3f}"
         if "accuracy" in val:
             measured += f", accuracy {val['accuracy']:.1%}"
+        if "balanced_accuracy" in val and self.uneven:
+            measured += f", balanced {val['balanced_accuracy']:.1%}"
         if "majority" in val:
             measured += f" (most frequent class {val['majority']:.1%})"
         if self._bar is not None:
@@ -74,11 +79,16 @@ class Progress:
         if epoch in (1, self.epochs) or epoch % math.ceil(self.epochs / LINES) == 0 or epoch % 1:
             self._print(f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}  {measured}")
 
+    def note(self, text: str) -> None:
+        """Print a line beside the bar."""
+        if self.shown:
+            tqdm.write(text)
+
     def left_out(self, unreadable: Mapping[str, str]) -> None:
         """Print the path and the reason of each unreadable image, once."""
         for path, reason in unreadable.items():
-            if path not in self._named and self.shown:
-                tqdm.write(f"left out: {reason if path in reason else f'{path}: {reason}'}")
+            if path not in self._named:
+                self.note(f"left out: {reason if path in reason else f'{path}: {reason}'}")
             self._named.add(path)
 
     def _print(self, text: str) -> None:

@@ -15,6 +15,7 @@ from vitascope.model.options import DEPENDENT_OPTIONS
 from vitascope.training.options import (
     Architecture,
     AugmentationOptions,
+    Balance,
     Distillation,
     ExecutionOptions,
     Masking,
@@ -53,6 +54,8 @@ class TrainConfig(Configuration):
     """The optimizer and its schedule."""
     augmentation: AugmentationOptions = dataclasses.field(default_factory=AugmentationOptions)
     """Random changes of the training images."""
+    balance: Balance = dataclasses.field(default_factory=Balance)
+    """Classes with few and with many images."""
     distillation: Distillation = dataclasses.field(default_factory=Distillation)
     """Distillation from a teacher."""
     masking: Masking = dataclasses.field(default_factory=Masking)
@@ -65,6 +68,11 @@ class TrainConfig(Configuration):
         super().__post_init__()
         if not 0 <= self.seed < 2**63:  # the range of torch's generators
             raise UserError(f"seed must be in [0, 2**63), not {self.seed}")
+        if self.augmentation.repeats > 1 and self.balance.sampling == "balanced":
+            raise UserError(
+                f"repeats={self.augmentation.repeats} and sampling=balanced both decide how often an image "
+                "appears in an epoch: leave out one of them"
+            )
 
     @classmethod
     def from_recipe(cls, recipe: str | None = None, **options: Any) -> TrainConfig:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from vitascope.data.datasets import described, open_data
+from vitascope.data.datasets import class_counts, described, open_data
 from vitascope.data.formats.digits import digits_baseline
-from vitascope.data.splits import Splits
-from vitascope.errors import UserError
+from vitascope.data.splits import ImageSet, Splits, absent_classes
+from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.hardware import explaining_memory, resolve_precision, reuse_freed_memory
@@ -39,9 +39,10 @@ from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.defaults import resolve_config
 from vitascope.training.evaluate import Evaluation, data_frame, html_table
 from vitascope.training.loop import Trainer, images_at_once
+from vitascope.training.options import Balance
 from vitascope.training.recipes import GROUP_OF, TrainConfig
 from vitascope.training.signals import stopped_at_once
-from vitascope.training.tasks.classify import Classify, Distill
+from vitascope.training.tasks.classify import Classify, Distill, balanced_weights
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
@@ -308,21 +309,35 @@ def make_task(
         for name, unset in (("label_smoothing", 0.0), ("loss", "cross_entropy")):
             if getattr(options, name) != unset:
                 raise UserError(f"{name} needs labels, and pre-training has none; leave it out")
+        if "balanced" in (config.balance.class_weights, config.balance.sampling):
+            raise UserError(
+                "class_weights and sampling need labels, and pre-training has none; leave them out"
+            )
         return Masked(masking=config.masking, config=model.config, preprocess=preprocess)
+    balanced = config.balance.class_weights == "balanced"
+    weights = balanced_weights(splits.train).to(device) if balanced else None
     if config.distillation.teacher is None:
-        return Classify(preprocess, options.label_smoothing, options.loss)
+        return Classify(preprocess, options.label_smoothing, options.loss, weights)
     teacher = open_teacher(
         config.distillation.teacher, splits.train.class_names, device=device, precision=precision
     )
     return Distill(
-        preprocess, options.label_smoothing, options.loss, options=config.distillation, teacher=teacher
+        preprocess,
+        options.label_smoothing,
+        options.loss,
+        weights,
+        options=config.distillation,
+        teacher=teacher,
     )
 
 
 def _announce(trainer: Trainer) -> None:
     """Print the data, the model and the run."""
     config = trainer.config
-    data = "\n       ".join(described(trainer.splits))
+    lines = described(trainer.splits)
+    if config.task == "classify" and trainer.splits.train.uneven:
+        lines.append(_uneven(trainer.splits.train, config.balance))
+    data = "\n       ".join(lines)
     parameters = sum(p.numel() for p in trainer.module.parameters())
     start = "" if trainer.step == 0 else f", from step {trainer.step:,}"
     several = f", {distributed.world_size()} processes" if distributed.world_size() > 1 else ""
@@ -332,6 +347,19 @@ def _announce(trainer: Trainer) -> None:
         f"run    {trainer.run.path}: {_length(trainer)}"
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}"
     )
+    absent = absent_classes(trainer.splits.train) if config.task == "classify" else ""
+    if absent and distributed.is_first():
+        log.warning("%s; a class without images is not learned", absent)
+
+
+def _uneven(images: ImageSet, balance: Balance) -> str:
+    """The numbers of images of the smallest and the largest class, and the options that balance them."""
+    counts = {name: count for name, count in class_counts(images).items() if count}
+    fewest, most = (choose(counts, key=counts.__getitem__) for choose in (min, max))
+    chosen = [name for name, value in dataclasses.asdict(balance).items() if value == "balanced"]
+    advice = f"{chosen[0]}=balanced" if chosen else "options: class_weights=balanced, sampling=balanced"
+    images_per_class = f"{counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most}) training images per class"
+    return printable(f"uneven: {images_per_class}; {advice}")
 
 
 def _length(trainer: Trainer) -> str:

@@ -1,10 +1,12 @@
 import copy
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor, nn
 
 from tests.model import random_images, small_model, with_preprocess
@@ -12,10 +14,11 @@ from tests.training import write_folder
 from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
+from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.training.options import Distillation
-from vitascope.training.tasks.classify import BothHeads, Classify, Distill, MeanOfHeads
+from vitascope.training.tasks.classify import BothHeads, Classify, Distill, MeanOfHeads, balanced_weights
 from vitascope.training.tasks.task import Examples
 from vitascope.training.tasks.teachers import Teacher
 from vitascope.weights.preprocess import default_preprocess
@@ -72,6 +75,68 @@ def test_binary_cross_entropy_takes_every_class_of_a_mixed_image_as_present(
     target = present * (1 - smoothing) + smoothing / 3
     torch.testing.assert_close(loss, -(target * p.log() + (1 - target) * (1 - p).log()).mean())
     assert sums["correct"] == (p.argmax(dim=1) == labels).sum()
+
+
+# Class weights
+
+
+WEIGHTS = torch.tensor([0.5, 1.5, 3.0])
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_an_images_loss_is_weighted_by_its_targets_before_smoothing(mixed: bool) -> None:
+    model, labels = small_model(num_classes=3), torch.tensor([0, 2, 1, 0])
+    targets = F.one_hot(labels, 3) * 0.7 + F.one_hot(labels.flip(0), 3) * 0.3 if mixed else labels
+    preprocess, batch = Preprocess(image_size=(32, 32)), examples_of(labels, targets)
+    log_p = model(preprocess.normalize(batch.images)).log_softmax(dim=1)
+    loss, sums = Classify(preprocess, 0.3, class_weights=WEIGHTS).loss(model, batch)
+    total = 0.0
+    for row in range(4):
+        target = targets[row] if mixed else F.one_hot(labels[row], 3)
+        weight = sum(float(target[k] * WEIGHTS[k]) for k in range(3))
+        total += weight * float(-((target * 0.7 + 0.1) * log_p[row]).sum())
+    assert loss.item() == pytest.approx(total / 4, rel=1e-5)
+    assert float(sums["loss"]) == pytest.approx(total, rel=1e-5)
+    ones = Classify(preprocess, 0.3, class_weights=torch.ones(3))
+    even, plain = (
+        task.loss(model, examples_of(labels, targets))[0] for task in (ones, Classify(preprocess, 0.3))
+    )
+    torch.testing.assert_close(even, plain)
+
+
+def test_parts_of_a_batch_add_up_to_its_weighted_loss() -> None:
+    """The weights of a part are not divided by their own sum."""
+    model, labels = small_model(num_classes=3), torch.tensor([0, 0, 0, 2, 1, 2])
+    task, batch = (
+        Classify(Preprocess(image_size=(32, 32)), 0.1, class_weights=WEIGHTS),
+        examples_of(labels, labels),
+    )
+    whole, _ = task.loss(model, dataclasses.replace(batch, images=batch.images.clone()))
+    parts = 0.0
+    for some in (slice(0, 2), slice(2, 6)):
+        count = len(labels[some])
+        fields = {name: getattr(batch, name)[some] for name in ("images", "labels", "targets", "indices")}
+        parts += float(task.loss(model, dataclasses.replace(batch, **fields))[0]) * count / 6
+    assert parts == pytest.approx(whole.item(), rel=1e-6)
+
+
+def test_balanced_weights_are_those_of_scikit_learn_with_the_mean_one() -> None:
+    labels = np.repeat([0, 1, 2, 3], [500, 100, 30, 1])
+    images = ImageSet("train", range(631), labels, ("a", "b", "c", "d"))
+    weights = balanced_weights(images)
+    theirs = compute_class_weight("balanced", classes=np.arange(4), y=labels)
+    np.testing.assert_allclose(weights, theirs, rtol=1e-6)
+    assert float(weights[labels].mean()) == pytest.approx(1, rel=1e-6)
+
+
+def test_balanced_weights_need_images_of_every_class() -> None:
+    images = ImageSet("train", range(3), np.array([0, 2, 2]), ("a", "b", "c", "d"))
+    with pytest.raises(UserError) as rejected:
+        balanced_weights(images)
+    assert str(rejected.value) == (
+        "2 of 4 classes have no image in train: b, d; class_weights=balanced needs images of every class: "
+        "add some, or leave the option out"
+    )
 
 
 # Distillation
@@ -139,6 +204,21 @@ def test_hard_distillation_is_equation_3(mixed: bool) -> None:
         from_teacher = -by_teacher[row].log_softmax(0)[decision]
         total += float(0.5 * from_label + 0.5 * from_teacher) / 6
     assert loss.item() == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_class_weights_weigh_both_terms_of_distillation(kind: str) -> None:
+    """The same as drawing each image as often as its weight states."""
+    model, batch = student(), examples()
+    weights = torch.tensor([1.0, 2.0, 0.0, 3.0, 1.0])
+    task = distill(distill=kind, label_smoothing=0.1)
+    weighted, _ = dataclasses.replace(task, class_weights=weights).loss(task.module(model), batch)
+    total = 0.0
+    for row, label in enumerate(batch.labels.tolist()):
+        names = ("images", "labels", "targets", "indices")
+        alone = dataclasses.replace(batch, **{name: getattr(batch, name)[row : row + 1] for name in names})
+        total += float(weights[label] * task.loss(task.module(model), alone)[0])
+    assert weighted.item() == pytest.approx(total / 6, rel=1e-5)
 
 
 @pytest.mark.parametrize("tau", [1.0, 3.0])

@@ -116,18 +116,18 @@ def passed_over(root: Path, used: Iterable[ImageSet]) -> tuple[str, ...]:
     """The unused visible files below a folder, as "60 .mov", and class folders without images."""
     unused = _kinds(root) - Counter(_kind(str(source)) for images in used for source in images.sources)
     return tuple(_listed(unused)) + tuple(
-        f"the folder {folder.relative_to(root)}, which contains no image ({', '.join(_listed(kinds))})"
+        f"the folder {folder.relative_to(root)}, which contains no image ({_listed_or_empty(kinds)})"
         for folder, kinds in _classes_without_images(root)
     )
 
 
 def _classes_without_images(root: Path) -> list[tuple[Path, Counter[str]]]:
-    """Class folders with files but without images, and the kinds of these files."""
+    """Class folders without images, and the kinds of their files."""
     folders = _visible_folders(root)
     if split_folder(root, "train") is not None:
         folders = [below for folder in folders if split_of(folder.name) for below in _visible_folders(folder)]
     kinds = {folder: _kinds(folder) for folder in folders}
-    return [(folder, found) for folder, found in kinds.items() if found and not IMAGE_SUFFIXES & found.keys()]
+    return [(folder, found) for folder, found in kinds.items() if not IMAGE_SUFFIXES & found.keys()]
 
 
 def _kinds(folder: Path) -> Counter[str]:
@@ -148,6 +148,10 @@ def _listed(kinds: Counter[str]) -> list[str]:
     """Counts of files by their kinds, the most frequent first."""
     ordered = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
     return [f"{count:,} {kind or 'files without a suffix'}" for kind, count in ordered]
+
+
+def _listed_or_empty(kinds: Counter[str]) -> str:
+    return ", ".join(_listed(kinds)) or "it is empty"
 
 
 def _visible_folders(root: Path) -> list[Path]:
@@ -230,7 +234,7 @@ def _sorting_advice(folder: Path) -> str:
 def _instead(root: Path) -> str:
     """The end of a message: class folders without images."""
     return "".join(
-        f"; the folder {folder.name} contains no image, but {', '.join(_listed(kinds))}"
+        f"; the folder {folder.name} contains no image ({_listed_or_empty(kinds)})"
         for folder, kinds in _classes_without_images(root)
     )
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
+from vitascope.data.splits import ImageSet, check_every_class
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.heads import DistilledHead
@@ -25,7 +26,7 @@ from vitascope.training.tasks.teachers import Teacher
 
 
 def binary_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
-    """Binary cross-entropy of each class, the mean over images and classes; label smoothing as in timm.
+    """Binary cross-entropy of each class, the mean over the classes, (B,); label smoothing as in timm.
 
     As in DeiT III (Touvron et al. 2022, section 3), all classes of a mixed image are targets of 1, whatever
     their shares. Logits (B, K) and targets, classes (B,) or shares (B, K).
@@ -33,7 +34,7 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float
     K = logits.shape[1]
     present = F.one_hot(targets, K) if targets.ndim == 1 else targets > 0
     smoothed = present.to(logits.dtype) * (1 - label_smoothing) + label_smoothing / K
-    return F.binary_cross_entropy_with_logits(logits, smoothed)
+    return F.binary_cross_entropy_with_logits(logits, smoothed, reduction="none").mean(dim=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Classify:
     preprocess: Preprocess
     label_smoothing: float = 0.0
     criterion: Literal["cross_entropy", "bce"] = "cross_entropy"
+    class_weights: Tensor | None = None
+    """Weights of the images' losses by class, (K,), with the mean 1 over the training images."""
 
     def module(self, model: nn.Module) -> nn.Module:
         """The model itself."""
@@ -51,18 +54,36 @@ class Classify:
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
         """The mean loss, a scalar with gradients, and sums over the images: `loss`, `correct`, `count`."""
         logits = module(self.preprocess.normalize_(examples.images)).float()  # (B, K)
-        loss = self.label_loss(logits, examples.targets)
+        loss = self.weighted_mean(self.label_losses(logits, examples.targets), examples.targets)
         return loss, classified(loss, logits, examples.labels)
 
-    def label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of logits (B, K) by the labels, (B,) or mixed to (B, K)."""
-        criterion = binary_cross_entropy if self.criterion == "bce" else F.cross_entropy
-        return criterion(logits, targets, label_smoothing=self.label_smoothing)
+    def label_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each image, (B,), for logits (B, K) and labels (B,) or probabilities (B, K)."""
+        if self.criterion == "bce":
+            return binary_cross_entropy(logits, targets, self.label_smoothing)
+        return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing, reduction="none")
+
+    def weighted_mean(self, losses: Tensor, targets: Tensor) -> Tensor:
+        """The mean of losses (B,), each times sum_k t_k w_k for its targets t before smoothing.
+
+        It is divided by the number of images, not by the sum of their weights: a part of a batch, in
+        accumulation or in another process, needs to know nothing about the other parts.
+        """
+        if self.class_weights is None:
+            return losses.mean()
+        weights = self.class_weights
+        return (losses * (weights[targets] if targets.ndim == 1 else targets @ weights)).mean()
 
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
-        """Cross-entropy without smoothing, accuracy, and the share of the most frequent class."""
+        """Cross-entropy without smoothing and weights, and what `Task.validate` lists."""
         found = predict_split(module, loader, precision=precision)
-        return {"loss": found.loss, "accuracy": found.accuracy, "majority": found.score.majority}
+        score = found.score
+        return {
+            "loss": found.loss,
+            "accuracy": found.accuracy,
+            "balanced_accuracy": score.balanced,
+            "majority": score.majority,
+        }
 
     def test(self, finished: Finished) -> Evaluation:
         """Evaluate the finished model and print its accuracy."""
@@ -81,6 +102,17 @@ class Classify:
         images = finished.loader.images.subset(tested.split, tested.indices)
         print_first("drawing the figures")
         return draw_figures(finished.run, finished.model, images, tested.probabilities)
+
+
+def balanced_weights(images: ImageSet) -> Tensor:
+    """The weight N / (K n_c) for each of K classes with n_c of N images, (K,): scikit-learn's "balanced".
+
+    Raises:
+        UserError: a class without images.
+    """
+    check_every_class(images, "class_weights=balanced")
+    counts = torch.from_numpy(images.counts)
+    return (len(images) / (len(counts) * counts.double())).float()
 
 
 def classified(loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
@@ -151,21 +183,22 @@ class Distill(Classify):
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
         """(1 - w) label_loss(class head) + w L: L is that of equation 3 if hard, of equation 2 if soft.
 
+        Class weights apply to both terms, as balanced sampling would.
         The sum `agree` counts how often the distillation head and the teacher predict the same class.
         """
         by_label, by_teacher = module(self.preprocess.normalize(examples.images))  # (B, K) each
         by_label, by_teacher = by_label.float(), by_teacher.float()
         taught = self.teacher(examples.images)  # (B, K)
-        from_labels = self.label_loss(by_label, examples.targets)
+        from_labels = self.label_losses(by_label, examples.targets)  # (B,)
         weight = self.options.distill_weight
         if self.options.distill == "hard":
-            from_teacher = F.cross_entropy(by_teacher, taught.argmax(dim=1))
+            from_teacher = F.cross_entropy(by_teacher, taught.argmax(dim=1), reduction="none")  # (B,)
         else:
             tau = self.options.temperature
             student, teacher = (values.div(tau).log_softmax(dim=1) for values in (by_teacher, taught))
             # The gradient of softened probabilities decreases as 1 / tau^2 (Hinton et al. 2015, section 2).
-            from_teacher = tau**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
-        loss = (1 - weight) * from_labels + weight * from_teacher
+            from_teacher = tau**2 * F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=1)
+        loss = self.weighted_mean((1 - weight) * from_labels + weight * from_teacher, examples.targets)
         sums = classified(loss, (by_label + by_teacher) / 2, examples.labels)
         return loss, sums | {"agree": (by_teacher.argmax(dim=1) == taught.argmax(dim=1)).sum()}
 

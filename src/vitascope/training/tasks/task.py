@@ -28,7 +28,7 @@ class Examples:
     targets: Tensor
     """The labels, or probabilities (B, K) after mixing."""
     indices: npt.NDArray[np.int64]
-    """Of the images in the data set, (B,); copies of an image have different ones (`Loader`)."""
+    """Of the images, as in `Batch`, (B,)."""
     seed: int
     epoch: int
 
@@ -88,7 +88,8 @@ class Task(Protocol):
     def validate(self, module: nn.Module, loader: Loader, precision: torch.dtype) -> dict[str, float]:
         """Means over a split, over all processes: `loss`, which selects the best weights, and others.
 
-        Classification adds `accuracy`, and `majority`: that of always predicting the most frequent class.
+        Classification adds `accuracy`, `balanced_accuracy`, and `majority`: the accuracy of always predicting
+        the most frequent class.
         """
 
     def test(self, finished: Finished) -> Any:
