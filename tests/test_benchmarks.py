@@ -35,7 +35,13 @@ from vitascope.data.mixing import Mixing
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.config import OPTIONS, ViTConfig
-from vitascope.model.options import BlockOptions, EmbeddingOptions, ReadoutOptions, TrainingOptions
+from vitascope.model.options import (
+    BlockOptions,
+    EmbeddingOptions,
+    ReadoutOptions,
+    TokenizerOptions,
+    TrainingOptions,
+)
 from vitascope.model.sizes import named_config
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
@@ -43,7 +49,7 @@ from vitascope.weights.saving import save_pretrained
 ROOT = Path(__file__).parent.parent
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
 
-GROUPS = (EmbeddingOptions, BlockOptions, ReadoutOptions, TrainingOptions)
+GROUPS = (EmbeddingOptions, TokenizerOptions, BlockOptions, ReadoutOptions, TrainingOptions)
 CHOICES = {
     name: get_args(kind)
     for group in GROUPS
@@ -130,6 +136,7 @@ def test_base_of_the_ablation_is_the_recipe_digits(configs) -> None:
     assert base == ablation.Change().model_config()
     assert (base.image_hw, base.patch_hw, base.grid, base.depth) == ((32, 32), (8, 8), (4, 4), 3)
     assert configs["stem=resnet resnet_layers=[1] resnet_width=16"].grid == base.grid
+    assert configs["stem=tokenizer tokenizer_widths=[32, 64]"].grid == base.grid
     assert configs["stem=overlap stride=4"].grid == (7, 7)
     swiglu = configs["mlp=swiglu mlp_ratio=2.667"]
     assert swiglu.num_parameters == pytest.approx(base.num_parameters, rel=0.002)

@@ -407,8 +407,9 @@ def test_identical_filters_are_rejected() -> None:
 
 
 def test_stems_that_do_not_embed_pixels_are_rejected() -> None:
-    with pytest.raises(UserError, match="feature map"):
-        patch_filters(small_model(**VARIANTS["resnet"]))
+    for stem in ("resnet", "tokenizer"):
+        with pytest.raises(UserError, match=f"the stem '{stem}' embeds patches of a feature map"):
+            patch_filters(small_model(**VARIANTS[stem]))
     with pytest.raises(UserError, match="a ResNet has no patch embedding"):
         patch_filters(small_resnet())
 

@@ -38,6 +38,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "resnet_dialect": "timm",
         "patch_bias": False,
     },
+    "tokenizer": {"stem": "tokenizer", "tokenizer_widths": (4, 6), "patch_bias": False},
+    "tokenizer with norm": {"stem": "tokenizer", "tokenizer_widths": (6, 4), "tokenizer_norm": True},
     "no patch bias": {"patch_bias": False},
     "no positions": {"positions": "none"},
     "positions of patches only": {"position_prefix": False, "num_registers": 2},
@@ -187,13 +189,15 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
     attention = one_of("global", "axial", "window")
     if attention == "window":
         grid = (grid[0] * window[0], grid[1] * window[1])
-    stem = one_of("conv", "linear", "overlap", "resnet")
-    patch, stride, layers = (small(6), small(6)), None, one_of((), (1,), (2, 1))
+    stem = one_of("conv", "linear", "overlap", "resnet", "tokenizer")
+    patch, stride, layers, widths = (small(6), small(6)), None, one_of((), (1,), (2, 1)), one_of((), (3,))
     if stem == "overlap":
         stride = (small(patch[0]), small(patch[1]))
     if stem == "resnet":
         whole = 4 * 2 ** max(0, len(layers) - 1)
         patch = (whole * small(2), whole * small(2))
+    if stem == "tokenizer":
+        patch = (2 ** (len(widths) + 1),) * 2
     step = stride or patch
     positions = one_of(
         "none",
@@ -232,6 +236,8 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
             "resnet_layers": layers,
             "resnet_width": one_of(1, 2, 4),
             "resnet_dialect": one_of("jax", "timm"),
+            "tokenizer_widths": widths,
+            "tokenizer_norm": draw(st.booleans()),
             "positions": positions,
             "position_prefix": draw(st.booleans()),
             "resample": one_of("timm", "huggingface", "torchvision", "jax", "dinov2"),

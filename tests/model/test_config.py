@@ -19,10 +19,17 @@ import vitascope.model
 from tests.model import VARIANTS, law, on_meta, small_config, valid_configs
 from vitascope.errors import UserError
 from vitascope.model.config import OPTIONS, ViTConfig, check_tiling
-from vitascope.model.options import BlockOptions, EmbeddingOptions, ReadoutOptions, TrainingOptions
+from vitascope.model.options import (
+    BlockOptions,
+    EmbeddingOptions,
+    ReadoutOptions,
+    TokenizerOptions,
+    TrainingOptions,
+)
 
 GROUPS = {
     "embedding": EmbeddingOptions,
+    "tokenizer": TokenizerOptions,
     "block": BlockOptions,
     "readout": ReadoutOptions,
     "training": TrainingOptions,
@@ -222,6 +229,7 @@ def test_sizes_are_height_then_width() -> None:
 def test_the_stride_is_the_patch_size_unless_patches_overlap() -> None:
     for stem in ("conv", "linear", "resnet"):
         assert small_config(stem=stem, patch_size=16).patch_stride == (16, 16)
+    assert small_config(stem="tokenizer", patch_size=4).patch_stride == (4, 4)
     assert small_config(stem="overlap", patch_size=(8, 16)).patch_stride == (4, 8)
     assert small_config(stem="overlap", stride=(2, 8)).patch_stride == (2, 8)
 
@@ -304,7 +312,10 @@ def test_the_config_imports_no_torch() -> None:
         ({"resnet_layers": (3, 4.0)}, r"resnet_layers must be a list of whole numbers, not \(3, 4.0\)"),
         ({"stride": 4.0, "stem": "overlap"}, "stride must be .* not 4.0"),
         # Choices
-        ({"stem": "convolution"}, "unknown stem 'convolution'; .*one of conv, linear, overlap, resnet"),
+        (
+            {"stem": "convolution"},
+            "unknown stem 'convolution'; .*one of conv, linear, overlap, resnet, tokenizer",
+        ),
         ({"resnet_dialect": "tim"}, "unknown resnet_dialect 'tim'; nearest: timm; it is one of jax, timm"),
         ({"positions": "learnd"}, "unknown positions 'learnd'; nearest: learned; it is one of none, learned"),
         (
@@ -333,6 +344,20 @@ def test_the_config_imports_no_torch() -> None:
         (
             {"stem": "resnet", "patch_size": (64, 16), "resnet_layers": (1, 1, 1, 1), "image_size": 64},
             "patch 64x16 is not a multiple of the stride of a ResNet with 4 stages, 32",
+        ),
+        (
+            {"stem": "tokenizer", "patch_size": 16},
+            "patch 16x16 is not that of a tokenizer of 2 layers: set patch_size to 4, or give 3 "
+            "tokenizer_widths, for patches of 16",
+        ),
+        (
+            {"stem": "tokenizer", "patch_size": (4, 8)},
+            "patch 4x8 is not .*: set patch_size to 4, or give 2 tokenizer_widths, for patches of 8",
+        ),
+        ({"tokenizer_widths": (8, 0)}, r"tokenizer_widths must be at least 1, not \(8, 0\)"),
+        (
+            {"tokenizer_widths": (8,) * 8},
+            "a tokenizer has at most 8 layers, so at most 7 tokenizer_widths, not 8",
         ),
         ({"stem": "resnet", "resnet_width": 48}, "48 channels are not 32 equal groups"),
         ({"stem": "resnet", "resnet_width": 0}, "width must be at least 1, not 0"),

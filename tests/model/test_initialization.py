@@ -137,6 +137,13 @@ def test_paper_hybrids_project_features_by_lecun_normal_without_bias() -> None:
     assert not projection.bias.any()
 
 
+@pytest.mark.parametrize("init", ["paper", "timm"])
+def test_tokenizers_start_as_in_cct(init: str) -> None:
+    for layer in fresh(init=init, stem="tokenizer", tokenizer_widths=(64, 32)).patch_embedding:
+        assert_std(layer.conv.weight, math.sqrt(2 / layer.conv.weight[0].numel()))
+        assert not layer.conv.bias.any()
+
+
 def test_paper_swiglu_is_xavier_uniform_with_tiny_biases() -> None:
     for block in fresh(init="paper", mlp="swiglu").encoder.blocks:
         assert_uniform(block.mlp.fc1.weight, math.sqrt(6 / (WIDTH + 2 * HIDDEN)))
@@ -198,6 +205,7 @@ def starts(options: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor, str]]:
         (r"^class_token$", "zero" if paper else "random"),
         (r"^distillation_token$", "random"),
         (r"mlp\.fc[12]\.bias$", "random" if paper else "zero"),
+        (r"^patch_embedding\.\d\.conv\.bias$", "zero"),
         (r"^patch_embedding\.(projection\.)?bias$", "zero" if paper else "random"),
         (r"bias$", "zero"),
         (r"", "random"),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests.model import law, random_images, randomize, small_config
 from vitascope.model.patches import (
     ConvPatches,
+    ConvTokenizer,
     HybridPatches,
     LinearPatches,
     patch_embedding,
@@ -66,10 +67,11 @@ def test_convolution_and_linear_embedding_are_the_same_function(
         ("linear", LinearPatches),
         ("overlap", ConvPatches),
         ("resnet", HybridPatches),
+        ("tokenizer", ConvTokenizer),
     ],
 )
 def test_the_config_selects_the_embedding(stem: str, kind: type) -> None:
-    config = small_config(stem=stem, patch_size=16, resnet_width=4)
+    config = small_config(stem=stem, patch_size=16, resnet_width=4, tokenizer_widths=(4, 4, 4))
     assert type(patch_embedding(config)) is kind
 
 
@@ -175,3 +177,39 @@ def test_the_patch_size_of_a_hybrid_counts_pixels(rows: int, columns: int, layer
     )
     assert config.grid == (rows, columns)
     assert patch_embedding(config)(random_images(1, 3, *image)).shape == (1, rows * columns, 16)
+
+
+TOKENIZER = {"stem": "tokenizer", "tokenizer_widths": (6, 4)}
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_tokenizer_is_convolution_norm_relu_and_pooling_in_each_layer(norm: bool, bias: bool) -> None:
+    config = small_config(**TOKENIZER, tokenizer_norm=norm, patch_bias=bias, norm_eps=1e-3)
+    tokenizer, maps = randomize(patch_embedding(config)), random_images(2, 3, 32, 24)
+    tokens = tokenizer(maps)
+    state = tokenizer.state_dict()
+    assert len(state) == 3 * (1 + bias + 2 * norm)
+    for layer in range(3):
+        maps = F.conv2d(maps, state[f"{layer}.conv.weight"], state.get(f"{layer}.conv.bias"), padding=1)
+        if norm:
+            variance, mean = torch.var_mean(maps, dim=1, keepdim=True, correction=0)
+            scale, shift = (state[f"{layer}.norm.{name}"][:, None, None] for name in ("weight", "bias"))
+            maps = (maps - mean) / (variance + 1e-3).sqrt() * scale + shift
+        maps = F.max_pool2d(F.relu(maps), kernel_size=3, stride=2, padding=1)
+    assert tokens.shape == (2, 4 * 3, 16)
+    torch.testing.assert_close(tokens, maps.flatten(2).mT, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (8, 40), (24, 16)])
+def test_a_tokenizer_takes_any_multiple_of_its_patch(size: tuple[int, int]) -> None:
+    config = small_config(**TOKENIZER, image_size=size)
+    gh, gw = config.grid
+    assert (gh * 8, gw * 8) == size
+    assert patch_embedding(config)(random_images(2, 3, *size)).shape == (2, gh * gw, 16)
+
+
+def test_tokens_of_a_tokenizer_stay_bf16_under_autocast() -> None:
+    tokenizer = patch_embedding(small_config(**TOKENIZER, tokenizer_norm=True))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert tokenizer(random_images(2, 3, 32, 32)).dtype == torch.bfloat16

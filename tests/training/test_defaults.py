@@ -114,8 +114,27 @@ def test_model_options_reach_the_model(data) -> None:
         (["stem=resnet", "resnet_layers=4"], "resnet_layers must be a list of whole numbers, not 4"),
         (["resnet_layers=[1]"], "resnet_layers has no effect with stem=conv; add stem=resnet"),
         (["attention=axial", "window=3"], "window has no effect with attention=axial"),
+        (["tokenizer_norm=true"], "tokenizer_norm has no effect with stem=conv; add stem=tokenizer"),
     ],
 )
 def test_invalid_or_ineffective_model_options_are_rejected(data, options, reason) -> None:
     with pytest.raises(UserError, match=re.escape(reason)):
         resolve_config(TrainConfig().replace(data=str(data), options=options), open_data(str(data)))
+
+
+@pytest.mark.parametrize(
+    ("options", "patch"),
+    [(["stem=tokenizer"], 4), (["stem=tokenizer", "tokenizer_widths=[4, 4]"], 8), (["stem=conv"], 2)],
+)
+def test_the_patch_of_a_tokenizer_follows_from_its_layers(data, options, patch) -> None:
+    config = TrainConfig().replace(data=str(data), options=options)
+    resolved, model = resolve_config(config, open_data(str(data)))
+    assert (model.patch_hw, resolved.architecture.patch_size) == ((patch, patch), patch)
+    _, model = resolve_config(config.replace(image_size=128), open_data(str(data)))
+    assert (model.image_hw, model.patch_hw[0]) == ((128, 128), patch if patch > 2 else 16)
+
+
+def test_another_patch_than_that_of_the_tokenizer_is_rejected(data) -> None:
+    config = TrainConfig().replace(data=str(data), options=["stem=tokenizer"], patch_size=7)
+    with pytest.raises(UserError, match=r"7x7 is not .* set patch_size to 4, or give 2 tokenizer_widths"):
+        resolve_config(config, open_data(str(data)))

@@ -307,6 +307,7 @@ def test_a_supported_model_is_written(options: dict[str, Any], tmp_path: Path) -
         ({"position_prefix": False}, "position_prefix False"),
         ({"num_registers": 3}, "registers of odd number"),
         ({"stem": "overlap", "stride": (8, 4)}, "stem 'overlap', stride (8, 4)"),
+        ({"stem": "tokenizer", "tokenizer_widths": (4, 4)}, "stem 'tokenizer', tokenizer_widths (4, 4)"),
         (
             {"attention": "window", "window": 2, "head": "zero", "num_registers": 1},
             "attention 'window', window (2, 2), head 'zero', registers of odd number",

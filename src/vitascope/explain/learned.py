@@ -148,7 +148,7 @@ def patch_filters(model: Classifier, count: int = 28) -> PatchFilters:
         count: number of components, at least 1; fewer where the filters have fewer.
 
     Raises:
-        UserError: a count below 1; filters that are all equal; a ResNet, or a ResNet stem.
+        UserError: a count below 1; filters that are all equal; a ResNet, or a stem of several layers.
     """
     if count < 1:
         raise UserError(f"count must be at least 1, not {count}")
@@ -156,8 +156,8 @@ def patch_filters(model: Classifier, count: int = 28) -> PatchFilters:
         raise UserError("a ResNet has no patch embedding: this is for Vision Transformers")
     if not isinstance(model.patch_embedding, ConvPatches):
         raise UserError(
-            "this hybrid embeds patches of a ResNet's feature map, so its filters are not pixel patterns; "
-            'the stems "conv", "linear" and "overlap" have such filters'
+            f"the stem {model.config.embedding.stem!r} embeds patches of a feature map, so its filters are "
+            'not pixel patterns; the stems "conv", "linear" and "overlap" have such filters'
         )
     weight = model.patch_embedding.weight  # (D, C, ph, pw)
     components, shares = principal_components(weight.flatten(1), count)

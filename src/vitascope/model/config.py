@@ -7,16 +7,19 @@ table of models must not wait for either. A test compares the two counts.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import ClassVar, NamedTuple
 
 from vitascope.errors import UserError
 from vitascope.model.configuration import check_fields
 from vitascope.model.options import (
+    MAX_TOKENIZER_LAYERS,
     BlockOptions,
     EmbeddingOptions,
     ImageOptions,
     ReadoutOptions,
+    TokenizerOptions,
     TrainingOptions,
     pair,
 )
@@ -55,6 +58,8 @@ class ViTConfig(ImageOptions):
     """Attention heads per block, k in the paper."""
     embedding: EmbeddingOptions = dataclasses.field(default_factory=EmbeddingOptions)
     """Equation 1."""
+    tokenizer: TokenizerOptions = dataclasses.field(default_factory=TokenizerOptions)
+    """The stem "tokenizer" of equation 1."""
     block: BlockOptions = dataclasses.field(default_factory=BlockOptions)
     """Equations 2 and 3."""
     readout: ReadoutOptions = dataclasses.field(default_factory=ReadoutOptions)
@@ -109,6 +114,14 @@ class ViTConfig(ImageOptions):
                     f"patch {ph}x{pw} is not a multiple of the stride of a ResNet with "
                     f"{len(embedding.resnet_layers)} stages, {step}"
                 )
+        tokenizer = self.tokenizer
+        if embedding.stem == "tokenizer" and (ph, pw) != (tokenizer.patch, tokenizer.patch):
+            layers = min(range(1, MAX_TOKENIZER_LAYERS + 1), key=lambda count: abs(2**count - max(ph, pw)))
+            raise UserError(
+                f"patch {ph}x{pw} is not that of a tokenizer of {tokenizer.num_layers} layers: set "
+                f"patch_size to {tokenizer.patch}, or give {layers - 1} tokenizer_widths, for patches of "
+                f"{2**layers}"
+            )
         self.grid_of(self.image_hw)
 
     def grid_of(self, image: tuple[int, int]) -> tuple[int, int]:
@@ -137,6 +150,11 @@ class ViTConfig(ImageOptions):
         if self.embedding.stride is None:
             return max(1, self.patch_hw[0] // 2), max(1, self.patch_hw[1] // 2)
         return pair(self.embedding.stride)
+
+    @property
+    def tokenizer_channels(self) -> tuple[int, ...]:
+        """Channels of the image and after every layer of the stem "tokenizer"."""
+        return (self.in_channels, *self.tokenizer.tokenizer_widths, self.embed_dim)
 
     @property
     def stem_resnet(self) -> ResNetConfig:
@@ -211,8 +229,10 @@ class ViTConfig(ImageOptions):
             "learned_2d": D * (gh + gw),
             "relative": self.num_heads * ((2 * gh - 1) * (2 * gw - 1) + (3 if prefix else 0)),
         }
-        resnet = self.stem_resnet.feature_parameters if embedding.stem == "resnet" else 0
-        return linear + D * vectors + positions.get(embedding.positions, 0) + resnet
+        stem = self.stem_resnet.feature_parameters if embedding.stem == "resnet" else 0
+        if embedding.stem == "tokenizer" and self.tokenizer.tokenizer_norm:
+            stem = 2 * sum(self.tokenizer_channels[1:])
+        return linear + D * vectors + positions.get(embedding.positions, 0) + stem
 
     @property
     def flops(self) -> int:
@@ -249,12 +269,8 @@ class ViTConfig(ImageOptions):
 
     def _linear_layers(self) -> list[LinearLayer]:
         """Every linear layer and the patch embedding; a ResNet stem is not among them."""
-        D, K, inner, embedding = self.embed_dim, self.num_classes, self.attention_dim, self.embedding
-        (gh, gw), (ph, pw), channels = self.grid, self.patch_hw, self.in_channels
-        if embedding.stem == "resnet":
-            resnet = self.stem_resnet
-            ph, pw, channels = ph // resnet.stride, pw // resnet.stride, resnet.embed_dim
-        layers = [LinearLayer(gh * gw, channels * ph * pw, D, D * embedding.patch_bias)]
+        D, K, inner, (gh, gw) = self.embed_dim, self.num_classes, self.attention_dim, self.grid
+        layers = self._patch_embedding()
         qkv_biases = {"all": 3 * inner, "no_key": 2 * inner, "none": 0}[self.block.qkv_bias]
         for T, left in self.tokens_by_block():
             layers += [LinearLayer(T, D, 3 * inner, qkv_biases), LinearLayer(T, inner, D, D)]
@@ -268,6 +284,22 @@ class ViTConfig(ImageOptions):
         if self.readout.distillation_token and head != "none":
             shapes[head] = [(D, K), (D, K)]
         return [*layers, *(LinearLayer(1, inputs, outputs, outputs) for inputs, outputs in shapes[head])]
+
+    def _patch_embedding(self) -> list[LinearLayer]:
+        """The convolutions of the stem as matrix products, without a ResNet."""
+        embedding, (gh, gw), (ph, pw), channels = self.embedding, self.grid, self.patch_hw, self.in_channels
+        if embedding.stem == "tokenizer":
+            layers = list(enumerate(itertools.pairwise(self.tokenizer_channels)))
+            places = gh * gw * 4 ** len(layers)  # pixels; every layer leaves a quarter
+            return [
+                LinearLayer(places // 4**index, 9 * inputs, outputs, outputs * embedding.patch_bias)
+                for index, (inputs, outputs) in layers
+            ]
+        if embedding.stem == "resnet":
+            resnet = self.stem_resnet
+            ph, pw, channels = ph // resnet.stride, pw // resnet.stride, resnet.embed_dim
+        D = self.embed_dim
+        return [LinearLayer(gh * gw, channels * ph * pw, D, D * embedding.patch_bias)]
 
     def _mlp(self, rows: int) -> list[LinearLayer]:
         D, hidden = self.embed_dim, self.mlp_dim

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitascope.model.attention import SelfAttention
 from vitascope.model.encoder import MLP, LayerScale, SwiGLU
 from vitascope.model.heads import AttentionPool, PreLogits, output_layers
-from vitascope.model.patches import ConvPatches, HybridPatches
+from vitascope.model.patches import ConvPatches, HybridPatches, TokenizerLayer
 from vitascope.model.positions import RelativeBias
 
 
@@ -23,6 +23,9 @@ def initialize(model: nn.Module, init: str, head: str) -> None:
     for module in model.modules():
         if isinstance(module, LayerScale):
             nn.init.constant_(module.gamma, module.start)
+        elif isinstance(module, TokenizerLayer):  # as in CCT's code, whatever the scheme
+            nn.init.kaiming_normal_(module.conv.weight, nonlinearity="relu")
+            zero_(module.conv.bias)
     tokens = dict(model.named_parameters(recurse=False))
     if "registers" in tokens:
         nn.init.normal_(tokens["registers"], std=1e-6)

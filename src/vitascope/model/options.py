@@ -14,6 +14,9 @@ Positions = Literal["none", "learned", "learned_2d", SinCos, "relative", "rotary
 Resample = Literal["timm", "huggingface", "torchvision", "jax", "dinov2"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 
+MAX_TOKENIZER_LAYERS = 8
+"""More would leave one token of an image of five hundred pixels."""
+
 
 def pair(value: int | Iterable[int]) -> tuple[int, int]:
     """A side as (height, width)."""
@@ -59,13 +62,14 @@ class ImageOptions(Configuration):
 class EmbeddingOptions:
     """Equation 1: patches and positions."""
 
-    stem: Literal["conv", "linear", "overlap", "resnet"] = "conv"
+    stem: Literal["conv", "linear", "overlap", "resnet", "tokenizer"] = "conv"
     """The patch embedding: a convolution whose stride is its kernel; reshape and linear layer, the same
-    function; a convolution with a smaller stride; or a ResNet and a convolution of its feature map."""
+    function; a convolution with a smaller stride; a ResNet and a convolution of its feature map; or a few
+    small convolutions with pooling, the tokenizer of CCT (Hassani et al. 2021)."""
     stride: tuple[int, int] | int | None = None
     """Pixels between overlapping patches; by default half a patch."""
     patch_bias: bool = True
-    """Whether the patch embedding has a bias (CLIP's has none)."""
+    """Whether the convolutions of the patch embedding have a bias (CLIP's and CCT's have none)."""
     resnet_layers: tuple[int, ...] = (3, 4, 9)
     """Units in each stage of the ResNet stem; its stride is 4, doubled by each stage after the first."""
     resnet_width: int = 64
@@ -94,6 +98,37 @@ class EmbeddingOptions:
                 raise UserError(f'stride belongs to stem "overlap", not to {self.stem!r}')
         if self.rotary_base <= 0:
             raise UserError(f"rotary_base must be positive, not {self.rotary_base}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizerOptions:
+    """The stem "tokenizer" of equation 1 (Hassani et al. 2021, section 3.3)."""
+
+    tokenizer_widths: tuple[int, ...] = (64,)
+    """Channels after each layer but the last, which has `embed_dim`."""
+    tokenizer_norm: bool = False
+    """Whether a LayerNorm over the channels follows each convolution (the paper has none)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        object.__setattr__(self, "tokenizer_widths", tuple(self.tokenizer_widths))
+        if self.num_layers > MAX_TOKENIZER_LAYERS:
+            raise UserError(
+                f"a tokenizer has at most {MAX_TOKENIZER_LAYERS} layers, so at most "
+                f"{MAX_TOKENIZER_LAYERS - 1} tokenizer_widths, not {len(self.tokenizer_widths)}"
+            )
+        if any(width < 1 for width in self.tokenizer_widths):
+            raise UserError(f"tokenizer_widths must be at least 1, not {self.tokenizer_widths}")
+
+    @property
+    def num_layers(self) -> int:
+        """Number of convolutions, each with a pooling."""
+        return len(self.tokenizer_widths) + 1
+
+    @property
+    def patch(self) -> int:
+        """Side of a patch, pixels: every layer halves the image."""
+        return 2**self.num_layers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,6 +236,8 @@ DEPENDENT_OPTIONS = {
     "resnet_layers": ("stem", "resnet"),
     "resnet_width": ("stem", "resnet"),
     "resnet_dialect": ("stem", "resnet"),
+    "tokenizer_widths": ("stem", "tokenizer"),
+    "tokenizer_norm": ("stem", "tokenizer"),
     "position_prefix": ("positions", "learned"),
     "rotary_base": ("positions", "rotary"),
     "rotary_rounded": ("positions", "rotary"),

@@ -104,18 +104,26 @@ def _derived_options(config: TrainConfig, splits: Splits, is_vit: bool) -> dict[
 
 
 def _default_sizes(asked: Architecture, model: str, side: int) -> dict[str, int]:
-    """Image and patch size: small images keep their size, with 8 patches per side."""
+    """Image and patch size: small images keep their size, with 8 patches per side or a tokenizer's."""
     side = asked.image_size or side
-    if side > SMALL_IMAGE:
-        return {"image_size": LARGE_IMAGE}
-    config = named_config(model)
+    small, config = side <= SMALL_IMAGE, named_config(model)
     if not isinstance(config, ViTConfig):
-        return {"image_size": side}
-    stem = {name: value for name, value in asked.model_options().items() if OPTIONS[name] == "embedding"}
-    embedding = dataclasses.replace(config.embedding, **stem)
-    smallest = ResNetConfig(layers=embedding.resnet_layers).stride if embedding.stem == "resnet" else 1
-    patch = asked.patch_size or max(smallest, side // 8 // smallest * smallest)
-    return {"patch_size": patch, "image_size": max(1, round(side / patch)) * patch}
+        return {"image_size": side if small else LARGE_IMAGE}
+    embedding = dataclasses.replace(config.embedding, **_of_group("embedding", asked))
+    if embedding.stem == "tokenizer":
+        tokenizer = dataclasses.replace(config.tokenizer, **_of_group("tokenizer", asked))
+        patch = asked.patch_size or tokenizer.patch
+    elif small:
+        smallest = ResNetConfig(layers=embedding.resnet_layers).stride if embedding.stem == "resnet" else 1
+        patch = asked.patch_size or max(smallest, side // 8 // smallest * smallest)
+    else:
+        return {"image_size": LARGE_IMAGE}
+    return {"patch_size": patch, "image_size": max(1, round(side / patch)) * patch if small else LARGE_IMAGE}
+
+
+def _of_group(group: str, asked: Architecture) -> dict[str, Any]:
+    """The model options of a group that are asked for."""
+    return {name: value for name, value in asked.model_options().items() if OPTIONS[name] == group}
 
 
 def fitting_batch_size(batch_size: int | None, images: int) -> int:

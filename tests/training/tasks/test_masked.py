@@ -208,6 +208,7 @@ def test_every_parameter_has_a_gradient_with_any_options(options: dict[str, Any]
     [
         ({"stem": "overlap"}, "stem 'overlap': its patches share pixels"),
         ({"stem": "resnet", "resnet_layers": (1,)}, "stem 'resnet': its patches share pixels"),
+        ({"stem": "tokenizer", "tokenizer_widths": (4, 4)}, "stem 'tokenizer': its patches share pixels"),
         ({"pool": "map"}, "would not train pool.query"),
         ({"pool_norm": "after"}, "would not train pool_norm.weight"),
         ({"patch_dropout": 0.5}, "patch_dropout drops patches"),
