@@ -52,7 +52,7 @@ DISTILLATION = {"teacher", "distill", "distill_weight", "temperature"}
 SUPPRESSED = {"train": {"task", *MASKING}, "pretrain": {"task", *DISTILLATION, "distillation"}}
 HELP_SOURCES = [
     ROOT / "training" / "options.py",
-    *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "compress", "export", "pack")),
+    *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "compare", "compress", "export", "pack")),
     *(ROOT / "cli" / f"{name}.py" for name in ("bench", "evaluate", "predict", "report", "serve", "train")),
     ROOT / "deploy" / "server" / "settings.py",
 ]
@@ -62,6 +62,7 @@ POSITIONAL = {
     "predict": {"model", "images"},
     "explain": {"model", "data"},
     "report": {"run"},
+    "compare": {"runs"},
     "convert": {"model", "out"},
     "export": {"model"},
     "compress": {"model", "out"},
@@ -344,6 +345,29 @@ def test_report_rejects_a_path_that_is_not_a_run(
     assert f"{run}: not a run folder" in error_line(["report", run], capsys)
 
 
+def test_compare_prints_a_table_or_json_and_writes_a_page(
+    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in ("1", "2"):
+        argv = ["train", "--config", "runs/tiny/config.yaml", "--run", f"runs/compared-{seed}"]
+        with undrawn():
+            assert main([*argv, "--seed", seed]) == 0
+    capsys.readouterr()
+    runs = ["runs/tiny", "runs/compared-1", "runs/compared-2"]
+    assert main(["compare", *runs, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [run["run"] for run in found["runs"]] == ["tiny", "compared-1", "compared-2"]
+    assert found["options"] == {"seed": [0, 1, 2]}
+    assert found["groups"][0]["seeds"] == [0, 1, 2]
+    assert len(found["paired"]) == 2
+    assert main(["compare", *runs, "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    for line, run in zip(out[1:], found["runs"], strict=False):
+        assert line.split()[:3] == [run["run"], str(run["epochs"]), f"{run['accuracy']:.2%}"]
+    assert out[-2:] == [str(tmp_path / "comparison.html"), str(tmp_path / "comparison.png")]
+    assert all(Path(line).is_file() for line in out[-2:])
+
+
 def test_default_run_folders_are_numbered(here: SimpleNamespace) -> None:
     for name in ("data", "data-2"):
         with undrawn():
@@ -580,6 +604,9 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         (["train", "--resume", "nowhere"], "nowhere: not a run folder"),
         (["train", "--resume", "runs/tiny"], "has finished"),
         (["train", "--resume", "runs/tiny", "--data", "data"], "has finished"),  # as typed, not as stored
+        (["compare"], "a comparison takes 2 to 24 runs, not 0"),
+        (["compare", "runs/tiny", "runs/tiny/"], "runs/tiny is given more than once"),
+        (["compare", "runs/tiny", "data"], "data: not a run folder"),
         (["evaluate", "runs/tinny"], "nearest: runs/tiny"),
         (["evaluate", "runs/tiny/model"], "not a run folder with test images of its own: set data"),
         (["evaluate", "runs/tiny", "--data", "other"], "green"),

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ import vitascope as vs
 from tests.deploy.server.served import listening
 from tests.local_hub import local_hub
 from tests.test_walkthrough import stated_shapes, take_photos, without_docstrings
+from tests.trackers import install
 from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.cli.export import Export
@@ -33,6 +33,7 @@ from vitascope.data import datasets, download, loading, pack, reading, splits, t
 from vitascope.data.formats import folder, hub, published, shards
 from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.sizes import named_config
+from vitascope.run.trackers import TRACKERS
 from vitascope.training import defaults
 from vitascope.training.options import AugmentationOptions
 from vitascope.training.recipes import RECIPES
@@ -52,8 +53,6 @@ DIGITS_EPOCHS = 10
 """Of the recipe's 60: enough to see that it learns."""
 NOT_RUN = {"tensorboard", "pip"}
 """Programs that a page may name: a server that never ends, an installation."""
-TRACKERS = ("mlflow", "wandb")
-"""What pages import and no test needs: a stand-in takes its place."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -232,9 +231,7 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
     text = page.read_text(encoding="utf-8")
     if "from datasets import" in text:
         pytest.importorskip("datasets", reason="datasets is not installed (vitascope[datasets])")
-    trackers = {name: MagicMock() for name in TRACKERS if f"import {name}" in text}
-    for name, tracker in trackers.items():
-        monkeypatch.setitem(sys.modules, name, tracker)
+    tracked = [install(monkeypatch, name) for name in TRACKERS if f"--tracker {name}" in text]
     names: dict[str, object] = {}
     said = {}
     served = None
@@ -257,7 +254,7 @@ def test_page_runs_from_top_to_bottom(page: Path, readers_folder, monkeypatch, c
                 torchrun(step)
             else:
                 assert program in NOT_RUN, f"no way to run {step!r}"
-    assert all(tracker.mock_calls for tracker in trackers.values())
+    assert all(service.runs for service in tracked)
     if page == DATA_PAGE:
         assert_broken_files_are_counted(said)
     if page == DEPLOY_PAGE:

@@ -1,6 +1,6 @@
 import pytest
 
-from vitascope.formatting import counted, speed
+from vitascope.formatting import counted, duration, speed
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,11 @@ def test_one_is_singular(count: int, expected: str) -> None:
 )
 def test_a_slow_speed_keeps_two_digits(value: float, expected: str) -> None:
     assert speed(value) == f"{expected} images/s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.04, "0.0 s"), (119.9, "119.9 s"), (120, "0:02:00"), (90_061.4, "1 day, 1:01:01")],
+)
+def test_long_times_have_hours_and_minutes(seconds: float, expected: str) -> None:
+    assert duration(seconds) == expected

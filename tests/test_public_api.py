@@ -9,6 +9,7 @@ import pytest
 import vitascope as vs
 
 FROZEN = {
+    "compare": "(runs, out=None)",
     "compress": "(model, out, *, merge=None, heads=None, mlp_ratio=None, data=None, num_images=512, "
     "batch_size=8, precision='auto', device='auto')",
     "convert": "(ref, folder, *, format='vitascope', revision=None, images=())",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitascope.model.sizes import list_models
     from vitascope.model.trace import Trace
     from vitascope.model.vit import VisionTransformer
+    from vitascope.report.compare import compare
     from vitascope.run.run import Run
     from vitascope.training.evaluate import evaluate
     from vitascope.training.recipes import TrainConfig
@@ -46,6 +47,7 @@ _HOMES = {
     "UserError": "errors",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
+    "compare": "report.compare",
     "compress": "deploy.export.compress",
     "convert": "weights.convert",
     "create_model": "weights.transfer",
@@ -73,6 +75,7 @@ __all__ = [
     "UserError",
     "ViTConfig",
     "VisionTransformer",
+    "compare",
     "compress",
     "convert",
     "create_model",

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import binomtest, norm
 from sklearn.metrics import balanced_accuracy_score, f1_score, top_k_accuracy_score
 
 from tests.model import law
 from vitascope.run.measures import (
     calibration,
     confusion_matrix,
+    mcnemar,
     ranks,
     score_of,
     surest_mistakes,
@@ -33,6 +34,13 @@ def test_wilson_interval_has_the_shares_that_the_score_test_does_not_reject(tota
             assert abs(right / total - end) == pytest.approx(z * error, rel=1e-5)
     assert (low == 0) == (right == 0)
     assert (high == 1) == (right == total)
+
+
+@law
+@given(one=st.integers(0, 3000), other=st.integers(0, 3000))
+def test_mcnemar_is_the_two_sided_binomial_test(one: int, other: int) -> None:
+    expected = binomtest(one, one + other).pvalue if one + other else 1.0
+    assert mcnemar(one, other) == mcnemar(other, one) == pytest.approx(expected, rel=1e-6)
 
 
 def by_loops(confidences: np.ndarray, right: np.ndarray, bins: int) -> tuple[list[int], float]:

@@ -515,7 +515,7 @@ def test_recorded_metrics_have_the_documented_names(data, tmp_path) -> None:
     assert names["step"] == ["kind", "step", "loss", "lr"]
     means = ["train_loss", "train_accuracy", "val_loss", "val_accuracy"]
     means += ["val_balanced_accuracy", "val_majority"]
-    assert names["epoch"] == ["kind", "step", "epoch", *means, "images_per_second"]
+    assert names["epoch"] == ["kind", "step", "epoch", *means, "images_per_second", "seconds"]
     test = ["split", "images", "unreadable", "correct", "accuracy", "accuracy_low", "accuracy_high"]
     test += ["balanced_accuracy", "macro_f1", "majority", "loss", "seconds"]
     assert names["test"] == ["kind", "step", *test]

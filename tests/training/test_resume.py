@@ -167,7 +167,7 @@ def test_frozen_run_resumes_bitwise_and_keeps_its_body_unchanged(data, teacher, 
 @pytest.mark.parametrize("option", ["class_weights", "sampling"])
 def test_run_with_balanced_classes_resumes_bitwise(streamed, tmp_path, option: str) -> None:
     data = write_uneven(tmp_path / "data")
-    options = COMMON | TASKS["classify"] | {option: "balanced"}
+    options = COMMON | TASKS["classify"] | {option: "balanced", "repeats": 1}
     config = tiny_config(data, run=str(tmp_path / "whole"), workers=0, **options)
     run_of(config)
     run = killed(config.replace(run=str(tmp_path / "killed"), workers=2))

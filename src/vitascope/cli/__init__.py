@@ -10,6 +10,7 @@ from typing import Any
 from vitascope._version import __version__
 from vitascope.cli.bench import Bench
 from vitascope.cli.checkpoints import Convert, Models
+from vitascope.cli.compare import Compare
 from vitascope.cli.compress import Compress
 from vitascope.cli.evaluate import Evaluate
 from vitascope.cli.explain import Explain
@@ -31,6 +32,7 @@ COMMANDS: dict[str, type[Any]] = {
     "predict": Predict,
     "explain": Explain,
     "report": Report,
+    "compare": Compare,
     "export": Export,
     "serve": Serve,
     "convert": Convert,

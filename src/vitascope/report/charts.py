@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitascope.explain.plots import GREY, INK, SERIES, WRONG, new_figure, plain, short
+from vitascope.explain.plots import GREY, INK, RIGHT, SERIES, WRONG, new_figure, plain, short
 from vitascope.run.measures import Calibration
 from vitascope.run.run import Run
 
@@ -25,10 +26,15 @@ WITH_COUNTS = 30
 """Classes up to which the cells show their counts."""
 BALANCED_GAP = 0.05
 """Difference of accuracy and balanced accuracy above which the latter has a curve of its own."""
+LineStyle = Literal["solid", "dashed", "dotted"]
+RUN_COLOURS = (*SERIES, "#0f8583", "#7b4ba8", "#b83f86", "#86691b", RIGHT, WRONG)
+"""Colours of several runs; the ninth begins again with the next of `RUN_STYLES`."""
+RUN_STYLES: tuple[LineStyle, ...] = ("solid", "dashed", "dotted")
 TITLE = "title:"
 """Prefix of the gid of a shape whose rest the page shows under the pointer."""
 
-Records = Sequence[dict[str, Any]]
+
+Records = Sequence[Mapping[str, Any]]
 NewFigure = Callable[[float, float], Figure]
 
 
@@ -63,7 +69,7 @@ def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int
     """
     per_epoch = epochs[-1]["step"] / epochs[-1]["epoch"] if epochs else 1.0
     if steps and name in steps[0]:
-        x, y = _thinned([step["step"] / per_epoch for step in steps]), _thinned(values_of(steps, name))
+        x, y = thinned([step["step"] / per_epoch for step in steps]), thinned(values_of(steps, name))
         faint: dict[str, Any] = {"alpha": 0.5, "linewidth": 0.8, "label": "train, single steps"}
         axes.plot(x, y, color=SERIES[0], **({"linewidth": 1.6} if name == "lr" else faint))
     plain(axes, xlabel="epoch" if epochs else "step")
@@ -106,10 +112,56 @@ def values_of(records: Records, name: str) -> npt.NDArray[np.float64]:
     return np.array([record.get(name, np.nan) for record in records], dtype=np.float64)
 
 
-def _thinned(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def thinned(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """At most `MAX_POINTS` numbers, means of neighbours."""
     values = np.asarray(values, dtype=np.float64)
     return np.array([part.mean() for part in np.array_split(values, min(len(values), MAX_POINTS))])
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The epochs of a run, and its colour and style in charts of several runs."""
+
+    name: str
+    label: str
+    """The same for runs with the same colour and style."""
+    epochs: Records
+    kept: int | None
+    """The place among them of the epoch whose weights were kept; None for the last step."""
+    colour: str
+    style: LineStyle
+
+
+def plot_runs(axes: Axes, curves: Sequence[Curve], name: str, by: str) -> None:
+    """A quantity of the validation, `loss` or `accuracy`, of several runs by `epoch`, `step` or `seconds`.
+
+    A dot marks the epoch whose weights were kept.
+    """
+    divisor, label = 1, by
+    if by == "seconds":
+        longest = max(epoch[by] for curve in curves for epoch in curve.epochs)
+        divisor, unit = (
+            (1, "s") if longest <= 180 else (60, "minutes") if longest <= 10_800 else (3600, "hours")
+        )
+        label = f"training time, {unit}"
+    for curve in curves:
+        x, y = values_of(curve.epochs, by) / divisor, values_of(curve.epochs, f"val_{name}")
+        marker = "o" if len(x) == 1 else ""
+        axes.plot(
+            *(thinned(values) for values in (x, y)),
+            color=curve.colour,
+            linestyle=curve.style,
+            linewidth=1.6,
+            marker=marker,
+            label=curve.label,
+        )
+        if curve.kept is not None:
+            axes.plot(x[curve.kept], y[curve.kept], "o", color=curve.colour, markersize=4)
+    plain(axes, xlabel=label)
+    if by != "seconds":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if name != "loss":
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
 
 
 def draw_confusion(

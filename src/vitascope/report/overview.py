@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from vitascope.data.datasets import class_counts
 from vitascope.data.splits import Splits
-from vitascope.formatting import counted
+from vitascope.formatting import counted, duration
 from vitascope.model.classifier import Classifier
 from vitascope.report.charts import curve_names, kept_epoch, plot_curve, values_of
 from vitascope.report.svg import blank_figure, embed
@@ -103,9 +103,7 @@ def _tiles(run: Run, model: Classifier | None, score: Score | None) -> list[tupl
         planned, _, unit = _planned_epochs(run).partition(" ")
         found.append((f"{epochs[-1]['epoch']} of {planned}", unit))
     if tests:
-        seconds = tests[-1]["seconds"]
-        spent = f"{seconds:.1f} s" if seconds < 120 else str(datetime.timedelta(seconds=round(seconds)))
-        found.append((spent, "training time, with validation"))
+        found.append((duration(tests[-1]["seconds"]), "training time, with validation"))
     return found
 
 
@@ -208,7 +206,7 @@ def configuration(run: Run) -> dict[str, Any]:
     """Every option, and the command that repeats the run."""
     return {
         "command": f"{_command(run)} --config {_quoted(run.config_file)} --run NEW",
-        "rows": [(name, without_home(_plain(value))) for name, value in run.config.items()],
+        "rows": [(name, without_home(option_text(value))) for name, value in run.config.items()],
     }
 
 
@@ -223,7 +221,8 @@ def _date(text: str) -> str:
     return datetime.datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M %Z")
 
 
-def _plain(value: object) -> str:
+def option_text(value: object) -> str:
+    """The value of an option as text."""
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

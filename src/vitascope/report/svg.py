@@ -25,6 +25,10 @@ COLOURS = {
     plots.SERIES[1]: "--orange",
     plots.RIGHT: "--green",
     plots.WRONG: "--red",
+    "#7b4ba8": "--purple",
+    "#0f8583": "--teal",
+    "#86691b": "--olive",
+    "#b83f86": "--pink",
 }
 """The style sheet's variable for each colour of the figures."""
 

@@ -7,6 +7,7 @@
     environment.json  start time, command, versions, machine
     metrics.jsonl     one line per recorded step and epoch, and the final test; see `MetricsWriter`
     events.out...     the same for TensorBoard
+    tracker.json      the ids of the run in experiment trackers
     checkpoints/      the states that `--resume` continues from, while the run is unfinished
     model/            the finished model
     predictions.npz   its predictions on the images that it is measured on
@@ -23,6 +24,7 @@ CONFIG = "config.yaml"
 SPLIT = "split.jsonl.gz"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
+TRACKER = "tracker.json"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
 PREDICTIONS = "predictions.npz"

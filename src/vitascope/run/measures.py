@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import bdtr
 
 BINS = 15
 
@@ -21,6 +22,15 @@ def wilson_interval(right: int, total: int, z: float = 1.959964) -> tuple[float,
     half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
     # At both ends the formula gives 0 and 1 exactly, up to rounding.
     return (0.0 if right == 0 else centre - half), (1.0 if right == total else centre + half)
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Two-sided p-value of the exact test of McNemar (1947): whether two classifiers are equally good.
+
+    Of the same images, `only_first` are right for the first classifier alone, `only_second` for the second
+    alone. If both are equally good, either number is binomial with probability 1/2.
+    """
+    return min(1.0, 2 * float(bdtr(min(only_first, only_second), only_first + only_second, 0.5)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Metrics of a run, as lines of JSON and for TensorBoard."""
+"""Metrics of a run, as lines of JSON, for TensorBoard and for a tracker."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.errors import UserError
+from vitascope.run.trackers import Tracker
 from vitascope.storage import explaining_failure, replacing
 
 _NEEDED = {"epoch": {"epoch"}, "stop": {"epoch", "best_epoch"}, "test": {"split", "images"}}
@@ -50,7 +51,8 @@ def _is_record(record: object) -> bool:
 
 
 class MetricsWriter:
-    """Writes records to `metrics.jsonl`, and, if TensorBoard is installed, their numbers to its event file.
+    """Writes records to `metrics.jsonl`, and their numbers to TensorBoard's event file, if TensorBoard is
+    installed, and to a tracker, if there is one.
 
     Each record has its `kind`, the `step` after which it was made, counted from 1, and by kind:
 
@@ -58,7 +60,8 @@ class MetricsWriter:
     - `epoch`: `epoch`, counted from 1; `train_loss` and `train_accuracy`, means over the epoch's steps, on
       augmented images (and, if these are mixed, by their own classes; the loss by its class weights, if there
       are any); `val_loss`, `val_accuracy` and `val_balanced_accuracy`; `val_majority`, the share of the most
-      frequent class; `images_per_second`. Distillation adds
+      frequent class; `images_per_second`; `seconds`, the training time so far, with
+      validation, over all processes that worked on the run. Distillation adds
       `train_agree`, the share of images for which student and teacher predict the same class. In masked
       patch prediction, accuracy is the share of correctly predicted colours, where colours are predicted;
     - `stop`, of a run that early stopping has ended: `epoch`, the last one, and `best_epoch`, that of the
@@ -71,8 +74,8 @@ class MetricsWriter:
     test, because only unfinished runs are resumed. It is a `UserError` if the files cannot be written.
     """
 
-    def __init__(self, path: Path, step: int = 0) -> None:
-        self._path = path
+    def __init__(self, path: Path, step: int = 0, tracker: Tracker | None = None) -> None:
+        self._path, self._tracker = path, tracker
         kept = read_metrics(path) if path.exists() else []
         kept = [record for record in kept if record["step"] <= step and record["kind"] != "test"]
         with self._explaining_failure(), replacing(path) as aside:
@@ -86,16 +89,20 @@ class MetricsWriter:
                 self._events = SummaryWriter(str(path.parent), purge_step=step + 1 if step else None)
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Write one record; its numbers also go to TensorBoard as kind/name."""
+        """Write one record; its numbers also go to TensorBoard and the tracker as kind/name."""
         with self._explaining_failure():
             self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
             self._file.flush()
-        for name, value in values.items() if self._events else ():
-            if isinstance(value, int | float):
-                self._events.add_scalar(f"{kind}/{name}", value, step)
+        numbers = {
+            f"{kind}/{name}": value for name, value in values.items() if isinstance(value, int | float)
+        }
+        for name, value in numbers.items() if self._events else ():
+            self._events.add_scalar(name, value, step)
+        if self._tracker is not None:
+            self._tracker.log(numbers, step)
 
     def close(self) -> None:
-        """Flush both files."""
+        """Flush both files; the tracker stays open."""
         with self._explaining_failure():
             self._file.close()
             if self._events:

@@ -9,8 +9,8 @@ import logging
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from vitascope.run import layout
 from vitascope.run.environment import describe_environment
 from vitascope.run.metrics import MetricsWriter, read_metrics
 from vitascope.run.predictions import Predictions
+from vitascope.run.trackers import Tracker
 from vitascope.storage import explaining_failure, locked, replacing, settle, write_json
 from vitascope.weights.loading import from_pretrained
 
@@ -97,6 +98,7 @@ class Run:
         self.model_folder = self.path / layout.MODEL
         self.figures = self.path / layout.FIGURES
         self.report = self.path / layout.REPORT
+        self._tracker: Tracker | None = None
 
     def __repr__(self) -> str:
         return f"Run({self.path})"
@@ -172,9 +174,33 @@ class Run:
         """Whether the finished model is saved, the last file that training needs to write."""
         return layout.is_finished(self.path)
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Hold the run as the only process; see `storage.locked`."""
-        return locked(self.path / layout.LOCK)
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run as the only process; see `storage.locked`. The end also ends `start_tracker`."""
+        with locked(self.path / layout.LOCK):
+            exit_code = 1
+            try:
+                yield
+                exit_code = 0
+            finally:
+                if self._tracker is not None:
+                    self._tracker.finish(exit_code)
+                    self._tracker = None
+
+    def start_tracker(self, name: str | None) -> None:
+        """Log the metrics to an experiment tracker too, while the run is held; None for no tracker.
+
+        A resumed run continues its run in the tracker.
+
+        Raises:
+            UserError: the tracker is not installed, or cannot start a new run.
+        """
+        if name is None:
+            return
+        path = self.path / layout.TRACKER
+        known = self._read_object(path)
+        self._tracker = Tracker(name, self.path.resolve().name, self.config, known.get(name))
+        write_json(path, {**known, name: self._tracker.run_id})
 
     def model(self) -> Classifier:
         """Load the finished model, in evaluation mode, on the CPU."""
@@ -209,11 +235,7 @@ class Run:
     @functools.cached_property
     def environment(self) -> Mapping[str, Any]:
         """Start time, command, versions and machine; empty if there is no `environment.json`."""
-        path = self.path / layout.ENVIRONMENT
-        environment = self._read(path, json.loads) if path.is_file() else {}
-        if not isinstance(environment, dict):
-            raise UserError(f"{path} is broken: {str(environment)[:80]!r} is not an object")
-        return environment
+        return self._read_object(self.path / layout.ENVIRONMENT)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -226,7 +248,7 @@ class Run:
 
     def write_metrics(self, step: int = 0) -> MetricsWriter:
         """A writer that continues the metrics after a step."""
-        return MetricsWriter(self.metrics_file, step)
+        return MetricsWriter(self.metrics_file, step, self._tracker)
 
     @functools.cached_property
     def predictions(self) -> Predictions | None:
@@ -291,6 +313,14 @@ class Run:
         if opened.note:
             log.warning("%s", opened.note)
         return opened.test_images(class_names)
+
+    @classmethod
+    def _read_object(cls, path: Path) -> dict[str, Any]:
+        """The object in a JSON file; empty if there is no file."""
+        found = cls._read(path, json.loads) if path.is_file() else {}
+        if not isinstance(found, dict):
+            raise UserError(f"{path} is broken: {str(found)[:80]!r} is not an object")
+        return found
 
     @staticmethod
     def _read(path: Path, parse: Callable[[str], Any]) -> Any:

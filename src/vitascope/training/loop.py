@@ -209,13 +209,15 @@ class Trainer:
             epoch, start = divmod(self.step, self.steps_per_epoch)
             for batch in self.train_loader.epoch(epoch, start=start):
                 loss = self._training_step(batch, epoch)
-                stepped = time.monotonic() - clock
                 progress.advance(batch.planned)
                 if self.step % RECORD_EVERY == 0:
                     value = float(distributed.sum_over_processes({"loss": loss})["loss"])
                     self._check_finite(value)
                     if recorder is not None:
                         recorder.record("step", self.step, {"loss": value, "lr": self.rate})
+                now = time.monotonic()
+                stepped, clock = now - clock, now
+                self.seconds += stepped
                 ended = self.step == self.schedule.total(self.step)
                 if ended or self.step % self.steps_per_epoch == 0:
                     self._end_epoch(recorder, progress)
@@ -341,8 +343,9 @@ class Trainer:
         self.sums = {}
         began = time.monotonic()
         val = self.task.validate(self.trained, self.val_loader, self.precision)
+        validated = time.monotonic() - began
         if self.budget is not None:
-            self.budget.validation = time.monotonic() - began
+            self.budget.validation = validated
         self._check_finite(val["loss"], "the validation loss")
         progress.left_out(self._unreadable())
         progress.epoch(epoch, means["loss"], val)
@@ -354,6 +357,7 @@ class Trainer:
                 **accuracy,
                 **{f"val_{name}": value for name, value in val.items()},
                 "images_per_second": float(f"{progress.images_per_second:.4g}"),
+                "seconds": round(self.seconds + validated, 2),
             }
             recorder.record("epoch", self.step, record)
         (loss,) = distributed.largest(val["loss"])  # rounding may differ, and all must decide alike

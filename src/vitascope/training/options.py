@@ -21,6 +21,10 @@ MaybePool = Annotated[
     Literal["cls", "mean", "cls_mean", "map"] | None,
     tyro.conf.arg(metavar="{cls,mean,cls_mean,map}", help_behavior_hint=""),
 ]
+MaybeTracker = Annotated[
+    Literal["mlflow", "trackio", "wandb"] | None,
+    tyro.conf.arg(metavar="{mlflow,trackio,wandb}", help_behavior_hint=""),
+]
 ModelOptions = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", help_behavior_hint="")]
 Flag = tyro.conf.FlagCreatePairsOff[bool]
 
@@ -291,3 +295,5 @@ class ExecutionOptions(OptionGroup):
     """Seconds between checkpoints; 0 saves one after every step."""
     keep_checkpoints: int = 2
     """Number of checkpoints to keep; an older one is used if the newest is broken."""
+    tracker: MaybeTracker = None
+    """Experiment tracker that gets the metrics too. Default: none, but TensorBoard where it is installed."""

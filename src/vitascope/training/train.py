@@ -32,6 +32,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.report.write import write_report
 from vitascope.run.layout import has_model
 from vitascope.run.run import Run
+from vitascope.run.trackers import check_tracker
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
 from vitascope.training.checkpoint import folders
@@ -181,6 +182,7 @@ def resume(run: str | PathLike[str], **engine: Any) -> TrainResult | PretrainRes
             trainer.restore(folders.load_checkpoint_at(checkpoint))
             if distributed.is_first():
                 folders.discard_newer(checkpoint)
+        distributed.by_first(lambda: found.start_tracker(config.engine.tracker))
         if config.optimization.minutes is not None:
             trainer.start_budget(time.monotonic() - started)
         _announce(trainer)
@@ -219,6 +221,7 @@ def _run(config: TrainConfig) -> TrainResult | PretrainResult:
                     trainer.start_budget(time.monotonic() - started)
             if distributed.is_first():
                 run.record_split(splits)
+            distributed.by_first(lambda: run.start_tracker(config.engine.tracker))
         except (UserError, KeyboardInterrupt):
             if distributed.is_first():
                 shutil.rmtree(run.path)
@@ -232,6 +235,8 @@ def _run(config: TrainConfig) -> TrainResult | PretrainResult:
 
 def _open(config: TrainConfig, run: Run | None = None) -> tuple[TrainConfig, ModelConfig, Splits]:
     """The resolved configuration, that of the model, and the data, which a resumed run has recorded."""
+    if config.engine.tracker is not None:
+        check_tracker(config.engine.tracker)
     if run is None:
         splits = open_data(config.data, seed=config.seed, labelled=config.task == "classify")
         return *resolve_config(config, splits), splits

@@ -1,0 +1,223 @@
+"""Several runs side by side: differences, results, seeds, and paired tests."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from scipy.stats import binomtest
+
+from tests.report.runs import IMAGES, write_run
+from vitascope.errors import UserError
+from vitascope.report.comparison import RunComparison
+from vitascope.run.run import Run
+
+
+def images(right: str, first: int = 0) -> list[tuple[str, str, bool]]:
+    """Test images of class a: `1` for each one that is predicted correctly, `0` for the others."""
+    return [(f"content {first + place}", "a", mark == "1") for place, mark in enumerate(right)]
+
+
+def compared(*runs: Run) -> RunComparison:
+    return RunComparison.of(runs)
+
+
+def test_only_differing_options_are_listed_with_a_value_per_run(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "one", lr=0.1, seed=3), write_run(tmp_path / "two", depth=4, seed=3)]
+    found = compared(*runs)
+    assert found.options == {"depth": (2, 4), "lr": (0.1, 0.001)}
+    assert found.environment == {}
+    assert ("lr", "0.1", "0.001") in found.difference_rows()
+
+
+def test_option_that_an_older_run_lacks_differs_only_if_it_is_set(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, tracker=None) for name in ("new", "old")]
+    lines = runs[1].config_file.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(("tracker", "keep_checkpoints"))]
+    runs[1].config_file.write_text("".join(kept))
+    assert compared(*runs).options == {"keep_checkpoints": (2, None)}
+
+
+def test_times_of_other_machines_get_a_note(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("one", "two")]
+    path = runs[1].path / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "cpu": "another", "torch": "3.0"}))
+    found = compared(*runs)
+    assert set(found.environment) == {"cpu", "torch"}
+    assert found.notes() == ["Training times cannot be compared: the runs differ in cpu."]
+
+
+def test_results_are_those_of_the_run_folders(tmp_path: Path) -> None:
+    found = compared(write_run(tmp_path / "one"), write_run(tmp_path / "two", images("0010")))
+    one, two = found.runs
+    predictions = Run(tmp_path / "one").predictions
+    assert predictions is not None
+    assert (one.accuracy, one.score) == (0.75, predictions.score)
+    assert (one.seconds, one.progress) == (25.0, "2")
+    config = Run(tmp_path / "one").model().config
+    assert (one.parameters, one.flops) == (config.num_parameters, config.flops)
+    head, first, _ = found.results()
+    row = dict(zip(head, first, strict=True))
+    assert row["test accuracy"] == "75.00%"
+    assert row["95% interval"] == "{:.1%} to {:.1%}".format(*predictions.score.interval)
+    assert row["training time"] == "25.0 s"
+    assert found.best == "one"
+    assert two.accuracy == 0.25
+
+
+def test_paired_test_counts_images_that_one_run_alone_has_right(tmp_path: Path) -> None:
+    best, other = images("1111111101"), images("1000000010")
+    found = compared(write_run(tmp_path / "other", other), write_run(tmp_path / "best", best))
+    (test,) = found.paired
+    assert (test.run, found.best) == ("other", "best")
+    assert (test.images, test.only_best, test.only_run) == (10, 8, 1)
+    assert test.p == pytest.approx(binomtest(1, 9).pvalue)
+    assert test.verdict == "worse"
+    assert found.summary == "Highest accuracy: best, 90.00%."
+
+
+def test_images_are_matched_by_content_whatever_their_order(tmp_path: Path) -> None:
+    mine = [("x", "a", True), ("y", "b", False), ("z", "a", True)]
+    found = compared(write_run(tmp_path / "one", mine), write_run(tmp_path / "two", mine[::-1]))
+    (test,) = found.paired
+    assert (test.images, test.only_best, test.only_run, test.p) == (3, 0, 0, 1.0)
+    assert test.verdict == "not significant"
+    assert "Not significantly different: two." in found.summary
+
+
+def test_only_common_images_are_paired(tmp_path: Path) -> None:
+    mine, theirs = images("11111111", first=0), images("00001111", first=4)
+    found = compared(write_run(tmp_path / "one", mine), write_run(tmp_path / "two", theirs))
+    (test,) = found.paired
+    assert (test.images, test.only_best, test.only_run) == (4, 4, 0)
+
+
+def test_same_content_with_another_class_is_another_image(tmp_path: Path) -> None:
+    mine, theirs = [("x", "a", True), ("y", "a", True)], [("x", "b", False), ("y", "a", True)]
+    (test,) = compared(write_run(tmp_path / "one", mine), write_run(tmp_path / "two", theirs)).paired
+    assert test.images == 1
+
+
+def test_copies_of_an_image_are_paired_one_by_one(tmp_path: Path) -> None:
+    mine = [("x", "a", True)] * 3
+    (test,) = compared(write_run(tmp_path / "one", mine), write_run(tmp_path / "two", mine[:2])).paired
+    assert test.images == 2
+
+
+def test_unreadable_images_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    mine = [("unreadable", "a", True), ("x", "a", True)]
+    (test,) = compared(write_run(tmp_path / "one", mine), write_run(tmp_path / "two", mine)).paired
+    assert test.images == 1
+
+
+def test_reason_without_a_paired_test_is_stated(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / "best", images("1111")),
+        write_run(tmp_path / "others", images("1110", first=100)),
+        write_run(tmp_path / "classes", images("1110"), classes=("a", "b", "c")),
+        write_run(tmp_path / "old", images("1110")),
+        write_run(tmp_path / "mixed", images("1110")),
+    ]
+    (runs[3].path / "split.jsonl.gz").unlink()
+    another = write_run(tmp_path / "another").path
+    shutil.copy(another / "split.jsonl.gz", runs[4].path)
+    verdicts = {test.run: test.verdict for test in compared(*runs).paired}
+    assert verdicts == {
+        "others": "no test: no test image in common",
+        "classes": "no test: other classes, such as c",
+        "old": "no test: old is an older run, which did not record its images",
+        "mixed": "no test: the predictions of mixed do not fit its record of the split",
+    }
+
+
+def test_runs_that_differ_in_their_seed_only_are_averaged(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / "s0", images("1111"), seed=0),
+        write_run(tmp_path / "s1", images("1110"), seed=1),
+        write_run(tmp_path / "s2", None, seed=2),
+        write_run(tmp_path / "lr", images("1110"), lr=0.1),
+    ]
+    config = runs[1].config_file.read_text()
+    runs[1].config_file.write_text(config.replace("tracker: null\n", ""))  # as an older run
+    found = compared(*runs)
+    (group,) = found.groups
+    assert (group.runs, group.seeds, group.accuracies) == (("s0", "s1"), (0, 1), (1.0, 0.75))
+    assert group.to_dict()["std"] == pytest.approx(0.25 / 2**0.5)
+    assert "s0, s1 (seeds 0, 1): mean 87.50%, lowest 75.00%, highest 100.00%" in found.text()
+
+
+def test_unfinished_run_has_its_progress_and_no_result(tmp_path: Path) -> None:
+    found = compared(write_run(tmp_path / "one"), write_run(tmp_path / "two", None, epochs=1))
+    assert found.runs[1].progress == "1 of 2"
+    assert (found.runs[1].accuracy, found.runs[1].seconds, found.runs[1].parameters) == (None, 10.0, None)
+    assert (found.best, found.paired) == (None, ())
+    assert found.notes() == ["two has not finished."]
+
+
+def test_run_before_its_first_epoch_can_be_compared(tmp_path: Path) -> None:
+    found = compared(write_run(tmp_path / "one"), write_run(tmp_path / "two", None, epochs=0))
+    assert found.runs[1].progress == "0 of 2"
+    assert "two" in found.text()
+
+
+def test_pre_trainings_have_losses_and_no_paired_test(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / name, task="masked", target=target)
+        for name, target in (("one", "mean_color"), ("two", "pixels"))
+    ]
+    found = compared(*runs)
+    assert found.results()[0] == ("run", "epochs", "test loss", "training time", "parameters", "MFLOPs")
+    assert (found.best, found.paired) == (None, ())
+    assert found.notes() == ["Losses of different targets cannot be compared."]
+
+
+def test_accuracy_on_validation_images_gets_a_note(tmp_path: Path) -> None:
+    found = compared(write_run(tmp_path / "one"), write_run(tmp_path / "two", split="val"))
+    assert found.notes() == ["two: measured on the validation images, which also selected the weights."]
+    assert "accuracy" in found.results()[0]
+
+
+def test_folders_of_the_same_name_are_named_by_their_paths(tmp_path: Path) -> None:
+    found = compared(write_run(tmp_path / "one" / "run"), write_run(tmp_path / "two" / "run"))
+    assert [run.name for run in found.runs] == [str(tmp_path / "one" / "run"), str(tmp_path / "two" / "run")]
+
+
+def test_runs_that_cannot_be_compared_are_rejected(tmp_path: Path) -> None:
+    one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", task="masked")
+    with pytest.raises(UserError, match="a comparison takes 2 to 24 runs, not 1"):
+        compared(one)
+    with pytest.raises(UserError, match="one is given more than once"):
+        compared(one, Run(one.path.parent / "." / "one"))
+    with pytest.raises(UserError, match=r"one is a classifier and .*two a pre-training"):
+        compared(one, two)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "predictions.npz", "split.jsonl.gz"])
+def test_broken_file_is_named(tmp_path: Path, name: str) -> None:
+    runs = [write_run(tmp_path / "one"), write_run(tmp_path / "two")]
+    (runs[1].path / name).write_bytes(b"{[\n{[\n")
+    with pytest.raises(UserError, match=f"two/{name}".replace(".", r"\.")):
+        compared(*runs)
+
+
+def test_plain_values_are_json_with_the_curves(tmp_path: Path) -> None:
+    found = compared(write_run(tmp_path / "one", lr=0.1), write_run(tmp_path / "two", images("0010")))
+    plain = json.loads(json.dumps(found.to_dict()))
+    assert plain["best"] == "one"
+    assert plain["options"] == {"lr": [0.1, 0.001]}
+    assert plain["runs"][0]["curve"][0] == {
+        "epoch": 1,
+        "step": 5,
+        "seconds": 10.0,
+        "val_loss": 1.0,
+        "val_accuracy": 0.3,
+    }
+    assert plain["runs"][0]["correct"] == sum(right for *_, right in IMAGES)
+    assert plain["paired"][0]["run"] == "two"
+
+
+def test_table_for_pandas_has_a_row_per_run(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    table = compared(write_run(tmp_path / "one"), write_run(tmp_path / "two")).to_dataframe()
+    assert list(table.index) == ["one", "two"]
+    assert list(table["accuracy"]) == [0.75, 0.75]

@@ -1,0 +1,183 @@
+"""Experiment trackers get the metrics of a run, and never end it."""
+
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args
+
+import pytest
+
+from tests.trackers import MODULES, install
+from tests.training import tiny_config, undrawn, write_folder
+from vitascope.errors import Interrupted, UserError
+from vitascope.run.run import Run
+from vitascope.run.trackers import TRACKERS, Tracker, check_tracker
+from vitascope.training import train
+from vitascope.training.loop import Trainer
+from vitascope.training.options import ExecutionOptions, MaybeTracker
+
+every = pytest.mark.parametrize("name", TRACKERS)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data") / "greys")
+
+
+@pytest.fixture
+def run(data: Path, tmp_path: Path) -> Run:
+    return Run.create(tiny_config(data, run=str(tmp_path / "run")).to_dict())
+
+
+def numbers(run: Run) -> list[tuple[int, str, float]]:
+    """The numbers of `metrics.jsonl`: step, kind/name, value."""
+    return [
+        (record["step"], f"{record['kind']}/{name}", value)
+        for record in run.metrics
+        for name, value in record.items()
+        if name != "step" and isinstance(value, int | float)
+    ]
+
+
+def only(service: SimpleNamespace) -> SimpleNamespace:
+    (run,) = service.runs.values()
+    return run
+
+
+def test_the_option_names_every_tracker() -> None:
+    assert set(get_args(get_args(get_args(MaybeTracker)[0])[0])) == set(TRACKERS) == set(MODULES)
+    assert ExecutionOptions().tracker is None
+
+
+@every
+def test_tracker_gets_the_config_and_every_number_of_a_training(data, tmp_path, monkeypatch, name) -> None:
+    service = install(monkeypatch, name)
+    with undrawn():
+        train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=3, tracker=name))
+    tracked, run = only(service), Run(tmp_path / "run")
+    assert {kind for _, kind, _ in numbers(run)} > {"step/loss", "epoch/val_accuracy", "test/accuracy"}
+    assert tracked.metrics == numbers(run)
+    assert {key: str(value) for key, value in tracked.config.items()} == {
+        key: str(value) for key, value in run.config.items()
+    }
+    assert (tracked.name, tracked.state, tracked.sessions) == ("run", "finished", 1)
+    assert tracked.project == ("" if name == "mlflow" else "vitascope")
+
+
+@every
+def test_resumed_run_continues_its_run_in_the_tracker(data, tmp_path, monkeypatch, name) -> None:
+    service = install(monkeypatch, name)
+    step = Trainer._training_step
+
+    def stopping(self: Trainer, *rest: object) -> object:
+        if self.step == 7:
+            self.save()
+            raise Interrupted(self.run.path, 2)
+        return step(self, *rest)
+
+    config = tiny_config(data, run=str(tmp_path / "run"), epochs=2, tracker=name)
+    with undrawn():
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "_training_step", stopping)
+            with pytest.raises(Interrupted):
+                train.train(config)
+        assert only(service).state == ("finished" if name == "trackio" else "failed")
+        train.resume(tmp_path / "run", workers=0)  # another value than before, which MLflow and W&B reject
+    tracked = only(service)
+    assert (tracked.state, tracked.sessions) == ("finished", 2)
+    assert tracked.metrics == numbers(Run(tmp_path / "run"))
+
+
+@every
+def test_missing_library_is_named_before_a_run_is_created(data, tmp_path, monkeypatch, name) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=f"the tracker {name} is not installed: pip install {name}"):
+        train.train(tiny_config(data, run=str(tmp_path / "run"), tracker=name))
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_tracker_is_rejected_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="unknown tracker 'wandbb'; nearest: wandb"):
+        check_tracker("wandbb")
+
+
+@every
+def test_tracker_that_cannot_start_leaves_no_run(data, tmp_path, monkeypatch, name) -> None:
+    install(monkeypatch, name).broken = "no\nroute"
+    with pytest.raises(UserError, match=f"the tracker {name} failed: ConnectionError: no route; train with"):
+        train.train(tiny_config(data, run=str(tmp_path / "run"), tracker=name))
+    assert not (tmp_path / "run").exists()
+
+
+@every
+def test_tracker_that_fails_is_off_after_one_warning(run, monkeypatch, caplog, name) -> None:
+    service = install(monkeypatch, name)
+    with caplog.at_level(logging.WARNING), run.lock():
+        run.start_tracker(name)
+        writer = run.write_metrics()
+        writer.record("step", 1, {"loss": 1.0})
+        service.broken = "gone"
+        writer.record("step", 2, {"loss": 0.5})
+        service.broken = ""
+        writer.record("step", 3, {"loss": 0.4})
+        writer.close()
+        service.broken = "gone"
+    assert [record["step"] for record in run.metrics] == [1, 2, 3]
+    assert only(service).metrics == [(1, "step/loss", 1.0)]
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith(f"the tracker {name} failed: ConnectionError: gone; it gets no more metrics")
+
+
+@every
+def test_resumed_run_goes_on_without_a_tracker_that_fails_to_start(run, monkeypatch, caplog, name) -> None:
+    service = install(monkeypatch, name)
+    with run.lock():
+        run.start_tracker(name)
+    service.broken = "gone"
+    with caplog.at_level(logging.WARNING), run.lock():
+        run.start_tracker(name)
+        writer = run.write_metrics()
+        writer.record("step", 1, {"loss": 1.0})
+        writer.close()
+    assert len(caplog.records) == 1
+    assert not only(service).metrics
+    service.broken = ""
+    with run.lock():
+        run.start_tracker(name)
+    assert only(service).sessions == 2
+
+
+def test_mlflow_run_ends_if_its_options_are_rejected(run, monkeypatch) -> None:
+    service = install(monkeypatch, "mlflow")
+    monkeypatch.setattr(sys.modules["mlflow"], "log_params", lambda params: 1 / 0)
+    with pytest.raises(UserError, match="ZeroDivisionError"):
+        Tracker("mlflow", "name", {}, None)
+    assert only(service).state == "failed"
+
+
+def test_trackio_run_of_a_taken_name_keeps_the_name_that_it_got(run, monkeypatch) -> None:
+    service = install(monkeypatch, "trackio")
+    service.begin("run", "run")
+    for _ in range(2):
+        with run.lock():
+            run.start_tracker("trackio")
+    assert {name: found.sessions for name, found in service.runs.items()} == {"run": 1, "run-other": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"), [("wandb", "WANDB_PROJECT"), ("trackio", "TRACKIO_PROJECT_NAME")]
+)
+def test_environment_names_the_project(run, monkeypatch, name: str, variable: str) -> None:
+    service = install(monkeypatch, name)
+    monkeypatch.setenv(variable, "own")
+    with run.lock():
+        run.start_tracker(name)
+    assert only(service).project == "own"
+
+
+def test_broken_record_of_the_tracker_is_named(run, monkeypatch) -> None:
+    install(monkeypatch, "wandb")
+    (run.path / "tracker.json").write_text("[]")
+    with run.lock(), pytest.raises(UserError, match=r"tracker\.json is broken: '\[\]' is not an object"):
+        run.start_tracker("wandb")
