@@ -92,7 +92,6 @@ CHANGES = (
     Change(("stem=overlap", "stride=4")),
     Change(("stem=resnet", "resnet_layers=[1]", "resnet_width=16")),
     Change(("stem=tokenizer", "tokenizer_widths=[32, 64]")),
-    Change(("stem=tokenizer", "tokenizer_widths=[32, 64]", "tokenizer_norm=true")),
     Change(("embedding_norm=true",)),
     # Equations 2 and 3
     Change(("norm=post",)),

@@ -347,12 +347,12 @@ def test_the_config_imports_no_torch() -> None:
         ),
         (
             {"stem": "tokenizer", "patch_size": 16},
-            "patch 16x16 is not that of a tokenizer of 2 layers: set patch_size to 4, or give 3 "
-            "tokenizer_widths, for patches of 16",
+            "a tokenizer of 3 layers has patches of 2 or 4 or 8 pixels, not 16x16: set patch_size to one of "
+            "these, or add tokenizer_widths",
         ),
         (
             {"stem": "tokenizer", "patch_size": (4, 8)},
-            "patch 4x8 is not .*: set patch_size to 4, or give 2 tokenizer_widths, for patches of 8",
+            "a tokenizer of 3 layers has patches of 2 or 4 or 8 pixels, not 4x8",
         ),
         ({"tokenizer_widths": (8, 0)}, r"tokenizer_widths must be at least 1, not \(8, 0\)"),
         (

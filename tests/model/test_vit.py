@@ -402,7 +402,7 @@ PRECISE: dict[str, dict[str, Any]] = {
     "sincos, map": {"pool": "map", "positions": "sincos_2d"},
     "swiglu, layer scale, distillation": {"mlp": "swiglu", "layer_scale": 0.1, "distillation_token": True},
     "resnet": {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 4},
-    "tokenizer": {"stem": "tokenizer", "tokenizer_widths": (8, 8), "tokenizer_norm": True},
+    "tokenizer": {"stem": "tokenizer", "tokenizer_widths": (8, 8)},
 }
 
 
@@ -440,7 +440,7 @@ COMPILED: dict[str, dict[str, Any]] = {
     "rotary": {"positions": "rotary", "num_registers": 2, "qkv_bias": "no_key"},
     "axial, relative": {"attention": "axial", "positions": "relative"},
     "window, sincos, map": {"attention": "window", "window": 2, "positions": "sincos_2d", "pool": "map"},
-    "tokenizer": {"stem": "tokenizer", "tokenizer_widths": (8, 8), "tokenizer_norm": True},
+    "tokenizer": {"stem": "tokenizer", "tokenizer_widths": (8, 8)},
 }
 
 

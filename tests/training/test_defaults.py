@@ -114,7 +114,7 @@ def test_model_options_reach_the_model(data) -> None:
         (["stem=resnet", "resnet_layers=4"], "resnet_layers must be a list of whole numbers, not 4"),
         (["resnet_layers=[1]"], "resnet_layers has no effect with stem=conv; add stem=resnet"),
         (["attention=axial", "window=3"], "window has no effect with attention=axial"),
-        (["tokenizer_norm=true"], "tokenizer_norm has no effect with stem=conv; add stem=tokenizer"),
+        (["tokenizer_widths=[8]"], "tokenizer_widths has no effect with stem=conv; add stem=tokenizer"),
     ],
 )
 def test_invalid_or_ineffective_model_options_are_rejected(data, options, reason) -> None:
@@ -122,19 +122,18 @@ def test_invalid_or_ineffective_model_options_are_rejected(data, options, reason
         resolve_config(TrainConfig().replace(data=str(data), options=options), open_data(str(data)))
 
 
-@pytest.mark.parametrize(
-    ("options", "patch"),
-    [(["stem=tokenizer"], 4), (["stem=tokenizer", "tokenizer_widths=[4, 4]"], 8), (["stem=conv"], 2)],
-)
-def test_the_patch_of_a_tokenizer_follows_from_its_layers(data, options, patch) -> None:
-    config = TrainConfig().replace(data=str(data), options=options)
+@pytest.mark.parametrize(("side", "widths", "patch"), [(16, 2, 2), (32, 2, 4), (128, 2, 8), (128, 3, 16)])
+def test_a_tokenizer_makes_a_grid_of_eight_patches_a_side_as_far_as_its_layers_reach(
+    data, side: int, widths: int, patch: int
+) -> None:
+    options = ["stem=tokenizer", f"tokenizer_widths={[4] * widths}"]
+    config = TrainConfig().replace(data=str(data), options=options, image_size=side)
     resolved, model = resolve_config(config, open_data(str(data)))
-    assert (model.patch_hw, resolved.architecture.patch_size) == ((patch, patch), patch)
-    _, model = resolve_config(config.replace(image_size=128), open_data(str(data)))
-    assert (model.image_hw, model.patch_hw[0]) == ((128, 128), patch if patch > 2 else 16)
+    assert (model.image_hw, model.patch_hw) == ((side, side), (patch, patch))
+    assert resolved.architecture.patch_size == patch
 
 
-def test_another_patch_than_that_of_the_tokenizer_is_rejected(data) -> None:
+def test_a_patch_that_no_tokenizer_layer_ends_at_is_rejected(data) -> None:
     config = TrainConfig().replace(data=str(data), options=["stem=tokenizer"], patch_size=7)
-    with pytest.raises(UserError, match=r"7x7 is not .* set patch_size to 4, or give 2 tokenizer_widths"):
+    with pytest.raises(UserError, match="3 layers has patches of 2 or 4 or 8 pixels, not 7x7"):
         resolve_config(config, open_data(str(data)))

@@ -14,7 +14,6 @@ from typing import ClassVar, NamedTuple
 from vitascope.errors import UserError
 from vitascope.model.configuration import check_fields
 from vitascope.model.options import (
-    MAX_TOKENIZER_LAYERS,
     BlockOptions,
     EmbeddingOptions,
     ImageOptions,
@@ -114,13 +113,12 @@ class ViTConfig(ImageOptions):
                     f"patch {ph}x{pw} is not a multiple of the stride of a ResNet with "
                     f"{len(embedding.resnet_layers)} stages, {step}"
                 )
-        tokenizer = self.tokenizer
-        if embedding.stem == "tokenizer" and (ph, pw) != (tokenizer.patch, tokenizer.patch):
-            layers = min(range(1, MAX_TOKENIZER_LAYERS + 1), key=lambda count: abs(2**count - max(ph, pw)))
+        sides = [2**halved for halved in range(1, self.tokenizer.num_layers + 1)]
+        if embedding.stem == "tokenizer" and (ph != pw or ph not in sides):
             raise UserError(
-                f"patch {ph}x{pw} is not that of a tokenizer of {tokenizer.num_layers} layers: set "
-                f"patch_size to {tokenizer.patch}, or give {layers - 1} tokenizer_widths, for patches of "
-                f"{2**layers}"
+                f"a tokenizer of {self.tokenizer.num_layers} layers has patches of "
+                f"{' or '.join(map(str, sides))} pixels, not {ph}x{pw}: set patch_size to one of these, or "
+                "add tokenizer_widths, one for each layer but the last"
             )
         self.grid_of(self.image_hw)
 
@@ -155,6 +153,11 @@ class ViTConfig(ImageOptions):
     def tokenizer_channels(self) -> tuple[int, ...]:
         """Channels of the image and after every layer of the stem "tokenizer"."""
         return (self.in_channels, *self.tokenizer.tokenizer_widths, self.embed_dim)
+
+    @property
+    def tokenizer_pools(self) -> int:
+        """The number of layers of the stem "tokenizer" that halve the image: the first ones."""
+        return self.patch_hw[0].bit_length() - 1
 
     @property
     def stem_resnet(self) -> ResNetConfig:
@@ -229,10 +232,8 @@ class ViTConfig(ImageOptions):
             "learned_2d": D * (gh + gw),
             "relative": self.num_heads * ((2 * gh - 1) * (2 * gw - 1) + (3 if prefix else 0)),
         }
-        stem = self.stem_resnet.feature_parameters if embedding.stem == "resnet" else 0
-        if embedding.stem == "tokenizer" and self.tokenizer.tokenizer_norm:
-            stem = 2 * sum(self.tokenizer_channels[1:])
-        return linear + D * vectors + positions.get(embedding.positions, 0) + stem
+        resnet = self.stem_resnet.feature_parameters if embedding.stem == "resnet" else 0
+        return linear + D * vectors + positions.get(embedding.positions, 0) + resnet
 
     @property
     def flops(self) -> int:
@@ -289,11 +290,12 @@ class ViTConfig(ImageOptions):
         """The convolutions of the stem as matrix products, without a ResNet."""
         embedding, (gh, gw), (ph, pw), channels = self.embedding, self.grid, self.patch_hw, self.in_channels
         if embedding.stem == "tokenizer":
-            layers = list(enumerate(itertools.pairwise(self.tokenizer_channels)))
-            places = gh * gw * 4 ** len(layers)  # pixels; every layer leaves a quarter
-            return [
-                LinearLayer(places // 4**index, 9 * inputs, outputs, outputs * embedding.patch_bias)
-                for index, (inputs, outputs) in layers
+            pools, layers = self.tokenizer_pools, itertools.pairwise(self.tokenizer_channels)
+            return [  # a pooling leaves a quarter of the places
+                LinearLayer(
+                    gh * gw * 4 ** max(0, pools - index), 9 * inputs, outputs, outputs * embedding.patch_bias
+                )
+                for index, (inputs, outputs) in enumerate(layers)
             ]
         if embedding.stem == "resnet":
             resnet = self.stem_resnet

@@ -104,10 +104,9 @@ class EmbeddingOptions:
 class TokenizerOptions:
     """The stem "tokenizer" of equation 1 (Hassani et al. 2021, section 3.3)."""
 
-    tokenizer_widths: tuple[int, ...] = (64,)
-    """Channels after each layer but the last, which has `embed_dim`."""
-    tokenizer_norm: bool = False
-    """Whether a LayerNorm over the channels follows each convolution (the paper has none)."""
+    tokenizer_widths: tuple[int, ...] = (32, 64)
+    """Channels after each layer but the last, which has `embed_dim`. The first layers halve the image, until
+    a place is a patch; the others keep its size."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -122,13 +121,8 @@ class TokenizerOptions:
 
     @property
     def num_layers(self) -> int:
-        """Number of convolutions, each with a pooling."""
+        """Number of convolutions."""
         return len(self.tokenizer_widths) + 1
-
-    @property
-    def patch(self) -> int:
-        """Side of a patch, pixels: every layer halves the image."""
-        return 2**self.num_layers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,7 +231,6 @@ DEPENDENT_OPTIONS = {
     "resnet_width": ("stem", "resnet"),
     "resnet_dialect": ("stem", "resnet"),
     "tokenizer_widths": ("stem", "tokenizer"),
-    "tokenizer_norm": ("stem", "tokenizer"),
     "position_prefix": ("positions", "learned"),
     "rotary_base": ("positions", "rotary"),
     "rotary_rounded": ("positions", "rotary"),

@@ -69,34 +69,38 @@ class HybridPatches(nn.Module):
 
 
 class TokenizerLayer(nn.Module):
-    """3x3 convolution, maybe LayerNorm, 3x3 max pooling and ReLU: (B, I, H, W) -> (B, O, H/2, W/2)."""
+    """3x3 convolution, perhaps 3x3 max pooling of stride 2, and ReLU: (B, I, H, W) -> (B, O, H', W')."""
 
-    def __init__(self, in_channels: int, out_channels: int, config: ViTConfig) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, bias: bool, pools: bool) -> None:
         super().__init__()
-        bias, eps = config.embedding.patch_bias, config.block.norm_eps
         self.conv = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=bias)
-        self.norm = nn.LayerNorm(out_channels, eps=eps) if config.tokenizer.tokenizer_norm else nn.Identity()
+        self.pools = pools
 
     def forward(self, maps: Tensor) -> Tensor:
-        maps = self.conv(maps).permute(0, 2, 3, 1)  # (B, H, W, O)
-        maps = self.norm(maps).to(maps.dtype).permute(0, 3, 1, 2)  # bf16 under autocast too
-        # The paper's order is ReLU, then pooling: the same function, of four times as many numbers.
-        return F.relu(F.max_pool2d(maps, 3, stride=2, padding=1))
+        maps = self.conv(maps)
+        if self.pools:
+            # The paper's order is ReLU, then pooling: the same function, of four times as many numbers.
+            maps = F.max_pool2d(maps, 3, stride=2, padding=1)
+        return F.relu(maps)
 
 
 class ConvTokenizer(nn.Sequential):
     """The tokenizer of CCT (Hassani et al. 2021, section 3.3): (B, C, H, W) -> (B, N, D).
 
-    The norm that we can add sees one place of one image: running statistics of batches would not agree
-    between processes, parts of a batch and the average of the weights.
+    In the paper every layer pools. Layers behind those that the patch size needs do not, here.
     """
 
     def __init__(self, config: ViTConfig) -> None:
-        channels = itertools.pairwise(config.tokenizer_channels)
-        super().__init__(*(TokenizerLayer(*sides, config) for sides in channels))
+        bias, pools = config.embedding.patch_bias, config.tokenizer_pools
+        super().__init__(
+            *(
+                TokenizerLayer(*channels, bias=bias, pools=index < pools)
+                for index, channels in enumerate(itertools.pairwise(config.tokenizer_channels))
+            )
+        )
 
     def forward(self, images: Tensor) -> Tensor:
-        # Channels last: a third less time on a CPU, and the norm and the tokens need no copy.
+        # Channels last: a third less time on a CPU, and the tokens need no copy.
         maps = images.contiguous(memory_format=torch.channels_last)
         for layer in self:
             maps = layer(maps)

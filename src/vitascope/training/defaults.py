@@ -112,7 +112,8 @@ def _default_sizes(asked: Architecture, model: str, side: int) -> dict[str, int]
     embedding = dataclasses.replace(config.embedding, **_of_group("embedding", asked))
     if embedding.stem == "tokenizer":
         tokenizer = dataclasses.replace(config.tokenizer, **_of_group("tokenizer", asked))
-        patch = asked.patch_size or tokenizer.patch
+        halvings = min(tokenizer.num_layers, max(1, side // 8).bit_length() - 1)
+        patch = asked.patch_size or 2 ** max(1, halvings)
     elif small:
         smallest = ResNetConfig(layers=embedding.resnet_layers).stride if embedding.stem == "resnet" else 1
         patch = asked.patch_size or max(smallest, side // 8 // smallest * smallest)
