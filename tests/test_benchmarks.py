@@ -43,6 +43,7 @@ from vitascope.model.options import (
     TrainingOptions,
 )
 from vitascope.model.sizes import named_config
+from vitascope.training.evaluate import Evaluation
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 
@@ -423,6 +424,47 @@ def test_fine_tuning_from_pretrained_and_random_weights_has_the_same_settings(mo
     assert (scratch.option("weights"), tuned.option("weights")) == (None, "runs/pixels")
     assert tuned.replace(weights=None, run=scratch.run) == scratch
     assert (scratch.seed, scratch.architecture.patch_size, scratch.optimization.epochs) == (3, 8, 40)
+
+
+uneven = load("uneven")
+
+
+def test_uneven_classes_have_the_asked_training_images_and_all_test_images(tmp_path: Path) -> None:
+    for part, per_class in (("train", 9), ("test", 4)):
+        write_folder(tmp_path / "data" / part, per_class=per_class, side=8, classes=("a", "b", "c"))
+    given = uneven.parse(["--counts", "c=7", "a=3"])
+    data = uneven.write_uneven(str(tmp_path / "data"), dict(given.counts), tmp_path / "uneven")
+    counts = {
+        part: {name: len(list((Path(data) / part / name).iterdir())) for name in ("a", "c")}
+        for part in ("train", "test")
+    }
+    assert counts == {"train": {"a": 3, "c": 7}, "test": {"a": 4, "c": 4}}
+    assert not (Path(data) / "train" / "b").exists()
+
+
+def test_runs_on_uneven_classes_differ_in_their_balance_alone() -> None:
+    arguments = uneven.parse(["--epochs", "7"])
+    configs = [uneven.config_of(kind, 1, arguments, "digits", Path("runs")) for kind in uneven.KINDS]
+    neither = {"run": None, "class_weights": "none", "sampling": "uniform"}
+    assert len({repr(config.replace(**neither)) for config in configs}) == 1
+    balances = [(config.balance.class_weights, config.balance.sampling) for config in configs]
+    assert balances == [("none", "uniform"), ("balanced", "uniform"), ("none", "balanced")]
+
+
+def test_row_of_uneven_classes_has_means_over_the_seeds() -> None:
+    def evaluation(guesses: list[int]) -> Evaluation:
+        labels, outputs = np.array([0, 0, 1, 1]), np.eye(2, dtype=np.float32)[guesses]
+        return Evaluation(
+            split="test",
+            class_names=("a", "b"),
+            indices=labels,
+            labels=labels,
+            probabilities=outputs,
+            loss=0.0,
+        )
+
+    row = uneven.row("sampling", [evaluation([0, 0, 1, 1]), evaluation([0, 1, 0, 0])])
+    assert row == ("sampling", "62.5", "100.0, 25.0", "60.0", "75.0", "50.0")
 
 
 gpu_training, cifar = load("gpu_training"), load("cifar")

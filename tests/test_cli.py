@@ -49,7 +49,8 @@ SHORT = [
 
 MASKING = {"masking", "target", "corrupt"}
 DISTILLATION = {"teacher", "distill", "distill_weight", "temperature"}
-SUPPRESSED = {"train": {"task", *MASKING}, "pretrain": {"task", *DISTILLATION, "distillation"}}
+BALANCE = {"balance", "class_weights", "sampling"}
+SUPPRESSED = {"train": {"task", *MASKING}, "pretrain": {"task", *BALANCE, *DISTILLATION, "distillation"}}
 HELP_SOURCES = [
     ROOT / "training" / "options.py",
     *(ROOT / "cli" / f"{name}.py" for name in ("checkpoints", "compare", "compress", "export", "pack")),

@@ -237,7 +237,8 @@ class Balance(OptionGroup):
     """Weight of each training image's loss: `balanced` is inversely proportional to the number of training
     images of its class, with the mean 1. Validation and test are not weighted."""
     sampling: Literal["uniform", "balanced"] = "uniform"
-    """Images of an epoch: each training image once, or as many images with every class equally often."""
+    """Images of an epoch: `uniform` has each training image once; `balanced` has as many images, with every
+    class equally often."""
 
     def __post_init__(self) -> None:
         """Check the options, also against each other."""
