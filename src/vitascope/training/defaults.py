@@ -15,7 +15,7 @@ from vitascope.model.options import DEPENDENT_OPTIONS
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, named_config
 from vitascope.training.distributed import print_first
-from vitascope.training.options import Architecture
+from vitascope.training.options import Architecture, Optimization
 from vitascope.training.recipes import TrainConfig
 from vitascope.training.tasks.masked import body_config
 from vitascope.weights.files import CheckpointError
@@ -27,6 +27,11 @@ SMALL_IMAGE = 96
 """Images whose median shorter side is at most this, in pixels, keep their size."""
 LARGE_IMAGE = 224
 """Input size for larger images, pixels."""
+FROM_SCRATCH = 64
+"""Input size of a model with a tokenizer for larger images, pixels."""
+IMAGES_SHOWN = 1_000_000
+"""Images, with repetitions, that a run without a length is trained on, within these numbers of epochs."""
+FEWEST_EPOCHS, MOST_EPOCHS = 20, 200
 
 
 def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, ModelConfig]:
@@ -59,16 +64,41 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
                 )
         if config.task == "masked":
             model_config = body_config(model_config)
-    batch_size = fitting_batch_size(config.optimization.batch_size, len(splits.train))
-    length = config.optimization
     resolved = config.replace(
         model=name,
         image_size=model_config.image_hw[0],
         patch_size=model_config.patch_hw[0] if isinstance(model_config, ViTConfig) else None,
-        batch_size=batch_size,
-        epochs=length.epochs if length.steps is None and length.minutes is None else None,
+        batch_size=fitting_batch_size(config.optimization.batch_size, len(splits.train)),
+        epochs=_epochs(config.optimization, len(splits.train)),
     )
     return resolved, model_config
+
+
+def chosen_by_data(asked: TrainConfig, resolved: TrainConfig, splits: Splits) -> str:
+    """The options that the images have decided, in words; empty if there are none, or other weights."""
+    values = {
+        "model": "{}",
+        "image_size": "{0}x{0} pixels",
+        "patch_size": "patches of {}",
+        "epochs": "{} epochs",
+        "batch_size": "batches of {}",
+    }
+    chosen = [
+        words.format(resolved.option(name))
+        for name, words in values.items()
+        if asked.option(name) is None and resolved.option(name) is not None
+    ]
+    if not chosen or asked.weights is not None:
+        return ""
+    height, width = median_size(splits.train)
+    return f"{', '.join(chosen)}: for {counted(len(splits.train), 'image')} of about {width}x{height} pixels"
+
+
+def _epochs(length: Optimization, images: int) -> int | None:
+    """The epochs of a run whose length is not given otherwise; by default, more for fewer images."""
+    if length.steps is not None or length.minutes is not None or length.lengths:
+        return None
+    return length.epochs or max(FEWEST_EPOCHS, min(MOST_EPOCHS, round(IMAGES_SHOWN / images)))
 
 
 def _derived_options(config: TrainConfig, splits: Splits, is_vit: bool) -> dict[str, Any]:
@@ -104,7 +134,7 @@ def _derived_options(config: TrainConfig, splits: Splits, is_vit: bool) -> dict[
 
 
 def _default_sizes(asked: Architecture, model: str, side: int) -> dict[str, int]:
-    """Image and patch size: small images keep their size, with 8 patches per side or a tokenizer's."""
+    """Image and patch size: small images keep their size, with 8 patches per side, as far as possible."""
     side = asked.image_size or side
     small, config = side <= SMALL_IMAGE, named_config(model)
     if not isinstance(config, ViTConfig):
@@ -112,14 +142,15 @@ def _default_sizes(asked: Architecture, model: str, side: int) -> dict[str, int]
     embedding = dataclasses.replace(config.embedding, **_of_group("embedding", asked))
     if embedding.stem == "tokenizer":
         tokenizer = dataclasses.replace(config.tokenizer, **_of_group("tokenizer", asked))
+        side = side if small else asked.image_size or FROM_SCRATCH
         halvings = min(tokenizer.num_layers, max(1, side // 8).bit_length() - 1)
         patch = asked.patch_size or 2 ** max(1, halvings)
-    elif small:
+        return {"patch_size": patch, "image_size": max(1, round(side / patch)) * patch}
+    if small:
         smallest = ResNetConfig(layers=embedding.resnet_layers).stride if embedding.stem == "resnet" else 1
         patch = asked.patch_size or max(smallest, side // 8 // smallest * smallest)
-    else:
-        return {"image_size": LARGE_IMAGE}
-    return {"patch_size": patch, "image_size": max(1, round(side / patch)) * patch if small else LARGE_IMAGE}
+        return {"patch_size": patch, "image_size": max(1, round(side / patch)) * patch}
+    return {"image_size": LARGE_IMAGE}
 
 
 def _of_group(group: str, asked: Architecture) -> dict[str, Any]:

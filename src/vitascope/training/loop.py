@@ -336,7 +336,7 @@ class Trainer:
         The last epoch of a run whose length is given in steps or minutes may be a part of one.
         """
         whole, rest = divmod(self.step, self.steps_per_epoch)
-        epoch = whole if rest == 0 else round(self.step / self.steps_per_epoch, 2)
+        epoch = whole if rest == 0 else float(f"{self.step / self.steps_per_epoch:.4g}")
         sums = distributed.sum_over_processes(self.sums)
         means = {name: float(total / sums["count"]) for name, total in sums.items() if name != "count"}
         self._check_finite(means["loss"])

@@ -131,8 +131,8 @@ class Architecture(OptionGroup):
 class Optimization(OptionGroup):
     """The optimizer and its schedule."""
 
-    epochs: Annotated[int | None, tyro.conf.arg(metavar="INT")] = 100
-    """Passes over the training images."""
+    epochs: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = 100
+    """Passes over the training images. Default: that of the recipe, or by the number of images."""
     steps: MaybeInt = None
     """Optimizer steps, instead of --epochs."""
     minutes: MaybeFloat = None
@@ -183,8 +183,6 @@ class Optimization(OptionGroup):
         object.__setattr__(self, "lengths", tuple((since, total) for since, total in self.lengths))
         if self.steps is not None and self.minutes is not None:
             raise UserError("steps and minutes both set the length of the run: leave out one of them")
-        if self.epochs is None and self.steps is None and self.minutes is None and not self.lengths:
-            raise UserError("a run needs a length: set epochs, steps or minutes")
         if not 0 < self.lr <= LARGEST_RATE:
             raise UserError(
                 f"lr must be in (0, {LARGEST_RATE:g}], not {self.lr:g}; AdamW usually takes about 1e-3, SGD "

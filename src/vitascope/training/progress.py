@@ -77,7 +77,7 @@ class Progress:
         if self._bar is not None:
             self._bar.set_description(f"epoch {epoch}/{self.epochs}")
         if epoch in (1, self.epochs) or epoch % math.ceil(self.epochs / LINES) == 0 or epoch % 1:
-            self._print(f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}  {measured}")
+            self._print(f"epoch {epoch:>{len(str(self.epochs))}g}/{self.epochs}  {measured}")
 
     def note(self, text: str) -> None:
         """Print a line beside the bar."""

@@ -152,18 +152,18 @@ RECIPES["digits"] = BASE.replace(
     keep="last",
 )
 
-# vitascope train --data FOLDER
-# From scratch on thousands of images: a ResNet stem (Xiao et al. 2021, "Early Convolutions Help Transformers
-# See Better"), mean pooling (Zhai et al. 2022), and the augmentation of DeiT.
+# vitascope train --data FOLDER --minutes 30
+# From scratch: a small ViT with a convolutional tokenizer (Hassani et al. 2021), Muon, and the classic
+# augmentation of CIFAR. Without a length, the number of images sets the epochs.
 RECIPES["small-data"] = BASE.replace(
-    pool="mean",
-    options=("stem=resnet", "resnet_layers=[2]"),
-    drop_path=0.1,
-    randaugment=2,
-    erase=0.25,
+    model="cct_mini",
+    epochs=None,
+    optimizer="muon",
+    lr=3e-3,
+    crop_scale=1.0,
+    shift=0.125,
     color_jitter=0.0,
-    mixup=0.8,
-    cutmix=1.0,
+    keep="last",
 )
 
 # vitascope train --data FOLDER --teacher runs/cnn
@@ -172,7 +172,7 @@ RECIPES["distill"] = RECIPES["small-data"].replace(pool="cls")
 
 # vitascope train --data FOLDER --model resnet29_w32_cifar
 # The same for a CNN, as a baseline or a teacher.
-RECIPES["cnn"] = RECIPES["small-data"].replace(pool=None, options=(), drop_path=0.0)
+RECIPES["cnn"] = RECIPES["small-data"].replace(model=None)
 
 # vitascope train --data FOLDER --weights MODEL
 # A trained body with a new head: a short run with small steps, smaller ones in early layers.

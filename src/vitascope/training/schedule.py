@@ -40,7 +40,7 @@ class Schedule:
         if not lengths:
             steps = options.steps
             if steps is None:
-                assert options.epochs is not None
+                assert options.epochs is not None  # of a resolved configuration
                 steps = options.epochs * steps_per_epoch
             lengths = ((0, steps),)
         return cls(options, batch_size, steps_per_epoch, lengths)
@@ -107,6 +107,8 @@ class Schedule:
 
 CORRECTED = (0.01, *(count / 20 for count in range(1, 20)))
 """The shares of the schedule after which a budget of time corrects the length of a run."""
+FIRST_LENGTH = 20
+"""The least length that a budget begins with; it is corrected after the first step."""
 LAST_SHARE = 0.02
 """The share of the steps so far that a run takes at least to finish its schedule, if its time is over."""
 
@@ -129,8 +131,9 @@ class TimeBudget:
         self._due = bisect.bisect(CORRECTED, progress)
 
     def first_length(self, per_step: float, steps_per_epoch: int) -> int:
-        """The length in steps, at least 1, of a run whose steps take `per_step` seconds."""
-        return max(1, int((self.seconds - self.validation) / self._cost(per_step, steps_per_epoch)))
+        """The length in steps of a run whose steps take `per_step` seconds, as estimated."""
+        steps = int((self.seconds - self.validation) / self._cost(per_step, steps_per_epoch))
+        return max(FIRST_LENGTH, steps)
 
     def stepped(self, seconds: float) -> None:
         """Count a step that took this time."""

@@ -37,7 +37,7 @@ from vitascope.storage import explaining_failure
 from vitascope.training import distributed
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
-from vitascope.training.defaults import resolve_config
+from vitascope.training.defaults import chosen_by_data, resolve_config
 from vitascope.training.evaluate import Evaluation, data_frame, html_table
 from vitascope.training.loop import Trainer, images_at_once
 from vitascope.training.options import Balance
@@ -210,7 +210,7 @@ def _run(config: TrainConfig) -> TrainResult | PretrainResult:
     started = time.monotonic()
     if config.optimization.lengths:  # a run with minutes is repeated, whatever time that takes
         config = config.replace(minutes=None)
-    device = distributed.join_processes(config.engine.device)
+    device, asked = distributed.join_processes(config.engine.device), config
     config, model_config, splits = distributed.by_all(lambda: _open(config))
     run = distributed.by_first(lambda: Run.create(config.to_dict(), processes=distributed.world_size()))
     with _locked(run), explaining_memory():
@@ -226,7 +226,7 @@ def _run(config: TrainConfig) -> TrainResult | PretrainResult:
             if distributed.is_first():
                 shutil.rmtree(run.path)
             raise
-        _announce(trainer)
+        _announce(trainer, chosen_by_data(asked, config, splits))
         if config.weights is not None:  # which may be gone when the run is resumed
             trainer.save_model(run.start)
         trainer.fit()
@@ -336,8 +336,8 @@ def make_task(
     )
 
 
-def _announce(trainer: Trainer) -> None:
-    """Print the data, the model and the run."""
+def _announce(trainer: Trainer, chosen: str = "") -> None:
+    """Print the data, the model and the run, and the options that were chosen by the data."""
     config = trainer.config
     lines = described(trainer.splits)
     if config.task == "classify" and trainer.splits.train.uneven:
@@ -349,7 +349,8 @@ def _announce(trainer: Trainer) -> None:
     distributed.print_first(
         f"data   {config.data}: {data}\n"
         f"model  {parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}\n"
-        f"run    {trainer.run.path}: {_length(trainer)}"
+        + (f"       {chosen}\n" if chosen else "")
+        + f"run    {trainer.run.path}: {_length(trainer)}"
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}"
     )
     absent = absent_classes(trainer.splits.train) if config.task == "classify" else ""
