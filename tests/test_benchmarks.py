@@ -44,6 +44,7 @@ from vitascope.model.options import (
 )
 from vitascope.model.sizes import named_config
 from vitascope.training.evaluate import Evaluation
+from vitascope.training.options import Masking
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 
@@ -315,7 +316,7 @@ def test_every_share_has_the_same_steps_augmentation_and_schedule() -> None:
     assert vit.augmentation.flip == 0
     assert vit.architecture.options == ("stem=conv",)
     assert vit.replace(options=hybrid.architecture.options) == hybrid
-    assert "stem=resnet" in hybrid.architecture.options
+    assert hybrid.architecture.options == ()
     assert cnn.architecture.model == "resnet29_w64_cifar"
     assert vit.augmentation == cnn.augmentation
     assert vit.optimization == cnn.optimization
@@ -417,13 +418,37 @@ def test_fine_tuning_from_pretrained_and_random_weights_has_the_same_settings(mo
         "train",
         lambda name, config: seen.append(config) or SimpleNamespace(evaluation=evaluation),
     )
-    arguments = pretraining.parse(["--patch-size", "8", "--finetune-epochs", "40", "--precision", "fp32"])
+    given = ["--patch-size", "8", "--finetune-epochs", "40", "--precision", "fp32"]
+    arguments = pretraining.parse([*given, "--finetune", "layer_decay=0.5", "keep=last"])
     for start in (None, "pixels"):
         assert pretraining.finetune(start, 3, arguments, "digits", Path("runs")) == 0.5
     scratch, tuned = seen
     assert (scratch.option("weights"), tuned.option("weights")) == (None, "runs/pixels")
     assert tuned.replace(weights=None, run=scratch.run) == scratch
     assert (scratch.seed, scratch.architecture.patch_size, scratch.optimization.epochs) == (3, 8, 40)
+    assert (scratch.optimization.layer_decay, scratch.optimization.keep) == (0.5, "last")
+
+
+def test_each_target_is_pretrained_with_its_recipe_epochs_and_options(monkeypatch) -> None:
+    seen = []
+    monkeypatch.setattr(pretraining.vs, "pretrain", seen.append)
+    given = ["--targets", "mae:7", "pixels", "--epochs", "3", "--pretrain", "batch_size=64", "lr=0.002"]
+    arguments = pretraining.parse(given)
+    assert arguments.targets == [("mae", 7), ("pixels", None)]
+    for name, epochs in arguments.targets:
+        pretraining.pretrain(name, epochs or arguments.epochs, arguments, Path("runs"))
+    assert [config.masking.target for config in seen] == ["mae", "pixels"]
+    assert [config.optimization.epochs for config in seen] == [7, 3]
+    for config in seen:
+        assert (config.optimization.batch_size, config.optimization.lr) == (64, 0.002)
+        recipe = vs.TrainConfig.from_recipe(task="masked", target=config.masking.target)
+        assert config.augmentation == recipe.augmentation
+
+
+def test_targets_of_the_benchmark_are_those_of_the_command() -> None:
+    assert set(pretraining.TARGETS) == set(get_args(get_type_hints(Masking)["target"]))
+    with pytest.raises(SystemExit):
+        pretraining.parse(["--targets", "colour"])
 
 
 uneven = load("uneven")

@@ -47,7 +47,7 @@ SHORT = [
     "0",
 ]
 
-MASKING = {"masking", "target", "corrupt"}
+MASKING = {"masking", "target", "corrupt", "decoder_dim", "decoder_depth"}
 DISTILLATION = {"teacher", "distill", "distill_weight", "temperature"}
 BALANCE = {"balance", "class_weights", "sampling"}
 SUPPRESSED = {"train": {"task", *MASKING}, "pretrain": {"task", *BALANCE, *DISTILLATION, "distillation"}}

@@ -136,6 +136,10 @@ def test_masked_patches_are_covered_and_framed_in_the_input_row(
     for panel, picture in zip(panels, [picture for row in rows.values() for picture in row], strict=True):
         np.testing.assert_array_equal(panel.images[0].get_array(), picture.transpose(1, 2, 0))
     assert [len(panel.images) for panel in panels] == [1, 1, 2, 2, 1, 1]
+    assert all(name in texts(figure) for name in ("[mask]", "another patch", "unchanged, but predicted"))
+    draw_masked_patches(Run(tmp_path), rows, hidden, *np.zeros((2, 2, 2, 3), dtype=bool))
+    assert "[mask]" in texts(saved[1])
+    assert "another patch" not in texts(saved[1])  # the figure has none
     cover = panels[2].images[1]
     np.testing.assert_array_equal(cover.get_array()[..., 3], hidden[0])
     assert list(cover.get_extent()) == list(panels[2].images[0].get_extent())

@@ -80,6 +80,25 @@ def test_weights_of_another_architecture_are_rejected_with_the_difference(data, 
         resolve_config(config, open_data(str(data)))
 
 
+@pytest.mark.parametrize("task", ["classify", "masked"])
+@pytest.mark.parametrize(("option", "value", "was"), [("patch_size", 4, 8), ("depth", 2, 3)])
+def test_body_of_another_shape_is_rejected_with_advice(data, tmp_path, task, option, value, was) -> None:
+    save_pretrained(small_model(head="none"), tmp_path / "m")
+    given = {"data": str(data), "weights": str(tmp_path / "m"), "task": task, option: value}
+    with pytest.raises(
+        UserError, match=f"m has another body: {option} is {was}, not {value}; leave that out"
+    ):
+        resolve_config(TrainConfig(**given), open_data(str(data)))
+
+
+@pytest.mark.parametrize(
+    ("options", "share"), [({}, 0.5), ({"target": "mae"}, 0.75), ({"target": "mae", "corrupt": 0.6}, 0.6)]
+)
+def test_share_of_hidden_patches_follows_from_the_target(data, options, share) -> None:
+    config, _ = resolve_config(TrainConfig(data=str(data), task="masked", **options), open_data(str(data)))
+    assert config.masking.corrupt == share
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -100,10 +100,11 @@ def steps_of(trainer: Trainer) -> Iterator[Callable[[], object]]:
         ("base", {"precision": "fp32", "options": ("positions=sincos_2d",)}),
         ("base", {"precision": "fp32", "options": ("positions=rotary",), "pool": "mean"}),
         ("masked", {"precision": "fp32"}),
+        ("mae", {"precision": "fp32", "decoder_dim": 32}),
         ("deit", {"image_size": 16, "model": "vit_ti16", "accumulate": 2}),
         ("deit3", {"image_size": 16, "model": "vit_ti16", "crop_scale": 1.0, "shift": 0.25}),
     ],
-    ids=["small-data", "sincos", "rotary", "masked", "deit", "deit3"],
+    ids=["small-data", "sincos", "rotary", "masked", "mae", "deit", "deit3"],
 )
 def test_no_step_waits_for_the_device(tmp_path: Path, recipe: str, options: dict[str, Any]) -> None:
     steps = steps_of(trainer_of(tmp_path, recipe, **options))

@@ -43,6 +43,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "ema": 0.9,
         "options": ["qkv_bias=no_key"],
     },
+    "mae": {
+        **{"task": "masked", "target": "mae", "decoder_dim": 32, "decoder_depth": 1},
+        **{"patch_size": 4, "ema": 0.9, "options": ["qkv_bias=no_key"], "lr": 1e-4},
+    },
     "sgd": {
         **{"optimizer": "sgd", "ema": 0.5, "clip_grad": 0.1, "gradient_checkpointing": True},
         "sampling": "balanced",
@@ -51,7 +55,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "patient": {"lr": 1e-30, "ema": 0.0, "epochs": 5, "patience": 1},
 }
 LAYOUTS = ("ddp", "fsdp")
-RUNS = (("plain", "ddp"), ("mixed", "ddp"), ("mixed", "fsdp"), ("sgd", "fsdp"), ("patient", "ddp"))
+RUNS = (
+    ("plain", "ddp"),
+    ("mixed", "ddp"),
+    ("mixed", "fsdp"),
+    ("sgd", "fsdp"),
+    ("patient", "ddp"),
+    ("mae", "ddp"),
+    ("mae", "fsdp"),
+)
 
 
 def write_config(path: Path, name: str, kind: str, **options: Any) -> TrainConfig:
@@ -73,7 +85,7 @@ def place(tmp_path_factory) -> Path:
         patch.setattr(loop, "RECORD_EVERY", 1)
         for kind in KINDS:
             config = tiny_config(root / "data", run=str(root / "one" / kind), **SHARED | KINDS[kind])
-            train.train(config)
+            (train.pretrain if config.task == "masked" else train.train)(config)
         for kind, layout in RUNS:
             write_config(two, f"{kind}-{layout}", kind, parallel=layout)
         for layout in LAYOUTS:

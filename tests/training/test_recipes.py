@@ -40,6 +40,8 @@ def test_options_override_the_recipe() -> None:
         ({"data": "photos/", "model": "resnet29_w32_cifar"}, "cnn"),
         ({"data": "photos/", "model": "vit_s16"}, "small-data"),
         ({"data": "digits", "task": "masked"}, "masked"),
+        ({"data": "photos/", "task": "masked", "target": "pixels"}, "masked"),
+        ({"data": "photos/", "task": "masked", "target": "mae"}, "mae"),
     ],
 )
 def test_recipe_follows_from_the_given_options(options: dict[str, str], recipe: str) -> None:
@@ -48,14 +50,20 @@ def test_recipe_follows_from_the_given_options(options: dict[str, str], recipe: 
 
 
 def test_model_options_are_added_to_the_recipes() -> None:
-    config = TrainConfig.from_recipe("small-data", options=["positions=rotary", "resnet_layers=[3]"])
-    assert config.architecture.options == ("stem=resnet", "positions=rotary", "resnet_layers=[3]")
+    config = TrainConfig.from_recipe("deit3", options=["init=paper", "num_registers=2"])
+    assert config.architecture.options == (
+        "layer_scale=1e-4",
+        "position_prefix=false",
+        "init=paper",
+        "num_registers=2",
+    )
 
 
 def test_dependent_recipe_option_is_dropped_with_its_base_option() -> None:
-    assert TrainConfig.from_recipe("small-data", options=["stem=conv"]).architecture.options == ("stem=conv",)
-    same = TrainConfig.from_recipe("small-data", options=["stem=resnet"])
-    assert same.architecture.options == ("resnet_layers=[2]", "stem=resnet")
+    given = TrainConfig.from_recipe("deit3", options=["positions=rotary"]).architecture.options
+    assert given == ("init=timm", "layer_scale=1e-4", "positions=rotary")
+    same = TrainConfig.from_recipe("deit3", options=["positions=learned"])
+    assert "position_prefix=false" in same.architecture.options
 
 
 def test_every_option_has_a_unique_name_and_one_group() -> None:
@@ -97,6 +105,9 @@ def test_unknown_option_names_the_nearest() -> None:
         ("temperature", 0.0),
         ("distill_weight", 2.0),
         ("corrupt", 1.0),
+        ("decoder_dim", 0),
+        ("decoder_dim", 100),
+        ("decoder_depth", 0),
         ("keep_checkpoints", 0),
         ("ema", 1.0),
         ("crop_scale", 0.0),
@@ -323,7 +334,7 @@ PLAIN = {
     "epochs": 90,
 }
 # Dosovitskiy et al. 2021, appendix B.1.2; the rest is for a user's own photos
-MASKED = {"task": "masked", "corrupt": 0.5, "target": "mean_color", "schedule": "cosine"}
+MASKED = {"task": "masked", "corrupt": None, "target": "mean_color", "schedule": "cosine"}
 
 
 @pytest.mark.parametrize(
@@ -382,7 +393,7 @@ def test_every_recipe_trains_a_small_model_for_an_epoch(data, weights, tmp_path,
     if RECIPES[recipe].option("warmup_steps") is not None:  # meant for a million images and more
         options["warmup_steps"] = 0
     with undrawn():
-        result = (pretrain if recipe == "masked" else train)(recipe=recipe, **options)
+        result = (pretrain if RECIPES[recipe].task == "masked" else train)(recipe=recipe, **options)
     (epoch,) = Run(result.run).records("epoch")
     assert math.isfinite(epoch["val_loss"])
     assert result.model.config.image_hw == (

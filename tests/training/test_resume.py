@@ -37,6 +37,7 @@ COMMON: dict[str, Any] = {
 TASKS: dict[str, dict[str, Any]] = {
     "classify": {"mixup": 0.8, "cutmix": 1.0, "repeats": 3, "three_augment": True, "loss": "bce"},
     "masked": {"task": "masked", "target": "downsampled", "randaugment": 0, "label_smoothing": 0.0},
+    "mae": {"task": "masked", "target": "mae", "randaugment": 0, "label_smoothing": 0.0, "decoder_dim": 32},
     "distill": {"mixup": 0.8, "pool": "cls"},
 }
 
@@ -121,7 +122,7 @@ def whole(request, data, teacher, tmp_path_factory) -> TrainConfig:
 
 @pytest.mark.parametrize(
     ("whole", "workers"),
-    [("classify", 0), ("classify", 4), ("masked", 1), ("distill", 4)],
+    [("classify", 0), ("classify", 4), ("masked", 1), ("mae", 1), ("distill", 4)],
     indirect=["whole"],
 )
 def test_killed_run_resumes_bitwise(whole: TrainConfig, streamed, tmp_path, workers: int) -> None:

@@ -36,7 +36,8 @@ def run(path: Path) -> None:
     elif path.stem.startswith("stopped"):
         stop_in_the_middle(TrainConfig.from_yaml(path))
     else:
-        train.train(TrainConfig.from_yaml(path))
+        config = TrainConfig.from_yaml(path)
+        (train.pretrain if config.task == "masked" else train.train)(config)
 
 
 def stop_in_the_middle(config: TrainConfig) -> None:

@@ -74,7 +74,7 @@ class Train(RunCommand):
 class Pretrain(RunCommand):
     """Learn from images without their labels, by masked patch prediction.
 
-    Half of the patches of each image are hidden; the model predicts their content.
+    Some patches of each image are hidden; the model predicts their content.
 
     `vitascope train --weights RUN` fine-tunes the model.
     """

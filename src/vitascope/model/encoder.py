@@ -11,6 +11,7 @@ from vitascope.errors import UserError
 from vitascope.model.attention import EVERY_TOKEN, SelfAttention
 from vitascope.model.config import ViTConfig
 from vitascope.model.local_attention import LocalAttention
+from vitascope.model.patches import take
 from vitascope.model.positions import Layout
 from vitascope.model.token_merging import MergingAttention, MergingLayout
 from vitascope.model.trace import Trace
@@ -33,6 +34,12 @@ class DropPath(nn.Module):
         return branch * (keep / (1 - self.rate)).to(branch.dtype)
 
 
+def keep_patches(tokens: Tensor, layout: Layout, kept: Tensor) -> tuple[Tensor, Layout]:
+    """Keep the prefix and some patches of each image, by their indices (B, N'): (B, T, D) -> (B, T', D)."""
+    prefix, patches = tokens[:, : layout.num_prefix_tokens], tokens[:, layout.num_prefix_tokens :]
+    return torch.cat([prefix, take(patches, kept)], dim=1), layout.select(kept)
+
+
 class PatchDropout(nn.Module):
     """In training, keep a random share of each image's patches, in order (Li et al. 2022, FLIP, section 3).
 
@@ -46,12 +53,10 @@ class PatchDropout(nn.Module):
     def forward(self, tokens: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
         if not self.training or self.rate == 0:
             return tokens, layout
-        prefix, patches = tokens[:, : layout.num_prefix_tokens], tokens[:, layout.num_prefix_tokens :]
-        B, N, D = patches.shape
+        B, N = tokens.shape[0], tokens.shape[1] - layout.num_prefix_tokens
         num_kept = max(1, round(N * (1 - self.rate)))
         kept = torch.rand(B, N, device=tokens.device).argsort(dim=1)[:, :num_kept].sort(dim=1).values
-        patches = patches.gather(1, kept[:, :, None].expand(-1, -1, D))  # (B, N', D)
-        return torch.cat([prefix, patches], dim=1), layout.select(kept)
+        return keep_patches(tokens, layout, kept)
 
 
 class QuickGELU(nn.Module):

@@ -31,6 +31,19 @@ def unpatchify(patches: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -
     return tiles.permute(0, 3, 1, 4, 2, 5).reshape(B, C, gh * ph, gw * pw)
 
 
+def take(tokens: Tensor, places: Tensor) -> Tensor:
+    """Select tokens of each image: (B, Q, D), (B, n) -> (B, n, D)."""
+    B, Q, D = tokens.shape
+    rows = places + Q * torch.arange(B, device=tokens.device)[:, None]
+    # One index for whole rows is several times as fast on a CPU as `gather` or two indices.
+    return tokens.reshape(B * Q, D).index_select(0, rows.flatten()).view(B, places.shape[1], D)
+
+
+def put(tokens: Tensor, places: Tensor, others: Tensor) -> Tensor:
+    """Replace tokens of each image by others: (B, Q, D), (B, n), (B, n, D) -> (B, Q, D)."""
+    return tokens.scatter(1, places[:, :, None].expand(-1, -1, tokens.shape[2]), others)
+
+
 class ConvPatches(nn.Conv2d):
     """Patch embedding as a convolution, for "overlap" of smaller stride: (B, C, H, W) -> (B, N, D)."""
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vitascope.model.attention import EVERY_TOKEN
 from vitascope.model.config import ViTConfig
-from vitascope.model.encoder import Encoder, PatchDropout
+from vitascope.model.encoder import Encoder, PatchDropout, keep_patches
 from vitascope.model.heads import classification_head, pooling
 from vitascope.model.initialization import initialize
 from vitascope.model.patches import patch_embedding
@@ -112,12 +112,17 @@ class VisionTransformer(nn.Module):
         trace: Trace | None = None,
         read: slice = EVERY_TOKEN,
         blocks: range | None = None,
+        kept: Tensor | None = None,
     ) -> Tensor:
         """z_L of z_0, equations 2 and 3: (B, T, D) -> (B, T, D), or only the tokens that `read` selects.
 
-        With `blocks`, z_j of z_i: these blocks alone, where evaluation mode is assumed.
+        With `blocks`, z_j of z_i: these blocks alone, where evaluation mode is assumed. With `kept`, the
+        encoder gets the prefix and the patches of these indices (B, N') only.
         """
-        tokens, layout = self.patch_dropout(tokens, self.positions.layout(grid, tokens.device))
+        layout = self.positions.layout(grid, tokens.device)
+        if kept is not None:
+            tokens, layout = keep_patches(tokens, layout, kept)
+        tokens, layout = self.patch_dropout(tokens, layout)
         return self.encoder(tokens, layout, trace, read, blocks)
 
     def pool_features(self, features: Tensor) -> Tensor:

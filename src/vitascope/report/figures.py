@@ -116,9 +116,12 @@ def draw_masked_patches(
                 axes.imshow(cover, extent=axes.images[0].get_extent())
                 plots.frame_patches(axes, replaced[index], plots.SERIES[1])
                 plots.frame_patches(axes, kept[index], plots.RIGHT)
-    frames = {"another patch of the image": plots.SERIES[1], "unchanged, but predicted": plots.RIGHT}
     handles = [Patch(facecolor=HIDDEN, label="[mask]")]
-    handles += [Patch(facecolor="none", edgecolor=colour, label=text) for text, colour in frames.items()]
+    frames = (
+        ("another patch of the image", plots.SERIES[1], replaced),
+        ("unchanged, but predicted", plots.RIGHT, kept),
+    )
+    handles += [Patch(fc="none", ec=colour, label=text) for text, colour, where in frames if where.any()]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
     return _save(run, {"masked": figure})
 

@@ -52,8 +52,10 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
         try:
             model_config = adapted(base, name, str(config.weights), options)
         except CheckpointError as error:
-            advice = "; leave out the model to use that of the weights" if name is not None else ""
-            raise UserError(f"{error}{advice}") from error
+            advice = "leave out the model to use that of the weights"
+            if name is None:
+                advice = "leave that out to train the body as it is, or pre-train another one"
+            raise UserError(f"{error}; {advice}") from error
     if isinstance(model_config, ViTConfig):
         for option in asked.model_options():
             other, value = DEPENDENT_OPTIONS.get(option, (None, None))
@@ -70,6 +72,7 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
         patch_size=model_config.patch_hw[0] if isinstance(model_config, ViTConfig) else None,
         batch_size=fitting_batch_size(config.optimization.batch_size, len(splits.train)),
         epochs=_epochs(config.optimization, len(splits.train)),
+        corrupt=config.masking.share if config.task == "masked" else config.masking.corrupt,
     )
     return resolved, model_config
 

@@ -28,6 +28,8 @@ MaybeTracker = Annotated[
 ModelOptions = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", help_behavior_hint="")]
 Flag = tyro.conf.FlagCreatePairsOff[bool]
 
+DECODER_HEAD = 32
+"""Width of an attention head in the decoder of a masked autoencoder, as in the paper's."""
 LARGEST_RATE = 100.0
 """The largest published learning rates in vision, of LARS for huge batches, are a few tens."""
 
@@ -36,7 +38,7 @@ DERIVED_OPTIONS = ("num_classes", "class_names", "in_channels", "gradient_checkp
 
 _SIZES = (
     "image_size patch_size embed_dim depth num_heads epochs steps batch_size lr_batch accumulate repeats "
-    "keep_checkpoints"
+    "keep_checkpoints decoder_depth"
 )
 _AMOUNTS = (
     "warmup_epochs warmup_steps weight_decay clip_grad color_jitter randaugment mixup cutmix "
@@ -51,6 +53,11 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("in [0, 1]", lambda value: 0 <= value <= 1, "flip operation_probability erase distill_weight"),
     ("in (0, 1]", lambda value: 0 < value <= 1, "layer_decay crop_scale"),
     ("in (0, 1)", lambda value: 0 < value < 1, "corrupt"),
+    (
+        f"a multiple of {DECODER_HEAD}",
+        lambda value: value > 0 and value % DECODER_HEAD == 0,
+        "decoder_dim",
+    ),
     ("in [0, 10]", lambda value: 0 <= value <= 10, "magnitude"),
 )
 
@@ -264,12 +271,25 @@ class Distillation(OptionGroup):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Masking(OptionGroup):
-    """Masked patch prediction (paper, appendix B.1.2)."""
+    """Masked patch prediction (paper, appendix B.1.2), or a masked autoencoder (He et al. 2022)."""
 
-    target: Literal["mean_color", "downsampled", "pixels"] = "mean_color"
-    """Prediction for a hidden patch: its mean colour, the colours of its 4x4 picture, or its pixels."""
-    corrupt: float = 0.5
-    """Share of the patches that are corrupted and predicted."""
+    target: Literal["mean_color", "downsampled", "pixels", "mae"] = "mean_color"
+    """Prediction for a hidden patch: its mean colour, the colours of its 4x4 picture, or its pixels.
+    Or `mae`, a masked autoencoder: the encoder gets the visible patches only, and a decoder predicts the
+    pixels of the others, normalized in each patch."""
+    corrupt: MaybeFloat = None
+    """Share of the patches that are hidden and predicted. Default: 0.75 for mae, else 0.5."""
+    decoder_dim: int = 128
+    """Width of the decoder of mae, a multiple of 32."""
+    decoder_depth: int = 2
+    """Number of blocks of the decoder of mae."""
+
+    @property
+    def share(self) -> float:
+        """The share of the patches that are hidden: `corrupt`, or the default of the target."""
+        if self.corrupt is not None:
+            return self.corrupt
+        return 0.75 if self.target == "mae" else 0.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

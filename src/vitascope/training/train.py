@@ -43,6 +43,7 @@ from vitascope.training.loop import Trainer, images_at_once
 from vitascope.training.options import Balance
 from vitascope.training.recipes import GROUP_OF, TrainConfig
 from vitascope.training.signals import stopped_at_once
+from vitascope.training.tasks.autoencoder import MaskedAutoencoding
 from vitascope.training.tasks.classify import Classify, Distill, balanced_weights
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
@@ -318,7 +319,8 @@ def make_task(
             raise UserError(
                 "class_weights and sampling need labels, and pre-training has none; leave them out"
             )
-        return Masked(masking=config.masking, config=model.config, preprocess=preprocess)
+        kind = MaskedAutoencoding if config.masking.target == "mae" else Masked
+        return kind(masking=config.masking, config=model.config, preprocess=preprocess)
     balanced = config.balance.class_weights == "balanced"
     weights = balanced_weights(splits.train).to(device) if balanced else None
     if config.distillation.teacher is None:

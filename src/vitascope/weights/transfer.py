@@ -91,7 +91,7 @@ def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict
     else:
         fixed = _SHAPE if name is None else _FIXED | NAMED_SIZES[name].options.keys() - _LEFT_OPEN
     differing = [
-        f"{option} is {source.option(option)!r}, not {expected.option(option)!r}"
+        f"{option} is {_in_words(source.option(option))}, not {_in_words(expected.option(option))}"
         for option in sorted(fixed)
         if source.option(option) != expected.option(option)
     ]
@@ -103,6 +103,12 @@ def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict
     if "num_classes" in options and other_head:
         options.setdefault("head", "linear")
     return source.replace(**options)
+
+
+def _in_words(value: Any) -> str:
+    """An option's value; a square's side once."""
+    square = isinstance(value, tuple) and len(value) == 2 and value[0] == value[1]
+    return repr(value[0] if square else value)
 
 
 def check_same_kind(weights: str, source: ModelConfig, name: str, target: ModelConfig) -> None:

@@ -1,5 +1,4 @@
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -8,122 +7,21 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data import noise
-from tests.model import VARIANTS, random_images, randomize, small_config, small_model, with_preprocess
+from tests.model import random_images, small_config, small_model, with_preprocess
+from tests.training.tasks import TRAINABLE, examples, masked_task, noisy_set, pictures, small_module
 from vitascope.data.loading import Loader
-from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_masked_patches
 from vitascope.run.run import Run
-from vitascope.training.options import Masking
 from vitascope.training.tasks import masked
-from vitascope.training.tasks.masked import (
-    Corruption,
-    Masked,
-    MaskedPatchModel,
-    body_config,
-    corruption,
-    draw_masked,
-)
-from vitascope.training.tasks.task import Examples
+from vitascope.training.tasks.masked import MaskedPatchModel, body_config, draw_masked
 from vitascope.weights.loading import from_pretrained
-from vitascope.weights.preprocess import default_preprocess
 from vitascope.weights.saving import save_pretrained
 from vitascope.weights.transfer import adapted, transfer
 
-TARGETS = ("mean_color", "downsampled", "pixels")
-
-
-def corruption_by(task: Masked, seed: int, epoch: int, indices: np.ndarray) -> Corruption:
-    return corruption(seed, epoch, indices, math.prod(task.config.grid), task.masking.corrupt)
-
-
-def masked_task(target: str = "mean_color", corrupt: float = 0.5, **options: Any) -> Masked:
-    config = body_config(small_config(**options))
-    masking = Masking(target=target, corrupt=corrupt)
-    return Masked(masking=masking, config=config, preprocess=default_preprocess(config))
-
-
-def small_module(task: Masked, seed: int = 0) -> MaskedPatchModel:
-    return randomize(task.module(VisionTransformer(task.config)), seed).eval()
-
-
-def examples(images: torch.Tensor, *, first: int = 0, seed: int = 0, epoch: int = 0) -> Examples:
-    labels = torch.zeros(len(images), dtype=torch.int64)
-    indices = np.arange(first, first + len(images))
-    return Examples(images=images, labels=labels, targets=labels, indices=indices, seed=seed, epoch=epoch)
-
-
-def pictures(*shape: int) -> torch.Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(3))
-
-
-def noisy_set(count: int, size: int = 32, channels: int = 3) -> ImageSet:
-    sources = [noise(size, size, channels, seed=seed) for seed in range(count)]
-    return ImageSet("val", sources, np.zeros(count, np.int64), ("a", "b"))
-
-
-# Corruption
-
-
-@pytest.mark.parametrize(("num_patches", "share", "count"), [(16, 0.5, 8), (49, 0.15, 7), (64, 0.99, 63)])
-def test_exact_share_of_each_image_is_corrupted(num_patches: int, share: float, count: int) -> None:
-    drawn = corruption(0, 0, np.arange(50), num_patches, share)
-    assert all(field.shape == (50, count) for field in drawn)
-    assert (drawn.places.diff(dim=1) > 0).all()  # each place once, in order
-    assert drawn.places.min() >= 0
-    assert drawn.places.max() < num_patches
-
-
-def test_80_percent_of_corrupted_patches_are_masked_10_replaced_and_10_kept() -> None:
-    places, sources, masked = corruption(0, 3, np.arange(4000), 64, 0.5)
-    replaced = sources != places
-    assert not (masked & replaced).any()  # no patch is of two kinds
-    kinds = torch.stack([masked, replaced, ~masked & ~replaced]).double().mean(dim=(1, 2))
-    expected = torch.tensor([0.8, 0.1, 0.1]).double()
-    assert ((kinds - expected).abs() < 5 * (expected * (1 - expected) / masked.numel()).sqrt()).all()
-
-
-def test_every_patch_is_corrupted_and_used_as_replacement_equally_often() -> None:
-    N, images = 16, 20_000
-    places, sources, _ = corruption(0, 0, np.arange(images), N, 0.25)
-    corrupted = places.flatten().bincount(minlength=N) / images
-    assert (corrupted - 0.25).abs().max() < 5 * (0.25 * 0.75 / images) ** 0.5
-    lent = sources[sources != places].bincount(minlength=N)
-    expected = int(lent.sum()) / N
-    assert (lent - expected).abs().max() < 5 * expected**0.5
-
-
-def test_replacement_patch_gets_the_position_of_the_replaced_one() -> None:
-    places, sources, _ = corruption(0, 0, np.arange(500), 16, 0.75)
-    replaced = sources != places
-    assert replaced.any()
-    corrupted = (sources[:, :, None] == places[:, None, :]).any(dim=2)
-    assert not (corrupted & replaced).any()
-
-
-def test_corruption_depends_only_on_seed_epoch_and_index() -> None:
-    def draw(seed: int, epoch: int, indices: list[int]) -> Corruption:
-        return corruption(seed, epoch, np.array(indices), 64, 0.5)
-
-    together, others = draw(7, 2, [5, 9, 1]), draw(7, 2, [1, 4, 5, 8])
-    for ours, theirs in zip(together, others, strict=True):
-        assert torch.equal(ours[0], theirs[2])
-        assert torch.equal(ours[2], theirs[0])
-    for seed, epoch, index in ((8, 2, 5), (7, 3, 5), (7, 2, 6)):
-        assert not torch.equal(draw(seed, epoch, [index]).places, together.places[:1])
-
-
-def test_corruption_is_not_correlated_with_augmentation() -> None:
-    from vitascope.data.randomness import uniform
-
-    indices = np.arange(4000)
-    drawn = corruption(0, 0, indices, 16, 0.5)
-    first = (drawn.places == 0).any(dim=1).double().numpy()
-    mirror = uniform(0, 0, indices, 9)
-    correlations = [np.corrcoef(first, draw)[0, 1] for draw in mirror.T]
-    assert np.abs(correlations).max() < 0.08
+COLORS = ("mean_color", "downsampled")
+TARGETS = (*COLORS, "pixels", "mae")
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.01, 0), (0.99, 16)])
@@ -152,7 +50,7 @@ def test_only_hidden_patches_have_no_gradient(masked: bool) -> None:
 def test_hidden_pixels_do_not_change_the_output(target: str) -> None:
     task = masked_task(target)
     module, images = small_module(task), random_images(6, 3, 32, 32)
-    drawn = corruption_by(task, 0, 0, np.arange(6))
+    drawn = task.hidden(0, 0, np.arange(6))
     hidden = torch.zeros(6, 16, dtype=torch.bool)
     hidden.scatter_(1, drawn.places, drawn.masked | (drawn.sources != drawn.places))
     pixels = hidden.view(6, 1, 4, 4).repeat_interleave(8, 2).repeat_interleave(8, 3)  # (B, 1, H, W)
@@ -180,17 +78,6 @@ def test_mask_replaces_the_embedding_of_a_hidden_patch() -> None:
     places, sources = torch.tensor([[4, 5]]), torch.tensor([[4, 7]])
     predictions = module(images, places, sources, torch.tensor([[True, False]]))
     torch.testing.assert_close(predictions, module.head(features[:, [5, 6]]))
-
-
-TRAINABLE = {
-    name: options
-    for name, options in VARIANTS.items()
-    if options.get("stem", "conv") in ("conv", "linear")
-    and options.get("pool") != "map"
-    and options.get("pool_norm") != "after"
-    and "patch_dropout" not in options
-    and "head" not in options
-}
 
 
 @pytest.mark.parametrize("options", TRAINABLE.values(), ids=TRAINABLE)
@@ -234,7 +121,7 @@ def test_mask_and_the_head_start_at_zero() -> None:
 def test_the_module_compiles_to_one_graph() -> None:
     task = masked_task(depth=1, positions="rotary")
     module, images = small_module(task), random_images(2, 3, 32, 32)
-    drawn = corruption_by(task, 0, 0, np.arange(2))
+    drawn = task.hidden(0, 0, np.arange(2))
     torch.compiler.reset()
     compiled: Any = torch.compile(module, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(images, *drawn), module(images, *drawn))
@@ -247,9 +134,9 @@ def test_the_module_compiles_to_one_graph() -> None:
 def test_only_corrupted_patches_are_predicted(target: str) -> None:
     task, images = masked_task(target), pictures(12, 3, 32, 32)
     predictions = 0.1 * random_images(12, 8, task.target.outputs)
-    drawn = corruption_by(task, 4, 1, np.arange(10, 22))
+    drawn = task.hidden(4, 1, np.arange(10, 22))
 
-    assert (drawn.sources != drawn.places).any()
+    assert (drawn.sources != drawn.places).any() == (target != "mae")
 
     class Constant(torch.nn.Module):
         def forward(self, images: torch.Tensor, *fields: torch.Tensor) -> torch.Tensor:
@@ -261,7 +148,7 @@ def test_only_corrupted_patches_are_predicted(target: str) -> None:
     loss, sums = task.loss(Constant(), examples(images, first=10, seed=4, epoch=1))
     wanted = task.target.targets(images)
     asked = torch.stack([wanted[row, drawn.places[row]] for row in range(12)])  # (B, n, X)
-    if target == "pixels":
+    if target not in COLORS:
         expected = (predictions - asked).square().mean()
         assert sums.keys() == {"loss", "count"}
     else:
@@ -301,6 +188,7 @@ def test_empty_batch_has_zero_loss_with_gradients() -> None:
         ("mean_color", 3, torch.bfloat16),
         ("downsampled", 3, torch.float32),
         ("pixels", 3, torch.bfloat16),
+        ("mae", 3, torch.bfloat16),
     ],
 )
 def test_tiny_model_overfits_one_batch(target: str, channels: int, precision: torch.dtype) -> None:
@@ -317,7 +205,7 @@ def test_tiny_model_overfits_one_batch(target: str, channels: int, precision: to
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    if target != "pixels":
+    if target in COLORS:
         assert losses[0] == pytest.approx(np.log(8**channels), rel=1e-5)  # at first, all are equally probable
     assert losses[-1] < 0.3 * losses[0]
 
@@ -330,11 +218,11 @@ def test_validation_is_the_mean_over_a_split_and_repeatable(target: str) -> None
     found = task.validate(module, loader, torch.float32)
     assert module.training
     assert found == task.validate(module, loader, torch.float32)
-    assert found.keys() == ({"loss"} if target == "pixels" else {"loss", "accuracy"})
+    assert found.keys() == ({"loss", "accuracy"} if target in COLORS else {"loss"})
     pixels = torch.from_numpy(np.stack([task.preprocess.pixels(source) for source in images.sources]))
     _, sums = task.loss(module.eval(), examples(pixels / 255))
     assert found["loss"] == pytest.approx(float(sums["loss"] / 7), rel=1e-5)
-    if target != "pixels":
+    if target in COLORS:
         assert found["accuracy"] == pytest.approx(float(sums["correct"] / 7))
 
 
@@ -357,7 +245,9 @@ def test_a_classifier_starts_from_the_body(tmp_path: Path, pool: str) -> None:
     assert classifier(images).shape == (2, 3)
 
 
-@pytest.mark.parametrize(("target", "channels"), [("mean_color", 3), ("downsampled", 1), ("pixels", 3)])
+@pytest.mark.parametrize(
+    ("target", "channels"), [("mean_color", 3), ("downsampled", 1), ("pixels", 3), ("mae", 1)]
+)
 def test_figure_shows_hidden_patches_and_predictions(
     tmp_path: Path, target: str, channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,12 +269,14 @@ def test_figure_shows_hidden_patches_and_predictions(
     assert ((hidden + 0 + replaced + kept).sum(axis=(1, 2)) == 8).all()  # each is one of the three
     pixels = np.stack([task.preprocess.pixels(source) for source in images.sources])
     np.testing.assert_array_equal(rows["image"], pixels)
-    for name, changed in (("given", replaced), ("predicted", corrupted), ("right answer", corrupted)):
+    predicted = task.target.caption
+    for name, changed in (("given", replaced), (predicted, corrupted), ("right answer", corrupted)):
         where = changed.repeat(8, axis=1).repeat(8, axis=2)[:, None] & np.ones_like(pixels, dtype=bool)
         np.testing.assert_array_equal(rows[name][~where], pixels[~where])
-        if not (target == "pixels" and name == "right answer"):
+        answered = target not in COLORS and name == "right answer"  # with the pixels themselves
+        if where.any() and not answered:
             assert (rows[name][where] != pixels[where]).mean() > 0.5
-    assert (rows["predicted"] != rows["right answer"]).any()
+    assert (rows[predicted] != rows["right answer"]).any()
 
 
 def test_figure_leaves_out_unreadable_images(tmp_path: Path) -> None:

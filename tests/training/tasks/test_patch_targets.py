@@ -4,7 +4,14 @@ import torch
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.training.tasks.patch_targets import ColorTarget, PixelTarget, class_colors, color_classes
+from vitascope.model.patches import patchify
+from vitascope.training.tasks.patch_targets import (
+    ColorTarget,
+    NormalizedPixelTarget,
+    PixelTarget,
+    class_colors,
+    color_classes,
+)
 
 
 def images_of(*shape: int) -> torch.Tensor:
@@ -76,7 +83,7 @@ def test_colour_of_each_class_belongs_to_that_class(channels: int) -> None:
 def test_picture_of_the_correct_classes_is_the_image_in_3_bits() -> None:
     images = images_of(2, 3, 8, 16).repeat_interleave(2, 2).repeat_interleave(2, 3)
     target = ColorTarget(side=4, patch=(8, 8), channels=3)
-    shown = target.pictures(target.targets(images))  # (B, N, C, ph, pw)
+    shown = target.pictures(target.targets(images), patchify(images, (8, 8)))  # (B, N, C, ph, pw)
     tiles = images.unflatten(2, (2, 8)).unflatten(4, (4, 8)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
     assert torch.equal(shown, (tiles * 8).floor() / 8 + 1 / 16)
 
@@ -102,9 +109,23 @@ def test_pixels_are_normalized_patches_and_their_picture_is_the_image() -> None:
     np.testing.assert_array_equal(wanted.numpy(), np.array(expected))
     assert target.outputs == wanted.shape[2]
     tiles = torch.from_numpy(np.array([patches_of(image, (4, 6)) for image in images.numpy()]))
-    torch.testing.assert_close(target.pictures(target.predictions(wanted)), tiles)
+    torch.testing.assert_close(target.pictures(target.predictions(wanted), tiles.flatten(2)), tiles)
     predictions = torch.zeros_like(wanted).requires_grad_()
     torch.testing.assert_close(target.measure(predictions, wanted)["loss"], wanted.square().mean(dim=(1, 2)))
+
+
+def test_normalized_pixels_have_no_mean_and_a_variance_of_one_in_each_patch() -> None:
+    preprocess = Preprocess(image_size=(8, 12), mean=(0.1, 0.5, 0.7), std=(0.2, 0.3, 0.4))
+    target = NormalizedPixelTarget(patch=(4, 6), preprocess=preprocess)
+    images = images_of(2, 3, 8, 12)
+    images[:, :, :4, :6] = 0.5  # a patch with a variance between its channels only
+    wanted = target.targets(images)
+    for image, found in zip(preprocess.normalize(images).double().numpy(), wanted.numpy(), strict=True):
+        for tile, normalized in zip(patches_of(image, (4, 6)), found, strict=True):
+            expected = (tile - tile.mean()) / np.sqrt(tile.var(ddof=1) + 1e-6)
+            np.testing.assert_allclose(normalized, expected.ravel(), rtol=1e-4, atol=1e-4)
+    tiles = torch.from_numpy(np.array([patches_of(image, (4, 6)) for image in images.numpy()]))
+    torch.testing.assert_close(target.pictures(wanted, tiles.flatten(2)), tiles)
 
 
 def test_patches_too_small_for_the_target_are_rejected() -> None:

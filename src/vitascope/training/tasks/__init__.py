@@ -1,1 +1,1 @@
-"""The training tasks: classification and masked patch prediction."""
+"""The training tasks: classification, masked patch prediction and masked autoencoders."""

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import math
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +19,11 @@ from torch import Tensor, nn
 from vitascope.data.decoding import ImageError
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
-from vitascope.data.randomness import uniform
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.classifier import evaluation_mode
 from vitascope.model.config import ViTConfig
-from vitascope.model.patches import patchify, unpatchify
+from vitascope.model.patches import patchify, put, take, unpatchify
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_masked_patches
 from vitascope.run.run import Run
@@ -33,60 +31,9 @@ from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import to_resume
 from vitascope.training.distributed import by_first, print_first, sum_over_processes
 from vitascope.training.options import Masking
+from vitascope.training.tasks.corruption import Corruption, RandomMask, corruption, num_corrupted
 from vitascope.training.tasks.patch_targets import ColorTarget, PixelTarget, Target
 from vitascope.training.tasks.task import Examples, Finished, PatchEvaluation, Sums
-
-MASKED, REPLACED = 0.8, 0.1
-"""The shares of the corrupted patches that become [mask] and another patch; the others stay."""
-_STREAM = 0x6D61736B
-"""Makes the corruption independent of the augmentation, which draws from the same seed and epoch."""
-
-
-# Corruption
-
-
-class Corruption(NamedTuple):
-    """The n corrupted patches of each image and their replacements, (B, n) each."""
-
-    places: Tensor
-    """Positions of the corrupted patches, ascending; int64."""
-    sources: Tensor
-    """Positions of the patches whose embeddings are used instead, perhaps the same ones; int64."""
-    masked: Tensor
-    """Whether [mask] is used instead; boolean."""
-
-    def to(self, device: torch.device) -> Corruption:
-        """The same on a device."""
-        return Corruption(*(field.to(device, non_blocking=True) for field in self))
-
-
-def num_corrupted(num_patches: int, share: float) -> int:
-    """The number n of corrupted patches per image: the share, rounded."""
-    count = round(share * num_patches)
-    if not 0 < count < num_patches:
-        raise UserError(
-            f"corrupt {share:g} of {num_patches} patches is {count}: some must be hidden and some visible; "
-            "choose another share or smaller patches"
-        )
-    return count
-
-
-def corruption(
-    seed: int, epoch: int, indices: npt.NDArray[np.int64], num_patches: int, share: float
-) -> Corruption:
-    """Draw each image's corruption, a function of the seed, the epoch and its index; on the CPU."""
-    # Another patch is an uncorrupted one of the same image: results do not depend on the batch, and no hidden
-    # patch becomes visible elsewhere.
-    N, n = num_patches, num_corrupted(num_patches, share)
-    draws = uniform(seed ^ _STREAM, epoch, indices, N + 2 * n)  # (B, N + 2n) in [0, 1)
-    order, kind, other = np.split(draws, [N, N + n], axis=1)
-    shuffled = order.argsort(axis=1, kind="stable")  # (B, N)
-    places, seen = np.sort(shuffled[:, :n], axis=1), shuffled[:, n:]
-    others = np.take_along_axis(seen, (other * (N - n)).astype(np.int64), axis=1)  # (B, n)
-    replaced = (kind >= MASKED) & (kind < MASKED + REPLACED)
-    sources = np.where(replaced, others, places)
-    return Corruption(*(torch.from_numpy(field) for field in (places, sources, kind < MASKED)))
-
 
 # The model
 
@@ -96,14 +43,22 @@ def body_config(config: ViTConfig) -> ViTConfig:
     return config.replace(head="none", class_token=config.readout.has_class_token)
 
 
-def take_patches(patches: Tensor, places: Tensor) -> Tensor:
-    """Select patches (B, N, X) at places (B, n): (B, n, X)."""
-    return patches.gather(1, places[:, :, None].expand(-1, -1, patches.shape[2]))
-
-
-def put_patches(patches: Tensor, places: Tensor, others: Tensor) -> Tensor:
-    """Replace patches (B, N, X) at places (B, n) by others (B, n, X)."""
-    return patches.scatter(1, places[:, :, None].expand(-1, -1, patches.shape[2]), others)
+def check_body(body: VisionTransformer) -> None:
+    """Reject a model whose hidden patches are visible elsewhere, or of which a part would not be trained."""
+    stem = body.config.embedding.stem
+    if stem not in ("conv", "linear"):
+        raise UserError(
+            f"stem {stem!r}: its patches share pixels, so that a hidden patch is visible in its "
+            'neighbours; masked patch prediction needs the stem "conv" or "linear"'
+        )
+    if body.config.training.patch_dropout:
+        raise UserError("patch_dropout drops patches that are to be predicted; set it to 0")
+    idle = [name for name, _ in body.named_parameters() if name.startswith(("pool", "head."))]
+    if idle:
+        raise UserError(
+            f"masked patch prediction would not train {idle[0]}, which belongs to pooling; "
+            'use the pool "cls" or "mean", pool_norm "before" and head "none"'
+        )
 
 
 class MaskedPatchModel(nn.Module):
@@ -114,20 +69,7 @@ class MaskedPatchModel(nn.Module):
 
     def __init__(self, body: VisionTransformer, outputs: int) -> None:
         super().__init__()
-        stem = body.config.embedding.stem
-        if stem not in ("conv", "linear"):
-            raise UserError(
-                f"stem {stem!r}: its patches share pixels, so that a hidden patch is visible in its "
-                'neighbours; masked patch prediction needs the stem "conv" or "linear"'
-            )
-        if body.config.training.patch_dropout:
-            raise UserError("patch_dropout drops patches that are to be predicted; set it to 0")
-        idle = [name for name, _ in body.named_parameters() if name.startswith(("pool", "head."))]
-        if idle:
-            raise UserError(
-                f"masked patch prediction would not train {idle[0]}, which belongs to pooling; "
-                'use the pool "cls" or "mean", pool_norm "before" and head "none"'
-            )
+        check_body(body)
         D = body.config.embed_dim
         self.body = body
         self.mask_token = nn.Parameter(torch.zeros(1, 1, D))
@@ -141,10 +83,10 @@ class MaskedPatchModel(nn.Module):
         grid = body.grid_of(images)
         patches = body.patch_embedding(images)  # (B, N, D)
         mask = self.mask_token.to(patches.dtype)
-        replacements = torch.where(masked[:, :, None], mask, take_patches(patches, sources))  # (B, n, D)
-        z0 = body.prepare_tokens(images, patches=put_patches(patches, places, replacements))  # (B, T, D)
+        replacements = torch.where(masked[:, :, None], mask, take(patches, sources))  # (B, n, D)
+        z0 = body.prepare_tokens(images, patches=put(patches, places, replacements))  # (B, T, D)
         zL = body.encode(z0, grid)
-        return self.head(body.norm(take_patches(zL[:, body.config.num_prefix_tokens :], places)))
+        return self.head(body.norm(take(zL[:, body.config.num_prefix_tokens :], places)))
 
 
 # The task
@@ -160,16 +102,27 @@ class Masked:
     target: Target = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        num_corrupted(math.prod(self.config.grid), self.masking.corrupt)
-        side = {"mean_color": 1, "downsampled": 4}.get(self.masking.target)
-        target: Target = PixelTarget(patch=self.config.patch_hw, preprocess=self.preprocess)
-        if side is not None:
-            target = ColorTarget(side=side, patch=self.config.patch_hw, channels=self.config.in_channels)
-        object.__setattr__(self, "target", target)
+        num_corrupted(math.prod(self.config.grid), self.masking.share)
+        object.__setattr__(self, "target", self.choose_target())
 
-    def module(self, model: VisionTransformer) -> MaskedPatchModel:
-        """The trained module around a model without a head."""
+    def choose_target(self) -> Target:
+        """The target for a hidden patch."""
+        patch = self.config.patch_hw
+        if self.masking.target == "pixels":
+            return PixelTarget(patch=patch, preprocess=self.preprocess)
+        side = {"mean_color": 1, "downsampled": 4}[self.masking.target]
+        return ColorTarget(side=side, patch=patch, channels=self.config.in_channels)
+
+    def module(self, model: VisionTransformer) -> nn.Module:
+        """The trained module around a model without a head.
+
+        It maps normalized images (B, C, H, W) and the fields of `hidden` to outputs (B, n, outputs).
+        """
         return MaskedPatchModel(model, self.target.outputs)
+
+    def hidden(self, seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> Corruption | RandomMask:
+        """The hidden patches of each image, a function of the seed, the epoch and its index; on the CPU."""
+        return corruption(seed, epoch, indices, math.prod(self.config.grid), self.masking.share)
 
     def loss(self, module: nn.Module, examples: Examples) -> tuple[Tensor, Sums]:
         """The mean loss of the corrupted patches, and sums of the images' means, as `Target.measure` has."""
@@ -213,10 +166,9 @@ class Masked:
         self, module: nn.Module, images: Tensor, seed: int, epoch: int, indices: npt.NDArray[np.int64]
     ) -> dict[str, Tensor]:
         """The mean measures of each image's corrupted patches, and a `count` of 1, (B,) each."""
-        drawn = corruption(seed, epoch, indices, math.prod(self.config.grid), self.masking.corrupt)
-        drawn = drawn.to(images.device)
+        drawn = self.hidden(seed, epoch, indices).to(images.device)
         outputs = module(self.preprocess.normalize(images), *drawn)  # (B, n, outputs)
-        means = self.target.measure(outputs, take_patches(self.target.targets(images), drawn.places))
+        means = self.target.measure(outputs, take(self.target.targets(images), drawn.places))
         return {**means, "count": torch.ones_like(means["loss"])}
 
 
@@ -236,8 +188,7 @@ def draw_masked(
         with contextlib.suppress(ImageError):  # the loader has reported it
             arrays.append(task.preprocess.pixels(images.sources[index]))
     pixels = torch.from_numpy(np.stack(arrays)).to(device) / 255  # (n, C, H, W)
-    N = math.prod(task.config.grid)
-    drawn = corruption(0, 0, np.arange(len(pixels)), N, task.masking.corrupt).to(device)
+    drawn = task.hidden(0, 0, np.arange(len(pixels))).to(device)
     with evaluation_mode(module):
         outputs = module(task.preprocess.normalize(pixels), *drawn)
     target, (patch, grid) = task.target, (task.config.patch_hw, task.config.grid)
@@ -245,15 +196,15 @@ def draw_masked(
 
     def with_patches(others: Tensor) -> npt.NDArray[np.uint8]:
         """The images with `others` in place of the corrupted patches."""
-        whole = unpatchify(put_patches(patches, drawn.places, others), grid, patch)
+        whole = unpatchify(put(patches, drawn.places, others), grid, patch)
         return (whole * 255).round().byte().cpu().numpy()
 
-    targets = take_patches(target.targets(pixels), drawn.places)
+    targets, answers = take(target.targets(pixels), drawn.places), take(patches, drawn.places)
     rows = {
-        "image": with_patches(take_patches(patches, drawn.places)),
-        "given": with_patches(take_patches(patches, drawn.sources)),
-        "predicted": with_patches(target.pictures(target.predictions(outputs)).flatten(2)),
-        "right answer": with_patches(target.pictures(targets).flatten(2)),
+        "image": with_patches(answers),
+        "given": with_patches(take(patches, drawn.sources)),
+        target.caption: with_patches(target.pictures(target.predictions(outputs), answers).flatten(2)),
+        "right answer": with_patches(target.pictures(targets, answers).flatten(2)),
     }
     replaced = drawn.sources != drawn.places  # (n, corrupted)
     nothing = patches.new_zeros(patches.shape[:2], dtype=torch.bool)  # (n, N)

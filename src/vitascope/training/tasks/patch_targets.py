@@ -1,8 +1,9 @@
-"""Targets of masked patch prediction (paper, appendix B.1.2): 3-bit colours, or pixels."""
+"""Targets for hidden patches: 3-bit colours or pixels (paper, appendix B.1.2), or normalized pixels (MAE)."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,8 @@ def _place_values(channels: int, device: torch.device) -> Tensor:
 class ColorTarget:
     """Colour classes: of the patch's mean with `side` 1, of its 4x4 picture with 4."""
 
+    caption: ClassVar[str] = "predicted"
+    """Of the predictions' pictures."""
     side: int
     patch: tuple[int, int]
     channels: int
@@ -76,7 +79,7 @@ class ColorTarget:
         """The most probable classes, (B, n, side * side)."""
         return outputs.unflatten(2, (self.side**2, -1)).argmax(dim=3)
 
-    def pictures(self, targets: Tensor) -> Tensor:
+    def pictures(self, targets: Tensor, patches: Tensor) -> Tensor:
         """Classes (B, n, side * side) as pictures: floats in [0, 1], (B, n, C, ph, pw)."""
         small = class_colors(targets, self.channels).unflatten(2, (self.side, self.side)).movedim(4, 2)
         large = F.interpolate(small.flatten(0, 1), size=self.patch, mode="nearest")
@@ -87,6 +90,8 @@ class ColorTarget:
 class PixelTarget:
     """The normalized pixels of a patch, with a squared error."""
 
+    caption: ClassVar[str] = "predicted"
+    """Of the predictions' pictures."""
     patch: tuple[int, int]
     preprocess: Preprocess
 
@@ -107,11 +112,41 @@ class PixelTarget:
         """The outputs themselves, (B, n, C * ph * pw)."""
         return outputs
 
-    def pictures(self, targets: Tensor) -> Tensor:
+    def pictures(self, targets: Tensor, patches: Tensor) -> Tensor:
         """Normalized pixels (B, n, C * ph * pw) as pictures: floats in [0, 1], (B, n, C, ph, pw)."""
         mean = torch.tensor(self.preprocess.mean, device=targets.device).view(-1, 1, 1)
         std = torch.tensor(self.preprocess.std, device=targets.device).view(-1, 1, 1)
         return (targets.float().unflatten(2, (-1, *self.patch)) * std + mean).clamp(0, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormalizedPixelTarget(PixelTarget):
+    """The pixels of a patch, normalized by its own mean and variance (He et al. 2022, section 3)."""
+
+    caption: ClassVar[str] = "predicted\n(contrast given)"
+    """The pictures have the mean and contrast of the right answer, which are not predicted."""
+
+    def __post_init__(self) -> None:
+        if self.outputs == 1:
+            raise UserError("a patch of one grey pixel has no variance to normalize by; use larger patches")
+
+    def targets(self, images: Tensor) -> Tensor:
+        """The pixels of images in [0, 1], with mean 0 and variance 1 in each patch."""
+        patches = super().targets(images)  # (B, N, C * ph * pw)
+        mean, deviation = patch_statistics(patches)
+        return (patches - mean) / deviation
+
+    def pictures(self, targets: Tensor, patches: Tensor) -> Tensor:
+        """Pictures with the mean and variance of the hidden `patches`, which are pixels in [0, 1]."""
+        pixels = self.preprocess.normalize(patches.unflatten(2, (-1, *self.patch)))
+        mean, deviation = patch_statistics(pixels.flatten(2))
+        return super().pictures(targets.float() * deviation + mean, patches)
+
+
+def patch_statistics(patches: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each patch, (B, n, X) -> (B, n, 1) each, as in MAE's code."""
+    variance, mean = torch.var_mean(patches, dim=2, keepdim=True)  # unbiased
+    return mean, (variance + 1e-6).sqrt()
 
 
 Target = ColorTarget | PixelTarget

@@ -1,0 +1,99 @@
+"""Masked autoencoder (He et al. 2022, "Masked Autoencoders Are Scalable Vision Learners").
+
+The encoder gets the visible patches only, a quarter of them by default. A small decoder gets their states and
+a mask token in place of each hidden patch, and predicts the normalized pixels of the hidden patches.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from vitascope.errors import UserError
+from vitascope.model.config import ViTConfig
+from vitascope.model.encoder import Encoder
+from vitascope.model.positions import Layout, sincos_table
+from vitascope.model.vit import VisionTransformer
+from vitascope.training.options import DECODER_HEAD, Masking
+from vitascope.training.tasks.corruption import RandomMask, random_mask
+from vitascope.training.tasks.masked import Masked, check_body
+from vitascope.training.tasks.patch_targets import NormalizedPixelTarget, Target
+
+
+class MaskedAutoencoder(nn.Module):
+    """The encoder to pre-train, and a plain ViT's blocks as its decoder (section 3).
+
+    Initialized as in the authors' code: Xavier in linear layers, deviation 0.02 for the mask token. Names of
+    parameters beside `body` differ from those of the body.
+    """
+
+    def __init__(self, body: VisionTransformer, outputs: int, masking: Masking) -> None:
+        super().__init__()
+        check_body(body)
+        check_selection(body.config)
+        d = masking.decoder_dim
+        config = ViTConfig(
+            image_size=body.config.image_size,
+            patch_size=body.config.patch_size,
+            embed_dim=d,
+            depth=masking.decoder_depth,
+            num_heads=d // DECODER_HEAD,
+            norm_eps=body.config.block.norm_eps,
+            gradient_checkpointing=body.config.training.gradient_checkpointing,
+        )
+        self.body = body
+        self.decoder_embedding = nn.Linear(body.config.embed_dim, d)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, d))
+        self.decoder = Encoder(config)
+        self.decoder_norm = nn.LayerNorm(d, eps=config.block.norm_eps)
+        self.head = nn.Linear(d, outputs)
+        nn.init.normal_(self.mask_token, std=0.02)
+        for part in (self.decoder_embedding, self.decoder, self.head):
+            for layer in part.modules():
+                if isinstance(layer, nn.Linear):
+                    nn.init.xavier_uniform_(layer.weight)
+                    nn.init.zeros_(layer.bias)
+
+    def forward(self, images: Tensor, places: Tensor, visible: Tensor) -> Tensor:
+        """Normalized images (B, C, H, W) and a `RandomMask`'s fields -> (B, n, outputs) for `places`."""
+        body, grid = self.body, self.body.grid_of(images)
+        P, n = body.config.num_prefix_tokens, places.shape[1]
+        zL = body.norm(body.encode(body.prepare_tokens(images), grid, kept=visible))  # (B, P + N - n, D)
+        seen = self.decoder_embedding(zL)  # (B, P + N - n, d)
+        E_pos = sincos_table("sincos_2d", grid, seen.shape[2], seen.device, seen.dtype)[0]  # (N, d)
+        hidden = self.mask_token.to(seen.dtype) + E_pos[places]  # (B, n, d)
+        # The order of tokens does not matter to attention: hidden patches are last.
+        tokens = torch.cat([seen[:, :P], seen[:, P:] + E_pos[visible], hidden], dim=1)  # (B, P + N, d)
+        decoded = self.decoder(tokens, Layout(grid, P))
+        return self.head(self.decoder_norm(decoded[:, -n:]))
+
+
+def check_selection(config: ViTConfig) -> None:
+    """Reject an encoder that needs the whole grid of patches."""
+    positions, attention = config.embedding.positions, config.block.attention
+    found = f"{attention} attention" if attention != "global" else f"{positions} positions"
+    if attention != "global" or positions == "relative":
+        raise UserError(
+            f"with {found}, the encoder needs every patch, and a masked autoencoder leaves out most of "
+            "them: use global attention and other positions, or another target"
+        )
+
+
+class MaskedAutoencoding(Masked):
+    """A masked autoencoder as a `Task`."""
+
+    def choose_target(self) -> Target:
+        """The pixels of a hidden patch, normalized by its own mean and variance."""
+        return NormalizedPixelTarget(patch=self.config.patch_hw, preprocess=self.preprocess)
+
+    def module(self, model: VisionTransformer) -> nn.Module:
+        """The encoder with a new decoder."""
+        return MaskedAutoencoder(model, self.target.outputs, self.masking)
+
+    def hidden(self, seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> RandomMask:
+        """The hidden and the visible patches of each image."""
+        return random_mask(seed, epoch, indices, math.prod(self.config.grid), self.masking.share)
