@@ -5,8 +5,9 @@
 
 A CNN assumes that nearby pixels belong together and that an object looks the same everywhere; a ViT assumes
 neither (Dosovitskiy et al. 2021, section 3.1, and figures 3 and 4, where ResNets are ahead on few images and
-ViTs on many). The script trains a ViT, the same ViT behind a convolutional tokenizer, and a ResNet on growing shares of the same images. The number of steps is the same for each share: with the same
-number of epochs, few images would also mean little training. The first command measures, writes
+ViTs on many). The script trains a ViT, the same ViT behind a convolutional tokenizer, and a ResNet on
+growing shares of the same images. The number of steps is the same for each share: with the same number of
+epochs, few images would also mean little training. The first command measures, writes
 benchmarks/results/<date>-data_sizes.md and, after every run, the raw numbers beside it, fills in the page and
 draws docs/images/data_sizes.png. The second only fills in and draws from the newest raw numbers. `--resume`
 trains only the runs that are missing there.
