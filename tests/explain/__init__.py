@@ -16,6 +16,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mean_beside_registers": {"pool": "mean", "num_registers": 1},
     "map": {"pool": "map"},
     "map_beside_class_token": {"pool": "map", "class_token": True, "num_registers": 1},
+    "sequence": {"pool": "sequence", "num_registers": 2},
     "class_and_mean": {"pool": "cls_mean"},
     "class_and_mean_registers": {"pool": "cls_mean", "num_registers": 4},
     "axial": {"attention": "axial"},
@@ -40,7 +41,7 @@ def shares(config: ViTConfig) -> np.ndarray:
             share[[0, 1]] = 1 / 2
         case "cls":
             share[0] = 1
-        case "mean" | "map":
+        case "mean" | "map" | "sequence":
             share[P:] = 1 / N
         case "cls_mean":
             share[0] = 1 / 2

@@ -92,6 +92,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "class token and mean": {"pool": "cls_mean"},
     "map": {"pool": "map", "resample": "dinov2"},
     "map, swiglu, registers, mlp head": {"pool": "map", "mlp": "swiglu", "num_registers": 2, "head": "mlp"},
+    "sequence": {"pool": "sequence"},
+    "sequence beside a class token, then norm": {
+        "pool": "sequence",
+        "class_token": True,
+        "pool_norm": "after",
+        "num_registers": 1,
+    },
     "distillation": {"distillation_token": True},
     "distillation without head": {"distillation_token": True, "head": "none", "num_registers": 1},
     "distillation from zero": {"distillation_token": True, "head": "zero"},
@@ -102,6 +109,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no head": {"head": "none"},
     # Training
     "timm's initialization": {"init": "timm"},
+    "mimetic initialization": {"init": "mimetic"},
     "dropout": {"dropout": 0.2, "attention_dropout": 0.2, "drop_path": 0.2},
     "patch dropout": {"patch_dropout": 0.25},
     "patch dropout, rotary": {"patch_dropout": 0.5, "positions": "rotary"},
@@ -217,8 +225,8 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
     mergeable = attention == "global" and positions not in ("relative", "rotary")
     merging = draw(st.integers(0, 5)) if mergeable else 0
     distilled = draw(st.booleans())
-    pool = "cls" if distilled else one_of("cls", "mean", "cls_mean", "map")
-    after = pool in ("cls", "mean") and not distilled and draw(st.booleans())
+    pool = "cls" if distilled else one_of("cls", "mean", "cls_mean", "map", "sequence")
+    after = pool in ("cls", "mean", "sequence") and not distilled and draw(st.booleans())
     num_classes = small(7)
     names = st.lists(st.text(max_size=3), min_size=num_classes, max_size=num_classes)
     return ViTConfig.from_dict(
@@ -264,7 +272,7 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
             "head": one_of("linear", "zero", "none")
             if distilled
             else one_of("linear", "zero", "mlp", "pre_logits", "none"),
-            "init": one_of("paper", "timm"),
+            "init": one_of("paper", "mimetic", "timm"),
             "dropout": one_of(0.0, 0.1),
             "attention_dropout": one_of(0.0, 0.1),
             "drop_path": one_of(0.0, 0.1),

@@ -329,7 +329,7 @@ def test_the_config_imports_no_torch() -> None:
         ({"pool": "meen"}, "unknown pool 'meen'; nearest: mean; it is one of cls, mean, cls_mean, map"),
         ({"pool_norm": "befor"}, "unknown pool_norm 'befor'; nearest: before; it is one of before, after"),
         ({"head": "linaer"}, "unknown head 'linaer'; nearest: linear"),
-        ({"init": "jax"}, "unknown init 'jax'; .*one of paper, timm"),
+        ({"init": "jax"}, "unknown init 'jax'; .*one of paper, mimetic, timm"),
         # Combinations
         ({"stride": 4}, "stride belongs to stem \"overlap\", not to 'conv'"),
         (

@@ -87,6 +87,29 @@ def test_paper_hidden_layer_of_the_head_is_lecun_normal() -> None:
     assert not head.pre_logits.bias.any()
 
 
+@pytest.mark.parametrize("options", [{}, {"num_heads": 2, "head_dim": 8}, {"num_heads": 2, "head_dim": 48}])
+def test_mimetic_attention_starts_like_a_trained_one(options: dict[str, Any]) -> None:
+    """Each head's U_q^T U_k is 0.7 (Z + I) at its rank, U_v^T U_msa is 0.4 (Z - I), Z of variance 1 / D."""
+    for block in fresh(init="mimetic", qkv_bias="no_key", **options).encoder.blocks:
+        attention = block.attention
+        q, k, v = attention.qkv.weight.detach().unflatten(0, (3, attention.num_heads, -1))
+        rank = q.shape[1]
+        for q_head, k_head in zip(q, k, strict=True):
+            sizes = torch.linalg.svdvals(q_head.mT @ k_head)
+            assert 0.7 < sizes[0] < 0.7 * 3.2  # the largest of Z + I is below 1 + 2
+            assert sizes[rank:].max() < 1e-5
+            assert (q_head.mT @ k_head).diagonal().mean() > 0.1
+        scale = (attention.proj.weight.detach() @ v.flatten(0, 1)).diagonal().mean().item()
+        assert -0.6 < scale < -0.1
+        torch.testing.assert_close(q @ q.mT, k @ k.mT, atol=1e-5, rtol=1e-4)  # a root of each singular value
+
+
+def test_mimetic_whole_product_has_its_two_parts() -> None:
+    proj = fresh(init="mimetic").encoder.blocks[0].attention
+    product = (proj.proj.weight @ proj.qkv.weight.chunk(3)[2]).detach()
+    assert_std(product + 0.4 * torch.eye(WIDTH), 0.4 * WIDTH**-0.5)
+
+
 def test_timm_linear_layers_are_normal_without_bias() -> None:
     model = fresh(init="timm", head="mlp")
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
@@ -102,7 +125,7 @@ def test_timm_positions_are_normal_and_the_class_token_tiny() -> None:
     assert_std(model.class_token, 1e-6)
 
 
-@pytest.mark.parametrize("init", ["paper", "timm"])
+@pytest.mark.parametrize("init", ["paper", "mimetic", "timm"])
 def test_norms_start_as_plain_normalization(init: str) -> None:
     model = fresh(init=init)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
@@ -112,7 +135,7 @@ def test_norms_start_as_plain_normalization(init: str) -> None:
         assert torch.equal(norm.bias, torch.zeros(WIDTH))
 
 
-@pytest.mark.parametrize("init", ["paper", "timm"])
+@pytest.mark.parametrize("init", ["paper", "mimetic", "timm"])
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(init: str) -> None:
     torch.manual_seed(0)
     first = VisionTransformer(small_config(init=init)).state_dict()
@@ -137,7 +160,7 @@ def test_paper_hybrids_project_features_by_lecun_normal_without_bias() -> None:
     assert not projection.bias.any()
 
 
-@pytest.mark.parametrize("init", ["paper", "timm"])
+@pytest.mark.parametrize("init", ["paper", "mimetic", "timm"])
 def test_tokenizers_start_as_in_cct(init: str) -> None:
     for layer in fresh(init=init, stem="tokenizer", tokenizer_widths=(64, 32)).patch_embedding:
         assert_std(layer.conv.weight, math.sqrt(2 / layer.conv.weight[0].numel()))

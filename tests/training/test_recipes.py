@@ -14,6 +14,7 @@ from vitascope.run.run import Run
 from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import augmentation_of
 from vitascope.training.optim import MOMENTUM
+from vitascope.training.options import Architecture
 from vitascope.training.recipes import GROUP_OF, RECIPES, TrainConfig, default_recipe
 from vitascope.training.schedule import Schedule
 from vitascope.training.train import pretrain, train
@@ -64,6 +65,14 @@ def test_dependent_recipe_option_is_dropped_with_its_base_option() -> None:
     assert given == ("init=timm", "layer_scale=1e-4", "positions=rotary")
     same = TrainConfig.from_recipe("deit3", options=["positions=learned"])
     assert "position_prefix=false" in same.architecture.options
+
+
+def test_named_set_of_model_options_is_replaced_by_its_parts() -> None:
+    modern = Architecture(options=("modern",)).options
+    assert modern == ("positions=rotary", "num_registers=4", "layer_scale=0.1")
+    given = TrainConfig(options=("num_registers=1", "modern", "mlp=swiglu")).architecture.options
+    assert given == ("num_registers=1", "positions=rotary", "layer_scale=0.1", "mlp=swiglu")
+    assert named_config("vit_ti16", **Architecture(options=given).model_options()).readout.num_registers == 1
 
 
 def test_every_option_has_a_unique_name_and_one_group() -> None:

@@ -21,8 +21,8 @@ def attention(model: Classifier, images: Images, layer: int = -1, head: int | No
     """The attention of the image's representation to each patch, in one layer.
 
     The mean attention row of the tokens that pooling reads: with pool "cls" the class token, and the
-    distillation token if there is one; with "mean" and "map" all patches; with "cls_mean" the class token and
-    the mean of the patches, half each. Attention to tokens other than patches is dropped.
+    distillation token if there is one; with "mean", "map" and "sequence" all patches; with "cls_mean" the
+    class token and the mean of the patches, half each. Attention to tokens other than patches is dropped.
 
     Args:
         model: any `VisionTransformer`; runs in evaluation mode.

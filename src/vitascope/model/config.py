@@ -246,8 +246,9 @@ class ViTConfig(ImageOptions):
                 first = (T - self.num_prefix_tokens) // 2
                 total += first * (T - self.num_prefix_tokens - first) * self.head_dim
                 total += left * (T - left) * self.embed_dim
-        if self.readout.pool == "map":  # one query attends to the patches
-            total += 2 * (self.num_tokens - self.num_prefix_tokens) * self.embed_dim
+        # one query attends to the patches; or they are summed by their score
+        products = {"map": 2, "sequence": 1}.get(self.readout.pool, 0)
+        total += products * (self.num_tokens - self.num_prefix_tokens) * self.embed_dim
         if self.embedding.stem == "resnet":
             total += self.stem_resnet.feature_multiply_adds
         return 2 * total
@@ -279,6 +280,8 @@ class ViTConfig(ImageOptions):
         if self.readout.pool == "map":
             layers += [LinearLayer(1, D, D, D), LinearLayer(gh * gw, D, 2 * D, 2 * D)]
             layers += [LinearLayer(1, D, D, D), *self._mlp(1)]
+        if self.readout.pool == "sequence":
+            layers.append(LinearLayer(gh * gw, D, 1, 1))
         pooled, head = D * self.readout.num_pooled, self.readout.head
         shapes = {"linear": [(pooled, K)], "zero": [(pooled, K)], "mlp": [(pooled, D), (D, K)]}
         shapes |= {"pre_logits": [(pooled, D)], "none": []}

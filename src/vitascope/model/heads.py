@@ -41,6 +41,19 @@ class ClassMeanPool(MeanPool):
         return torch.cat([tokens[:, 0], super().forward(tokens)], dim=1)
 
 
+class SequencePool(MeanPool):
+    """The patches' sum under the softmax of one score each (Hassani et al. 2021, section 3.2, "SeqPool")."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        self.score = nn.Linear(config.embed_dim, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        patches = tokens[:, self.num_prefix_tokens :]  # (B, N, D)
+        weights = self.score(patches).softmax(dim=1)  # (B, N, 1)
+        return (weights.mT.to(patches.dtype) @ patches)[:, 0]
+
+
 class AttentionPool(MeanPool):
     """Multi-head attention pooling: one learned query attends to the patches (Zhai et al. 2022, MAP)."""
 
@@ -115,7 +128,7 @@ def pooling(config: ViTConfig) -> Pool:
     """Create the pooling `config.readout.pool`."""
     if config.readout.pool == "cls":
         return ClassTokenPool(config)
-    kinds = {"mean": MeanPool, "cls_mean": ClassMeanPool, "map": AttentionPool}
+    kinds = {"mean": MeanPool, "cls_mean": ClassMeanPool, "map": AttentionPool, "sequence": SequencePool}
     return kinds[config.readout.pool](config)
 
 

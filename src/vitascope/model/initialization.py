@@ -1,4 +1,4 @@
-"""Two published initializations of a ViT."""
+"""Three published initializations of a ViT."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitascope.model.attention import SelfAttention
 from vitascope.model.encoder import MLP, LayerScale, SwiGLU
-from vitascope.model.heads import AttentionPool, PreLogits, output_layers
+from vitascope.model.heads import AttentionPool, PreLogits, SequencePool, output_layers
 from vitascope.model.patches import ConvPatches, HybridPatches, TokenizerLayer
 from vitascope.model.positions import RelativeBias
 
@@ -19,7 +19,7 @@ def initialize(model: nn.Module, init: str, head: str) -> None:
     """Initialize a `VisionTransformer` by a scheme, `init`, except its norms and its ResNet stem."""
     if next(model.parameters()).is_meta:
         return  # there is nothing to fill, and trying takes a second
-    {"paper": initialize_paper, "timm": initialize_timm}[init](model)
+    {"paper": initialize_paper, "mimetic": initialize_mimetic, "timm": initialize_timm}[init](model)
     for module in model.modules():
         if isinstance(module, LayerScale):
             nn.init.constant_(module.gamma, module.start)
@@ -77,6 +77,9 @@ def initialize_paper(model: nn.Module) -> None:
                 nn.init.xavier_uniform_(part)
             for layer in (module.q, module.kv, module.proj):
                 nn.init.zeros_(layer.bias)
+        elif isinstance(module, SequencePool):  # nearly the mean, at first
+            nn.init.trunc_normal_(module.score.weight, std=0.02)
+            nn.init.zeros_(module.score.bias)
         elif isinstance(module, PreLogits):
             lecun_normal_(module.pre_logits.weight)
             nn.init.zeros_(module.pre_logits.bias)
@@ -86,6 +89,36 @@ def initialize_paper(model: nn.Module) -> None:
     std = 1.0 if isinstance(positions, RelativeBias) else 0.02
     for weight in positions.parameters():
         nn.init.normal_(weight, std=std)
+
+
+def initialize_mimetic(model: nn.Module) -> None:
+    """The paper's, but attention starts with the products of weights that trained ViTs have.
+
+    Trockman and Kolter 2023, "Mimetic Initialization of Self-Attention Layers", section 3.
+    """
+    initialize_paper(model)
+    for module in model.modules():
+        if isinstance(module, SelfAttention):
+            q, k, v = module.qkv.weight.chunk(3)  # (heads hd, D) each
+            hd = q.shape[0] // module.num_heads
+            for q_head, k_head in zip(q.split(hd), k.split(hd), strict=True):
+                fill_product(q_head, k_head, random=0.7, diagonal=0.7)
+            fill_product(v, module.proj.weight.mT, random=0.4, diagonal=-0.4)
+
+
+def fill_product(first: Tensor, second: Tensor, random: float, diagonal: float) -> None:
+    """Fill two matrices (n, D): first^T second is the best approximation of rank n of the sum of both parts.
+
+    `random` is the size of a matrix of normals with variance 1 / D, `diagonal` that of the identity.
+    """
+    n, D = first.shape
+    goal = torch.randn(D, D, device=first.device).mul_(random * D**-0.5)
+    goal.diagonal().add_(diagonal)
+    U, S, Vh = torch.linalg.svd(goal)
+    rank = min(n, D)  # rows beyond it keep their values
+    root = S[:rank, None].sqrt()
+    first[:rank] = root * U.mT[:rank]
+    second[:rank] = root * Vh[:rank]
 
 
 def initialize_timm(model: nn.Module) -> None:

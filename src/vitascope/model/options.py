@@ -169,9 +169,9 @@ class ReadoutOptions:
     """A second token with its own head for a teacher's labels (DeiT); the heads' logits are averaged."""
     num_registers: int = 0
     """Extra tokens that the head does not read (Darcet et al. 2024)."""
-    pool: Literal["cls", "mean", "cls_mean", "map"] = "cls"
-    """The head's input: the class token, the mean of the patches, both concatenated, or the patches that one
-    learned query attends to."""
+    pool: Literal["cls", "mean", "cls_mean", "map", "sequence"] = "cls"
+    """The head's input: the class token, the mean of the patches, both concatenated, the patches that one
+    learned query attends to, or their sum under the softmax of one learned score (Hassani et al. 2021)."""
     pool_norm: Literal["before", "after"] = "before"
     """The last LayerNorm: of every token before pooling, or of the pooled vector (timm's `fc_norm`)."""
     head: Literal["linear", "zero", "mlp", "pre_logits", "none"] = "linear"
@@ -188,7 +188,7 @@ class ReadoutOptions:
                 f"not with {self.pool!r} and {self.head!r}"
             )
         if self.pool_norm == "after" and (self.distillation_token or self.pool in ("cls_mean", "map")):
-            raise UserError('pool_norm "after" goes with one pooled token: pool "cls" or "mean"')
+            raise UserError('pool_norm "after" goes with one pooled token: pool "cls", "mean" or "sequence"')
 
     @property
     def has_class_token(self) -> bool:
@@ -205,8 +205,9 @@ class ReadoutOptions:
 class TrainingOptions:
     """Options that matter only in training."""
 
-    init: Literal["paper", "timm"] = "paper"
-    """The initialization of the paper's code (vit_jax), or of timm."""
+    init: Literal["paper", "mimetic", "timm"] = "paper"
+    """The initialization of the paper's code (vit_jax); the same with attention as trained models have it
+    (Trockman and Kolter 2023); or that of timm."""
     dropout: float = 0.0
     """Dropout after the position embedding, the attention's projection and each MLP layer."""
     attention_dropout: float = 0.0
@@ -237,3 +238,6 @@ DEPENDENT_OPTIONS = {
     "window": ("attention", "window"),
 }
 """Options that apply only if another has a certain value: by name, the other and that value."""
+
+OPTION_SETS = {"modern": ("positions=rotary", "num_registers=4", "layer_scale=0.1")}
+"""Model options under one name, for `--options modern`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -12,14 +12,15 @@ import tyro
 from vitascope.errors import UserError, nearest
 from vitascope.model.config import OPTIONS
 from vitascope.model.configuration import check_fields
+from vitascope.model.options import OPTION_SETS
 
 # None stands for a default that depends on the data or the model; the help text describes it.
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
 MaybeText = Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")]
 MaybePool = Annotated[
-    Literal["cls", "mean", "cls_mean", "map"] | None,
-    tyro.conf.arg(metavar="{cls,mean,cls_mean,map}", help_behavior_hint=""),
+    Literal["cls", "mean", "cls_mean", "map", "sequence"] | None,
+    tyro.conf.arg(metavar="{cls,mean,cls_mean,map,sequence}", help_behavior_hint=""),
 ]
 MaybeTracker = Annotated[
     Literal["mlflow", "trackio", "wandb"] | None,
@@ -91,19 +92,20 @@ class Architecture(OptionGroup):
     num_heads: MaybeInt = None
     """Attention heads per block. Default: that of the model."""
     pool: MaybePool = None
-    """Input of the head: class token, mean of the patches, both, or attention pooling by a learned query.
-    Default: that of the model."""
+    """Input of the head: class token, mean of the patches, both, attention pooling by a learned query, or
+    sequence pooling by a learned score. Default: that of the model."""
     dropout: float = 0.0
     """Dropout in the embedding, the projections and the MLPs."""
     drop_path: float = 0.0
     """Stochastic depth of the last block; it grows linearly from the first."""
     options: ModelOptions = ()
-    """Other model options, such as `--options positions=rotary attention=axial`. See docs/options.md."""
+    """Other model options, such as `--options positions=rotary attention=axial`; `modern` stands for rotary
+    positions, registers and layer scale. See docs/options.md."""
 
     def __post_init__(self) -> None:
         """Check the options, and the named options of the model."""
         super().__post_init__()
-        object.__setattr__(self, "options", tuple(self.options))
+        object.__setattr__(self, "options", expanded(self.options))
         self.model_options()
 
     def chosen(self) -> dict[str, Any]:
@@ -118,7 +120,8 @@ class Architecture(OptionGroup):
         for text in self.options:
             name, equals, value = text.partition("=")
             if not equals:
-                raise UserError(f"a model option has the form NAME=VALUE, not {text!r}")
+                sets = ", ".join(OPTION_SETS)
+                raise UserError(f"a model option has the form NAME=VALUE, or is one of {sets}; not {text!r}")
             if name in own:
                 raise UserError(f"options: {name} is set by training itself; leave it out of the options")
             if name in values:
@@ -132,6 +135,16 @@ class Architecture(OptionGroup):
         if values.get("head") in ("none", "pre_logits"):
             raise UserError(f"options: a classifier needs a head with classes, not {values['head']!r}")
         return values
+
+
+def expanded(options: Sequence[str]) -> tuple[str, ...]:
+    """The options with the names in `OPTION_SETS` replaced by their parts; an option of its own overrides."""
+    given = {text.partition("=")[0] for text in options}
+    texts: list[str] = []
+    for text in options:
+        parts = OPTION_SETS.get(text, (text,))
+        texts += [part for part in parts if part == text or part.partition("=")[0] not in given]
+    return tuple(texts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
