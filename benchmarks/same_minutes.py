@@ -1,12 +1,20 @@
 """Train for the same number of minutes on the same images: our default, our ResNet, and timm's ViT-Ti/4.
 
     python benchmarks/same_minutes.py --data cifar10/ --minutes 30 --seeds 3 --out
+    python benchmarks/same_minutes.py --data cifar10/ --minutes 30 --seeds 3 --out --resume
 
 Ours is `vitascope train --data DATA --minutes N` without any other option. The ResNet is the same command
 with `--model resnet29_w32_cifar`. timm's ViT of patches of 4 pixels has a plain loop: AdamW with rate 1e-3
 and weight decay 0.05, a warm-up of a twentieth and a cosine over the time, batches of 128, shifts of an
 eighth and flips, fp32 on a CPU and bf16 on CUDA. All three read and normalize the images in the same way, and
 validate on the same images after each epoch, within their time. Test images are evaluated once, at the end.
+The second command continues an interrupted measurement.
+
+Other arguments NAME=VALUE are options of `vitascope train` for ours alone. On a GPU, a larger model, with
+patches of 2 pixels and a stronger augmentation:
+
+    python benchmarks/same_minutes.py --data cifar10/ --minutes 10 --only vitascope --goal 0.94 --out \\
+        embed_dim=256 depth=6 patch_size=2 batch_size=512 randaugment=2 erase=0.25 cutmix=1.0 compile=true
 """
 
 from __future__ import annotations
@@ -15,6 +23,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import functools
 import math
 import shlex
 import statistics
@@ -33,21 +42,24 @@ import reports
 import vitascope as vs
 from contest import describe_machine, describe_versions, positive
 from contestants import peer_model
+from learning import named_values
 from reports import Numbers, markdown_table, note, publish
 from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
+from vitascope.errors import UserError
 from vitascope.explain.plots import SERIES, new_figure, plain, save_figure
 from vitascope.model.hardware import resolve_device
 from vitascope.run.run import Run
 from vitascope.training.evaluate import predict_split
 
-GOAL = 0.7
-NOTES = f"""\
+NOTES = """\
 "accuracy": of the finished model on the test images, which nothing else has used: the mean and the range over
-the seeds. "to {GOAL:.0%}": minutes until a validation reached that accuracy, median over the seeds. "epochs":
-passes over the training images in the time."""
+the seeds. "to N%": minutes until a validation reached that accuracy, median over the seeds. "epochs": passes
+over the training images in the time."""
+FIXED = ("data", "run", "seed", "epochs", "steps", "minutes")
+"""Options that the benchmark sets itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +79,10 @@ class Trained:
     total: float
     """Minutes from the start to the end, with reading the images and the test."""
 
-    @property
-    def reached(self) -> float:
-        """Minutes until a validation reached the goal; infinite if none did."""
+    def reached(self, goal: float) -> float:
+        """Minutes until a validation reached an accuracy; infinite if none did."""
         pairs = zip(self.minutes, self.accuracy, strict=True)
-        return next((minute for minute, share in pairs if share >= GOAL), math.inf)
+        return next((minute for minute, share in pairs if share >= goal), math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +93,12 @@ class Measurement(Numbers):
     versions: str
     date: str
     command: str
+    data: str
     minutes: float
+    goal: float
+    """A validation accuracy; the table has the time to it."""
+    options: list[str]
+    """Of our training, NAME=VALUE each."""
     trained: list[Trained]
 
     name = "same_minutes"
@@ -102,7 +118,7 @@ class Measurement(Numbers):
         for name in dict.fromkeys(found.name for found in self.trained):
             runs = self.of(name)
             tested = [100 * found.tested for found in runs]
-            reached = statistics.median(found.reached for found in runs)
+            reached = statistics.median(found.reached(self.goal) for found in runs)
             rows.append(
                 (
                     name,
@@ -113,7 +129,14 @@ class Measurement(Numbers):
                     f"{statistics.mean(found.total for found in runs):.1f}",
                 )
             )
-        header = ("contestant", "parameters", "epochs", "accuracy, %", f"to {GOAL:.0%}, min", "in all, min")
+        header = (
+            "contestant",
+            "parameters",
+            "epochs",
+            "accuracy, %",
+            f"to {self.goal:.0%}, min",
+            "in all, min",
+        )
         return markdown_table(header, rows)
 
     def report(self) -> str:
@@ -124,19 +147,20 @@ class Measurement(Numbers):
             f"- versions: {self.versions}\n"
             f"- date: {self.date}\n"
             f"- command: `{self.command}`\n"
-            f"- seeds: {1 + max(found.seed for found in self.trained)}\n\n"
+            f"- seeds: {1 + max(found.seed for found in self.trained)}\n"
+            f"- options of vitascope: {' '.join(self.options) or 'none'}\n\n"
             f"{self.table()}\n\n{NOTES}"
         )
 
 
-def ours(data: str, minutes: float, seed: int, **options: Any) -> Trained:
-    """Our training with its defaults."""
+def ours(name: str, data: str, minutes: float, seed: int, **options: Any) -> Trained:
+    """Our training, with its defaults but for `options`."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         result = vs.train(data=data, minutes=minutes, seed=seed, run=f"{folder}/run", **options)
         epochs = Run(result.run).records("epoch")
     return Trained(
-        name="vitascope" if not options else options["model"],
+        name=name,
         seed=seed,
         parameters=sum(parameter.numel() for parameter in result.model.parameters()),
         epochs=epochs[-1]["epoch"],
@@ -147,12 +171,7 @@ def ours(data: str, minutes: float, seed: int, **options: Any) -> Trained:
     )
 
 
-def resnet(data: str, minutes: float, seed: int) -> Trained:
-    """Our ResNet with its default recipe."""
-    return ours(data, minutes, seed, model="resnet29_w32_cifar")
-
-
-def timm(data: str, minutes: float, seed: int) -> Trained:
+def timm(name: str, data: str, minutes: float, seed: int) -> Trained:
     """timm's ViT-Ti/4 with a plain loop."""
     began = time.monotonic()
     torch.manual_seed(seed)
@@ -193,7 +212,7 @@ def timm(data: str, minutes: float, seed: int) -> Trained:
         share = accuracy_of(model, val)
         curve.append(((time.monotonic() - started) / 60, share))
     return Trained(
-        name="timm's ViT-Ti/4",
+        name=name,
         seed=seed,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         epochs=steps / train.batches_per_epoch,
@@ -209,10 +228,10 @@ def accuracy_of(model: nn.Module, loader: Loader) -> float:
     return predict_split(model, loader).accuracy
 
 
-CONTESTANTS: dict[str, Callable[[str, float, int], Trained]] = {
+CONTESTANTS: dict[str, Callable[..., Trained]] = {
     "vitascope": ours,
-    "resnet": resnet,
-    "timm": timm,
+    "resnet29_w32_cifar": functools.partial(ours, model="resnet29_w32_cifar"),
+    "timm's ViT-Ti/4": timm,
 }
 
 
@@ -224,44 +243,74 @@ def draw(measured: Measurement) -> Figure:
         for number, found in enumerate(measured.of(name)):
             percent = [100 * share for share in found.accuracy]
             axes.plot(found.minutes, percent, color=colour, linewidth=1, label=None if number else name)
-    axes.axhline(100 * GOAL, color="0.8", linewidth=0.8, zorder=0)
+    axes.axhline(100 * measured.goal, color="0.8", linewidth=0.8, zorder=0)
     axes.legend(frameon=False, loc="lower right")
     plain(axes, xlabel="minutes", ylabel="validation accuracy, %")
     return figure
+
+
+def start(arguments: argparse.Namespace) -> Measurement:
+    """An empty measurement, or with --resume the newest one.
+
+    Raises:
+        UserError: an option is invalid, or the newest numbers belong to another setting.
+    """
+    named_values(arguments.options, fixed=FIXED)
+    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
+    empty = Measurement(
+        machine=gpu + describe_machine(),
+        versions=describe_versions(),
+        date=datetime.date.today().isoformat(),
+        command=shlex.join(["python", *sys.argv]),
+        data=arguments.data,
+        minutes=arguments.minutes,
+        goal=arguments.goal,
+        options=arguments.options,
+        trained=[],
+    )
+    if not arguments.resume:
+        return empty
+    found = Measurement.newest()
+    for name in ("data", "minutes", "goal", "options"):
+        if getattr(found, name) != getattr(empty, name):
+            raise UserError(
+                f"cannot resume: the newest numbers have {name} {getattr(found, name)!r}, "
+                f"not {getattr(empty, name)!r}"
+            )
+    return found
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of `vitascope train`")
     parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
     parser.add_argument("--minutes", type=float, default=30.0, help="per run (default 30)")
+    parser.add_argument("--goal", type=float, default=0.7, help="validation accuracy to reach (default 0.7)")
     parser.add_argument("--seeds", type=positive, default=3, help="runs per contestant (default 3)")
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
+    parser.add_argument("--resume", action="store_true", help="skip the runs in the newest numbers")
     parser.add_argument("--out", action="store_true", help="also write report, numbers and curves to results")
-    return parser.parse_args(given)
+    return parser.parse_intermixed_args(given)
 
 
 def main() -> None:
     arguments = parse()
-    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
-    measured = Measurement(
-        machine=gpu + describe_machine(),
-        versions=describe_versions(),
-        date=datetime.date.today().isoformat(),
-        command=shlex.join(["python", *sys.argv]),
-        minutes=arguments.minutes,
-        trained=[],
-    )
+    measured = start(arguments)
+    done = {(found.name, found.seed) for found in measured.trained}
     for seed in range(arguments.seeds):
         for name in arguments.only:
+            if (name, seed) in done:
+                continue
             note(f"{name}, seed {seed}")
-            found = CONTESTANTS[name](arguments.data, arguments.minutes, seed)
+            options = named_values(arguments.options, fixed=FIXED) if name == "vitascope" else {}
+            found = CONTESTANTS[name](name, arguments.data, arguments.minutes, seed, **options)
             measured = dataclasses.replace(measured, trained=[*measured.trained, found])
             note(measured.table())
             if arguments.out:  # after each run, in case a later one is interrupted
                 measured.write()
-                path = reports.RESULTS / f"{measured.date}-same_minutes.png"
+                path = reports.RESULTS / f"{datetime.date.today().isoformat()}-same_minutes.png"
                 save_figure(draw(measured), path)
     publish("same_minutes", measured.report(), arguments)
 

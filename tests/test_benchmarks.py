@@ -28,7 +28,6 @@ from tests.model import random_images, randomize, small_config, small_model
 from tests.training import undrawn, write_folder
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
-from vitascope.data.datasets import open_data
 from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.mixing import Mixing
@@ -492,7 +491,7 @@ def test_row_of_uneven_classes_has_means_over_the_seeds() -> None:
     assert row == ("sampling", "62.5", "100.0, 25.0", "60.0", "75.0", "50.0")
 
 
-gpu_training, cifar = load("gpu_training"), load("cifar")
+gpu_training, same_minutes = load("gpu_training"), load("same_minutes")
 
 
 @pytest.fixture
@@ -561,76 +560,90 @@ def test_gpu_table_compares_within_a_mode_and_with_the_ceilings() -> None:
     assert "data sheet" not in gpu_training.table([*found, ceiling], None)
 
 
-@pytest.fixture(scope="module")
-def trained() -> object:
-    """A fake measurement of two seeds."""
+def trained(name: str, seed: int, tested: float, minutes: list[float], accuracy: list[float]) -> object:
+    """A fake run of same_minutes."""
+    return same_minutes.Trained(name, seed, 630_000, 12.3, minutes, accuracy, tested, 30.5)
+
+
+@pytest.fixture
+def contest(monkeypatch) -> list[tuple[str, int, dict[str, object]]]:
+    """The runs that same_minutes starts; none is trained."""
+    started: list[tuple[str, int, dict[str, object]]] = []
+
+    def run(name: str, data: str, minutes: float, seed: int, **options: object) -> object:
+        started.append((name, seed, options))
+        return trained(name, seed, 0.8, [1.0], [0.7])
+
+    for name in ("vitascope", "timm's ViT-Ti/4"):
+        monkeypatch.setitem(same_minutes.CONTESTANTS, name, run)
+    return started
+
+
+def run_same_minutes(monkeypatch, *given: str) -> None:
+    asked = ["--only", "vitascope", "timm's ViT-Ti/4", "--data", "digits", "--seeds", "2", "--out"]
+    arguments = same_minutes.parse([*asked, *given])
+    with monkeypatch.context() as patch:
+        patch.setattr(same_minutes, "parse", lambda: arguments)
+        same_minutes.main()
+
+
+def test_same_minutes_tabulates_accuracy_and_the_time_to_the_goal(results) -> None:
     runs = [
-        cifar.Run(seed, right, 100.0, [0.5, 1.0, 1.5], [0.5, 0.8, 0.9], [2.0, 1.5, 1.2])
-        for seed, right in enumerate((95, 97))
+        trained("vitascope", 0, 0.81, [1.0, 2.0, 3.0], [0.5, 0.72, 0.8]),
+        trained("vitascope", 1, 0.83, [1.0, 3.0, 4.0], [0.6, 0.7, 0.8]),
+        trained("timm's", 0, 0.6, [10.0, 20.0], [0.5, 0.6]),
     ]
-    options = vs.TrainConfig.from_recipe("small-data", data="cifar10", epochs=3, lr=0.002).to_dict()
-    options = {name: value for name, value in options.items() if name not in ("run", "seed")}
-    images = {"train": 900, "val": 100, "test": 100}
-    return cifar.Measurement("GPU", "torch", "2026-01-02", ["python x"], options, 5_000, images, "test", runs)
+    measured = same_minutes.Measurement("CPU", "torch", "2026-01-02", "x", "digits", 30, 0.7, [], runs)
+    rows = [re.split(r" *\| *", line)[1:-1] for line in measured.table().splitlines()[2:]]
+    assert rows[0] == ["vitascope", "0.63 M", "12.3", "82.00 (81.00 to 83.00)", "2.5", "30.5"]
+    assert rows[1][3:5] == ["60.00 (60.00 to 60.00)", "not reached"]
+    measured.write()
+    assert same_minutes.Measurement.newest() == measured
+    (axes,) = same_minutes.draw(measured).axes
+    assert [line.get_ydata().tolist() for line in axes.lines[:2]] == [[50, 72, 80], [60, 70, 80]]
 
 
-def test_cifar_is_read_back_tabulated_and_drawn(trained, results) -> None:
-    trained.write()
-    assert cifar.Measurement.newest() == trained
-    rows = [re.split(r" *\| *", line)[1:-1] for line in trained.table().splitlines()[2:]]
-    assert rows[0] == ["0", "95.00%", "95 of 100", "100 s", "27"]
-    assert rows[-1] == ["mean", "96.00%", "", "100 s", "27"]
-    assert "small-data with epochs=3, lr=0.002\n" in trained.report()
-    figure = cifar.draw(trained)
-    accuracy, _, loss, by_minutes = figure.axes
-    assert [line.get_ydata().tolist() for line in accuracy.lines] == 2 * [[50, 80, 90]]
-    assert loss.lines[0].get_xdata().tolist() == [1, 2, 3]
-    assert by_minutes.lines[1].get_xdata().tolist() == [0.5, 1.0, 1.5]
-    assert by_minutes.lines[1].get_ydata().tolist() == [2.0, 1.5, 1.2]
-    assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "epoch", "minutes in the loop"]
-
-
-def test_cifar_accepts_every_option_that_it_does_not_fix() -> None:
-    words = ["lr=0.002", 'options=["stem=conv"]', "precision=bf16", "compile=true"]
-    config = cifar.configuration("cifar10", 7, words)
-    assert (config.optimization.lr, config.optimization.epochs, config.optimization.keep) == (
-        0.002,
-        7,
-        "last",
-    )
-    assert (config.architecture.options, config.engine.compile) == (("stem=conv",), True)
-    for word, complaint in (("keep=best", "keep=best"), ("fast", "fast"), ("learning=1", "unknown")):
-        with pytest.raises(UserError, match=complaint):
-            cifar.configuration("cifar10", 7, [word])
-    with pytest.raises(UserError, match="6,300,000"):
-        cifar.resolved(vs.TrainConfig.from_recipe("digits", embed_dim=480), open_data("digits"))
-
-
-def test_cifar_measures_the_last_weights_and_adds_seeds(results, monkeypatch) -> None:
-    size = ["embed_dim=8", "depth=1", "num_heads=1", "image_size=8", "patch_size=4", "batch_size=256"]
-    words = [*size, 'options=["stem=conv"]', "device=cpu"]
-    arguments = cifar.parse(["--data", "digits", "--epochs", "2", "--seeds", "1", "--out", *words])
-    monkeypatch.setattr(cifar, "parse", lambda: arguments)
+def test_same_minutes_gives_options_to_ours_alone_and_resumes(contest, results, monkeypatch) -> None:
     with undrawn():
-        cifar.main()
-        arguments.add, arguments.epochs = True, 100  # ignored: --add keeps the number of epochs
-        cifar.main()
-    measured = cifar.Measurement.newest()
-    assert [run.seed for run in measured.runs] == [0, 1]
-    assert [len(run.minutes) for run in measured.runs] == [2, 2]
-    assert all(0 < run.minutes[0] < run.minutes[1] <= 1.1 * run.seconds / 60 for run in measured.runs)
-    assert (measured.measured_on, measured.tested, measured.options["keep"]) == ("test", 360, "last")
-    assert len(measured.commands) == 2
-    assert {path.suffix for path in results.iterdir()} == {".json", ".md", ".png"}
-    arguments.options = [*words, "lr=0.5"]
-    with pytest.raises(UserError, match="have other options"):
-        cifar.main()
+        run_same_minutes(monkeypatch, "lr=0.002", "compile=true")
+        assert [(name, seed) for name, seed, _ in contest] == [
+            (name, seed) for seed in (0, 1) for name in ("vitascope", "timm's ViT-Ti/4")
+        ]
+        assert [options for *_, options in contest[:2]] == [{"lr": 0.002, "compile": True}, {}]
+        assert {path.suffix for path in results.iterdir()} == {".json", ".md", ".png"}
+        measured = same_minutes.Measurement.newest()
+        dataclasses.replace(measured, trained=measured.trained[:3]).write()
+        del contest[:]
+        run_same_minutes(monkeypatch, "lr=0.002", "compile=true", "--resume")
+        assert [(name, seed) for name, seed, _ in contest] == [("timm's ViT-Ti/4", 1)]
+    with pytest.raises(UserError, match=r"cannot resume: the newest numbers have options \['lr=0.002'"):
+        run_same_minutes(monkeypatch, "lr=0.1", "--resume")
+    with pytest.raises(UserError, match="does not fix, not 'minutes=3'"):
+        run_same_minutes(monkeypatch, "minutes=3")
 
 
-def test_epochs_that_fit_into_minutes_follow_from_the_probe() -> None:
-    probed = cifar.Run(0, 0, 84.0, [1.0, 1.2, 1.4], [0.1] * 3, [2.0] * 3)  # one minute of compilation
-    assert cifar.epochs_in(5.1, probed) == 21
-    assert cifar.epochs_in(0.1, probed) == 1
+def test_our_side_of_same_minutes_has_the_curve_of_its_run(monkeypatch) -> None:
+    train = vs.train
+
+    def short(*, minutes: float, **options: object) -> object:
+        assert minutes == 30
+        return train(**options, epochs=2, embed_dim=8, depth=1, num_heads=1)
+
+    monkeypatch.setattr(same_minutes.vs, "train", short)
+    with undrawn():
+        found = same_minutes.CONTESTANTS["vitascope"]("vitascope", "digits", 30, 0, batch_size=256)
+    assert found.epochs == len(found.minutes) == len(found.accuracy) == 2
+    assert 0 < found.minutes[0] < found.minutes[1] < found.total
+    assert all(0 <= share <= 1 for share in (*found.accuracy, found.tested))
+
+
+def test_timm_in_same_minutes_trains_in_its_time() -> None:
+    explanations.make_torchvision_importable()  # timm imports it
+    pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
+    found = same_minutes.CONTESTANTS["timm's ViT-Ti/4"]("timm's ViT-Ti/4", "digits", 0.05, 0)
+    assert found.epochs > 0
+    assert 0 < found.minutes[0] < found.total
+    assert all(0 <= share <= 1 for share in (*found.accuracy, found.tested))
 
 
 def test_resume_keeps_finished_runs_and_rejects_another_setting(compared, results, monkeypatch) -> None:
