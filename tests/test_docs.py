@@ -37,6 +37,7 @@ from vitascope.run.trackers import TRACKERS
 from vitascope.training import defaults
 from vitascope.training.options import AugmentationOptions
 from vitascope.training.recipes import RECIPES
+from vitascope.training.schedule import TimeBudget
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -67,9 +68,13 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     take_photos(folder / "photos")
     monkeypatch.chdir(folder)
     monkeypatch.setitem(RECIPES, "digits", RECIPES["digits"].replace(epochs=DIGITS_EPOCHS))
-    for recipe in ("small-data", "distill"):  # a reader's photos would get 12 blocks
-        monkeypatch.setitem(RECIPES, recipe, RECIPES[recipe].replace(depth=2))
+    monkeypatch.setattr("vitascope.training.loop.TimeBudget", short_budget)
     return folder
+
+
+def short_budget(seconds: float, validation: float, progress: float = 0.0) -> TimeBudget:
+    """The budget of a run with `--minutes`, shortened to seconds."""
+    return TimeBudget(min(seconds, 2.0), validation, progress)
 
 
 def test_readme_runs_from_top_to_bottom(readers_folder, capsys, monkeypatch, tmp_path) -> None:
