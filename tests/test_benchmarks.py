@@ -9,8 +9,10 @@ import importlib
 import inspect
 import itertools
 import math
+import os
 import re
 import shutil
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -620,6 +622,24 @@ def test_same_minutes_gives_options_to_ours_alone_and_resumes(contest, results, 
         run_same_minutes(monkeypatch, "lr=0.1", "--resume")
     with pytest.raises(UserError, match="does not fix, not 'minutes=3'"):
         run_same_minutes(monkeypatch, "minutes=3")
+
+
+@pytest.mark.parametrize("part", ["minute", "accuracy"])
+def test_options_for_a_gpu_are_those_of_a_small_model(part: str, tmp_path: Path) -> None:
+    program = tmp_path / "python3"
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {tmp_path}/arguments\n")
+    program.chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["sh", ROOT / "benchmarks" / "on_gpu.sh", part, "photos"], env=env, check=True)
+    script, *given = (tmp_path / "arguments").read_text().splitlines()
+    assert script == "benchmarks/same_minutes.py"
+    words = same_minutes.parse(given).options
+    config = vs.TrainConfig.from_recipe(
+        "small-data", **same_minutes.named_values(words, fixed=same_minutes.FIXED)
+    )
+    architecture = config.architecture
+    model = named_config("cct_mini", **architecture.model_options(), **architecture.chosen())
+    assert model.num_parameters < 6_300_000
 
 
 def test_our_side_of_same_minutes_has_the_curve_of_its_run(monkeypatch) -> None:
