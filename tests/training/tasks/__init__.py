@@ -20,7 +20,7 @@ TRAINABLE = {
     name: options
     for name, options in VARIANTS.items()
     if options.get("stem", "conv") in ("conv", "linear")
-    and options.get("pool") != "map"
+    and options.get("pool") not in ("map", "sequence")
     and options.get("pool_norm") != "after"
     and "patch_dropout" not in options
     and "head" not in options

@@ -40,8 +40,13 @@ def test_encoder_gets_visible_patches_only_and_the_decoder_all() -> None:
     assert seen == [3 + 4] * 3 + [3 + 16]  # class token and registers, of 16 patches
 
 
-def test_hidden_patches_have_no_gradient() -> None:
-    module = small_module(masked_task("mae"))
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stem": "tokenizer", "tokenizer_widths": (4, 4)}, {"stem": "resnet", "resnet_layers": (1,)}],
+    ids=["conv", "tokenizer", "resnet"],
+)
+def test_hidden_patches_have_no_gradient(options: dict[str, Any]) -> None:
+    module = small_module(masked_task("mae", **options))
     images = random_images(1, 3, 32, 32).requires_grad_()
     places, visible = torch.tensor([[2, 9]]), torch.tensor([[0, 1, *range(3, 9), *range(10, 16)]])
     outputs = module(images, places, visible)

@@ -20,8 +20,12 @@ from vitascope.model.positions import Layout, sincos_table
 from vitascope.model.vit import VisionTransformer
 from vitascope.training.options import DECODER_HEAD, Masking
 from vitascope.training.tasks.corruption import RandomMask, random_mask
-from vitascope.training.tasks.masked import Masked, check_body
+from vitascope.training.tasks.masked import UNMIXED, Masked, check_body
 from vitascope.training.tasks.patch_targets import NormalizedPixelTarget, Target
+
+
+CONVOLUTIONAL = ("resnet", "tokenizer")
+"""The stems that would see pixels of hidden patches: these are erased."""
 
 
 class MaskedAutoencoder(nn.Module):
@@ -33,7 +37,7 @@ class MaskedAutoencoder(nn.Module):
 
     def __init__(self, body: VisionTransformer, outputs: int, masking: Masking) -> None:
         super().__init__()
-        check_body(body)
+        check_body(body, (*UNMIXED, *CONVOLUTIONAL))
         check_selection(body.config)
         d = masking.decoder_dim
         config = ViTConfig(
@@ -62,6 +66,8 @@ class MaskedAutoencoder(nn.Module):
         """Normalized images (B, C, H, W) and a `RandomMask`'s fields -> (B, n, outputs) for `places`."""
         body, grid = self.body, self.body.grid_of(images)
         P, n = body.config.num_prefix_tokens, places.shape[1]
+        if body.config.embedding.stem in CONVOLUTIONAL:
+            images = erased(images, places, grid)
         zL = body.norm(body.encode(body.prepare_tokens(images), grid, kept=visible))  # (B, P + N - n, D)
         seen = self.decoder_embedding(zL)  # (B, P + N - n, d)
         E_pos = sincos_table("sincos_2d", grid, seen.shape[2], seen.device, seen.dtype)[0]  # (N, d)
@@ -70,6 +76,13 @@ class MaskedAutoencoder(nn.Module):
         tokens = torch.cat([seen[:, :P], seen[:, P:] + E_pos[visible], hidden], dim=1)  # (B, P + N, d)
         decoded = self.decoder(tokens, Layout(grid, P))
         return self.head(self.decoder_norm(decoded[:, -n:]))
+
+
+def erased(images: Tensor, places: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Normalized images (B, C, H, W) with the pixels of some patches, (B, n), at zero, the mean colour."""
+    (H, W), (gh, gw) = images.shape[2:], grid
+    kept = images.new_ones(len(images), gh * gw).scatter_(1, places, 0.0).view(-1, 1, gh, gw)
+    return images * kept.repeat_interleave(H // gh, dim=2).repeat_interleave(W // gw, dim=3)
 
 
 def check_selection(config: ViTConfig) -> None:

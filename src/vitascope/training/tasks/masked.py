@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,19 +38,22 @@ from vitascope.training.tasks.task import Examples, Finished, PatchEvaluation, S
 
 # The model
 
+UNMIXED = ("conv", "linear")
+"""The stems whose patches have no pixel in common."""
+
 
 def body_config(config: ViTConfig) -> ViTConfig:
     """No head, and an explicit class token, so that a later classifier may pool it or the patches."""
     return config.replace(head="none", class_token=config.readout.has_class_token)
 
 
-def check_body(body: VisionTransformer) -> None:
+def check_body(body: VisionTransformer, stems: Sequence[str] = UNMIXED) -> None:
     """Reject a model whose hidden patches are visible elsewhere, or of which a part would not be trained."""
     stem = body.config.embedding.stem
-    if stem not in ("conv", "linear"):
+    if stem not in stems:
         raise UserError(
             f"stem {stem!r}: its patches share pixels, so that a hidden patch is visible in its "
-            'neighbours; masked patch prediction needs the stem "conv" or "linear"'
+            f"neighbours; masked patch prediction needs the stem {' or '.join(stems)}"
         )
     if body.config.training.patch_dropout:
         raise UserError("patch_dropout drops patches that are to be predicted; set it to 0")
