@@ -23,7 +23,6 @@ from vitascope.training.tasks.corruption import RandomMask, random_mask
 from vitascope.training.tasks.masked import UNMIXED, Masked, check_body
 from vitascope.training.tasks.patch_targets import NormalizedPixelTarget, Target
 
-
 CONVOLUTIONAL = ("resnet", "tokenizer")
 """The stems that would see pixels of hidden patches: these are erased."""
 
