@@ -110,9 +110,11 @@ CHANGES = (
     Change(pool="mean"),
     Change(("pool_norm=after",), pool="mean"),
     Change(pool="cls_mean"),
+    Change(pool="sequence"),
     Change(pool="map"),
     Change(("head=mlp",)),
     # The paper's initialization starts every head at zero, so `zero` and `linear` differ only with timm's.
+    Change(("init=mimetic",)),
     Change(("init=timm",)),
     Change(("init=timm", "head=zero")),
 )

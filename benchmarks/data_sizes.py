@@ -314,11 +314,7 @@ def measure(arguments: argparse.Namespace) -> Measurement:
         runs=[],
     )
     if arguments.resume:
-        measured = Measurement.newest()
-        if measured.setting != setting:
-            raise UserError(
-                f"cannot resume: the newest numbers have the setting {measured.setting}, not {setting}"
-            )
+        measured = measured.newest_of("setting")
     done = {(run.model, run.share, run.seed) for run in measured.runs}
     for run in runs_of(arguments, splits, done):
         note(str(run))

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from vitascope.errors import UserError
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -52,6 +54,19 @@ class Numbers(ABC):
     def newest(cls) -> Self:
         """Read the newest measurement; raises FileNotFoundError without any."""
         return cls.from_plain(json.loads(newest_numbers(cls.name).read_text(encoding="utf-8")))
+
+    def newest_of(self, *setting: str) -> Self:
+        """Read the newest measurement, to continue it; its `setting`, fields, must equal that of this one.
+
+        Raises:
+            UserError: another setting.
+        """
+        found = self.newest()
+        for name in setting:
+            old, new = getattr(found, name), getattr(self, name)
+            if old != new:
+                raise UserError(f"cannot resume: the newest numbers have {name} {old!r}, not {new!r}")
+        return found
 
     def write(self) -> None:
         """Write all raw numbers."""

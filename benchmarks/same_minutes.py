@@ -48,7 +48,6 @@ from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
-from vitascope.errors import UserError
 from vitascope.explain.plots import SERIES, new_figure, plain, save_figure
 from vitascope.model.hardware import resolve_device
 from vitascope.run.run import Run
@@ -268,16 +267,7 @@ def start(arguments: argparse.Namespace) -> Measurement:
         options=arguments.options,
         trained=[],
     )
-    if not arguments.resume:
-        return empty
-    found = Measurement.newest()
-    for name in ("data", "minutes", "goal", "options"):
-        if getattr(found, name) != getattr(empty, name):
-            raise UserError(
-                f"cannot resume: the newest numbers have {name} {getattr(found, name)!r}, "
-                f"not {getattr(empty, name)!r}"
-            )
-    return found
+    return empty.newest_of("data", "minutes", "goal", "options") if arguments.resume else empty
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:

@@ -249,7 +249,7 @@ def test_page_is_filled_in_only_between_its_markers(tmp_path: Path) -> None:
         reports.fill_in(page, "c", "")
 
 
-@pytest.mark.parametrize("script", [ablation, axial], ids=lambda script: script.__name__)
+@pytest.mark.parametrize("script", [ablation, axial, load("rates")], ids=lambda script: script.__name__)
 def test_docs_show_the_newest_numbers(script: ModuleType) -> None:
     shown = reports.between(OPTIONS_PAGE.read_text(encoding="utf-8"), script.__name__)
     if not list(reports.RESULTS.glob(f"*-{script.__name__}.json")):
@@ -560,6 +560,54 @@ def test_gpu_table_compares_within_a_mode_and_with_the_ceilings() -> None:
     assert [row[5] for row in rows] == 2 * ["-", "-", "80.0%"]
     assert "Ceiling: 20.0 TFLOP/s." in lines
     assert "data sheet" not in gpu_training.table([*found, ceiling], None)
+
+
+rates = load("rates")
+
+
+def test_options_are_tabulated_with_the_test_accuracy_of_their_best_rate(results) -> None:
+    runs = [
+        rates.Trained("base", 0.003, 633_000, 0.70, 0.69, 100.0),
+        rates.Trained("base", 0.001, 633_000, 0.65, 0.71, 100.0),
+        rates.Trained("pool=cls", 0.003, 634_000, 0.60, 0.61, 100.0),
+    ]
+    measured = rates.Measurement("CPU", "torch", "2026-01-02", "x", "/data/cifar10", 2, ["ema=0"], runs)
+    rows = [re.split(r" *\| *", line)[1:-1] for line in measured.table().splitlines()[2:]]
+    assert rows == [
+        ["base", "65.0", "70.0", "69.0", "633,000"],
+        ["pool=cls", "-", "60.0", "61.0", "634,000"],
+    ]
+    assert "cifar10, 2 epochs, ema=0; CPU; 2026-01-02." in measured.for_docs()
+    measured.write()
+    assert rates.Measurement.newest() == measured
+
+
+def test_each_option_is_trained_at_each_rate_once(results, monkeypatch) -> None:
+    asked: list[tuple[str, float]] = []
+
+    def run(change: object, rate: float, arguments: object) -> object:
+        asked.append((change.name, rate))
+        return rates.Trained(change.name, rate, 1, 0.5, 0.5, 1.0)
+
+    monkeypatch.setattr(rates, "trained", run)
+    for extra in ([], ["--resume"]):
+        arguments = rates.parse(["--data", "digits", "--out", "--rates", "0.001", "0.003", *extra])
+        with monkeypatch.context() as patch:
+            patch.setattr(rates, "parse", lambda arguments=arguments: arguments)
+            rates.main()
+    assert len(asked) == len(set(asked)) == 2 * len(rates.CHANGES)
+    other = rates.parse(["--data", "digits", "--epochs", "3", "--resume"])
+    with pytest.raises(UserError, match="cannot resume: the newest numbers have epochs 2, not 3"):
+        rates.start(other)
+
+
+def test_an_option_is_trained_at_a_rate() -> None:
+    arguments = rates.parse(["embed_dim=8", "depth=1", "num_heads=1", "--data", "digits", "--epochs", "1"])
+    (change,) = [change for change in rates.CHANGES if change.pool == "sequence"]
+    with undrawn():
+        found = rates.trained(change, 0.002, arguments)
+    assert (found.name, found.rate) == ("pool=sequence", 0.002)
+    assert 0 <= found.validation <= 1
 
 
 def trained(name: str, seed: int, tested: float, minutes: list[float], accuracy: list[float]) -> object:

@@ -1,0 +1,205 @@
+"""Measure options of the model on CIFAR-10, each at its own best learning rate.
+
+    .venv/bin/python benchmarks/rates.py --data cifar10/ --out --docs docs/options.md
+    .venv/bin/python benchmarks/rates.py --data cifar10/ --out --docs docs/options.md --resume
+    .venv/bin/python benchmarks/rates.py --docs docs/options.md
+
+Options that change the size of gradients need other rates: with one rate for all, the paper first took mean
+pooling for worse than the class token (appendix D.3). The script trains the recipe `small-data` with one
+option changed at a time and with each rate, for the same number of epochs. The rate with the highest
+validation accuracy counts; the test accuracy is that of its run. The first command measures, writes
+benchmarks/results/<date>-rates.md and, after every run, the raw numbers beside it, and fills in the page. The
+second continues it, the third only fills in the page. Other arguments NAME=VALUE are options of
+`vitascope train` for all runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import vitascope as vs
+from ablation import Change
+from contest import describe_machine, describe_versions, positive
+from learning import named_values, train
+from reports import Numbers, fill_in, markdown_table, note, publish
+from vitascope.run.run import Run
+
+CHANGES = (
+    Change(),
+    Change(("positions=none",)),
+    Change(("positions=sincos_2d",)),
+    Change(("positions=relative",)),
+    Change(("positions=rotary",)),
+    Change(pool="cls"),
+    Change(pool="sequence"),
+    Change(pool="map"),
+    Change(("stem=conv",)),
+    Change(("init=mimetic",)),
+    Change(("layer_scale=0.1",)),
+    Change(("num_registers=4",)),
+    Change(("modern",)),
+)
+RATES = (1e-3, 3e-3, 9e-3)
+FIXED = ("data", "run", "seed", "epochs", "lr", "pool", "options", "optimizer")
+
+NOTES = """\
+Accuracy in %. "option": the change to the base, the recipe `small-data`: a convolutional tokenizer, 4 blocks
+of width 128, learned positions, mean pooling, Muon. The columns of rates: validation accuracy after training
+at that peak rate. "test": of the run with the highest validation accuracy. One seed each: differences below
+one point mean nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A run of an option at a rate."""
+
+    name: str
+    rate: float
+    parameters: int
+    validation: float
+    """Accuracy of the finished weights."""
+    test: float
+    seconds: float
+    """Time in the loop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement(Numbers):
+    """All runs and the conditions of the measurement, as stored in the JSON file."""
+
+    machine: str
+    versions: str
+    date: str
+    command: str
+    data: str
+    epochs: int
+    options: list[str]
+    runs: list[Trained]
+
+    name = "rates"
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> Measurement:
+        """The inverse of `dataclasses.asdict`."""
+        return cls(**values | {"runs": [Trained(**run) for run in values["runs"]]})
+
+    def table(self) -> str:
+        """One row per option, in the order of the runs."""
+        rates = sorted({run.rate for run in self.runs})
+        rows = []
+        for name in dict.fromkeys(run.name for run in self.runs):
+            found = {run.rate: run for run in self.runs if run.name == name}
+            best = max(found.values(), key=lambda run: run.validation)
+            cells = [f"{100 * found[rate].validation:.1f}" if rate in found else "-" for rate in rates]
+            rows.append((name, *cells, f"{100 * best.test:.1f}", f"{best.parameters:,}"))
+        return markdown_table(("option", *(f"{rate:g}" for rate in rates), "test", "parameters"), rows)
+
+    def how(self) -> str:
+        """A description of the setting."""
+        options = "".join(f", {word}" for word in self.options)
+        return f"{Path(self.data).name}, {self.epochs} epochs{options}"
+
+    def for_docs(self) -> str:
+        """The text for docs/options.md."""
+        return f"{self.table()}\n\n{NOTES}\n\n{self.how()}; {self.machine}; {self.date}."
+
+    def report(self) -> str:
+        """The text for benchmarks/results."""
+        return (
+            "# Options of the model on CIFAR-10, each at its best rate\n\n"
+            f"- machine: {self.machine}\n"
+            f"- versions: {self.versions}\n"
+            f"- date: {self.date}\n"
+            f"- command: `{self.command}`\n"
+            f"- method: {self.how()}\n\n"
+            f"{self.table()}\n\n{NOTES}"
+        )
+
+
+def trained(change: Change, rate: float, arguments: argparse.Namespace) -> Trained:
+    """Train one option at one rate."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = vs.TrainConfig.from_recipe(
+            "small-data",
+            data=arguments.data,
+            run=f"{folder}/run",
+            epochs=arguments.epochs,
+            lr=rate,
+            options=change.options,
+            **({} if change.pool is None else {"pool": change.pool}),
+            **named_values(arguments.options, fixed=FIXED),
+        )
+        result = train(f"{change.name}, rate {rate:g}", config)
+        last = Run(result.run).records("epoch")[-1]
+    return Trained(
+        name=change.name,
+        rate=rate,
+        parameters=result.model.config.num_parameters,
+        validation=last["val_accuracy"],
+        test=result.evaluation.accuracy,
+        seconds=result.seconds,
+    )
+
+
+def start(arguments: argparse.Namespace) -> Measurement:
+    """An empty measurement, or with --resume the newest one.
+
+    Raises:
+        UserError: an option is invalid, or the newest numbers belong to another setting.
+    """
+    named_values(arguments.options, fixed=FIXED)
+    empty = Measurement(
+        machine=describe_machine(),
+        versions=describe_versions(),
+        date=datetime.date.today().isoformat(),
+        command=shlex.join(["python", *sys.argv]),
+        data=arguments.data,
+        epochs=arguments.epochs,
+        options=arguments.options,
+        runs=[],
+    )
+    return empty.newest_of("data", "epochs", "options") if arguments.resume else empty
+
+
+def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of `vitascope train`")
+    parser.add_argument("--data", help="a DATA argument; without it, the page is filled in only")
+    parser.add_argument("--epochs", type=positive, default=2, help="per run (default 2)")
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES, help="peak learning rates")
+    parser.add_argument("--resume", action="store_true", help="skip the runs in the newest numbers")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="fill in this page")
+    parser.add_argument("--out", action="store_true", help="also write report and numbers to results")
+    return parser.parse_intermixed_args(given)
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.data:
+        measured = start(arguments)
+        done = {(run.name, run.rate) for run in measured.runs}
+        for change in CHANGES:
+            for rate in arguments.rates:
+                if (change.name, rate) in done:
+                    continue
+                measured.runs.append(trained(change, rate, arguments))
+                note(measured.table())
+                if arguments.out:  # after each run, in case a later one is interrupted
+                    measured.write()
+        publish("rates", measured.report(), arguments)
+    if arguments.docs:
+        fill_in(arguments.docs, "rates", Measurement.newest().for_docs())
+
+
+if __name__ == "__main__":
+    main()
