@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitascope.errors import UserError
+from vitascope.model.config import ViTConfig
 from vitascope.training.options import Optimization
-from vitascope.training.schedule import CORRECTED, Schedule, TimeBudget
+from vitascope.training.schedule import CORRECTED, SMALL, Schedule, TimeBudget, small_size
 
 
 def schedule(steps_per_epoch: int = 10, batch_size: int = 128, **options: Any) -> Schedule:
@@ -65,10 +66,9 @@ def test_steps_take_the_place_of_epochs() -> None:
     assert (found.total(0), found.epochs) == (25, 3)
 
 
-@pytest.mark.parametrize("given", [{}, {"steps": 5, "minutes": 1.0}])
-def test_a_run_has_one_length(given: dict[str, float]) -> None:
+def test_a_run_has_one_length() -> None:
     with pytest.raises(UserError, match="length"):
-        Optimization(epochs=None, **given)
+        Optimization(epochs=None, steps=5, minutes=1.0)
 
 
 @given(
@@ -102,15 +102,20 @@ def test_recorded_lengths_give_the_same_schedule_again() -> None:
     assert (again.total(0), again.total(20), again.total(60)) == (100, 150, 90)
 
 
-def simulate(speed: Any, seconds: float = 100.0, per_step: float = 0.1, start: int = 0) -> tuple[float, int]:
-    """Run a budget on a machine whose step n takes `speed(time)` seconds; its time and its corrections."""
-    budget = TimeBudget(seconds, validation=0.5)
+def simulate(
+    speed: Any, per_step: float = 0.1, progressive: float = 0.0, small: float = SMALL**2
+) -> tuple[float, int]:
+    """Run a budget of 100 s on a machine whose step takes `speed(time)` seconds; time and corrections.
+
+    With progressive resizing, a step on small images takes the share `small` of this time.
+    """
+    budget = TimeBudget(100.0, validation=0.5)
     total = budget.first_length(per_step, steps_per_epoch=50)
-    found = schedule(50, epochs=None, lengths=((0, total),))
+    found = schedule(50, epochs=None, lengths=((0, total),), progressive=progressive)
     passed, step = 0.0, 0
     while step < found.total(step):
-        taken = speed(passed)
-        budget.stepped(taken)
+        taken = speed(passed) * (small if found.is_small(step) else 1)
+        budget.stepped(taken, found.cost(step))
         passed, step = passed + taken, step + 1
         if step % 50 == 0 or step == found.total(step):
             passed += 0.5
@@ -133,11 +138,53 @@ def test_a_machine_that_becomes_twice_as_slow_ends_at_most_a_tenth_later(when: f
     assert passed <= 110
 
 
+@pytest.mark.parametrize("progressive", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("small", [0.5, 0.5625, 0.7])
+def test_a_run_that_begins_with_small_images_ends_with_its_time(progressive: float, small: float) -> None:
+    passed, _ = simulate(lambda passed: 0.1, progressive=progressive, small=small)
+    assert passed == pytest.approx(100, rel=0.03)
+
+
+@given(when=st.floats(0, 100))
+def test_a_slower_machine_ends_at_most_a_tenth_later_after_small_images_too(when: float) -> None:
+    passed, _ = simulate(lambda passed: 0.1 if passed < when else 0.2, progressive=0.5)
+    assert passed <= 110
+
+
+def test_small_images_are_those_of_the_first_share_of_the_schedule() -> None:
+    found = schedule(epochs=10, progressive=0.3)
+    assert [found.is_small(step) for step in range(100)] == 30 * [True] + 70 * [False]
+    costs = [found.cost(step) for step in range(100)]
+    assert [found.rest_cost(step) for step in (0, 20, 30, 99)] == pytest.approx(
+        [sum(costs[step:]) / (100 - step) for step in (0, 20, 30, 99)]
+    )
+    assert [found.slowdown(step) for step in (0, 10, 30, 65)] == pytest.approx(
+        [
+            sum(costs[step:]) / (100 - step) / (sum(costs[: max(1, step)]) / max(1, step))
+            for step in (0, 10, 30, 65)
+        ]
+    )
+    assert not schedule(epochs=10).is_small(0)
+    assert schedule(epochs=10).slowdown(50) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({"image_size": 32, "patch_size": 4}, (24, 24)),
+        ({"image_size": 32, "patch_size": 16}, (32, 32)),  # two patches: three quarters are two
+        ({"image_size": (64, 48), "patch_size": 8}, (48, 32)),
+    ],
+)
+def test_small_images_consist_of_whole_patches(options: dict[str, Any], size: tuple[int, int]) -> None:
+    assert small_size(ViTConfig(**options)) == size
+
+
 def test_a_resumed_budget_is_corrected_next_at_the_next_share() -> None:
     found = schedule(50, epochs=None, lengths=((0, 1000),))
     budget = TimeBudget(100.0, 0.0, progress=found.progress(520))
-    for step in range(521, 550):
+    for step in range(521, 534):
         budget.stepped(0.1)
         assert budget.correction(found, step, passed=step / 10) is None
     budget.stepped(0.1)
-    assert budget.correction(found, 550, passed=55.0) == pytest.approx(1000, abs=1)
+    assert budget.correction(found, 534, passed=53.4) == pytest.approx(1000, abs=1)

@@ -17,6 +17,7 @@ from vitascope.model.sizes import ModelConfig, named_config
 from vitascope.training.distributed import print_first
 from vitascope.training.options import Architecture, Optimization
 from vitascope.training.recipes import TrainConfig
+from vitascope.training.schedule import small_size
 from vitascope.training.tasks.masked import body_config
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import pretrained_config
@@ -66,6 +67,13 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
                 )
         if config.task == "masked":
             model_config = body_config(model_config)
+        if config.optimization.progressive:
+            try:
+                model_config.grid_of(small_size(model_config))
+            except UserError as error:
+                raise UserError(
+                    f"progressive resizing begins with smaller images: {error}; set progressive=0"
+                ) from error
     resolved = config.replace(
         model=name,
         image_size=model_config.image_hw[0],

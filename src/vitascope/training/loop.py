@@ -42,7 +42,7 @@ from vitascope.training.checkpoint.state import (
 from vitascope.training.optim import freeze_body, optimizer_of, train_mode, update_average
 from vitascope.training.progress import Progress
 from vitascope.training.recipes import TrainConfig
-from vitascope.training.schedule import Schedule, TimeBudget
+from vitascope.training.schedule import Schedule, TimeBudget, small_size
 from vitascope.training.signals import Stop, stop_signals
 from vitascope.training.tasks.task import Examples, Sums, Task
 from vitascope.weights.preprocess import preprocess_of
@@ -96,6 +96,7 @@ class Trainer:
         self.val_loader = self.loader(splits.val)
         self.steps_per_epoch = self.train_loader.batches_per_epoch
         self.budget: TimeBudget | None = None
+        self.small, self.small_size = False, small_size(model.config)
         self.identity = run_identity(config, self.model_config, splits.train)
         self.step, self.seconds, self.best_loss, self.epochs_since_best = 0, 0.0, math.inf, 0
         self.sums: Sums = {}
@@ -132,8 +133,11 @@ class Trainer:
             self.budget = TimeBudget(60 * minutes - spent, 0.0, self.schedule.progress(self.step))
             return
         with self._one_thread_if_small(), torch.random.fork_rng(devices=[]):
-            per_step = self._measured_step()
-        forward = per_step / 3 / self.batch_size  # the backward pass takes twice the time
+            first = self._measured_step()
+        started = Schedule(self.config.optimization, self.batch_size, self.steps_per_epoch, ((0, 1),))
+        whole = first / started.cost(0)  # a step on whole images
+        per_step = whole * started.rest_cost(0)
+        forward = whole / 3 / self.batch_size  # the backward pass takes twice the time
         validation, test = (forward * len(images) for images in (self.splits.val, self.splits.final))
         (spent, per_step) = distributed.largest(spent + test, per_step)
         seconds = 60 * minutes - spent
@@ -149,6 +153,7 @@ class Trainer:
     def _measured_step(self) -> float:
         """Seconds of a training step without its update; nothing changes. The first one warms up."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
+        self.small = self.config.optimization.progressive > 0
         times = []
         for batch, _ in zip(self.train_loader.epoch(0), range(3), strict=False):
             began = time.monotonic()
@@ -190,6 +195,7 @@ class Trainer:
             uneven=self.splits.train.uneven,
             shown=distributed.is_first(),
         )
+        self._plan(progress)
         progress.left_out(self._unreadable())
         recorder = self.run.write_metrics(self.step) if distributed.is_first() else None
         stopping = stop_signals(patient=distributed.world_size() > 1)
@@ -243,12 +249,18 @@ class Trainer:
 
     def _keep_to_budget(self, budget: TimeBudget, stepped: float, progress: Progress) -> None:
         """Count a step of so many seconds, and correct the length of the run if that is due."""
-        budget.stepped(stepped)
+        budget.stepped(stepped, self.schedule.cost(self.step - 1))
         total = budget.correction(self.schedule, self.step, self.seconds)
         if total is not None:
             (total,) = map(int, distributed.largest(total))
             self._set_length(self.step, total)
-            progress.plan(self.schedule.epochs, self._images_until(total))
+            self._plan(progress)
+
+    def _plan(self, progress: Progress) -> None:
+        """Tell the progress what is left."""
+        schedule = self.schedule
+        total = self._images_until(schedule.total(self.step))
+        progress.plan(schedule.epochs, total, schedule.slowdown(self.step))
 
     def _images_until(self, step: int) -> int:
         """The number of images of the steps before one."""
@@ -260,7 +272,8 @@ class Trainer:
         # All randomness is a function of the seed and the counters.
         draw = self.step * distributed.world_size() + distributed.rank()
         torch.manual_seed(step_seed(self.config.seed, draw))
-        self.rate = self.schedule.rate(self.step)
+        schedule = self.schedule
+        self.rate, self.small = schedule.rate(self.step), schedule.is_small(self.step)
         parts = self._parts(batch)
         total = torch.zeros((), device=self.device)
         for number, (part, weight) in enumerate(parts):
@@ -295,12 +308,14 @@ class Trainer:
         return loss.detach() * weight
 
     def _examples(self, part: Batch, epoch: int) -> Examples:
-        """Augment, a function of (seed, epoch, index), and mix, a function of (seed, step)."""
+        """Augment, a function of (seed, epoch, index), mix, a function of (seed, step), and resize."""
         seed, targets = self.config.seed, part.labels
         images = self.augmentation(part.pixels, part.indices, seed=seed, epoch=epoch)  # (B, C, H, W)
         if self.mixing is not None:
             targets = F.one_hot(targets, self.model_config.num_classes).float()  # (B, K)
             images, targets = self.mixing(images, targets, seed=seed, step=self.step)
+        if self.small:
+            images = F.interpolate(images, self.small_size, mode="bilinear", antialias=True)
         return Examples(
             images=images, labels=part.labels, targets=targets, indices=part.indices, seed=seed, epoch=epoch
         )
@@ -348,6 +363,8 @@ class Trainer:
             self.budget.validation = validated
         self._check_finite(val["loss"], "the validation loss")
         progress.left_out(self._unreadable())
+        if self.step < self.schedule.total(self.step):
+            self._plan(progress)
         progress.epoch(epoch, means["loss"], val)
         if recorder is not None:
             accuracy = {"train_accuracy": means.pop("correct")} if "correct" in means else {}

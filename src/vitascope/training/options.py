@@ -50,7 +50,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("at least 1", lambda value: value >= 1, _SIZES),
     ("at least 0", lambda value: value >= 0, _AMOUNTS),
     ("positive", lambda value: value > 0, "temperature minutes"),
-    ("in [0, 1)", lambda value: 0 <= value < 1, "dropout drop_path label_smoothing ema shift"),
+    ("in [0, 1)", lambda value: 0 <= value < 1, "dropout drop_path label_smoothing ema shift progressive"),
     ("in [0, 1]", lambda value: 0 <= value <= 1, "flip operation_probability erase distill_weight"),
     ("in (0, 1]", lambda value: 0 < value <= 1, "layer_decay crop_scale"),
     ("in (0, 1)", lambda value: 0 < value < 1, "corrupt"),
@@ -158,6 +158,9 @@ class Optimization(OptionGroup):
     minutes: MaybeFloat = None
     """Train for this many minutes, instead of --epochs: the measured speed sets the number of steps, and the
     schedule ends when the time is over. The figures and the report come on top."""
+    progressive: float = 0.0
+    """Share of the run, at its beginning, on images of three quarters of the size (progressive resizing, Tan
+    and Le 2021): faster steps."""
     batch_size: MaybeInt = None
     """Images per step, over all processes. Default: 128, or less if an epoch would have under 4 steps."""
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"

@@ -32,6 +32,7 @@ class Progress:
         self.epochs, self.total, self.uneven, self.shown = epochs, images, uneven, shown
         self.done = self._done_before = done
         self._started = self._last_line = time.monotonic()
+        self._slowdown = 1.0
         self._named: set[str] = set()
         self._bar: tqdm[NoReturn] | None = None
         if shown and sys.stderr.isatty():
@@ -45,11 +46,14 @@ class Progress:
                 bar_format="{desc} |{bar}| {percentage:3.0f}% {rate_fmt}, {remaining} left",
             )
 
-    def plan(self, epochs: int, images: int) -> None:
-        """Change the epochs and the images of the whole run."""
-        self.epochs, self.total = epochs, images
-        if self._bar is not None:
-            self._bar.total = images
+    def plan(self, epochs: int, images: int, slowdown: float) -> None:
+        """Change the epochs and the images of the whole run, and the time estimate.
+
+        `slowdown` is the expected time of the images that are left, over that of as many so far.
+        """
+        self.epochs, self.total, self._slowdown = epochs, images, slowdown
+        if self._bar is not None:  # its percentage becomes that of the time
+            self._bar.total = self.done + round((images - self.done) * slowdown)
 
     @property
     def images_per_second(self) -> float:
@@ -96,7 +100,8 @@ class Progress:
             return
         self._last_line = time.monotonic()
         passed = timedelta(seconds=round(self._last_line - self._started))
-        left = timedelta(seconds=round((self.total - self.done) / max(1e-9, self.images_per_second)))
+        rate = max(1e-9, self.images_per_second)
+        left = timedelta(seconds=round((self.total - self.done) * self._slowdown / rate))
         tqdm.write(f"{text}  {speed(self.images_per_second)}  {passed}, {left} left")
         sys.stdout.flush()
 

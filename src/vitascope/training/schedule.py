@@ -6,12 +6,16 @@ import bisect
 import dataclasses
 import math
 
+from vitascope.model.config import ViTConfig
+from vitascope.model.sizes import ModelConfig
 from vitascope.training.options import Optimization
 
 DEFAULT_WARMUP = 0.05
 """The share of a run that warms up if no option names a warm-up."""
 LONGEST_WARMUP = 0.25
 """The largest share of a run that a warm-up takes; a longer one is shortened."""
+SMALL = 0.75
+"""The side of the first images of a run with progressive resizing, over that of the others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +72,26 @@ class Schedule:
                 left *= (total - min(end, step)) / (total - since)
         return 1 - left
 
+    def is_small(self, step: int) -> bool:
+        """Whether progressive resizing makes the images of a step smaller."""
+        return self.progress(step) < self.options.progressive
+
+    def cost(self, step: int) -> float:
+        """The time of a step over that of one on whole images, which is about proportional to the pixels."""
+        return SMALL**2 if self.is_small(step) else 1.0
+
+    def rest_cost(self, step: int) -> float:
+        """The mean of `cost` over this step and all that follow."""
+        progress = self.progress(step)
+        small = max(0.0, self.options.progressive - progress) / (1 - progress)
+        return small * SMALL**2 + 1 - small
+
+    def slowdown(self, step: int) -> float:
+        """The mean cost of this step and all that follow, over that of the steps before it."""
+        progress, share = self.progress(step), self.options.progressive
+        small = min(1.0, share / progress) if progress else float(share > 0)
+        return self.rest_cost(step) / (small * SMALL**2 + 1 - small)
+
     @property
     def average_decay(self) -> float:
         """The decay of the moving average; by default, it averages about a fiftieth of the run."""
@@ -105,7 +129,14 @@ class Schedule:
         return peak * 0.5 * (1 + math.cos(math.pi * passed))
 
 
-CORRECTED = (0.01, *(count / 20 for count in range(1, 20)))
+def small_size(config: ModelConfig) -> tuple[int, int]:
+    """Height and width in pixels of the smaller images of progressive resizing: whole patches."""
+    patch_h, patch_w = config.patch_hw if isinstance(config, ViTConfig) else (1, 1)
+    H, W = config.image_hw
+    return round(SMALL * H / patch_h) * patch_h, round(SMALL * W / patch_w) * patch_w
+
+
+CORRECTED = (0.01, *(count / 30 for count in range(1, 30)))
 """The shares of the schedule after which a budget of time corrects the length of a run."""
 FIRST_LENGTH = 20
 """The least length that a budget begins with; it is corrected after the first step."""
@@ -127,17 +158,17 @@ class TimeBudget:
 
     def __init__(self, seconds: float, validation: float, progress: float = 0.0) -> None:
         self.seconds, self.validation = seconds, validation
-        self._steps, self._stepping = 0, 0.0  # since the last correction
+        self._steps, self._stepping = 0.0, 0.0  # since the last correction
         self._due = bisect.bisect(CORRECTED, progress)
 
     def first_length(self, per_step: float, steps_per_epoch: int) -> int:
-        """The length in steps of a run whose steps take `per_step` seconds, as estimated."""
+        """The length in steps of a run whose steps take `per_step` seconds on average, as estimated."""
         steps = int((self.seconds - self.validation) / self._cost(per_step, steps_per_epoch))
         return max(FIRST_LENGTH, steps)
 
-    def stepped(self, seconds: float) -> None:
-        """Count a step that took this time."""
-        self._steps, self._stepping = self._steps + 1, self._stepping + seconds
+    def stepped(self, seconds: float, cost: float = 1.0) -> None:
+        """Count a step that took this time, and whose cost, `Schedule.cost`, is a share of a whole step's."""
+        self._steps, self._stepping = self._steps + cost, self._stepping + seconds
 
     def correction(self, schedule: Schedule, step: int, passed: float) -> int | None:
         """The corrected length if one is due before `step`, `passed` seconds after the start; else None."""
@@ -146,9 +177,9 @@ class TimeBudget:
         if due == self._due or not self._steps:
             return None
         self._due = due
-        cost = self._cost(self._stepping / self._steps, schedule.steps_per_epoch)
-        self._steps, self._stepping = 0, 0.0
-        left = int((self.seconds - passed - self.validation) / cost)
+        per_step = self._stepping / self._steps * schedule.rest_cost(step)
+        self._steps, self._stepping = 0.0, 0.0
+        left = int((self.seconds - passed - self.validation) / self._cost(per_step, schedule.steps_per_epoch))
         return step + max(left, math.ceil(LAST_SHARE * step))
 
     def _cost(self, per_step: float, steps_per_epoch: int) -> float:

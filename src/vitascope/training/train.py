@@ -315,6 +315,8 @@ def make_task(
         for name, unset in (("label_smoothing", 0.0), ("loss", "cross_entropy")):
             if getattr(options, name) != unset:
                 raise UserError(f"{name} needs labels, and pre-training has none; leave it out")
+        if options.progressive:
+            raise UserError("progressive changes the patches, which pre-training predicts; leave it out")
         if "balanced" in (config.balance.class_weights, config.balance.sampling):
             raise UserError(
                 "class_weights and sampling need labels, and pre-training has none; leave them out"
