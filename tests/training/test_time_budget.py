@@ -32,8 +32,8 @@ def data(tmp_path_factory) -> Path:
     return write_folder(tmp_path_factory.mktemp("data") / "greys")
 
 
-def clock(monkeypatch, tick: float = 0.01) -> None:
-    """Every look at the clock finds a hundredth of a second passed."""
+def clock(monkeypatch, tick: float = 0.02) -> None:
+    """Every look at the clock finds a fiftieth of a second passed."""
     seconds = itertools.count(0, tick)
     for module in (loop, train):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
