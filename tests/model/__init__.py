@@ -221,7 +221,9 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
         "relative",
         "rotary",
     )
-    head_dim = 4 * small(2) if positions == "rotary" or positions.startswith("sincos") else small(6)
+    init = one_of("paper", "mimetic", "timm")
+    waves = positions == "rotary" or positions.startswith("sincos") or init == "mimetic"
+    head_dim = 4 * small(2) if waves else small(6)
     mergeable = attention == "global" and positions not in ("relative", "rotary")
     merging = draw(st.integers(0, 5)) if mergeable else 0
     distilled = draw(st.booleans())
@@ -272,7 +274,7 @@ def valid_configs(draw: st.DrawFn) -> ViTConfig:
             "head": one_of("linear", "zero", "none")
             if distilled
             else one_of("linear", "zero", "mlp", "pre_logits", "none"),
-            "init": one_of("paper", "mimetic", "timm"),
+            "init": init,
             "dropout": one_of(0.0, 0.1),
             "attention_dropout": one_of(0.0, 0.1),
             "drop_path": one_of(0.0, 0.1),

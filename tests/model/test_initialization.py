@@ -104,6 +104,13 @@ def test_mimetic_attention_starts_like_a_trained_one(options: dict[str, Any]) ->
         torch.testing.assert_close(q @ q.mT, k @ k.mT, atol=1e-5, rtol=1e-4)  # a root of each singular value
 
 
+def test_mimetic_positions_start_as_sines_and_cosines() -> None:
+    waves = fresh(init="paper", positions="sincos_2d")
+    learned = fresh(init="mimetic", positions="learned").positions
+    torch.testing.assert_close(learned.weight[:, 1:], waves.positions.table((8, 8)))
+    assert learned.weight[:, :1].std() < 0.1  # the class token's
+
+
 def test_mimetic_whole_product_has_its_two_parts() -> None:
     proj = fresh(init="mimetic").encoder.blocks[0].attention
     product = (proj.proj.weight @ proj.qkv.weight.chunk(3)[2]).detach()

@@ -81,7 +81,8 @@ class ViTConfig(ImageOptions):
         positions, embedding = self.embedding.positions, self.embedding
         if positions == "rotary" and self.head_dim % 4:
             raise UserError(f"rotary positions need a head width that 4 divides, not {self.head_dim}")
-        if positions.startswith("sincos") and self.embed_dim % 4:
+        waves = positions.startswith("sincos") or (positions == "learned" and self.training.init == "mimetic")
+        if waves and self.embed_dim % 4:
             raise UserError(f"sine-cosine positions need an embed_dim that 4 divides, not {self.embed_dim}")
         if self.training.patch_dropout and (self.block.attention != "global" or positions == "relative"):
             raise UserError("patch_dropout breaks up the grid that axial, window and relative attention need")

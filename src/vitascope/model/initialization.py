@@ -11,7 +11,7 @@ from vitascope.model.attention import SelfAttention
 from vitascope.model.encoder import MLP, LayerScale, SwiGLU
 from vitascope.model.heads import AttentionPool, PreLogits, SequencePool, output_layers
 from vitascope.model.patches import ConvPatches, HybridPatches, TokenizerLayer
-from vitascope.model.positions import RelativeBias
+from vitascope.model.positions import LearnedPositions, RelativeBias, sincos_table
 
 
 @torch.no_grad()
@@ -94,9 +94,14 @@ def initialize_paper(model: nn.Module) -> None:
 def initialize_mimetic(model: nn.Module) -> None:
     """The paper's, but attention starts with the products of weights that trained ViTs have.
 
-    Trockman and Kolter 2023, "Mimetic Initialization of Self-Attention Layers", section 3.
+    Learned positions start as sines and cosines. Trockman and Kolter 2023, "Mimetic Initialization of
+    Self-Attention Layers", section 3.
     """
     initialize_paper(model)
+    positions = model.get_submodule("positions")
+    if isinstance(positions, LearnedPositions):
+        table = sincos_table("sincos_2d", positions.grid, positions.weight.shape[2])  # (1, N, D)
+        positions.weight[:, positions.covered_prefix :] = table.to(positions.weight)
     for module in model.modules():
         if isinstance(module, SelfAttention):
             q, k, v = module.qkv.weight.chunk(3)  # (heads hd, D) each
