@@ -16,6 +16,7 @@ from tests.test_cli import SHAPE, SHORT, error_line, here, write_place  # noqa: 
 from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.cli.explain import Explain, Method, labelled_test_images
+from vitascope.data.samples import PHOTOS
 from vitascope.explain.figures import VIEWS, draw
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.run.run import Run
@@ -387,3 +388,42 @@ def test_invalid_request_is_rejected_in_one_line_and_leaves_nothing(
     before = sorted(others.root.rglob("*"))
     assert message in error_line(["explain", *argv], capsys)
     assert sorted(others.root.rglob("*")) == before
+
+
+@pytest.mark.parametrize("words", [[], ["cifar10"]])
+def test_without_a_picture_the_built_in_model_explains_the_samples(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", *words, "--method", "rollout"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "model  cifar10 (built in)",
+        f"attention rollout over {len(PHOTOS)} samples",
+        "cifar10-rollout.png",
+    ]
+    assert Path("cifar10-rollout.png").is_file()
+
+
+def test_picture_alone_is_explained_by_the_built_in_model(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    alone = explain(PICTURE, "--method", "rollout", out=tmp_path / "alone.png")
+    assert "model  cifar10 (built in)\n" in capsys.readouterr().out
+    named = explain("cifar10", PICTURE, "--method", "rollout", out=tmp_path / "named.png")
+    assert np.array_equal(alone, named)
+    assert "none.jpg" in error_line(["explain", "none.jpg"], capsys)
+
+
+def test_model_alone_is_the_built_in_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    explain("--method", "positions", out=tmp_path / "positions.png")
+    assert "model  cifar10 (built in)\n" in capsys.readouterr().out
+
+
+def test_json_of_the_built_in_model_has_no_other_lines(
+    here: SimpleNamespace,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["explain", "cifar10", "data", "--compare", "--images", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)

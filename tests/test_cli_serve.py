@@ -12,8 +12,10 @@ import pytest
 from vitascope.cli import main
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
+from vitascope.deploy.server.server import announce
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
+from vitascope.weights.builtin import DEFAULT
 
 
 def test_help_lists_every_option_and_imports_no_torch() -> None:
@@ -33,6 +35,14 @@ def test_options_reach_the_settings() -> None:
     given = parse(Serve, "serve", args)
     expected = Settings(port=0, max_batch=7, access_log=False, allowed_hosts=("a", "b"))
     assert (given.model, given.settings) == ("m", expected)
+
+
+def test_without_a_model_the_built_in_one_is_served_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    given = parse(Serve, "serve", ["--port", "0"])
+    assert given.model == DEFAULT
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        announce(given.model, given.settings, port, None)
+    assert capsys.readouterr().out.startswith("cifar10 (built in) at http://127.0.0.1:")
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,16 @@
 
 This makes its pictures and outputs again:
 
-    python -m tests.test_walkthrough RUN PHOTO
+    python -m tests.test_walkthrough
 """
 
 import ast
 import contextlib
 import io
-import os
 import re
-import shlex
 import shutil
-import sys
 import tempfile
 import tokenize
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +20,16 @@ import pytest
 from PIL import Image
 
 from tests.explain.figures import coarse
-from tests.training import undrawn
-from vitascope.cli import main
 from vitascope.data.decoding import read_image
-from vitascope.run.run import Run
 
 DOCS = Path(__file__).parent.parent / "docs"
 ENGLISH, CHINESE = DOCS / "walkthrough.md", DOCS / "walkthrough.zh.md"
 PAGES = (ENGLISH, CHINESE)
 PICTURES = DOCS / "images" / "walkthrough"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-INPUTS = 'run, photo = "runs/walk", "photos/cat/001.jpg"'
-"""The line of the page that names the model and the photograph."""
 SHAPE = re.compile(r"# (?:each )?(\((?:\d+|K)(?:, (?:\d+|K))*,?\))")
 OUTPUT = re.compile(r"^```text\n.*?^```", re.MULTILINE | re.DOTALL)
-ACCURACY = re.compile(r"[\d.]+%(?= of the 5,000 test images)|(?<=5,000 张测试图像中答对 )[\d.]+%")
-"""The accuracy of the model in the pictures, as either language states it."""
-MAX_BYTES = 60_000
+MAX_BYTES = 80_000
 
 
 def blocks(page: Path, *kinds: str) -> list[str]:
@@ -54,8 +43,8 @@ def stated_shapes(code: str) -> dict[int, str]:
     return {line: match[1] for line, match in found if match}
 
 
-def run_page(page: Path, model: str = "runs/walk", photo: str = "photos/cat/001.jpg") -> list[str]:
-    """Run a page's Python in the current folder, for a model and a photograph, and check every stated shape.
+def run_page(page: Path) -> list[str]:
+    """Run a page's Python in the current folder, and check every stated shape.
 
     Returns:
         The output of each block that prints.
@@ -63,7 +52,6 @@ def run_page(page: Path, model: str = "runs/walk", photo: str = "photos/cat/001.
     names: dict[str, Any] = {}
     printed = []
     for code in blocks(page, "python"):
-        code = code.replace(INPUTS, f"run, photo = {model!r}, {photo!r}")
         with contextlib.redirect_stdout(io.StringIO()) as out:
             run_block(code, page.name, names)
         if out.getvalue():
@@ -98,24 +86,19 @@ def take_photos(folder: Path) -> None:
             Image.fromarray(pixels).save(folder / name / f"{number:03}.jpg")
 
 
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with photos of two classes, where the commands of the page have been run."""
-    folder = tmp_path_factory.mktemp("reader")
-    take_photos(folder / "photos")
-    with contextlib.chdir(folder):
-        for line in "".join(blocks(ENGLISH, "sh")).replace("\\\n", " ").splitlines():
-            with undrawn():
-                assert main(shlex.split(line)[1:]) == 0, line
-        yield folder
+def without_numbers(text: str) -> str:
+    return re.sub(r"\d+(\.\d+)?", "#", text)
 
 
-def test_code_runs_and_every_shape_is_the_stated_one(reader: Path) -> None:
+def test_code_runs_prints_what_the_page_shows_and_every_shape_is_the_stated_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The English page; tests below compare the Chinese one's code, shapes and pictures with it."""
+    monkeypatch.chdir(tmp_path)
     with coarse():
         printed = run_page(ENGLISH)
-    assert len(printed) == len(blocks(ENGLISH, "text"))
-    drawn = {path.name for path in (reader / "walkthrough").iterdir()}
+    assert list(map(without_numbers, printed)) == list(map(without_numbers, blocks(ENGLISH, "text")))
+    drawn = {path.name for path in Path("walkthrough").iterdir()}
     assert drawn == {path.name for path in PICTURES.iterdir()} == set(pictures(ENGLISH))
 
 
@@ -150,8 +133,8 @@ def test_both_languages_have_the_same_code() -> None:
     assert list(map(stated_shapes, chinese)) == list(map(stated_shapes, english))
 
 
-@pytest.mark.parametrize("kind", ["sh", "math", "text"])
-def test_both_languages_have_the_same_commands_equations_and_outputs(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["math", "text"])
+def test_both_languages_have_the_same_equations_and_outputs(kind: str) -> None:
     assert blocks(CHINESE, kind) == blocks(ENGLISH, kind)
 
 
@@ -161,9 +144,6 @@ def test_both_languages_have_the_same_parts() -> None:
         count = [len(re.findall(part, text, re.MULTILINE)) for text in (english, chinese)]
         assert count[0] == count[1] > 0, part
     assert pictures(CHINESE) == pictures(ENGLISH)
-    (accuracy,) = ACCURACY.findall(english)
-    assert ACCURACY.findall(chinese) == [accuracy]
-    assert accuracy != "0.0%", "the pictures have no run yet: `redraw` them"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -176,22 +156,18 @@ def test_links_within_a_page_lead_to_its_headings(page: Path) -> None:
     assert links <= anchors
 
 
-def redraw(run: str, photo: str) -> None:
-    """Make pictures, outputs and accuracy of both pages from a finished run of CIFAR-10 and a photograph."""
-    (tested,) = (record for record in Run(Path(run)).metrics if record["kind"] == "test")
-    model, photo = os.path.abspath(run), os.path.abspath(photo)
+def redraw() -> None:
+    """Make the pictures and outputs of both pages."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        printed = run_page(ENGLISH, model, photo)
+        printed = run_page(ENGLISH)
         shutil.rmtree(PICTURES, ignore_errors=True)
         shutil.copytree("walkthrough", PICTURES)
     for page in PAGES:
         outputs = iter(printed)
         text = page.read_text(encoding="utf-8")
         text = OUTPUT.sub(lambda _, outputs=outputs: f"```text\n{next(outputs)}```", text)
-        text, count = ACCURACY.subn(f"{tested['accuracy']:.1%}", text)
-        assert count == 1, f"{page.name} states {count} accuracies"
         page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    redraw(*sys.argv[1:])
+    redraw()

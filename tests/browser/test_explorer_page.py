@@ -59,7 +59,7 @@ def alike(one: str, other: str, most: int = 2) -> bool:
     return bool(np.abs(small(one) - small(other)).max() <= most)
 
 
-def weight_of_china(layer: int, query: int, key: int) -> float:
+def weight_in_first_sample(layer: int, query: int, key: int) -> float:
     """The mean attention of the heads from one patch of the first sample to another, from the model."""
     engine = engine_of(small_model())
     pixels = engine.pixels(samples_for(engine.preprocess.channels)[0].content)
@@ -135,7 +135,7 @@ def test_click_selects_a_patch_and_moving_then_shows_its_weights(visit: Visit) -
     place, _, share = visit.text(".here").partition(": ")
     assert place == "row 3, column 3"
     assert float(share.rstrip("%")) / 100 == pytest.approx(
-        weight_of_china(layer=1, query=5, key=15), abs=2e-3
+        weight_in_first_sample(layer=1, query=5, key=15), abs=2e-3
     )
     visit.press("Escape")
     assert "patch in row 3, column 3" in visit.text(".title")

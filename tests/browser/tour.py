@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ TIMING = """async moves => {
 }"""
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--layer", type=int, help="layer that the pictures show")
     parser.add_argument("--head", type=int, help="head that the pictures show")
     parser.add_argument("--at", type=float, nargs=2, default=(0.45, 0.4), help="place in the picture, shares")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     arguments.out.mkdir(parents=True, exist_ok=True)
 
     with visiting(arguments.address) as visit:

@@ -27,6 +27,7 @@ from vitascope.explain.learned import (
 from vitascope.model.config import ViTConfig
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
+from vitascope.weights.loading import from_pretrained
 
 # --- distance
 
@@ -277,6 +278,14 @@ def places(model: VisionTransformer) -> np.ndarray:
     nothing = torch.zeros(1, config.num_tokens, config.embed_dim)
     added = model.positions(nothing, config.grid)[0, config.num_prefix_tokens :]
     return added.detach().double().numpy().reshape(*config.grid, config.embed_dim)
+
+
+def test_a_trained_model_has_learned_that_its_patches_form_a_grid() -> None:
+    similarity = position_similarity(from_pretrained("cifar10"))  # (8, 8, 8, 8)
+    inner = range(2, 6)
+    beside = [similarity[row, column, row, column + 1] for row in inner for column in inner]
+    far = [similarity[row, column, (row + 4) % 8, (column + 4) % 8] for row in inner for column in inner]
+    assert torch.stack(beside).mean() > 0.2 + torch.stack(far).mean()
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)

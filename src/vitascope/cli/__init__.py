@@ -95,8 +95,9 @@ def overview() -> str:
         lines.append(f"  {name:<9} {summary}")
     lines.append(
         "\nMODEL is a run folder, a model folder or file of any library, a hub id\n"
-        "(owner/name), or a name such as torchvision/vit_b_16. DATA is a folder of\n"
-        "images, `digits`, `cifar10` or another known name, an archive, shards, or a\nhub id."
+        "(owner/name), a name such as torchvision/vit_b_16, or `cifar10`, a small\n"
+        "model that comes with vitascope. DATA is a folder of images, `digits`,\n"
+        "`cifar10` or another known name, an archive, shards, or a hub id."
     )
     lines.append(
         "`vitascope COMMAND --help` lists a command's options; `vitascope --version`\nprints the version."

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
-from vitascope.cli.parsing import Device, Json, MaybeFloat, MaybeInt, MaybePath, MaybeText, Model
+from vitascope.cli.parsing import Device, Json, MaybeFloat, MaybeInt, MaybeModel, MaybePath, MaybeText
 from vitascope.errors import UserError
 from vitascope.storage import explaining_failure
+from vitascope.weights.builtin import DEFAULT, built_in, in_words
 
 if TYPE_CHECKING:
     from vitascope.data.splits import ImageSet
@@ -54,11 +55,14 @@ class Explain:
 
     Without a picture: a heatmap, or `features`, of 32 test images of the run.
 
+    The built-in cifar10 has no run, but five sample photographs.
+
     Of the model: attention `distance`, `positions`, patch `filters`.
     """
 
-    model: Model
-    """A run folder, a model folder or file, or a hub id."""
+    model: MaybeModel = DEFAULT
+    """A run folder, a model folder or file, or a hub id.
+    Default, also before a PICTURE: the built-in cifar10."""
     data: tyro.conf.Positional[
         Annotated[str | None, tyro.conf.arg(metavar="[PICTURE or DATA]", help_behavior_hint="")]
     ] = None
@@ -103,6 +107,9 @@ class Explain:
 
     def call(self) -> None:
         """Draw and write a figure, or compare all methods and print the table."""
+        if self.data is None and is_picture(self.model):
+            dataclasses.replace(self, model=DEFAULT, data=self.model).call()
+            return
         settings = self._settings()
         self._check(settings)
         from vitascope import explain
@@ -116,13 +123,17 @@ class Explain:
             model.preprocess = model.preprocess.at_size((self.image_size, self.image_size))
         if out is None:
             comparison = self._compare(model)
-            print(json.dumps(comparison.to_dict()) if self.json else comparison.text())
+            print(json.dumps(comparison.to_dict()) if self.json else self._signed(comparison.text()))
             return
         target = question(model, self.target, versus=self.versus, like=self.like)
         figure = explain.draw(model, method=self._method, target=target, **self._pictures(), **settings)
         with explaining_failure(out, "the figure", "choose another place"):
             save_figure(figure, out)
-        print(f"{figure.get_label()}\n{out}")
+        print(self._signed(f"{figure.get_label()}\n{out}"))
+
+    def _signed(self, text: str) -> str:
+        """The output, with a line that names the model if that is built in."""
+        return text if built_in(self.model) is None else f"model  {in_words(self.model)}\n{text}"
 
     @property
     def _method(self) -> str:
@@ -222,9 +233,21 @@ def own_test_images(ref: str) -> ImageSet:
     return run.test_images()
 
 
+def is_picture(word: str) -> bool:
+    """Whether a word in the place of MODEL is a PICTURE, by its ending."""
+    from vitascope.data.formats.folder import IMAGE_SUFFIXES
+
+    return Path(word).suffix.lower() in IMAGE_SUFFIXES and not Path(word).is_dir()
+
+
 def labelled_test_images(ref: str) -> dict[str, Any]:
-    """Some test images of a run with their classes, as arguments of `explain.draw`."""
+    """Some test images of a run, or the samples of a built-in model, with their classes, as arguments of
+    `explain.draw`."""
+    from vitascope.data.samples import PHOTOS
     from vitascope.explain.inputs import sample
+
+    if built_in(ref) is not None:
+        return {"pictures": list(PHOTOS.values()), "truths": list(PHOTOS), "kind": "sample"}
 
     tests = own_test_images(ref)
     chosen = sample(range(len(tests)), SHOWN)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from vitascope.cli.parsing import Device, Model, Precision
+from vitascope.cli.parsing import Device, MaybeModel, Precision
 from vitascope.deploy.server.settings import Settings
+from vitascope.weights.builtin import DEFAULT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,8 +20,8 @@ class Serve:
     SIGTERM or Ctrl-C stops it after all accepted requests are answered.
     """
 
-    model: Model
-    """A run folder, a model folder or file, a hub id, or an exported file."""
+    model: MaybeModel = DEFAULT
+    """A run folder, a model folder or file, a hub id, or an exported file. Default: the built-in cifar10."""
     precision: Precision = "auto"
     device: Device = "auto"
     settings: Settings = dataclasses.field(default_factory=Settings)

@@ -27,6 +27,7 @@ from vitascope.run.metrics import MetricsWriter, read_metrics
 from vitascope.run.predictions import Predictions
 from vitascope.run.trackers import Tracker
 from vitascope.storage import explaining_failure, locked, replacing, settle, write_json
+from vitascope.weights.builtin import built_in
 from vitascope.weights.loading import from_pretrained
 
 log = logging.getLogger(__name__)
@@ -359,8 +360,13 @@ def _new_folder(path: Path, *, numbered: bool) -> Path:
 
 
 def lasting_paths(config: Mapping[str, Any]) -> dict[str, str]:
-    """The options that may name files, as `lasting_path` gives them, without those that are None."""
-    return {name: lasting_path(value) for name in _REFERENCES if (value := config[name]) is not None}
+    """The options that may name files, as `lasting_path` gives them, without those that are None.
+
+    The name of a built-in model stays as it is, also beside a folder of the same name.
+    """
+    given = {name: str(value) for name in _REFERENCES if (value := config[name]) is not None}
+    kept = {name for name, value in given.items() if name != "data" and built_in(value) is not None}
+    return {name: value if name in kept else lasting_path(value) for name, value in given.items()}
 
 
 def lasting_path(ref: str) -> str:

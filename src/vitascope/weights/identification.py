@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vitascope.errors import UserError, check_choice, nearest_path
+from vitascope.errors import UserError, check_choice, nearest, nearest_path
 from vitascope.model.sizes import ModelConfig
 from vitascope.run import layout
-from vitascope.weights import hub
+from vitascope.weights import builtin, hub
 from vitascope.weights.families.facebook import Deit, Dinov2, Dinov3
 from vitascope.weights.families.huggingface import HuggingFace
 from vitascope.weights.families.huggingface_settings import readable_instead
@@ -121,9 +121,13 @@ def locate(ref: str, revision: str | None = None) -> Path:
         path = Path(ref).expanduser()
     except RuntimeError as error:  # there is no such user
         raise rejection(ref, f"no such model: {error}") from error
-    place = "a local path" if exists(path) else "torchvision's" if hub.torchvision_file(ref) else ""
+    own = builtin.built_in(ref)
+    place = "built in" if own else "a local path" if exists(path) else ""
+    place = place or ("torchvision's" if hub.torchvision_file(ref) else "")
     if place and revision is not None:
         raise CheckpointError(f"{ref} is {place}; revision {revision!r} has no meaning for it")
+    if own is not None:
+        return own
     if exists(path):
         if path.is_file() or (path / CONFIG).is_file():  # a model folder, whatever else lies in it
             return path
@@ -142,9 +146,10 @@ def locate(ref: str, revision: str | None = None) -> Path:
             raise CheckpointError(f"{ref}: revision {revision!r} contradicts the one in the name")
         return hub.fetch_hub(name, revision or wanted or None)
     hub_id = f"hf-hub:{name} for the hub's" if hub.is_hub_id(name) else "a hub id (owner/name)"
+    close = mistyped or nearest(ref, builtin.NAMES)
     raise CheckpointError(
-        f"{ref}: no such model{mistyped}; give a run folder, a model folder or file, {hub_id}, "
-        "or a name like torchvision/vit_b_16"
+        f"{ref}: no such model{close}; give a run folder, a model folder or file, the built-in "
+        f"{' or '.join(builtin.NAMES)}, {hub_id}, or a name like torchvision/vit_b_16"
     )
 
 

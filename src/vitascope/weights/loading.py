@@ -32,7 +32,8 @@ def from_pretrained(
     """Load the model of a MODEL argument, in evaluation mode, with its preprocessing (`model.preprocess`).
 
     Args:
-        ref: a run folder, a model folder of any family, a weights file, a hub id, or a name of torchvision
+        ref: a run folder, a model folder of any family, a weights file, a hub id, `cifar10` (built in; a
+            model of that name in the working directory comes first), or a name of torchvision
             (`torchvision/vit_b_16`). `timm:FILE` names the family of a file that does not show it, and
             `timm:num_heads=16:FILE` also options that no tensor shows; otherwise they are assumed, with a
             warning.

@@ -15,6 +15,7 @@ from safetensors.torch import load
 
 from tests.data import noise
 from tests.model import small_model
+from vitascope.data.samples import CREDIT, PHOTOS
 from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
@@ -182,9 +183,9 @@ def test_non_picture_is_rejected_with_a_message(client: TestClient) -> None:
 
 def test_samples_are_listed_and_can_be_sent_back(client: TestClient, engine: TorchEngine) -> None:
     listed = client.get("/v1/samples").json()
-    assert [sample["name"] for sample in listed] == ["china", "flower"]
-    assert all("CC BY" in sample["title"] for sample in listed)
-    picture = client.get("/v1/samples/flower")
+    assert [sample["name"] for sample in listed] == list(PHOTOS)
+    assert all(sample["title"] == f"{sample['name']} ({CREDIT})" for sample in listed)
+    picture = client.get("/v1/samples/dog")
     assert picture.headers["Content-Type"] == "image/jpeg"
     assert engine.pixels(picture.content).shape == (3, 32, 48)
     assert client.get("/v1/samples/none").status_code == 404

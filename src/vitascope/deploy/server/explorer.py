@@ -12,13 +12,13 @@ import io
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from PIL import Image
 
+from vitascope.data.samples import CREDIT, PHOTOS
 from vitascope.deploy.server import openapi
 from vitascope.deploy.server.service import Service
 from vitascope.errors import UserError
@@ -32,10 +32,6 @@ MEDIA_TYPES = {
 """The files that `web/` may have."""
 PACK = "application/octet-stream"
 PACKED = openapi.for_pictures({"description": "A safetensors file.", "content": {PACK: openapi.BINARY}})
-PHOTOGRAPHS = {
-    "china": "A temple in China (danielbuechele, CC BY 2.0)",
-    "flower": "A flower (vultilion, CC BY 2.0)",
-}
 PICTURE = {
     "description": "The picture.",
     "content": dict.fromkeys(("image/jpeg", "image/png"), openapi.BINARY),
@@ -51,7 +47,7 @@ class WebFile(NamedTuple):
 
 
 class SamplePicture(NamedTuple):
-    """An encoded picture, its name in the URL, and a title with its author."""
+    """An encoded picture, its name in the URL, and a title with its source."""
 
     name: str
     title: str
@@ -135,14 +131,11 @@ def web_files() -> dict[str, WebFile]:
 
 @cache
 def samples_for(channels: int) -> tuple[SamplePicture, ...]:
-    """Pictures of scikit-learn: photographs for 3 channels, the first test image of each digit for 1."""
+    """Photographs for 3 channels; for 1, the first test image of each of scikit-learn's digits."""
     found = []
     if channels == 3:
-        from sklearn.datasets import images
-
-        for name, title in PHOTOGRAPHS.items():
-            content = Path(images.__file__).with_name(f"{name}.jpg").read_bytes()
-            found.append(SamplePicture(name, title, "image/jpeg", content))
+        for name, path in PHOTOS.items():
+            found.append(SamplePicture(name, f"{name} ({CREDIT})", "image/jpeg", path.read_bytes()))
     if channels == 1:
         from vitascope.data.datasets import open_data
 

@@ -1,0 +1,304 @@
+"""Ship a run as the built-in model `cifar10`, and draw the pictures of the docs that show it again.
+
+    python -m benchmarks.ship runs/cifar10
+    python -m benchmarks.ship
+
+The first writes the weights in half precision, and their card with the test accuracy, which is measured
+before and after the rounding. Both draw the pictures of docs/gallery.md by the commands of that page, those
+of the walkthrough, and the screenshots of the attention explorer (with Playwright and Chromium), and write
+the accuracy into the pages. Of an unfinished run, the best weights so far are shipped, and the card says so.
+Sentences that describe a picture have to be read again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from PIL import Image
+from tests.browser import tour
+from tests.test_walkthrough import redraw
+
+from vitascope.cli import main as vitascope
+from vitascope.data.samples import PHOTOS
+from vitascope.formatting import counted
+from vitascope.run.run import Run
+from vitascope.training.evaluate import Evaluation, evaluate
+from vitascope.weights.builtin import DEFAULT, built_in
+from vitascope.weights.loading import from_pretrained
+from vitascope.weights.saving import save_pretrained
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+GALLERY = DOCS / "gallery.md"
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "README.zh.md",
+    GALLERY,
+    DOCS / "walkthrough.md",
+    DOCS / "walkthrough.zh.md",
+)
+ACCURACY = re.compile(r"[\d.]+%(?=\s+of\s+5,000\s+test\s+images)|(?<=5,000 张测试图像中答对 )[\d.]+%")
+"""The built-in model's accuracy, as a page in either language states it."""
+SCREENSHOTS = {
+    "light": "explorer",
+    "dark": "explorer-dark",
+    "compare": "explorer-compare",
+    "phone": "explorer-phone",
+}
+MOST_LOST = 0.002
+"""Of the accuracy, by rounding to half precision."""
+
+CARD = """\
+# {name}
+
+The model that comes with vitascope: {summary}; {parameters:.2f} M parameters.{state}
+
+```python
+import vitascope as vs
+
+predictor = vs.Predictor("{name}")
+predictor("photo.jpg")
+```
+
+## Data
+
+CIFAR-10 (Krizhevsky 2009, [Learning Multiple Layers of Features from Tiny Images]({report})),
+as JPEG files: 45,000 of its 50,000 training images. The other 5,000 measured the validation accuracy and
+chose nothing. The test images are {tests:,} of its 10,000, 500 of each class.
+Classes: {classes}.
+
+## Training
+
+```sh
+{command}
+```
+
+Recipe `small-data`, seed {seed}, started on {started} with vitascope {vitascope} and torch {torch},
+on {cpu}. The command names the data set as published, whose pixels
+differ slightly from those of the JPEG files.
+
+## Results
+
+| weights | accuracy on {tests:,} test images | 95% interval |
+|---|---|---|
+| as trained, float32 | {accuracy:.1%} | {low:.1%} to {high:.1%} |
+| as shipped, float16 | {shipped:.1%} | {shipped_low:.1%} to {shipped_high:.1%} |
+
+The file has the weights rounded to float16. Loading turns them into float32, and all computation is as for
+any other model. {agreement} of {tests:,} images have the same class before and after the rounding.
+
+## Limits
+
+- It knows ten classes. A picture of anything else gets one of them too, often with a high probability.
+- It sees 32x32 pixels: the middle of a picture, reduced. An object that is small in its picture is lost.
+- It is here to try vitascope, and to see how a Vision Transformer works. It is not made for decisions.
+- CIFAR-10 was collected from the web before 2009, and shows objects as people photographed them then.
+
+## Licence
+
+The weights are under Apache-2.0, as vitascope is. They contain no images of CIFAR-10, whose authors publish
+it without a licence and ask to cite the report above. Its images come from the Tiny Images dataset, which its
+authors withdrew in 2020 because of offensive labels; the ten classes of CIFAR-10 were labelled separately.
+"""
+REPORT = "https://www.cs.toronto.edu/~kriz/learning-features-2009-TR.pdf"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", nargs="?", help="the run to ship; without it, only draw the pictures")
+    arguments = parser.parse_args()
+    if arguments.run is not None:
+        ship(Run.open(arguments.run), folder())
+    draw()
+
+
+def folder() -> Path:
+    """The folder of the built-in model."""
+    found = built_in(DEFAULT)
+    assert found is not None, (
+        f"{DEFAULT} in this folder is another model; start in the root of the repository"
+    )
+    return found
+
+
+def ship(run: Run, folder: Path) -> None:
+    """Write a run's weights, rounded to half precision, and their card into a model folder."""
+    weights = run.model_folder if run.finished else run.best
+    data = run.config["data"]
+    trained = evaluate(from_pretrained(weights), data, device="cpu", precision="fp32")
+    shutil.rmtree(folder, ignore_errors=True)
+    save_pretrained(from_pretrained(weights, dtype=torch.float16), folder)
+    rounded = evaluate(from_pretrained(folder), data, device="cpu", precision="fp32")
+    if trained.accuracy - rounded.accuracy > MOST_LOST:
+        raise SystemExit(
+            f"half precision loses too much: {trained.accuracy:.2%} became {rounded.accuracy:.2%}"
+        )
+    for file in folder.iterdir():
+        file.chmod(0o644)  # safetensors' own is for the owner alone
+    (folder / "README.md").write_text(card(run, folder, trained, rounded), encoding="utf-8")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{folder}: {size:,} bytes, {trained.accuracy:.2%} as trained, {rounded.accuracy:.2%} as shipped")
+
+
+def card(run: Run, folder: Path, trained: Evaluation, rounded: Evaluation) -> str:
+    """The card of the built-in model: metadata of the hub, and `interim` if the run has not finished."""
+    model = from_pretrained(folder)
+    epochs = [record["epoch"] for record in run.records("epoch")]
+    interim = (
+        {}
+        if run.finished
+        else {"interim": f"after {counted(max(epochs), 'epoch')} of {run.config['epochs']}"}
+    )
+    score = {"type": "accuracy", "value": round(rounded.accuracy, 4)}
+    result = {
+        "task": {"type": "image-classification"},
+        "dataset": {"name": "CIFAR-10", "type": "cifar10", "split": "test"},
+        "metrics": [score],
+    }
+    metadata = {
+        "library_name": "vitascope",
+        "license": "apache-2.0",
+        "pipeline_tag": "image-classification",
+        "tags": ["vision-transformer", "image-classification"],
+        **interim,
+        "model-index": [{"name": DEFAULT, "results": [result]}],
+    }
+    (low, high), (shipped_low, shipped_high) = trained.score.interval, rounded.score.interval
+    text = CARD.format(
+        name=DEFAULT,
+        summary=model.config.summary,
+        parameters=sum(part.numel() for part in model.parameters()) / 1e6,
+        state="".join(
+            f"\n\n**Interim weights**, {when}: better ones will replace them." for when in interim.values()
+        ),
+        report=REPORT,
+        classes=", ".join(model.config.class_names),
+        tests=len(trained.labels),
+        command=training_command(run),
+        seed=run.config["seed"],
+        started=str(run.environment["started"])[:10],
+        vitascope=run.environment["vitascope"],
+        torch=run.environment["torch"],
+        cpu=f"{run.environment['cores']} cores of an {run.environment['cpu']}",
+        accuracy=trained.accuracy,
+        low=low,
+        high=high,
+        shipped=rounded.accuracy,
+        shipped_low=shipped_low,
+        shipped_high=shipped_high,
+        agreement=f"{(trained.classes == rounded.classes).sum():,}",
+    )
+    return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n{text}"
+
+
+def training_command(run: Run) -> str:
+    """The command that started a run, without the folders of the machine."""
+    words = shlex.split(run.environment["command"])[1:]
+    plain = [Path(word).name if "/" in word else word for word in words]
+    if "--run" in plain:
+        place = plain.index("--run")
+        plain[place + 1] = f"runs/{plain[place + 1]}"
+    return shlex.join(["vitascope", *plain])
+
+
+def card_of(folder: Path) -> dict[str, Any]:
+    """The metadata of a card."""
+    _, metadata, _ = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    values = yaml.safe_load(metadata)
+    assert isinstance(values, dict)
+    return values
+
+
+def accuracy_of(folder: Path) -> float:
+    """The accuracy that a card states."""
+    return float(card_of(folder)["model-index"][0]["results"][0]["metrics"][0]["value"])
+
+
+def draw() -> None:
+    """Draw every picture of the docs that shows the built-in model, and write its accuracy into the pages."""
+    for page in PAGES:
+        text, count = ACCURACY.subn(f"{accuracy_of(folder()):.1%}", page.read_text(encoding="utf-8"))
+        if not count:
+            raise SystemExit(f"{page.name} does not state the accuracy of {DEFAULT}")
+        page.write_text(text, encoding="utf-8")
+    draw_gallery()
+    redraw()
+    draw_explorer()
+
+
+def draw_gallery() -> None:
+    """Run the commands of the gallery on the sample photographs, for the pictures that the page shows."""
+    text = GALLERY.read_text(encoding="utf-8")
+    commands = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+        for label, photo in PHOTOS.items():
+            place = Path("photos", label, "001.jpg")
+            place.parent.mkdir(parents=True)
+            shutil.copy(photo, place)
+        for line in commands.replace("\\\n", " ").splitlines():
+            words = shlex.split(line)
+            if words[:3] != ["vitascope", "explain", DEFAULT] or "--out" not in words:
+                continue
+            if vitascope(words[1:]):
+                raise SystemExit(f"failed: {line}")
+            drawn = Path(words[words.index("--out") + 1])
+            (shown,) = set(re.findall(rf"images/gallery/{drawn.stem}\.\w+", text))
+            with Image.open(drawn) as picture:  # as JPEG where the page has a photograph at a large size
+                picture.convert("RGB").save(DOCS / shown, quality=85, optimize=True)
+
+
+def draw_explorer() -> None:
+    """Take the screenshots of the attention explorer."""
+    with serving() as address, tempfile.TemporaryDirectory() as scratch:
+        tour.main([address, "--out", scratch, "--moves", "20", "--layer", "4", "--head", "2"])
+        for name, picture in SCREENSHOTS.items():
+            with Image.open(Path(scratch, f"{name}.png")) as shot:
+                shot.convert("RGB").save(DOCS / "images" / f"{picture}.png", optimize=True)
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[str]:
+    """The address of a server with the built-in model, which runs meanwhile."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "vitascope.cli", "serve", "--port", port, "--no-access-log"]
+    with subprocess.Popen(command, cwd=ROOT) as server:
+        address = f"http://127.0.0.1:{port}"
+        try:
+            while not ready(address):
+                if server.poll() is not None:
+                    raise SystemExit("the server has ended")
+                time.sleep(0.2)
+            yield address
+        finally:
+            server.terminate()
+
+
+def ready(address: str) -> bool:
+    """Whether the server's model is loaded."""
+    try:
+        with urllib.request.urlopen(f"{address}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    main()
