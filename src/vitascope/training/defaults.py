@@ -129,9 +129,12 @@ def _derived_options(config: TrainConfig, splits: Splits, is_vit: bool) -> dict[
     if teacher is not None:
         if not is_vit:
             raise UserError(f"{cnn} distillation token; leave out the teacher")
-        if asked.pool not in (None, "cls"):
+        pool = asked.pool
+        if pool is None and config.weights is None:
+            pool = named_config(asked.model or DEFAULT_MODEL).option("pool")
+        if pool not in (None, "cls"):
             raise UserError(
-                f"a teacher trains a token beside the class token, and pool={asked.pool} has none: add "
+                f"a teacher trains a token beside the class token, and pool={pool} has none: add "
                 "pool=cls or use the recipe distill"
             )
         vit_options["distillation_token"] = True

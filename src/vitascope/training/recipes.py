@@ -153,11 +153,14 @@ RECIPES["digits"] = BASE.replace(
 )
 
 # vitascope train --data FOLDER --minutes 30
-# From scratch: a small ViT with a convolutional tokenizer (Hassani et al. 2021), Muon, and the classic
-# augmentation of CIFAR. Without a length, the number of images sets the epochs.
+# From scratch: a small ViT with a convolutional tokenizer (Hassani et al. 2021), mimetic initialization, Muon,
+# smaller images in the first half of the run, and the classic augmentation of CIFAR. Without a length, the
+# number of images sets the epochs.
 RECIPES["small-data"] = BASE.replace(
     model="cct_mini",
+    options=("init=mimetic",),
     epochs=None,
+    progressive=0.5,
     optimizer="muon",
     lr=3e-3,
     crop_scale=1.0,
@@ -172,7 +175,7 @@ RECIPES["distill"] = RECIPES["small-data"].replace(pool="cls")
 
 # vitascope train --data FOLDER --model resnet29_w32_cifar
 # The same for a CNN, as a baseline or a teacher.
-RECIPES["cnn"] = RECIPES["small-data"].replace(model=None)
+RECIPES["cnn"] = RECIPES["small-data"].replace(model=None, options=())
 
 # vitascope train --data FOLDER --weights MODEL
 # A trained body with a new head: a short run with small steps, smaller ones in early layers.
