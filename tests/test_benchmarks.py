@@ -585,9 +585,9 @@ def test_options_are_tabulated_with_the_test_accuracy_of_their_best_rate(results
 def test_each_option_is_trained_at_each_rate_once(results, monkeypatch) -> None:
     asked: list[tuple[str, float]] = []
 
-    def run(change: object, rate: float, arguments: object) -> object:
-        asked.append((change.name, rate))
-        return rates.Trained(change.name, rate, 1, 0.5, 0.5, 1.0)
+    def run(name: str, rate: float, arguments: object) -> object:
+        asked.append((name, rate))
+        return rates.Trained(name, rate, 1, 0.5, 0.5, 1.0)
 
     monkeypatch.setattr(rates, "trained", run)
     for extra in ([], ["--resume"]):
@@ -603,11 +603,21 @@ def test_each_option_is_trained_at_each_rate_once(results, monkeypatch) -> None:
 
 def test_an_option_is_trained_at_a_rate() -> None:
     arguments = rates.parse(["embed_dim=8", "depth=1", "num_heads=1", "--data", "digits", "--epochs", "1"])
-    (change,) = [change for change in rates.CHANGES if change.pool == "sequence"]
     with undrawn():
-        found = rates.trained(change, 0.002, arguments)
+        found = rates.trained("pool=sequence", 0.002, arguments)
     assert (found.name, found.rate) == ("pool=sequence", 0.002)
     assert 0 <= found.validation <= 1
+
+
+def test_every_row_of_the_rates_is_a_configuration_of_its_own() -> None:
+    configs = {
+        name: vs.TrainConfig.from_recipe(**{"recipe": "small-data", **options})
+        for name, options in rates.CHANGES.items()
+    }
+    assert configs["base"] == vs.TrainConfig.from_recipe("small-data")
+    assert len({config.to_yaml() for config in configs.values()}) == len(configs)
+    cnn, base = configs[rates.CNN], configs["base"]
+    assert (cnn.optimization, cnn.augmentation) == (base.optimization, base.augmentation)
 
 
 def trained(name: str, seed: int, tested: float, minutes: list[float], accuracy: list[float]) -> object:

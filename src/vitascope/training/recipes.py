@@ -153,9 +153,9 @@ RECIPES["digits"] = BASE.replace(
 )
 
 # vitascope train --data FOLDER --minutes 30
-# From scratch: a small ViT with a convolutional tokenizer (Hassani et al. 2021), mimetic initialization, Muon,
-# smaller images in the first half of the run, and the classic augmentation of CIFAR. Without a length, the
-# number of images sets the epochs.
+# From scratch: a small ViT with a convolutional tokenizer (Hassani et al. 2021), mimetic initialization,
+# Muon, smaller images in the first half of the run, and the classic augmentation of CIFAR. Without a length,
+# the number of images sets the epochs.
 RECIPES["small-data"] = BASE.replace(
     model="cct_mini",
     options=("init=mimetic",),
