@@ -1,19 +1,19 @@
-"""Measure the test accuracy of a ViT, a CNN and a hybrid by the number of training images.
+"""Measure the test accuracy of a ViT, a CNN and a hybrid by the number of training images, near the plateau.
 
     .venv/bin/python benchmarks/data_sizes.py --data cifar10 --out --docs docs/training.md
     .venv/bin/python benchmarks/data_sizes.py --docs docs/training.md
 
 A CNN assumes that nearby pixels belong together and that an object looks the same everywhere; a ViT assumes
 neither (Dosovitskiy et al. 2021, section 3.1, and figures 3 and 4, where ResNets are ahead on few images and
-ViTs on many). The script trains a ViT, the same ViT behind a convolutional tokenizer, and a ResNet on
-growing shares of the same images. The number of steps is the same for each share: with the same number of
-epochs, few images would also mean little training. The first command measures, writes
-benchmarks/results/<date>-data_sizes.md and, after every run, the raw numbers beside it, fills in the page and
-draws docs/images/data_sizes.png. The second only fills in and draws from the newest raw numbers. `--resume`
-trains only the runs that are missing there.
+ViTs on many). The script trains a ViT, the same ViT behind a convolutional tokenizer, and a ResNet on growing
+shares of the same images. Each is trained twice from the start, the second time twice as long: what the
+longer training gains shows how far it is from the plateau. Smaller shares have more epochs, and fewer steps.
+All have the recipe `small-data`, and each its own learning rate (`--rates`, from `benchmarks/rates.py`).
 
-Other arguments NAME=VALUE are options of `vitascope train` for all models. The models have 4.9 to 5.6 M
-parameters; for about 1.3 M each: --embed-dim 128 --depth 6 --num-heads 4 --cnn resnet29_w32_cifar.
+The first command measures, writes benchmarks/results/<date>-data_sizes.md and, after every run, the raw
+numbers beside it, fills in the page and draws docs/images/data_sizes.png. The second only fills in and draws
+from the newest raw numbers. `--resume` trains only the runs that are missing there. Other arguments
+NAME=VALUE are options of `vitascope train` for all models.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import itertools
 import json
 import math
 import shlex
@@ -38,7 +39,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 import vitascope as vs
 from contest import describe_machine, describe_versions, positive
-from learning import engine, named_values, options, train, vit, write_images
+from learning import engine, named_values, train, write_images
 from reports import Numbers, fill_in, markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
@@ -48,17 +49,20 @@ from vitascope.explain.plots import INK, RIGHT, SERIES, new_figure, plain, save_
 NAME = "data_sizes"
 MODELS = ("ViT", "hybrid", "ResNet")
 COLOURS = dict(zip(MODELS, (*SERIES, RIGHT), strict=True))
-FIXED = ("data", "run", "seed", "epochs", "batch_size", "model", "options")
+FIXED = ("data", "run", "seed", "epochs", "lr", "batch_size", "model", "options")
 """Options that differ between the models or have a flag of their own."""
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "data_sizes.png"
 
+POWER = 0.65
+"""The number of epochs falls with this power of the number of images."""
+
 NOTES = """\
 Test accuracy in %: the mean over the seeds, with the lowest and the highest if there are several, always on
-all test images. "images": training images, a share of each class. The same share of the validation images
-selects the weights with the lowest loss, like the paper's early stopping. "ViT": the recipe `small-data`
-without its ResNet stem; one convolution makes the patches, as in the paper. "hybrid": the recipe unchanged.
-"ResNet": the recipe `cnn`. All three have the same augmentation, batch size, peak learning rate, warm-up and
-number of steps, rounded to whole epochs."""
+all test images. "images": training images, a share of each class. "ViT": the recipe `small-data` with one
+convolution that makes the patches, as in the paper. "hybrid": the recipe unchanged, with a convolutional
+tokenizer. "ResNet": the recipe `cnn`. All three have the same augmentation, optimizer, batch size and number
+of epochs, and each its own learning rate. In parentheses: what the second half of the epochs has gained, in
+points, against a run of half as many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Run:
     parameters: int
     flops: int
     """Per forward pass of one image."""
+    half: bool
+    """Whether it has half of the epochs."""
     accuracy: float
     """Test accuracy."""
     seconds: float
@@ -101,9 +107,19 @@ class Measurement(Numbers):
         """The inverse of `dataclasses.asdict`."""
         return cls(**values | {"runs": [Run(**run) for run in values["runs"]]})
 
-    def of(self, model: str, share: float) -> list[Run]:
+    def of(self, model: str, share: float, *, half: bool = False) -> list[Run]:
         """The runs of a model on a share, one per seed."""
-        return [run for run in self.runs if (run.model, run.share) == (model, share)]
+        return [run for run in self.runs if (run.model, run.share, run.half) == (model, share, half)]
+
+    def cell(self, model: str, share: float) -> str:
+        """The mean accuracy of a model on a share and its gain, or a dash without measurements."""
+        found = percents(self.of(model, share))
+        if not found:
+            return "-"
+        spread = f" ({min(found):.1f} to {max(found):.1f})" if len(found) > 1 else ""
+        shorter = percents(self.of(model, share, half=True))
+        gain = f" ({statistics.mean(found) - statistics.mean(shorter):+.1f})" if shorter else ""
+        return f"{statistics.mean(found):.1f}{spread}{gain}"
 
     def shares(self) -> list[float]:
         """All shares in percent, ascending."""
@@ -113,9 +129,10 @@ class Measurement(Numbers):
         """The accuracies with one row per share, then the sizes of the models."""
         rows = []
         for share in self.shares():
-            runs = [self.of(model, share) for model in MODELS]
-            some = next(filter(None, runs))[0]
-            rows.append((f"{some.images:,}", f"{share:g}%", f"{some.epochs:,}", *map(cell, runs)))
+            whole = [run for run in self.runs if run.share == share and not run.half]
+            if whole:
+                cells = [self.cell(model, share) for model in MODELS]
+                rows.append((f"{whole[0].images:,}", f"{share:g}%", f"{whole[0].epochs:,}", *cells))
         models = []
         for model in MODELS:
             runs_of_it = [run for run in self.runs if run.model == model]
@@ -130,8 +147,9 @@ class Measurement(Numbers):
         """A description of the setting."""
         said = self.setting
         return (
-            f"{said['data']}, {said['steps']:,} steps of {said['batch_size']} images "
-            f"({said['epochs']} epochs of all images){''.join(f', {word}' for word in said['options'])}; "
+            f"{Path(said['data']).name}, batches of {said['batch_size']}, learning rates "
+            f"{', '.join(f'{rate:g}' for rate in said['rates'])}"
+            f"{''.join(f', {word}' for word in said['options'])}; "
             f"seeds: {len({run.seed for run in self.runs})}"
         )
 
@@ -155,13 +173,9 @@ class Measurement(Numbers):
         )
 
 
-def cell(runs: Sequence[Run]) -> str:
-    """The mean accuracy of some seeds and their range, or a dash without measurements."""
-    percent = [100 * run.accuracy for run in runs]
-    if not percent:
-        return "-"
-    spread = f" ({min(percent):.2f} to {max(percent):.2f})" if len(percent) > 1 else ""
-    return f"{statistics.mean(percent):.2f}{spread}"
+def percents(runs: Sequence[Run]) -> list[float]:
+    """Accuracies in %."""
+    return [100 * run.accuracy for run in runs]
 
 
 def draw(measured: Measurement) -> Figure:
@@ -169,15 +183,17 @@ def draw(measured: Measurement) -> Figure:
     figure = new_figure(7.6, 4.6, "Test accuracy by the number of training images")
     axes = figure.subplots()
     ends: dict[str, tuple[float, float]] = {}
-    for model in MODELS:
-        runs = [found for share in measured.shares() if (found := measured.of(model, share))]
+    for model, half in itertools.product(MODELS, (True, False)):
+        runs = [found for share in measured.shares() if (found := measured.of(model, share, half=half))]
         if not runs:
             continue
         images = [found[0].images for found in runs]
-        percent = [[100 * run.accuracy for run in found] for found in runs]
-        means = [statistics.mean(values) for values in percent]
+        means = [statistics.mean(percents(found)) for found in runs]
+        if half:
+            axes.plot(images, means, color=COLOURS[model], linewidth=1, linestyle=":", alpha=0.7)
+            continue
         axes.plot(images, means, color=COLOURS[model], marker="o")
-        low, high = [min(values) for values in percent], [max(values) for values in percent]
+        low, high = [min(percents(found)) for found in runs], [max(percents(found)) for found in runs]
         axes.fill_between(images, low, high, color=COLOURS[model], alpha=0.15, linewidth=0)
         ends[model] = (images[-1], means[-1])
     plain(axes, xlabel="training images", ylabel="test accuracy, %", xscale="log")
@@ -186,9 +202,10 @@ def draw(measured: Measurement) -> Figure:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda images, _: f"{images:,.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
     name_ends(axes, ends)
-    said, seeds = measured.setting, len({run.seed for run in measured.runs})
-    short = f"{said['data']}, {said['steps']:,} steps of {said['batch_size']} images each"
-    axes.set_title(f"{short}; bands: lowest to highest of {seeds} seeds", fontsize=9, color=INK)
+    seeds = len({run.seed for run in measured.runs})
+    bands = f"; bands: lowest to highest of {seeds} seeds" if seeds > 1 else ""
+    data = Path(measured.setting["data"]).name
+    axes.set_title(f"{data}; dotted: half as many epochs{bands}", fontsize=9, color=INK)
     return figure
 
 
@@ -229,40 +246,40 @@ def write_share(splits: Splits, share: float, folder: Path) -> None:
     write_images(splits.test, folder / "test")
 
 
-def configs(arguments: argparse.Namespace, data: str, epochs: int, steps: int) -> dict[str, vs.TrainConfig]:
+def configs(arguments: argparse.Namespace, data: str, epochs: int) -> dict[str, vs.TrainConfig]:
     """The training options by model, without run folders and seeds."""
     shared = {
         "data": data,
         "epochs": epochs,
         "batch_size": arguments.batch_size,
-        "warmup_steps": steps // 20,
-        "image_size": arguments.image_size,
         **engine(arguments),
         **named_values(arguments.options, fixed=FIXED),
     }
     from_recipe = vs.TrainConfig.from_recipe
+    vit, hybrid, cnn = arguments.rates
     return {
-        "ViT": from_recipe("small-data", options=("stem=conv",), **vit(arguments), **shared),
-        "hybrid": from_recipe("small-data", **vit(arguments), **shared),
-        "ResNet": from_recipe("cnn", model=arguments.cnn, **shared),
+        "ViT": from_recipe("small-data", options=("stem=conv",), lr=vit, **shared),
+        "hybrid": from_recipe("small-data", lr=hybrid, **shared),
+        "ResNet": from_recipe("cnn", model=arguments.cnn, lr=cnn, **shared),
     }
 
 
-def epochs_of(steps: int, images: int, batch_size: int) -> int:
-    """The number of epochs with about `steps` steps."""
-    return max(1, round(steps / math.ceil(images / batch_size)))
+def epochs_of(epochs: int, share: float) -> int:
+    """The number of epochs of a share, in percent, for that of all images."""
+    return max(2, round(epochs * (100 / share) ** POWER))
 
 
 def runs_of(
-    arguments: argparse.Namespace, splits: Splits, done: set[tuple[str, float, int]]
+    arguments: argparse.Namespace, splits: Splits, done: set[tuple[str, float, int, bool]]
 ) -> Iterator[Run]:
-    """Train and measure all runs (model, share, seed) that are not in `done`, share by share."""
+    """Train and measure all runs (model, share, seed, half) that are not in `done`, share by share."""
     for share in sorted(arguments.shares):
         missing = [
-            (model, seed)
+            (model, seed, half)
             for seed in range(arguments.seeds)
+            for half in (True, False)
             for model in arguments.models
-            if (model, share, seed) not in done
+            if (model, share, seed, half) not in done
         ]
         if not missing:
             continue
@@ -272,11 +289,11 @@ def runs_of(
             images = len(open_data(str(data)).train)
             if images < arguments.batch_size:
                 raise UserError(f"{share:g}% are {images} images, less than a batch: lower --batch-size")
-            epochs = epochs_of(arguments.steps, images, arguments.batch_size)
-            for model, seed in missing:
-                config = configs(arguments, str(data), epochs, arguments.steps)[model]
-                config = config.replace(seed=seed, run=f"{folder}/{model}-{seed}")
-                trained = train(f"{model} on {share:g}%, {images:,} images, seed {seed}", config)
+            for model, seed, half in missing:
+                epochs = epochs_of(arguments.epochs, share) // (2 if half else 1)
+                config = configs(arguments, str(data), epochs)[model]
+                config = config.replace(seed=seed, run=f"{folder}/{model}-{seed}-{epochs}")
+                trained = train(f"{model} on {share:g}%, {images:,} images, {epochs} epochs", config)
                 shape = trained.model.config
                 yield Run(
                     model=model,
@@ -287,6 +304,7 @@ def runs_of(
                     steps=epochs * math.ceil(images / arguments.batch_size),
                     parameters=shape.num_parameters,
                     flops=shape.flops,
+                    half=half,
                     accuracy=trained.evaluation.accuracy,
                     seconds=trained.seconds,
                 )
@@ -299,12 +317,8 @@ def measure(arguments: argparse.Namespace) -> Measurement:
         raise UserError(
             f"{arguments.data}: no test images; validation images cannot test the weights that they select"
         )
-    setting = {
-        name: getattr(arguments, name) for name in ("data", "epochs", "batch_size", "image_size", "cnn")
-    }
-    arguments.steps = arguments.epochs * math.ceil(len(splits.train) / arguments.batch_size)
-    setting |= {"steps": arguments.steps, "precision": arguments.precision, **vit(arguments)}
-    setting["options"] = arguments.options
+    names = ("data", "epochs", "rates", "batch_size", "cnn", "precision", "options")
+    setting = {name: getattr(arguments, name) for name in names}
     measured = Measurement(
         machine=describe_machine(),  # before this script puts load on it
         versions=describe_versions(),
@@ -315,7 +329,7 @@ def measure(arguments: argparse.Namespace) -> Measurement:
     )
     if arguments.resume:
         measured = measured.newest_of("setting")
-    done = {(run.model, run.share, run.seed) for run in measured.runs}
+    done = {(run.model, run.share, run.seed, run.half) for run in measured.runs}
     for run in runs_of(arguments, splits, done):
         note(str(run))
         measured.runs.append(run)
@@ -333,16 +347,25 @@ def percent(text: str) -> float:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = options(__doc__, epochs=30)
-    shares = (2.0, 5.0, 10.0, 30.0, 100.0)
-    parser.add_argument(
-        "--shares", nargs="+", type=percent, default=shares, help="shares in percent (default 2 5 10 30 100)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=positive, default=3, help="runs per model and share (default 3)")
+    parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
+    parser.add_argument("--epochs", type=positive, default=22, help="of all images (default 22)")
+    shares = [2.0, 20.0, 100.0]
+    parser.add_argument(
+        "--shares", nargs="+", type=percent, default=shares, help="in percent (default 2 20 100)"
+    )
+    parser.add_argument(
+        "--rates", nargs=3, type=float, default=[3e-3] * 3, help="of ViT, hybrid, ResNet (default 0.003)"
+    )
+    parser.add_argument("--seeds", type=positive, default=1, help="runs per model and share (default 1)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: all three")
     parser.add_argument("--batch-size", type=positive, default=128, help="default 128")
-    parser.add_argument("--image-size", type=positive, help="pixels (default: the size of small images)")
-    parser.add_argument("--cnn", default="resnet29_w64_cifar", help="named ResNet (default %(default)s)")
+    parser.add_argument("--device", default="auto", help="default auto")
+    parser.add_argument("--precision", default="auto", help="default auto")
+    parser.add_argument("--out", action="store_true", help="also write report and numbers to results")
+    parser.add_argument("--cnn", default="resnet29_w32_cifar", help="named ResNet (default %(default)s)")
     parser.add_argument("--resume", action="store_true", help="add missing runs to the newest numbers")
     parser.add_argument(
         "--docs",

@@ -285,13 +285,14 @@ data_sizes = load("data_sizes")
 def compared() -> object:
     """A fake measurement: two seeds for the smaller share; one for the larger, without the ViT."""
     runs = [
-        data_sizes.Run(model, share, seed, int(10 * share), 30, 900, 5_000_000, 10**9, accuracy, 60.0)
+        data_sizes.Run(model, share, seed, int(10 * share), 30, 900, 5_000_000, 10**9, half, accuracy, 60.0)
         for model, start in (("ViT", 0.5), ("hybrid", 0.7), ("ResNet", 0.7))
         for share, seeds in ((10.0, 2), (100.0, 1))
-        for seed, accuracy in enumerate([start, start + 0.1][:seeds])
+        for half in (True, False)
+        for seed, accuracy in enumerate([start, start + 0.1 - 0.05 * half][:seeds])
         if (model, share) != ("ViT", 100.0)
     ]
-    setting = {"data": "cifar10", "steps": 900, "batch_size": 128, "epochs": 30, "options": ["flip=0"]}
+    setting = {"data": "/data/cifar10", "batch_size": 128, "rates": [0.003] * 3, "options": ["flip=0"]}
     return data_sizes.Measurement("a CPU", "torch", "2026-01-02", "python x", setting, runs)
 
 
@@ -309,31 +310,36 @@ def test_shares_are_nested_per_class_and_keep_all_test_images(tmp_path: Path) ->
     assert set(few) < set(many)
 
 
-def test_every_share_has_the_same_steps_augmentation_and_schedule() -> None:
-    for images in (900, 2250, 4500, 13_500, 45_000):
-        epochs = data_sizes.epochs_of(10_560, images, 128)
-        assert epochs * math.ceil(images / 128) == pytest.approx(10_560, rel=0.01)
-    vit, hybrid, cnn = data_sizes.configs(data_sizes.parse(["flip=0"]), "digits", 3, 400).values()
+def test_models_of_the_study_have_the_same_training_and_a_rate_each() -> None:
+    asked = data_sizes.parse(["flip=0", "--rates", "0.001", "0.003", "0.002"])
+    vit, hybrid, cnn = data_sizes.configs(asked, "digits", 3).values()
+    assert [config.optimization.lr for config in (vit, hybrid, cnn)] == [0.001, 0.003, 0.002]
     assert vit.augmentation.flip == 0
-    assert vit.architecture.options == ("stem=conv",)
-    assert vit.replace(options=hybrid.architecture.options) == hybrid
-    assert hybrid.architecture.options == ()
-    assert cnn.architecture.model == "resnet29_w64_cifar"
+    assert vit.replace(options=hybrid.architecture.options, lr=0.003) == hybrid
+    assert set(vit.architecture.options) - set(hybrid.architecture.options) == {"stem=conv"}
+    assert cnn.architecture.model == "resnet29_w32_cifar"
     assert vit.augmentation == cnn.augmentation
-    assert vit.optimization == cnn.optimization
-    assert vit.optimization.warmup_steps == 20
+    assert vit.replace(lr=0.002).optimization == cnn.optimization
+
+
+def test_smaller_shares_have_more_epochs_and_fewer_steps() -> None:
+    epochs = [data_sizes.epochs_of(22, share) for share in (2, 20, 100)]
+    assert epochs == sorted(epochs, reverse=True)
+    assert epochs[-1] == 22
+    steps = [count * share for count, share in zip(epochs, (2, 20, 100), strict=True)]
+    assert steps == sorted(steps)
 
 
 def test_only_missing_runs_are_trained_on_their_share() -> None:
-    tiny = ["--image-size", "8", "--embed-dim", "8", "--depth", "1", "--num-heads", "1", "--device", "cpu"]
-    asked = ["--shares", "8", "--seeds", "1", "--models", "ViT", "hybrid", "--batch-size", "64"]
+    tiny = ["embed_dim=8", "depth=1", "num_heads=1", "image_size=8", "patch_size=4", "--device", "cpu"]
+    asked = ["--shares", "8", "--models", "ViT", "hybrid", "--batch-size", "64", "--epochs", "1"]
     arguments = data_sizes.parse([*asked, *tiny])
-    arguments.steps = 2
     splits = data_sizes.open_data("digits")
+    done = {("ViT", 8.0, 0, True), ("hybrid", 8.0, 0, True), ("hybrid", 8.0, 0, False)}
     with undrawn():
-        (run,) = data_sizes.runs_of(arguments, splits, {("hybrid", 8.0, 0)})
-    assert (run.model, run.share, run.seed, run.images) == ("ViT", 8.0, 0, 100)
-    assert (run.epochs, run.steps) == (1, 2)
+        (run,) = data_sizes.runs_of(arguments, splits, done)
+    assert (run.model, run.share, run.seed, run.half, run.images) == ("ViT", 8.0, 0, False, 100)
+    assert (run.epochs, run.steps) == (5, 10)
     assert 0 <= run.accuracy < 1
     arguments.shares = [1.0]
     with pytest.raises(data_sizes.UserError, match="1% are 10 images, less than a batch"):
@@ -344,12 +350,14 @@ def test_data_sizes_are_read_back_tabulated_and_drawn(compared, results) -> None
     compared.write()
     assert data_sizes.Measurement.newest() == compared
     rows = [re.split(r" *\| *", line)[1:-1] for line in compared.table().splitlines()]
-    assert rows[2] == ["100", "10%", "30", "55.00 (50.00 to 60.00)", *2 * ["75.00 (70.00 to 80.00)"]]
-    assert rows[3] == ["1,000", "100%", "30", "-", "70.00", "70.00"]
+    assert rows[2] == ["100", "10%", "30", "55.0 (50.0 to 60.0) (+2.5)", *2 * ["75.0 (70.0 to 80.0) (+2.5)"]]
+    assert rows[3] == ["1,000", "100%", "30", "-", "70.0 (+0.0)", "70.0 (+0.0)"]
     assert "a CPU" in compared.report()
     (axes,) = data_sizes.draw(compared).axes
-    assert [line.get_xdata().tolist() for line in axes.lines] == [[100], [100, 1000], [100, 1000]]
-    assert [line.get_ydata()[0] for line in axes.lines] == pytest.approx([55, 75, 75])
+    halves, wholes = axes.lines[::2], axes.lines[1::2]
+    assert [line.get_xdata().tolist() for line in wholes] == [[100], [100, 1000], [100, 1000]]
+    assert [line.get_ydata()[0] for line in wholes] == pytest.approx([55, 75, 75])
+    assert [line.get_ydata()[0] for line in halves] == pytest.approx([52.5, 72.5, 72.5])
     names = {text.get_text(): text for text in axes.texts}
     assert names.keys() == set(data_sizes.MODELS)
     apart = abs(names["hybrid"].xy[1] - names["ResNet"].xy[1])  # both lines end at 70
