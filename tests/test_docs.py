@@ -405,7 +405,10 @@ def augmentation_table() -> str:
     recipes = ("base", "small-data", "digits")
     lines = [f"| option | what | {' | '.join(f'`{name}`' for name in recipes)} |", "|---|---|--:|--:|--:|"]
     for name, words in said.items():
-        values = [f"{RECIPES[recipe].option(name):g}" for recipe in recipes]
+        values = [
+            "by data" if (value := RECIPES[recipe].option(name)) is None else f"{value:g}"
+            for recipe in recipes
+        ]
         lines.append(f"| `--{name.replace('_', '-')}` | {words} | {' | '.join(values)} |")
     return "\n".join(lines) + "\n"
 

@@ -6,7 +6,7 @@ from tests.model import small_model
 from tests.training import write_folder
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
-from vitascope.training.defaults import default_batch_size, resolve_config
+from vitascope.training.defaults import chosen_by_data, default_batch_size, resolve_config
 from vitascope.training.recipes import TrainConfig
 from vitascope.weights.saving import save_pretrained
 
@@ -71,6 +71,36 @@ def test_batch_size_above_the_number_of_images_becomes_the_default_and_is_printe
     assert resolve_config(config, splits)[0] == config  # as a resumed run does
     assert resolve_config(named.replace(batch_size=20), splits)[0].option("batch_size") == 20
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("few", "photographs", "expected"),
+    [
+        (True, True, {"crop_scale": 0.35, "shift": 0.0, "randaugment": 2, "erase": 0.25}),
+        (True, False, {"crop_scale": 1.0, "shift": 0.125, "randaugment": 2, "erase": 0.25}),
+        (False, False, {"crop_scale": 1.0, "shift": 0.125, "randaugment": 0, "erase": 0.0}),
+    ],
+)
+def test_the_images_choose_the_augmentation_of_small_data(
+    tmp_path, monkeypatch, few: bool, photographs: bool, expected: dict[str, float]
+) -> None:
+    monkeypatch.setattr("vitascope.training.defaults.FEW_IMAGES", 1000 if few else 3)
+    splits = open_data(str(write_folder(tmp_path / "images", per_class=4, side=300 if photographs else 16)))
+    asked = TrainConfig.from_recipe("small-data", data=str(tmp_path / "images"))
+    config, _ = resolve_config(asked, splits)
+    assert {name: config.option(name) for name in expected} == expected
+    said = chosen_by_data(asked, config, splits)
+    assert ("RandAugment of 2, erasing 25%" in said) == few
+    assert ("crops of 35% or more" in said) == photographs
+    assert ("shifts of 12.5%" in said) != photographs
+
+
+def test_given_augmentation_is_kept(data) -> None:
+    given = {"crop_scale": 0.9, "shift": 0.1, "randaugment": 1, "erase": 0.5}
+    config, _ = resolve_config(
+        TrainConfig.from_recipe("small-data", data=str(data), **given), open_data(str(data))
+    )
+    assert {name: config.option(name) for name in given} == given
 
 
 def test_weights_of_another_architecture_are_rejected_with_the_difference(data, tmp_path) -> None:

@@ -15,7 +15,7 @@ from vitascope.model.options import DEPENDENT_OPTIONS
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, named_config
 from vitascope.training.distributed import print_first
-from vitascope.training.options import Architecture, Optimization
+from vitascope.training.options import Architecture, AugmentationOptions, Optimization
 from vitascope.training.recipes import TrainConfig
 from vitascope.training.schedule import small_size
 from vitascope.training.tasks.masked import body_config
@@ -33,6 +33,8 @@ FROM_SCRATCH = 64
 IMAGES_SHOWN = 1_000_000
 """Images, with repetitions, that a run without a length is trained on, within these numbers of epochs."""
 FEWEST_EPOCHS, MOST_EPOCHS = 20, 200
+FEW_IMAGES = 20_000
+"""With fewer training images, each is shown so often that a weak augmentation lets the model learn it."""
 
 
 def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, ModelConfig]:
@@ -80,9 +82,14 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
         patch_size=model_config.patch_hw[0] if isinstance(model_config, ViTConfig) else None,
         batch_size=fitting_batch_size(config.optimization.batch_size, len(splits.train)),
         epochs=_epochs(config.optimization, len(splits.train)),
+        **_augmentation(config.augmentation, splits),
         corrupt=config.masking.share if config.task == "masked" else config.masking.corrupt,
     )
     return resolved, model_config
+
+
+NO_CHANGE = {"crop_scale": 1.0, "shift": 0.0, "randaugment": 0, "erase": 0.0}
+"""Values of augmentation that change nothing, which need no mention."""
 
 
 def chosen_by_data(asked: TrainConfig, resolved: TrainConfig, splits: Splits) -> str:
@@ -93,16 +100,35 @@ def chosen_by_data(asked: TrainConfig, resolved: TrainConfig, splits: Splits) ->
         "patch_size": "patches of {}",
         "epochs": "{} epochs",
         "batch_size": "batches of {}",
+        "crop_scale": "crops of {:.0%} or more",
+        "shift": "shifts of {:.1%}",
+        "randaugment": "RandAugment of {}",
+        "erase": "erasing {:.0%}",
     }
     chosen = [
         words.format(resolved.option(name))
         for name, words in values.items()
-        if asked.option(name) is None and resolved.option(name) is not None
+        if asked.option(name) is None and resolved.option(name) not in (None, NO_CHANGE.get(name))
     ]
     if not chosen or asked.weights is not None:
         return ""
     height, width = median_size(splits.train)
     return f"{', '.join(chosen)}: for {counted(len(splits.train), 'image')} of about {width}x{height} pixels"
+
+
+def _augmentation(asked: AugmentationOptions, splits: Splits) -> dict[str, float]:
+    """The options of augmentation that follow from the images: from their number, and from their size.
+
+    Photographs show their object at any size and place, small images usually in the middle.
+    """
+    few, photographs = len(splits.train) < FEW_IMAGES, min(median_size(splits.train)) > SMALL_IMAGE
+    values = {
+        "crop_scale": 0.35 if photographs else 1.0,
+        "shift": 0.0 if photographs else 0.125,
+        "randaugment": 2 if few else 0,
+        "erase": 0.25 if few else 0.0,
+    }
+    return {name: value for name, value in values.items() if getattr(asked, name) is None}
 
 
 def _epochs(length: Optimization, images: int) -> int | None:

@@ -103,6 +103,8 @@ class Trainer:
 
     def loader(self, images: ImageSet, seed: int | None = None) -> Loader:
         """Batches of a split; with a seed for training: shuffled, and cropped if workers read the images."""
+        crop_scale = self.config.augmentation.crop_scale
+        assert crop_scale is not None  # of a resolved configuration
         return Loader(
             images,
             self.preprocess,
@@ -111,7 +113,7 @@ class Trainer:
             device=self.device,
             workers=self.config.engine.workers,
             part=(distributed.rank(), distributed.world_size()),
-            crop_scale=1.0 if seed is None else self.config.augmentation.crop_scale,
+            crop_scale=1.0 if seed is None else crop_scale,
             repeats=self.config.augmentation.repeats,
             balanced=seed is not None and self.config.balance.sampling == "balanced",
         )

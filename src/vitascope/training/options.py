@@ -17,6 +17,9 @@ from vitascope.model.options import OPTION_SETS
 # None stands for a default that depends on the data or the model; the help text describes it.
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
+# None stands for a value that follows from the images, in recipes.
+ByImagesInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+ByImagesFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
 MaybeText = Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")]
 MaybePool = Annotated[
     Literal["cls", "mean", "cls_mean", "map", "sequence"] | None,
@@ -226,9 +229,9 @@ class AugmentationOptions(OptionGroup):
     """Probability of a horizontal flip."""
     repeats: int = 1
     """Copies of each image in a batch, augmented differently: repeated augmentation (Hoffer et al. 2020)."""
-    crop_scale: float = 0.5
+    crop_scale: ByImagesFloat = 0.5
     """Smallest share of the area that a random crop keeps."""
-    shift: float = 0.0
+    shift: ByImagesFloat = 0.0
     """Largest random shift, as a share of the side; the border is reflected."""
     rotate: float = 0.0
     """Largest random rotation, degrees."""
@@ -236,13 +239,13 @@ class AugmentationOptions(OptionGroup):
     """Largest random change of brightness, contrast and saturation, as a share."""
     three_augment: Flag = False
     """3-Augment: greyscale, solarization or Gaussian blur for each image (Touvron et al. 2022)."""
-    randaugment: int = 0
+    randaugment: ByImagesInt = 0
     """RandAugment: operations per image (Cubuk et al. 2020)."""
     magnitude: float = 9.0
     """RandAugment: strength, 0 to 10."""
     operation_probability: float = 1.0
     """RandAugment: probability that a drawn operation is applied; 1 in the paper, 0.5 in DeiT."""
-    erase: float = 0.0
+    erase: ByImagesFloat = 0.0
     """Probability that a random rectangle is erased (Zhong et al. 2020)."""
     mixup: float = 0.0
     """Mixup: alpha of the Beta distribution of the mixing weight (Zhang et al. 2018); 0 disables it."""

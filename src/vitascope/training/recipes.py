@@ -154,8 +154,8 @@ RECIPES["digits"] = BASE.replace(
 
 # vitascope train --data FOLDER --minutes 30
 # From scratch: a small ViT with a convolutional tokenizer (Hassani et al. 2021), mimetic initialization,
-# Muon, smaller images in the first half of the run, and the classic augmentation of CIFAR. Without a length,
-# the number of images sets the epochs.
+# Muon, and smaller images in the first half of the run. The number and the size of the images choose the
+# augmentation and, without a length, the epochs (training/defaults.py).
 RECIPES["small-data"] = BASE.replace(
     model="cct_mini",
     options=("init=mimetic",),
@@ -163,9 +163,12 @@ RECIPES["small-data"] = BASE.replace(
     progressive=0.5,
     optimizer="muon",
     lr=3e-3,
-    crop_scale=1.0,
-    shift=0.125,
+    crop_scale=None,
+    shift=None,
     color_jitter=0.0,
+    randaugment=None,
+    operation_probability=0.5,
+    erase=None,
     keep="last",
 )
 
