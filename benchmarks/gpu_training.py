@@ -6,10 +6,11 @@
 
 ViT-S/16 at 224 pixels and ViT-Ti/4 at 32, eager and under torch.compile, in bf16 autocast. Bare steps use one
 batch in GPU memory: forward, cross-entropy, backward, fused AdamW, zero_grad. Ours and timm's differ only in
-the model. The loop's steps are those of `vitascope train` with our model and the recipe `small-data`: the
-next batch of random images in GPU memory, crop, flip, RandAugment, random erasing, mixup or CutMix, clipping,
-the running average, and reading the loss every tenth step. All take turns in one process. The third command
-only tests the script on a CPU. The script takes a few minutes on an H200, most of them for compilation.
+the model. The loop's steps are those of `vitascope train` with our model, AdamW and the recipe `small-data`
+without progressive resizing: the next batch of random images in GPU memory, crop or shift, flip, RandAugment,
+random erasing, clipping, the running average, and reading the loss every tenth step. All take turns in one
+process. The third command only tests the script on a CPU. The script takes a few minutes on an H200, most of
+them for compilation.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Case:
     depth: int | None = None
 
     def config(self, **changes: object) -> vs.TrainConfig:
-        """The loop's options: `small-data` with a plain ViT's stem and pooling and no stochastic depth."""
+        """The loop's options: `small-data` with a plain ViT, AdamW and images of one size."""
         return vs.TrainConfig.from_recipe(
             "small-data",
             data=f"{BATCHES_AN_EPOCH * self.batch_size} random images",
@@ -83,9 +84,9 @@ class Case:
             patch_size=self.patch_size,
             depth=self.depth,
             batch_size=self.batch_size,
-            pool="cls",
-            drop_path=0.0,
-            options=("stem=conv",),
+            optimizer="adamw",
+            progressive=0.0,
+            options=("init=paper",),
             **changes,
         )
 

@@ -32,7 +32,6 @@ from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
 from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
-from vitascope.data.mixing import Mixing
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.config import OPTIONS, ViTConfig
@@ -381,7 +380,7 @@ distillation, pretraining = load("distillation"), load("pretraining")
 
 @pytest.mark.parametrize(
     ("teacher", "recipe", "model"),
-    [("hybrid", "small-data", None), ("resnet29_w32_cifar", "cnn", "resnet29_w32_cifar")],
+    [("hybrid", "small-data", "cct_mini"), ("resnet29_w32_cifar", "cnn", "resnet29_w32_cifar")],
 )
 def test_students_differ_only_in_their_teacher(teacher: str, recipe: str, model: str | None) -> None:
     given = ["--teacher", teacher, "--teacher-epochs", "7", "--epochs", "40", "--patch-size", "8", "mixup=0"]
@@ -395,7 +394,7 @@ def test_students_differ_only_in_their_teacher(teacher: str, recipe: str, model:
         assert student.replace(run=None, teacher=None, distill=alone.distillation.distill) == alone.replace(
             run=None
         )
-        assert student.architecture.options == ("stem=conv",)
+        assert student.architecture.options == ("init=mimetic", "stem=conv")
         assert (student.architecture.patch_size, student.optimization.epochs) == (8, 40)
     assert all(config.augmentation.mixup == 0 for config in (first, *students))
 
@@ -529,7 +528,9 @@ def test_bare_steps_and_the_loop_have_the_same_model_and_batch_size(tiny_case, t
     assert loop["trainer"].step == 7  # the first one, and three in each round
     pairs = zip(before, bare["model"].parameters(), strict=True)
     assert all(not torch.equal(old, new) for old, new in pairs)
-    assert (loop["trainer"].train_loader.batches_per_epoch, loop["trainer"].mixing) == (4, Mixing())
+    assert loop["trainer"].train_loader.batches_per_epoch == 4
+    assert loop["trainer"].config.augmentation.randaugment == 2
+    assert not loop["trainer"].schedule.is_small(0)
 
 
 def test_every_step_of_the_loop_has_a_full_batch(tiny_case) -> None:

@@ -9,7 +9,8 @@ from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import NAMED_SIZES, architecture_of, list_models, named_config
 
-VITS = [name for name in list_models() if NAMED_SIZES[name].kind is ViTConfig]
+SMALL = "cct_mini"
+VITS = [name for name in list_models() if NAMED_SIZES[name].kind is ViTConfig and name != SMALL]
 RESNETS = [name for name in list_models() if NAMED_SIZES[name].kind is ResNetConfig]
 
 PROMISED = [
@@ -91,6 +92,13 @@ def test_dinov2_with_registers_has_four_that_have_no_position(name: str) -> None
     config = named_config(name)
     assert config.readout.num_registers == 4
     assert not config.embedding.position_prefix
+
+
+def test_the_small_size_is_for_small_images_and_has_a_tokenizer() -> None:
+    config = named_config(SMALL, num_classes=10)
+    assert (config.image_hw, config.patch_hw, config.grid) == ((32, 32), (4, 4), (8, 8))
+    assert (config.embedding.stem, config.readout.pool) == ("tokenizer", "mean")
+    assert config.num_parameters < 1_000_000
 
 
 def test_hybrids_have_a_token_for_every_stride_of_their_resnet() -> None:

@@ -541,6 +541,7 @@ HELD = {
     "pre_logits",
     "no head",
     "timm's initialization",
+    "mimetic initialization",
     "dropout",
     "patch dropout",
     "gradient checkpointing",

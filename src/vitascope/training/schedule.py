@@ -83,6 +83,8 @@ class Schedule:
     def rest_cost(self, step: int) -> float:
         """The mean of `cost` over this step and all that follow."""
         progress = self.progress(step)
+        if progress >= 1:
+            return 1.0
         small = max(0.0, self.options.progressive - progress) / (1 - progress)
         return small * SMALL**2 + 1 - small
 

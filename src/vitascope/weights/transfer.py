@@ -91,7 +91,7 @@ def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict
     else:
         fixed = _SHAPE if name is None else _FIXED | NAMED_SIZES[name].options.keys() - _LEFT_OPEN
     differing = [
-        f"{option} is {_in_words(source.option(option))}, not {_in_words(expected.option(option))}"
+        f"{option} is {_in_words(option, source)}, not {_in_words(option, expected)}"
         for option in sorted(fixed)
         if source.option(option) != expected.option(option)
     ]
@@ -105,9 +105,10 @@ def adapted(source: ModelConfig, name: str | None, weights: str, overrides: dict
     return source.replace(**options)
 
 
-def _in_words(value: Any) -> str:
-    """An option's value; a square's side once."""
-    square = isinstance(value, tuple) and len(value) == 2 and value[0] == value[1]
+def _in_words(option: str, config: ModelConfig) -> str:
+    """An option's value; a square patch by its side."""
+    value = config.option(option)
+    square = option == "patch_size" and isinstance(value, tuple) and value[0] == value[1]
     return repr(value[0] if square else value)
 
 

@@ -177,6 +177,7 @@ def test_engine_options_and_moved_files_may_differ(data, tmp_path) -> None:
         "parallel": "fsdp",
         "checkpoint_seconds": 1.0,
         "keep_checkpoints": 7,
+        "tracker": "mlflow",
     }
     assert set(engine) == {field.name for field in dataclasses.fields(ExecutionOptions)}
     check_identity(saved, identity_of(tiny_config(moved, run="there", **engine)))
