@@ -49,6 +49,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "modern": {"options": ["modern"]},
     "progressive=0": {"progressive": 0.0},
     "optimizer=adamw": {"optimizer": "adamw"},
+    "schedule=linear": {"schedule": "linear"},
+    "batch_size=64": {"batch_size": 64},
     CNN: {"recipe": "cnn", "model": CNN},
 }
 """Options of `TrainConfig.from_recipe`, by the name in the table."""
