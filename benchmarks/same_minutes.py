@@ -191,11 +191,11 @@ def timm(name: str, data: str, minutes: float, seed: int) -> Trained:
     started = time.monotonic()
     limit, passed, steps = 60 * minutes - (started - began), 0.0, 0
     curve: list[tuple[float, float]] = []
-    while passed < limit:
+    while not curve or passed < limit:
         epoch = len(curve)
         for batch in train.epoch(epoch):
             passed = time.monotonic() - started
-            if passed >= limit:
+            if steps and passed >= limit:
                 break
             share = passed / limit
             rate = share / 0.05 if share < 0.05 else 0.5 * (1 + math.cos(math.pi * (share - 0.05) / 0.95))
