@@ -55,6 +55,19 @@ def test_newton_schulz_agrees_with_torchs_within_bfloat16(monkeypatch) -> None:
     torch.testing.assert_close(orthogonal(update[None])[0], peer.float(), atol=0.03, rtol=0.05)
 
 
+def test_an_optimizer_that_loads_the_state_of_another_goes_on_as_it_would() -> None:
+    """As a resumed run does."""
+    ours = [nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(8))]
+    first = Muon([group(ours[:1], 1), group(ours[1:], 0)], lr=0.05)
+    steps(first, ours)
+    theirs = copy.deepcopy(ours)
+    second = Muon([group(theirs[:1], 1), group(theirs[1:], 0)], lr=0.05)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    steps(first, ours)
+    steps(second, theirs)
+    assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
+
+
 def updated(weight: Tensor, stacked: int) -> Tensor:
     parameter = nn.Parameter(weight.clone())
     steps(Muon([group([parameter], stacked)], lr=0.05), [parameter], count=1)

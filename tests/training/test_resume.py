@@ -38,7 +38,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "classify": {"mixup": 0.8, "cutmix": 1.0, "repeats": 3, "three_augment": True, "loss": "bce"},
     "masked": {"task": "masked", "target": "downsampled", "randaugment": 0, "label_smoothing": 0.0},
     "mae": {"task": "masked", "target": "mae", "randaugment": 0, "label_smoothing": 0.0, "decoder_dim": 32},
-    "distill": {"mixup": 0.8, "pool": "cls", "patch_size": 4, "progressive": 0.5},
+    "distill": {"mixup": 0.8, "pool": "cls", "patch_size": 4, "progressive": 0.5, "optimizer": "muon"},
 }
 
 

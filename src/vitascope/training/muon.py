@@ -36,6 +36,9 @@ class Muon(torch.optim.AdamW):
         super().__init__(params, lr=lr, fused=True)
         self._step_supports_amp_scaling = False  # the scaler has to unscale the gradients of both
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's needs a count of steps for each
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters; the gradients of those with Muon are released."""
