@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import itertools
 import multiprocessing
 import os
-import shlex
 import statistics
 import sys
 import tempfile
@@ -30,10 +28,9 @@ from typing import Any
 
 import torch
 
+from conditions import Conditions
 from contest import (
     Timing,
-    describe_machine,
-    describe_versions,
     options,
     positive,
     rate,
@@ -74,7 +71,9 @@ class Change:
 
     def model_config(self) -> ViTConfig:
         """The resulting model for the digits."""
-        return resolve_config(self.train_config(), open_data("digits"))[1]
+        _, config = resolve_config(self.train_config(), open_data("digits"))
+        assert isinstance(config, ViTConfig)
+        return config
 
 
 CHANGES = (
@@ -163,10 +162,6 @@ class Result:
 class Measurement(Numbers):
     """All results and the conditions of the measurement, as stored in the JSON file."""
 
-    machine: str
-    versions: str
-    date: str
-    command: str
     seeds: int
     epochs: int
     rounds: int
@@ -210,17 +205,15 @@ class Measurement(Numbers):
 
     def report(self) -> str:
         """The text for benchmarks/results."""
-        return (
-            "# Accuracy and cost of each option: the digits, one change at a time\n\n"
-            f"- machine: {self.machine}\n"
-            f"- versions: {self.versions}\n"
-            f"- date: {self.date}\n"
-            f"- command: `{self.command}`\n"
-            f"- method: accuracy: seeds: {self.seeds}, epochs: {self.epochs}, parallel runs: {self.jobs}, "
+        method = (
+            f"accuracy: seeds: {self.seeds}, epochs: {self.epochs}, parallel runs: {self.jobs}, "
             "each on one thread; then speed, with no other work: one process, one thread, interleaved "
-            f"rounds over all options: {self.rounds}, medians\n{self.later('- ')}\n\n"
-            f"{self.table()}\n\n{NOTES}"
+            f"rounds over all options: {self.rounds}, medians"
         )
+        head = self.heading(
+            "Accuracy and cost of each option: the digits, one change at a time", method=method
+        )
+        return f"{head}\n{self.later('- ')}\n\n{self.table()}\n\n{NOTES}"
 
 
 def measure_accuracies(
@@ -270,7 +263,7 @@ def measure_steps(changes: Sequence[Change], rounds: int, timing: Timing) -> dic
 def measure(changes: Sequence[Change], arguments: argparse.Namespace) -> Measurement:
     """Measure the accuracies, then the speed."""
     torch.set_num_threads(1)
-    machine = describe_machine()  # before this script puts load on it
+    conditions = Conditions.now()  # before this script puts load on it
     accuracies = measure_accuracies(changes, arguments.seeds, arguments.epochs, arguments.jobs)
     steps = measure_steps(changes, arguments.rounds, timing_of(arguments))
     results = []
@@ -280,10 +273,7 @@ def measure(changes: Sequence[Change], arguments: argparse.Namespace) -> Measure
             Result(change.name, config.num_parameters, config.flops, accuracies[change], steps[change])
         )
     return Measurement(
-        machine=machine,
-        versions=describe_versions(),
-        date=datetime.date.today().isoformat(),
-        command=shlex.join(["python", *sys.argv]),
+        **dataclasses.asdict(conditions),
         seeds=arguments.seeds,
         epochs=arguments.epochs,
         rounds=arguments.rounds,

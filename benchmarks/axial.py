@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import math
 import multiprocessing
 import resource
-import shlex
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -35,11 +33,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from conditions import Conditions
 from contest import (
     Step,
     Timing,
-    describe_machine,
-    describe_versions,
     options,
     timing_of,
 )
@@ -64,9 +61,9 @@ FITTED_FROM = 2_000
 """The least number of patches for fitting exponents. On smaller grids, fixed costs per call weigh too much,
 and global attention trains by matrix products instead of the fused kernel."""
 COMPARED: Grid = (96, 96)
-LINE = {"linewidth": 1.0}
-DOTS = {"marker": "o", "linestyle": ""}
-HOLLOW = {"marker": "o", "markerfacecolor": "white", "linestyle": ":"}
+LINE: dict[str, Any] = {"linewidth": 1.0}
+DOTS: dict[str, Any] = {"marker": "o", "linestyle": ""}
+HOLLOW: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": ":"}
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "axial.png"
 
 
@@ -146,10 +143,6 @@ class Result:
 class Measurement(Numbers):
     """All results and the conditions of the measurement, as stored in the JSON file."""
 
-    machine: str
-    versions: str
-    date: str
-    command: str
     method: str
     results: list[Result]
 
@@ -161,7 +154,7 @@ class Measurement(Numbers):
         results = []
         for result in values["results"]:
             point = Point(**result.pop("point"))
-            results.append(Result(dataclasses.replace(point, grid=tuple(point.grid)), **result))
+            results.append(Result(dataclasses.replace(point, grid=(point.grid[0], point.grid[1])), **result))
         return cls(**values | {"results": results})
 
     def series(self, grids: Sequence[Grid], attention: str, backward: bool) -> list[Result]:
@@ -182,12 +175,7 @@ class Measurement(Numbers):
     def report(self) -> str:
         """The text for benchmarks/results."""
         return (
-            "# The cost of axial attention\n\n"
-            f"- machine: {self.machine}\n"
-            f"- versions: {self.versions}\n"
-            f"- date: {self.date}\n"
-            f"- command: `{self.command}`\n"
-            f"- method: {self.method}\n\n"
+            f"{self.heading('The cost of axial attention', method=self.method)}\n\n"
             f"## Square grids\n\n{exponents_table(self, SQUARES)}\n\n{EXPONENTS_NOTES}\n\n"
             f"## Grids of 16 rows and growing width\n\n{exponents_table(self, STRIPS)}\n\n"
             f"## Compared with global attention, {COMPARED[0]}x{COMPARED[1]}\n\n"
@@ -405,7 +393,7 @@ def measure_times(measured: Sequence[Point], rounds: int, timing: Timing) -> lis
 def measure(arguments: argparse.Namespace) -> Measurement:
     """Measure memory, then time."""
     torch.set_num_threads(1)
-    machine = describe_machine()  # before this script puts load on it
+    conditions = Conditions.now()  # before this script puts load on it
     measured = points()
     peaks = []
     for count, point in enumerate(measured, 1):
@@ -414,10 +402,7 @@ def measure(arguments: argparse.Namespace) -> Measurement:
         note(f"memory {count}/{len(measured)}: {point} {fused:.1f} and {materialized:.1f} MiB")
     seconds = measure_times(measured, arguments.rounds, timing_of(arguments))
     return Measurement(
-        machine=machine,
-        versions=describe_versions(),
-        date=datetime.date.today().isoformat(),
-        command=shlex.join(["python", *sys.argv]),
+        **dataclasses.asdict(conditions),
         method=(
             f"fp32, one thread; time: interleaved rounds: {arguments.rounds}; warm-up steps per round: "
             f"{arguments.warmup}; timed steps per round: at least {arguments.steps} and "

@@ -15,13 +15,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import importlib.metadata
 import itertools
 import os
-import shlex
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,7 +28,8 @@ import torch
 from PIL import Image
 
 import vitascope as vs
-from contest import describe_machine, describe_versions, positive, rate
+from conditions import Conditions
+from contest import positive, rate
 from reports import markdown_table, note, publish
 from vitascope.data.reading import StreamingPool
 from vitascope.deploy.predict.engine import Engine, TorchEngine
@@ -171,24 +168,18 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
-    machine = describe_machine()  # before this script puts load on it
+    conditions = Conditions.now()  # before this script puts load on it
     reuse_freed_memory()
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.data or make_pictures(Path(scratch), arguments.images)
         results = [measure(model, folder, arguments) for model in arguments.models]
     pictures = f"{results[0].images:,} JPEG files" if arguments.data else f"{results[0].images:,}, generated"
-    report = (
-        f"# Bulk prediction: a folder, end to end\n\n"
-        f"- machine: {machine}\n"
-        f"- versions: {describe_versions()}, Pillow {importlib.metadata.version('pillow')}\n"
-        f"- date: {datetime.date.today().isoformat()}\n"
-        f"- command: `{shlex.join(['python', *sys.argv])}`\n"
-        f"- images: {pictures}\n"
-        f"- method: interleaved rounds over all images: {arguments.rounds}; batch {arguments.batch_size}; "
-        f"workers {arguments.workers or os.cpu_count()}; medians\n\n"
-        f"{table(results)}"
+    method = (
+        f"interleaved rounds over all images: {arguments.rounds}; batch {arguments.batch_size}; "
+        f"workers {arguments.workers or os.cpu_count()}; medians"
     )
-    publish("bulk_prediction", report, arguments)
+    head = conditions.heading("Bulk prediction: a folder, end to end", images=pictures, method=method)
+    publish("bulk_prediction", f"{head}\n\n{table(results)}", arguments)
 
 
 if __name__ == "__main__":

@@ -24,17 +24,15 @@ import torch
 
 import vitascope as vs
 from contest import DTYPES, Contest, Entrant, Result, heading, options, positive, rate, ratio, timing_of
-from contestants import our_inference
+from contestants import named_vit, our_inference, vit_at
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.deploy.export.pruning import merge_tokens, prune
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
-from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.training.evaluate import evaluate
-from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 
@@ -79,11 +77,11 @@ def entrant(
 
 def merging_entrants(counts: Sequence[int], batch_size: int, precision: str) -> list[Entrant]:
     """ViT-B/16 with random weights: the original, and one entrant per number of merged patches."""
-    original = entrant("original", named_config(RANDOM), batch_size, precision)
+    original = entrant("original", named_vit(RANDOM), batch_size, precision)
     return [
         original,
         *(
-            entrant(f"merge {count}", named_config(RANDOM, token_merging=count), batch_size, precision)
+            entrant(f"merge {count}", named_vit(RANDOM, token_merging=count), batch_size, precision)
             for count in counts
         ),
     ]
@@ -123,7 +121,7 @@ def examples(model: Classifier, data: str) -> Iterator[tuple[torch.Tensor, torch
 
 def variants(arguments: argparse.Namespace, folder: Path) -> Iterator[Variant]:
     """Write the original, merged, pruned and fine-tuned models into the folder and measure their accuracy."""
-    source = from_pretrained(arguments.model)
+    source = vit_at(arguments.model)
 
     def measured(name: str, place: Path) -> Variant:
         evaluation = evaluate(place, arguments.data, precision=arguments.precision)
@@ -164,7 +162,7 @@ def accuracy_table(found: Sequence[Variant], results: Sequence[Result]) -> str:
     original, speed = found[0], results[0].images_per_second
     rows = []
     for variant, result in zip(found, results, strict=True):
-        config = from_pretrained(variant.folder).config
+        config = vit_at(variant.folder).config
         change = 100 * (variant.accuracy - original.accuracy)
         rows.append(
             (
@@ -231,7 +229,7 @@ def trained_report(arguments: argparse.Namespace) -> str:
             entrants = [
                 entrant(
                     variant.name,
-                    from_pretrained(variant.folder).config,
+                    vit_at(variant.folder).config,
                     arguments.batch_size,
                     arguments.precision,
                     variant.folder,

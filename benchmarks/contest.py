@@ -10,33 +10,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import importlib.metadata
-import importlib.util
 import multiprocessing
-import os
-import platform
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import torch
 
+from conditions import Conditions, installed_peers
 from reports import markdown_table, note
-from vitascope.model.hardware import bf16_units
 
 Step = Callable[[], object]
 """The function that is timed."""
 Preparation = Callable[[], AbstractContextManager[Step]]
 """Builds a step in the entrant's process; the context ends before the process builds another. Picklable."""
 
-PEERS = ("timm", "transformers", "torchvision")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PRECISION_OF = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -282,41 +273,10 @@ def ratio(value: float, reference: float | None) -> str:
     return "-" if reference is None else f"{value / reference:.2f}"
 
 
-def installed_peers() -> list[str]:
-    """The installed ones of the libraries to compare with."""
-    return [peer for peer in PEERS if importlib.util.find_spec(peer) is not None]
-
-
 def missing_peers(compared: Sequence[str]) -> str:
     """A line that names the peers that are not installed, empty if there are none."""
     missing = [peer for peer in compared if peer not in installed_peers()]
     return f"Not installed, so left out: {', '.join(missing)}.\n\n" if missing else ""
-
-
-def describe_machine() -> str:
-    """The CPU, torch's number of threads, and the load of other work."""
-    load = f", load average {os.getloadavg()[0]:.1f} at the start" if hasattr(os, "getloadavg") else ""
-    return (
-        f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
-        f"{bf16_units() or 'no bf16 units'}{load}"
-    )
-
-
-def cpu_name() -> str:
-    """The processor's name from Linux, or Python's elsewhere."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def describe_versions() -> str:
-    """The versions of Python, torch, vitascope and the installed peers."""
-    names = ("vitascope", "torch", *installed_peers())
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-    return f"Python {platform.python_version()}, {versions}"
 
 
 def options(description: str | None, *, rounds: int, warmup: int, steps: int) -> argparse.ArgumentParser:
@@ -360,14 +320,10 @@ def timing_of(arguments: argparse.Namespace) -> Timing:
 
 
 def heading(title: str, arguments: argparse.Namespace) -> str:
-    """The head of a report: machine, versions, date, command, method. Call it before any load."""
-    return (
-        f"# {title}\n\n"
-        f"- machine: {describe_machine()}\n"
-        f"- versions: {describe_versions()}\n"
-        f"- date: {datetime.date.today().isoformat()}\n"
-        f"- command: `{shlex.join(['python', *sys.argv])}`\n"
-        f"- method: one process per entrant; interleaved rounds: {arguments.rounds}; warm-up steps per "
+    """The head of a contest's report. Call it before any load."""
+    method = (
+        f"one process per entrant; interleaved rounds: {arguments.rounds}; warm-up steps per "
         f"round: {arguments.warmup}; timed steps per round: at least {arguments.steps} and "
         f"{arguments.seconds:g} s; medians"
     )
+    return Conditions.now().heading(title, method=method)

@@ -24,14 +24,31 @@ from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
+from vitascope.model.sizes import named_config
 from vitascope.model.vit import VisionTransformer
 from vitascope.training.optim import optimizer_of
 from vitascope.training.options import Optimization
+from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
 
 CPU = torch.device("cpu")
 TIMM_NAMES = {192: "vit_tiny_patch16_224", 768: "vit_base_patch16_224"}
 """By width."""
+
+
+def named_vit(name: str, **options: Any) -> ViTConfig:
+    """The configuration of an architecture, which is a ViT."""
+    config = named_config(name, **options)
+    assert isinstance(config, ViTConfig)
+    return config
+
+
+def vit_at(ref: str | Path) -> VisionTransformer:
+    """Load a model, which must be a ViT."""
+    model = from_pretrained(ref)
+    if not isinstance(model, VisionTransformer):
+        raise SystemExit(f"{ref}: not a ViT")
+    return model
 
 
 def training_entrants(config: ViTConfig, batch_size: int, precisions: tuple[str, ...]) -> list[Entrant]:

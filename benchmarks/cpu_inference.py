@@ -23,14 +23,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from conditions import PEERS, installed_peers
 from contest import (
-    PEERS,
     Contest,
     Entrant,
     Result,
     comparison_table,
     heading,
-    installed_peers,
     matmul_entrants,
     missing_peers,
     options,

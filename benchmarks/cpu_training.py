@@ -9,22 +9,21 @@ defaults. One more row runs timm with our allocator setting, to separate the eff
 of the code. The script takes about 4 minutes on 2 idle cores.
 """
 
+from conditions import installed_peers
 from contest import (
     Contest,
     Entrant,
     comparison_table,
     heading,
-    installed_peers,
     matmul_entrants,
     missing_peers,
     options,
     timing_of,
 )
-from contestants import peer_training_entrant, training_entrants
+from contestants import named_vit, peer_training_entrant, training_entrants
 from reports import publish
-from vitascope.model.sizes import named_config
 
-CONFIG = named_config("vit_ti16", image_size=32, patch_size=4, num_classes=10)
+CONFIG = named_vit("vit_ti16", image_size=32, patch_size=4, num_classes=10)
 BATCH_SIZE = 128
 COMPARED = ("timm", "transformers")
 

@@ -20,13 +20,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import itertools
 import json
 import math
-import shlex
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,7 +35,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 import vitascope as vs
-from contest import describe_machine, describe_versions, positive
+from conditions import Conditions
+from contest import positive
 from learning import engine, named_values, train, write_images
 from reports import Numbers, fill_in, markdown_table, note, publish
 from vitascope.data.datasets import open_data
@@ -92,10 +90,6 @@ class Run:
 class Measurement(Numbers):
     """All runs and the conditions of the measurement, as stored in the JSON file."""
 
-    machine: str
-    versions: str
-    date: str
-    command: str
     setting: dict[str, Any]
     """Settings of all runs: data, steps, batch size, model sizes."""
     runs: list[Run]
@@ -162,15 +156,12 @@ class Measurement(Numbers):
 
     def report(self) -> str:
         """The text for benchmarks/results."""
-        return (
-            f"# Accuracy of a ViT, a hybrid and a CNN by the number of images: {self.setting['data']}\n\n"
-            f"- machine: {self.machine}\n"
-            f"- versions: {self.versions}\n"
-            f"- date: {self.date}\n"
-            f"- command: `{self.command}`\n"
-            f"- method: {self.how()}; setting: {json.dumps(self.setting)}\n\n"
-            f"{self.table()}\n\n{NOTES}"
+        head = self.heading(
+            f"Accuracy of a ViT, a hybrid and a CNN by the number of images: {self.setting['data']}",
+            method=self.how(),
+            setting=json.dumps(self.setting),
         )
+        return f"{head}\n\n{self.table()}\n\n{NOTES}"
 
 
 def percents(runs: Sequence[Run]) -> list[float]:
@@ -320,10 +311,7 @@ def measure(arguments: argparse.Namespace) -> Measurement:
     names = ("data", "epochs", "rates", "batch_size", "cnn", "precision", "options")
     setting = {name: getattr(arguments, name) for name in names}
     measured = Measurement(
-        machine=describe_machine(),  # before this script puts load on it
-        versions=describe_versions(),
-        date=datetime.date.today().isoformat(),
-        command=shlex.join(["python", *sys.argv]),
+        **dataclasses.asdict(Conditions.now()),
         setting=setting,
         runs=[],
     )

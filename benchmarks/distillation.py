@@ -21,14 +21,15 @@ from typing import Any
 import torch
 
 import vitascope as vs
-from learning import engine, heading, named_values, options, schedule, train, vit, write_limited
+from conditions import Conditions
+from contestants import vit_at
+from learning import engine, named_values, options, schedule, train, vit, write_limited
 from reports import markdown_table, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.model.classifier import evaluation_mode
 from vitascope.model.hardware import resolve_device, resolve_precision
 from vitascope.training.tasks.classify import BothHeads
-from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
 
 HYBRID = "hybrid"
@@ -98,7 +99,7 @@ def measure(name: str, config: vs.TrainConfig) -> Result:
 
 def measure_heads(run: Path, config: vs.TrainConfig) -> dict[str, float]:
     """Measure the test accuracy of each head of a finished run, and of both."""
-    model, device = from_pretrained(run), resolve_device(config.engine.device)
+    model, device = vit_at(run), resolve_device(config.engine.device)
     images = open_data(config.data, seed=config.seed).final
     precision = resolve_precision("auto", model.config, device, 128, training=False)
     loader = Loader(images, preprocess_of(model), 128, device=device)
@@ -147,11 +148,11 @@ def main() -> None:
             f"the weights; {arguments.teacher_epochs or arguments.epochs} epochs for the teacher), seed "
             f"{arguments.seed}{''.join(f', {word}' for word in arguments.options)}"
         )
-        report = heading(f"Distillation: {arguments.data}", method)
+        report = Conditions.now().heading(f"Distillation: {arguments.data}", method=method)
         runs = configs(arguments, data, Path(folder))
         results = [measure(name, config) for name, config in runs.items()]
     table = markdown_table(HEADER, [result.row() for result in results])
-    publish("distillation", f"{report}\n{table}\n\n{NOTES}", arguments)
+    publish("distillation", f"{report}\n\n{table}\n\n{NOTES}", arguments)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contest import Contest, Entrant, Preparation, Step, Timing, heading, options, positive, ratio, timing_of
-from contestants import make_torchvision_importable
+from contestants import make_torchvision_importable, vit_at
 from reports import markdown_table, note, publish
 from vitascope import explain
 from vitascope.weights.loading import from_pretrained
@@ -197,7 +197,7 @@ def free_bytes() -> int:
 
 def kept_bytes(case: Case) -> int:
     """The bytes of the weights that `vit_explain` keeps, and of the last layer's computation."""
-    config = from_pretrained(case.folder).config
+    config = vit_at(case.folder).config
     return (config.depth + 2) * case.batch_size * config.num_heads * config.num_tokens**2 * 4
 
 

@@ -13,7 +13,7 @@ from contest import DTYPES, MATMUL_SHAPES, Entrant, Step
 from vitascope.deploy.predict.runtimes import ExportedEngine, OnnxEngine, OpenVinoEngine
 from vitascope.model.sizes import ModelConfig
 
-RUNTIMES: dict[str, tuple[str, type[ExportedEngine]]] = {
+RUNTIMES: dict[str, tuple[str, type[OnnxEngine | OpenVinoEngine]]] = {
     ".onnx": ("ONNX Runtime", OnnxEngine),
     ".xml": ("OpenVINO", OpenVinoEngine),
 }

@@ -10,7 +10,6 @@ which a model with a class token keeps its evidence.
 from __future__ import annotations
 
 import argparse
-import datetime
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -19,7 +18,8 @@ from typing import Any
 
 from torch import Tensor
 
-from contest import describe_machine, describe_versions, positive
+from conditions import Conditions
+from contest import positive
 from reports import markdown_table, note, publish
 from vitascope import explain
 from vitascope.data.datasets import open_pictures
@@ -27,6 +27,7 @@ from vitascope.explain.faithfulness.results import RANDOM, Comparison, Interval,
 from vitascope.explain.inputs import as_images, sample
 from vitascope.explain.methods import methods_for
 from vitascope.model.classifier import Classifier
+from vitascope.model.config import ViTConfig
 from vitascope.run.run import Run
 from vitascope.weights.loading import from_pretrained
 
@@ -42,15 +43,12 @@ def report(model: Classifier, comparison: Comparison, command: str) -> str:
     """The comparison as Markdown."""
     gh, gw = comparison.grid
     rivals = ", ".join(comparison.rivals) or "none"
+    method = (
+        f"{comparison.images} images, {gh}x{gw} cells, {comparison.steps} steps, ROAD at "
+        f"{', '.join(f'{share:.0%}' for share in comparison.shares)}; the class that the model predicts"
+    )
     lines = (
-        f"# Faithfulness of heatmaps: {model.config.summary}",
-        "",
-        f"- machine: {describe_machine()}",
-        f"- versions: {describe_versions()}",
-        f"- date: {datetime.date.today().isoformat()}",
-        f"- command: `{command}`",
-        f"- method: {comparison.images} images, {gh}x{gw} cells, {comparison.steps} steps, ROAD at "
-        f"{', '.join(f'{share:.0%}' for share in comparison.shares)}; the class that the model predicts",
+        Conditions.now().heading(f"Faithfulness of heatmaps: {model.config.summary}", method=method),
         "",
         markdown_table(HEADER, [cells(row) for row in comparison.table()]),
         "",
@@ -88,7 +86,7 @@ def further_methods(model: Classifier, windows: list[int], layers: bool) -> dict
     found: dict[str, Callable[..., Tensor]] = {
         f"occlusion, window {window}": partial(explain.occlusion, window=window) for window in windows
     }
-    if layers:
+    if layers and isinstance(model.config, ViTConfig):
         for variant in ("grad-cam", "hires-cam", "layer-cam"):
             for layer in range(model.config.depth):
                 settings: Mapping[str, Any] = {"variant": variant, "layer": layer}

@@ -32,9 +32,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import vitascope as vs
+from conditions import Conditions
 from contest import positive, rate, ratio
 from contestants import make_torchvision_importable
-from learning import heading
 from reports import markdown_table, note, publish
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.model.config import ViTConfig
@@ -238,7 +238,7 @@ def loop_step(case: Case, splits: Splits, setting: Setting, mode: str, run: Path
     def step() -> None:
         loss = trainer._training_step(*next(batches))
         if trainer.step % RECORD_EVERY == 0:
-            trainer._record_step(loss, None)
+            trainer._check_finite(float(loss))  # reads the loss, as the loop does
 
     return step
 
@@ -361,7 +361,9 @@ def main() -> None:
         f"{arguments.precision}, one process; interleaved rounds: {arguments.rounds}; warm-up steps per "
         f"round: {arguments.warmup}; timed steps per round: {arguments.steps}; medians"
     )
-    report = heading("Training on a GPU", method) + f"- device: {describe_device(device)}\n"
+    report = (
+        Conditions.now().heading("Training on a GPU", method=method, device=describe_device(device)) + "\n"
+    )
     for case, batch_size in zip(CASES, arguments.batch_sizes or [c.batch_size for c in CASES], strict=True):
         case = dataclasses.replace(case, batch_size=batch_size, depth=arguments.depth)
         with tempfile.TemporaryDirectory() as run:

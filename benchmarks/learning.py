@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import vitascope as vs
-from contest import describe_machine, describe_versions, positive
+from contest import positive
 from reports import note
 from vitascope.data.datasets import open_data
 from vitascope.data.decoding import read_image
@@ -99,15 +96,3 @@ def write_images(images: ImageSet, folder: Path) -> None:
         (folder / name).mkdir(parents=True)
     for index, (source, label) in enumerate(zip(images.sources, images.labels, strict=True)):
         read_image(source).save(folder / images.class_names[label] / f"{index:06}.png")
-
-
-def heading(title: str, method: str) -> str:
-    """The head of a report: machine, versions, date, command, method."""
-    return (
-        f"# {title}\n\n"
-        f"- machine: {describe_machine()}\n"
-        f"- versions: {describe_versions()}\n"
-        f"- date: {datetime.date.today().isoformat()}\n"
-        f"- command: `{shlex.join(['python', *sys.argv])}`, {torch.get_num_threads()} threads\n"
-        f"- method: {method}\n"
-    )

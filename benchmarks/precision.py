@@ -25,13 +25,12 @@ from contest import (
     ratio,
     timing_of,
 )
-from contestants import CPU, inference_entrants, training_entrants
+from contestants import CPU, inference_entrants, named_vit, training_entrants
 from reports import markdown_table, publish
 from vitascope.data.datasets import open_data
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision
 from vitascope.model.options import ReadoutOptions
-from vitascope.model.sizes import named_config
 from vitascope.training.defaults import resolve_config
 from vitascope.training.recipes import TrainConfig
 
@@ -93,11 +92,13 @@ class Case:
 def cases() -> list[Case]:
     """The three models, with ViT-B last because its processes keep much memory."""
     recipe, digits = resolve_config(TrainConfig.from_recipe("digits"), open_data("digits"))
-    assert recipe.batch_size is not None  # the data have determined it
-    tiny = named_config("vit_ti16", image_size=32, patch_size=4, num_classes=10)
-    base = named_config("vit_b16")
+    batch_size = recipe.optimization.batch_size
+    assert batch_size is not None  # the data have determined it
+    assert isinstance(digits, ViTConfig)
+    tiny = named_vit("vit_ti16", image_size=32, patch_size=4, num_classes=10)
+    base = named_vit("vit_b16")
     return [
-        Case("digits", digits, recipe.batch_size, training=True),
+        Case("digits", digits, batch_size, training=True),
         *(Case("digits", digits, batch, training=False) for batch in (1, 8, 128)),
         Case("ViT-Ti/4", tiny, 128, training=True),
         *(Case("ViT-Ti/4", tiny, batch, training=False) for batch in (1, 8, 128)),

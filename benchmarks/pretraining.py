@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import vitascope as vs
+from conditions import Conditions
 from contest import positive
-from learning import engine, heading, named_values, options, schedule, train, vit, write_limited
+from learning import engine, named_values, options, schedule, train, vit, write_limited
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.training.train import PretrainResult
@@ -124,7 +125,7 @@ def main() -> None:
             f"mean, learning rate {arguments.finetune_lr:g}, no layer decay{others}: "
             f"{arguments.finetune_epochs} epochs of {labels:,} labelled images (a tenth is for validation)"
         )
-        report = heading(f"Pre-training without labels: {arguments.data}", method)
+        report = Conditions.now().heading(f"Pre-training without labels: {arguments.data}", method=method)
         rows = []
         for start, epochs in ((None, None), *arguments.targets):
             pretrained = None
@@ -133,7 +134,7 @@ def main() -> None:
             seeds = [finetune(start, seed, arguments, data, runs) for seed in range(arguments.seeds)]
             rows.append(row(start or "random weights", seeds, pretrained))
             note(str(rows[-1]))
-    publish("pretraining", f"{report}\n{markdown_table(HEADER, rows)}\n\n{NOTES}", arguments)
+    publish("pretraining", f"{report}\n\n{markdown_table(HEADER, rows)}\n\n{NOTES}", arguments)
 
 
 if __name__ == "__main__":

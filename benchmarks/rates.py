@@ -17,17 +17,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import itertools
-import shlex
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import vitascope as vs
-from contest import describe_machine, describe_versions, positive
+from conditions import Conditions
+from contest import positive
 from learning import named_values, train
 from reports import Numbers, fill_in, markdown_table, note, publish
 from vitascope.run.run import Run
@@ -83,10 +81,6 @@ class Trained:
 class Measurement(Numbers):
     """All runs and the conditions of the measurement, as stored in the JSON file."""
 
-    machine: str
-    versions: str
-    date: str
-    command: str
     data: str
     epochs: int
     options: list[str]
@@ -121,15 +115,8 @@ class Measurement(Numbers):
 
     def report(self) -> str:
         """The text for benchmarks/results."""
-        return (
-            "# Options of the model on CIFAR-10, each at its best rate\n\n"
-            f"- machine: {self.machine}\n"
-            f"- versions: {self.versions}\n"
-            f"- date: {self.date}\n"
-            f"- command: `{self.command}`\n"
-            f"- method: {self.how()}\n\n"
-            f"{self.table()}\n\n{NOTES}"
-        )
+        head = self.heading("Options of the model on CIFAR-10, each at its best rate", method=self.how())
+        return f"{head}\n\n{self.table()}\n\n{NOTES}"
 
 
 def trained(name: str, rate: float, arguments: argparse.Namespace) -> Trained:
@@ -159,10 +146,7 @@ def start(arguments: argparse.Namespace) -> Measurement:
     """
     named_values(arguments.options, fixed=FIXED)
     empty = Measurement(
-        machine=describe_machine(),
-        versions=describe_versions(),
-        date=datetime.date.today().isoformat(),
-        command=shlex.join(["python", *sys.argv]),
+        **dataclasses.asdict(Conditions.now()),
         data=arguments.data,
         epochs=arguments.epochs,
         options=arguments.options,

@@ -15,13 +15,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import importlib.metadata
 import importlib.util
 import multiprocessing
-import shlex
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +31,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from contest import describe_machine, describe_versions, missing_peers, positive, rate
+from conditions import Conditions
+from contest import missing_peers, positive, rate
 from reports import markdown_table, note, publish
 from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import median_size
@@ -257,24 +255,19 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
-    machine = describe_machine()  # before this script puts load on it
+    conditions = Conditions.now()  # before this script puts load on it
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.data or make_photographs(Path(scratch) / "pictures", arguments.images)
         entrants = entrants_of(folder, Path(scratch), arguments.workers)
         pictures = describe_pictures(folder)
         rates = measure(entrants, arguments.batch_size, arguments.rounds)
-    report = (
-        f"# Reading JPEGs for training at {SIZE} pixels\n\n"
-        f"- machine: {machine}\n"
-        f"- versions: {describe_versions()}, Pillow {importlib.metadata.version('pillow')}\n"
-        f"- date: {datetime.date.today().isoformat()}\n"
-        f"- command: `{shlex.join(['python', *sys.argv])}`\n"
-        f"- images: {pictures}{'' if arguments.data else ', generated: smooth random fields with grain'}\n"
-        f"- method: interleaved rounds: {arguments.rounds}, an epoch each, after an untimed epoch; "
-        f"batch {arguments.batch_size}; one thread per process; medians\n\n"
-        f"{table(entrants, rates)}\n\n{missing_peers((PEER,))}{NOTES}"
+    head = conditions.heading(
+        f"Reading JPEGs for training at {SIZE} pixels",
+        images=pictures + ("" if arguments.data else ", generated: smooth random fields with grain"),
+        method=f"interleaved rounds: {arguments.rounds}, an epoch each, after an untimed epoch; "
+        f"batch {arguments.batch_size}; one thread per process; medians",
     )
-    publish("reading", report, arguments)
+    publish("reading", f"{head}\n\n{table(entrants, rates)}\n\n{missing_peers((PEER,))}{NOTES}", arguments)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from conditions import Conditions
 from vitascope.errors import UserError
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,8 +40,8 @@ def publish(name: str, report: str, arguments: argparse.Namespace) -> None:
         note(f"wrote {path}")
 
 
-class Numbers(ABC):
-    """The raw numbers of a benchmark: a dataclass of plain values, stored beside the report as JSON."""
+class Numbers(Conditions, ABC):
+    """The raw numbers of a benchmark and their conditions: a dataclass of plain values, stored as JSON."""
 
     name: ClassVar[str]
     """The benchmark's name."""
@@ -70,7 +71,6 @@ class Numbers(ABC):
 
     def write(self) -> None:
         """Write all raw numbers."""
-        assert dataclasses.is_dataclass(self)
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{datetime.date.today().isoformat()}-{self.name}.json"
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")

@@ -25,7 +25,6 @@ import dataclasses
 import datetime
 import functools
 import math
-import shlex
 import statistics
 import sys
 import tempfile
@@ -40,7 +39,8 @@ from torch import nn
 
 import reports
 import vitascope as vs
-from contest import describe_machine, describe_versions, positive
+from conditions import Conditions
+from contest import positive
 from contestants import peer_model
 from learning import named_values
 from reports import Numbers, markdown_table, note, publish
@@ -88,10 +88,6 @@ class Trained:
 class Measurement(Numbers):
     """All contestants, and the conditions."""
 
-    machine: str
-    versions: str
-    date: str
-    command: str
     data: str
     minutes: float
     goal: float
@@ -140,16 +136,12 @@ class Measurement(Numbers):
 
     def report(self) -> str:
         """The text for benchmarks/results."""
-        return (
-            f"# What {self.minutes:g} minutes teach\n\n"
-            f"- machine: {self.machine}\n"
-            f"- versions: {self.versions}\n"
-            f"- date: {self.date}\n"
-            f"- command: `{self.command}`\n"
-            f"- seeds: {1 + max(found.seed for found in self.trained)}\n"
-            f"- options of vitascope: {' '.join(self.options) or 'none'}\n\n"
-            f"{self.table()}\n\n{NOTES}"
+        head = self.heading(
+            f"What {self.minutes:g} minutes teach",
+            seeds=str(1 + max(found.seed for found in self.trained)),
+            options=" ".join(self.options) or "none",
         )
+        return f"{head}\n\n{self.table()}\n\n{NOTES}"
 
 
 def ours(name: str, data: str, minutes: float, seed: int, **options: Any) -> Trained:
@@ -255,12 +247,8 @@ def start(arguments: argparse.Namespace) -> Measurement:
         UserError: an option is invalid, or the newest numbers belong to another setting.
     """
     named_values(arguments.options, fixed=FIXED)
-    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
     empty = Measurement(
-        machine=gpu + describe_machine(),
-        versions=describe_versions(),
-        date=datetime.date.today().isoformat(),
-        command=shlex.join(["python", *sys.argv]),
+        **dataclasses.asdict(Conditions.now()),
         data=arguments.data,
         minutes=arguments.minutes,
         goal=arguments.goal,

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,9 @@ def results_of_model(name: str, path: Path) -> Iterator[tuple[str, Any]]:
     with torch.no_grad():
         yield "logits", model(images)
         yield "embedding", model.embed(images)
-        if name != "resnet":
+        if isinstance(model, vs.VisionTransformer):
             trace = model.trace(images, attention=True)
-            yield "trace", [trace["features"], trace["logits"], list(trace.attention)]
+            yield "trace", [trace["features"], trace["logits"], trace.attention]
     for method, explain in vs.explain.METHODS.items():
         try:
             yield method, explain(model, images)
@@ -154,9 +155,9 @@ def emit(models: Path, scratch: Path) -> dict[str, str]:
         write_models(models)
     jobs: dict[str, Callable[[], Iterator[tuple[str, Any]]]] = {}
     for name in MODELS:
-        jobs[name] = lambda name=name: results_of_model(name, models / name)
+        jobs[name] = partial(results_of_model, name, models / name)
     for name, options in RUNS.items():
-        jobs[f"train {name}"] = lambda name=name, options=options: results_of_run(scratch / name, **options)
+        jobs[f"train {name}"] = partial(results_of_run, scratch / name, **options)
     found = {}
     for job, results in jobs.items():
         print(f"{vs.__file__}: {job}", file=sys.stderr)

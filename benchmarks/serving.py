@@ -16,10 +16,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -34,7 +32,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from contest import describe_machine, describe_versions, positive
+from conditions import Conditions
+from contest import positive
 from reports import markdown_table, note, publish
 from vitascope.model.classifier import build
 from vitascope.model.config import ViTConfig
@@ -135,7 +134,9 @@ class Capacity:
 def measure_capacity(served: Served, given: argparse.Namespace) -> Capacity:
     """Run closed loops on a server that computes one image at a time, and on one that computes batches."""
     patient = ("--deadline-ms", str(PATIENCE_MS), "--queue", str(2 * given.concurrency))
-    alone, batched, late = [], [], [0.0]
+    alone: list[float] = []
+    batched: list[float] = []
+    late = [0.0]
     closed = ("--concurrency", str(given.concurrency), "--seconds", str(given.seconds))
     with (
         serving(served.ref, *patient, "--max-batch", "1") as single,
@@ -218,7 +219,7 @@ def own_models(folder: Path) -> list[Served]:
     models = []
     for number, (name, config) in enumerate(configs.items()):
         ref = save_pretrained(build(config), folder / f"model-{number}")
-        models.append(Served(name, str(ref), made_picture(folder / f"{number}.jpg", config.image_size)))
+        models.append(Served(name, str(ref), made_picture(folder / f"{number}.jpg", config.image_hw)))
     return models
 
 
@@ -279,15 +280,13 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
     given = options(argv)
-    heading = (
-        f"# `vitascope serve` under load\n\n- machine: {describe_machine()}\n"
-        f"- versions: {describe_versions()}\n"
-        f"- date: {datetime.date.today().isoformat()}\n- command: `{shlex.join(['python', *sys.argv])}`\n"
-        f"- method: the client is bound to one core, which the server uses too; at capacity: "
+    method = (
+        f"the client is bound to one core, which the server uses too; at capacity: "
         f"{given.concurrency} concurrent requests, {given.rounds} interleaved rounds of {given.seconds:g} s, "
         f"medians; overload: an open loop of {given.overload_seconds:g} s, evenly spaced, latency from the "
         f"scheduled time of a request; deadline {DEADLINE_MS} ms, batches of at most {given.max_batch}"
     )
+    heading = Conditions.now().heading("`vitascope serve` under load", method=method)
     with tempfile.TemporaryDirectory() as folder:
         if given.models:
             models = [Served(ref, ref, given.picture) for ref in given.models]

@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 
 import vitascope as vs
+from conditions import Conditions
 from contest import positive
-from learning import heading
 from reports import markdown_table, publish
 from vitascope.data.datasets import open_data
 from vitascope.model.classifier import build
@@ -100,8 +100,8 @@ def main() -> None:
     parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
     parser.add_argument("--recipe", default="small-data", help="default small-data")
     arguments = parser.parse_args()
+    conditions = Conditions.now()  # before this script puts load on it
     method = f"{arguments.rounds} interleaved rounds of {arguments.steps} steps each, after 4 untimed steps"
-    report = heading(f"The training loop and its bare step: {arguments.recipe}", method)
     config = vs.TrainConfig.from_recipe(arguments.recipe, data=arguments.data, **STRONG)
     splits = open_data(config.data)
     config, model_config = resolve_config(config, splits)
@@ -122,7 +122,10 @@ def main() -> None:
     ]
     table = markdown_table(("step", "images/s", "of the bare step", "ms/step, lowest to highest"), rows)
     what = f"{trainer.model_config.summary}, batch {trainer.batch_size}, {trainer.precision}"
-    publish("training_loop", f"{report}- model: {what}\n\n{table}\n\n{NOTES}", arguments)
+    head = conditions.heading(
+        f"The training loop and its bare step: {arguments.recipe}", method=method, model=what
+    )
+    publish("training_loop", f"{head}\n\n{table}\n\n{NOTES}", arguments)
 
 
 def spread(times: list[float]) -> str:

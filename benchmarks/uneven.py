@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 import vitascope as vs
+from conditions import Conditions
 from contest import positive
-from learning import engine, heading, options, schedule, train, vit, write_images
+from learning import engine, options, schedule, train, vit, write_images
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import check_known_classes
@@ -121,8 +122,8 @@ def main() -> None:
         method = f"recipe `base` with pool mean, batches of 32, {length}"
     classes = (f"{name} ({number})" for name, number in counts.items())
     header = ("balanced", "balanced accuracy, %", "seeds, %", "macro F1, %", *classes)
-    report = heading(f"Uneven classes: {arguments.data}", method)
-    publish("uneven", f"{report}\n{markdown_table(header, rows)}\n\n{NOTES}", arguments)
+    report = Conditions.now().heading(f"Uneven classes: {arguments.data}", method=method)
+    publish("uneven", f"{report}\n\n{markdown_table(header, rows)}\n\n{NOTES}", arguments)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ from vitascope.weights.saving import save_pretrained
 
 ROOT = Path(__file__).parent.parent
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
+CONDITIONS = {"machine": "a CPU", "versions": "torch", "date": "2026-01-02", "command": "python x"}
 
 GROUPS = (EmbeddingOptions, TokenizerOptions, BlockOptions, ReadoutOptions, TrainingOptions)
 CHOICES = {
@@ -101,7 +102,7 @@ def ablated() -> object:
         ablation.Result(change.name, 344_650, 11_811_840, [0.99, 0.98], [0.02, 0.04, 0.03])
         for change in ablation.CHANGES[:3]
     ]
-    return ablation.Measurement("a CPU", "torch", "2026-01-02", "python x", 2, 40, 3, 2, found)
+    return ablation.Measurement(**CONDITIONS, seeds=2, epochs=40, rounds=3, jobs=2, results=found)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,7 @@ def followed() -> object:
         axial.Result(point, [1e-9 * point.multiply_adds()], 2.0 * math.prod(point.grid), point.weights_mib())
         for point in axial.points()
     ]
-    return axial.Measurement("a CPU", "torch", "2026-01-02", "python x", "made up", found)
+    return axial.Measurement(**CONDITIONS, method="made up", results=found)
 
 
 def test_ablation_covers_every_choice_of_every_option(configs) -> None:
@@ -292,7 +293,7 @@ def compared() -> object:
         if (model, share) != ("ViT", 100.0)
     ]
     setting = {"data": "/data/cifar10", "batch_size": 128, "rates": [0.003] * 3, "options": ["flip=0"]}
-    return data_sizes.Measurement("a CPU", "torch", "2026-01-02", "python x", setting, runs)
+    return data_sizes.Measurement(**CONDITIONS, setting=setting, runs=runs)
 
 
 def test_shares_are_nested_per_class_and_keep_all_test_images(tmp_path: Path) -> None:
@@ -580,13 +581,13 @@ def test_options_are_tabulated_with_the_test_accuracy_of_their_best_rate(results
         rates.Trained("base", 0.001, 633_000, 0.65, 0.71, 100.0),
         rates.Trained("pool=cls", 0.003, 634_000, 0.60, 0.61, 100.0),
     ]
-    measured = rates.Measurement("CPU", "torch", "2026-01-02", "x", "/data/cifar10", 2, ["ema=0"], runs)
+    measured = rates.Measurement(**CONDITIONS, data="/data/cifar10", epochs=2, options=["ema=0"], runs=runs)
     rows = [re.split(r" *\| *", line)[1:-1] for line in measured.table().splitlines()[2:]]
     assert rows == [
         ["base", "65.0", "70.0", "69.0", "633,000"],
         ["pool=cls", "-", "60.0", "61.0", "634,000"],
     ]
-    assert "cifar10, 2 epochs, ema=0; CPU; 2026-01-02." in measured.for_docs()
+    assert "cifar10, 2 epochs, ema=0; a CPU; 2026-01-02." in measured.for_docs()
     measured.write()
     assert rates.Measurement.newest() == measured
 
@@ -662,7 +663,9 @@ def test_same_minutes_tabulates_accuracy_and_the_time_to_the_goal(results) -> No
         trained("vitascope", 1, 0.83, [1.0, 3.0, 4.0], [0.6, 0.7, 0.8]),
         trained("timm's", 0, 0.6, [10.0, 20.0], [0.5, 0.6]),
     ]
-    measured = same_minutes.Measurement("CPU", "torch", "2026-01-02", "x", "digits", 30, 0.7, [], runs)
+    measured = same_minutes.Measurement(
+        **CONDITIONS, data="digits", minutes=30, goal=0.7, options=[], trained=runs
+    )
     rows = [re.split(r" *\| *", line)[1:-1] for line in measured.table().splitlines()[2:]]
     assert rows[0] == ["vitascope", "0.63 M", "12.3", "82.00 (81.00 to 83.00)", "2.5", "30.5"]
     assert rows[1][3:5] == ["60.00 (60.00 to 60.00)", "not reached"]

@@ -8,6 +8,7 @@ This makes its pictures and outputs again:
 import ast
 import contextlib
 import io
+import itertools
 import re
 import shutil
 import tempfile
@@ -163,9 +164,9 @@ def redraw() -> None:
         shutil.rmtree(PICTURES, ignore_errors=True)
         shutil.copytree("walkthrough", PICTURES)
     for page in PAGES:
-        outputs = iter(printed)
         text = page.read_text(encoding="utf-8")
-        text = OUTPUT.sub(lambda _, outputs=outputs: f"```text\n{next(outputs)}```", text)
+        pieces = zip(OUTPUT.split(text), [*(f"```text\n{output}```" for output in printed), ""], strict=True)
+        text = "".join(itertools.chain.from_iterable(pieces))
         page.write_text(text, encoding="utf-8")
 
 

@@ -32,7 +32,11 @@ class Visit:
         page.on("pageerror", lambda error: self.faults.append(f"uncaught: {error}"))
         page.on("requestfailed", self._failed)
         page.on("response", self._answered)
-        page.on("dialog", lambda dialog: (self.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("dialog", self._asked)
+
+    def _asked(self, dialog: Any) -> None:
+        self.faults.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
     def _heard(self, message: Any) -> None:
         if message.type in ("error", "warning"):

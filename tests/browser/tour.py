@@ -71,12 +71,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{visit.text('#model')}: {len(times)} moves, milliseconds from pointer to drawn:")
         nearly_all = times[int(0.95 * len(times))]
         print(f"median {statistics.median(times):.1f}, 95% {nearly_all:.1f}, most {times[-1]:.1f}")
-    for name, context in {
+    visits: dict[str, dict[str, Any]] = {
         "light": {"color_scheme": "light"},
         "dark": {"color_scheme": "dark"},
         "compare": {"color_scheme": "light"},
         "phone": {**PHONE, "color_scheme": "dark"},
-    }.items():
+    }
+    for name, context in visits.items():
         with visiting(arguments.address, **context) as visit:
             _show(visit, name, arguments)
             visit.page.screenshot(path=arguments.out / f"{name}.png")
