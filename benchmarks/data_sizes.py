@@ -37,7 +37,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 import vitascope as vs
 from conditions import Conditions
 from contest import positive
-from learning import engine, named_values, train, write_images
+from learning import engine, named_values, tested, train, write_images
 from reports import Numbers, fill_in, markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
@@ -285,7 +285,7 @@ def runs_of(
                 config = configs(arguments, str(data), epochs)[model]
                 config = config.replace(seed=seed, run=f"{folder}/{model}-{seed}-{epochs}")
                 trained = train(f"{model} on {share:g}%, {images:,} images, {epochs} epochs", config)
-                shape = trained.model.config
+                shape, record = trained.model().config, tested(trained)
                 yield Run(
                     model=model,
                     share=share,
@@ -296,8 +296,8 @@ def runs_of(
                     parameters=shape.num_parameters,
                     flops=shape.flops,
                     half=half,
-                    accuracy=trained.evaluation.accuracy,
-                    seconds=trained.seconds,
+                    accuracy=record["accuracy"],
+                    seconds=record["seconds"],
                 )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import torch
 import vitascope as vs
 from conditions import Conditions
 from contestants import vit_at
-from learning import engine, named_values, options, schedule, train, vit, write_limited
+from learning import engine, named_values, options, runs_of, schedule, tested, train, vit, write_limited
 from reports import markdown_table, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
@@ -91,10 +90,11 @@ def configs(arguments: argparse.Namespace, data: str, runs: Path) -> dict[str, v
 def measure(name: str, config: vs.TrainConfig) -> Result:
     """Train a model and measure its test accuracy."""
     trained = train(name, config)
-    accuracies = {"class_head": trained.evaluation.accuracy}
+    record = tested(trained)
+    accuracies = {"class_head": record["accuracy"]}
     if config.distillation.teacher is not None:
-        accuracies = measure_heads(trained.run, config)
-    return Result(name, trained.model.config.num_parameters, accuracies, trained.seconds)
+        accuracies = measure_heads(trained.path, config)
+    return Result(name, trained.model().config.num_parameters, accuracies, record["seconds"])
 
 
 def measure_heads(run: Path, config: vs.TrainConfig) -> dict[str, float]:
@@ -138,10 +138,10 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
-    with tempfile.TemporaryDirectory() as folder:
+    with runs_of(arguments) as folder:
         data, images = arguments.data, "all training images"
         if arguments.limit is not None:
-            data = write_limited(data, arguments.limit, Path(folder) / "data")
+            data = write_limited(data, arguments.limit, folder / "data")
             images = f"{arguments.limit:,} training images"
         method = (
             f"{arguments.epochs} epochs of {images} (a tenth of them selects "
@@ -149,7 +149,7 @@ def main() -> None:
             f"{arguments.seed}{''.join(f', {word}' for word in arguments.options)}"
         )
         report = Conditions.now().heading(f"Distillation: {arguments.data}", method=method)
-        runs = configs(arguments, data, Path(folder))
+        runs = configs(arguments, data, folder)
         results = [measure(name, config) for name, config in runs.items()]
     table = markdown_table(HEADER, [result.row() for result in results])
     publish("distillation", f"{report}\n\n{table}\n\n{NOTES}", arguments)

@@ -6,7 +6,8 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from vitascope.data.datasets import open_data
 from vitascope.data.decoding import read_image
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
-from vitascope.training.train import TrainResult
 
 
 def options(description: str | None, *, epochs: int) -> argparse.ArgumentParser:
@@ -36,6 +36,12 @@ def options(description: str | None, *, epochs: int) -> argparse.ArgumentParser:
     parser.add_argument("--num-heads", type=positive, default=3, help="the ViT's heads (default 3)")
     parser.add_argument("--device", default="auto", help="default auto")
     parser.add_argument("--precision", default="auto", help="default auto")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the runs here, so that the same command continues an interrupted measurement",
+    )
     parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
     return parser
 
@@ -73,11 +79,37 @@ def engine(arguments: argparse.Namespace) -> dict[str, str]:
     return {"device": arguments.device, "precision": arguments.precision}
 
 
-def train(name: str, config: vs.TrainConfig) -> TrainResult:
-    """Train a model, with the log on stderr."""
-    note(f"training {name}")
-    with contextlib.redirect_stdout(sys.stderr):
-        return vs.train(config)
+@contextlib.contextmanager
+def runs_of(arguments: argparse.Namespace) -> Iterator[Path]:
+    """The folder for runs: that of --runs, which stays, or a temporary one."""
+    if arguments.runs is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    else:
+        arguments.runs.mkdir(parents=True, exist_ok=True)
+        yield arguments.runs
+
+
+def train(name: str, config: vs.TrainConfig) -> vs.Run:
+    """Train or pre-train a model, with the log on stderr; returns the finished run.
+
+    An interrupted run is continued, and a finished one is left as it is.
+    """
+    assert config.run is not None
+    run = vs.Run(config.run)
+    if not run.finished:
+        note(f"training {name}")
+        with contextlib.redirect_stdout(sys.stderr):
+            if run.exists:
+                vs.resume(run.path)
+            else:
+                (vs.pretrain if config.task == "masked" else vs.train)(config)
+    return run
+
+
+def tested(run: vs.Run) -> dict[str, Any]:
+    """What the final test of a run has recorded, such as `accuracy` and the `seconds` of training."""
+    return run.records("test")[-1]
 
 
 def write_limited(data: str, limit: int, folder: Path) -> str:
@@ -85,8 +117,16 @@ def write_limited(data: str, limit: int, folder: Path) -> str:
     splits = open_data(data)
     places = [np.flatnonzero(splits.train.labels == label) for label in range(len(splits.train.class_names))]
     chosen = np.concatenate([place[: limit // len(places)] for place in places])
-    for name, images in (("train", splits.train.subset("train", chosen)), ("test", splits.final)):
-        write_images(images, folder / name)
+    return write_parts({"train": splits.train.subset("train", chosen), "test": splits.final}, folder)
+
+
+def write_parts(parts: Mapping[str, ImageSet], folder: Path) -> str:
+    """Write each set to `folder/<name>`; a folder that is there already is left as it is."""
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+            for name, images in parts.items():
+                write_images(images, Path(partial) / "data" / name)
+            (Path(partial) / "data").rename(folder)
     return str(folder)
 
 

@@ -10,16 +10,15 @@ change options of `vitascope pretrain` and `vitascope train`:
 
     .venv/bin/python benchmarks/pretraining.py --targets mae:10 mean_color:3 --limit 1000 --patch-size 4 \\
         --pretrain decoder_dim=64 decoder_depth=1 --finetune layer_decay=0.75 randaugment=2 keep=last
+
+With `--runs FOLDER`, the same command continues an interrupted measurement.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shlex
 import statistics
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,9 @@ from typing import Any
 import vitascope as vs
 from conditions import Conditions
 from contest import positive
-from learning import engine, named_values, options, schedule, train, vit, write_limited
+from learning import engine, named_values, options, runs_of, schedule, tested, train, vit, write_limited
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
-from vitascope.training.train import PretrainResult
 
 TARGETS = ("mean_color", "downsampled", "pixels", "mae")
 FIXED = ("data", "run", "weights", "seed", "epochs", "target")
@@ -50,16 +48,14 @@ def target(text: str) -> tuple[str, int | None]:
     return name, positive(epochs) if epochs else None
 
 
-def pretrain(name: str, epochs: int, arguments: argparse.Namespace, runs: Path) -> PretrainResult:
+def pretrain(name: str, epochs: int, arguments: argparse.Namespace, runs: Path) -> vs.Run:
     """Pre-train a body on a target with all images."""
-    note(f"pre-training on {name}")
     values: dict[str, Any] = schedule(epochs) | vit(arguments) | engine(arguments)
     values |= named_values(arguments.pretrain, FIXED)
     config = vs.TrainConfig.from_recipe(
         task="masked", data=arguments.data, run=str(runs / name), target=name, **values
     )
-    with contextlib.redirect_stdout(sys.stderr):
-        return vs.pretrain(config)
+    return train(f"a body on {name}", config)
 
 
 def finetune(start: str | None, seed: int, arguments: argparse.Namespace, data: str, runs: Path) -> float:
@@ -75,18 +71,19 @@ def finetune(start: str | None, seed: int, arguments: argparse.Namespace, data: 
         seed=seed,
         **values,
     )
-    return train(f"from {start}, seed {seed}", config).evaluation.accuracy
+    return tested(train(f"from {start}, seed {seed}", config))["accuracy"]
 
 
-def row(start: str, accuracies: Sequence[float], pretrained: PretrainResult | None) -> tuple[str, ...]:
+def row(start: str, accuracies: Sequence[float], pretrained: vs.Run | None) -> tuple[str, ...]:
     """The table's row for a start."""
     seeds = ", ".join(f"{100 * accuracy:.2f}" for accuracy in accuracies)
     epochs, said, seconds = "-", "-", "-"
     if pretrained is not None:
-        metrics, seconds = pretrained.evaluation.metrics, f"{pretrained.seconds:,.0f}"
+        metrics = tested(pretrained)
+        seconds = f"{metrics['seconds']:,.0f}"
         share = metrics.get("accuracy")
         said = f"loss {metrics['loss']:.3f}" if share is None else f"{100 * share:.1f}% correct"
-        epochs = str(vs.Run(pretrained.run).config["epochs"])
+        epochs = str(pretrained.config["epochs"])
     return (start, epochs, said, f"{100 * statistics.mean(accuracies):.2f}", seeds, seconds)
 
 
@@ -115,8 +112,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
-    with tempfile.TemporaryDirectory() as folder:
-        runs = Path(folder)
+    with runs_of(arguments) as runs:
         labels = arguments.limit or len(open_data(arguments.data).train) // 9  # train has nine tenths of all
         data = write_limited(arguments.data, labels, runs / "data")
         others = f" and {shlex.join(arguments.finetune)}" if arguments.finetune else ""

@@ -26,9 +26,8 @@ from typing import Any
 import vitascope as vs
 from conditions import Conditions
 from contest import positive
-from learning import named_values, train
+from learning import named_values, tested, train
 from reports import Numbers, fill_in, markdown_table, note, publish
-from vitascope.run.run import Run
 
 CNN = "resnet29_w32_cifar"
 CHANGES: dict[str, dict[str, Any]] = {
@@ -126,15 +125,16 @@ def trained(name: str, rate: float, arguments: argparse.Namespace) -> Trained:
         config = vs.TrainConfig.from_recipe(
             data=arguments.data, run=f"{folder}/run", epochs=arguments.epochs, lr=rate, **options
         )
-        result = train(f"{name}, rate {rate:g}", config)
-        last = Run(result.run).records("epoch")[-1]
+        run = train(f"{name}, rate {rate:g}", config)
+        last, test = run.records("epoch")[-1], tested(run)
+        parameters = run.model().config.num_parameters
     return Trained(
         name=name,
         rate=rate,
-        parameters=result.model.config.num_parameters,
+        parameters=parameters,
         validation=last["val_accuracy"],
-        test=result.evaluation.accuracy,
-        seconds=result.seconds,
+        test=test["accuracy"],
+        seconds=test["seconds"],
     )
 
 

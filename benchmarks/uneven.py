@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import numpy as np
 import vitascope as vs
 from conditions import Conditions
 from contest import positive
-from learning import engine, options, schedule, train, vit, write_images
+from learning import engine, options, runs_of, schedule, train, vit, write_parts
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import check_known_classes
@@ -51,17 +50,20 @@ def write_uneven(data: str, counts: Mapping[str, int], folder: Path) -> str:
     """Write a folder with so many training images per class, and all test images of these classes."""
     splits = open_data(data)
     check_known_classes(list(counts), splits.train.class_names, data)
-    for images in (splits.train, splits.final):
-        part = "train" if images is splits.train else "test"
-        labels = [images.class_names.index(name) for name in counts]
-        places = [np.flatnonzero(images.labels == label) for label in labels]
-        if part == "train":
-            places = [place[:most] for place, most in zip(places, counts.values(), strict=True)]
-        chosen = images.subset(part, np.concatenate(places))
+    parts = {}
+    for name, images, most in (
+        ("train", splits.train, list(counts.values())),
+        ("test", splits.final, [None] * len(counts)),
+    ):
+        labels = [images.class_names.index(kind) for kind in counts]
+        places = [
+            np.flatnonzero(images.labels == label)[:number]
+            for label, number in zip(labels, most, strict=True)
+        ]
+        chosen = images.subset(name, np.concatenate(places))
         renumbered = np.repeat(np.arange(len(counts)), list(map(len, places)))
-        names = tuple(counts)
-        write_images(dataclasses.replace(chosen, labels=renumbered, class_names=names), folder / part)
-    return str(folder)
+        parts[name] = dataclasses.replace(chosen, labels=renumbered, class_names=tuple(counts))
+    return write_parts(parts, folder)
 
 
 def config_of(kind: str, seed: int, arguments: argparse.Namespace, data: str, runs: Path) -> vs.TrainConfig:
@@ -109,13 +111,12 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     counts = dict(arguments.counts)
-    with tempfile.TemporaryDirectory() as folder:
-        runs = Path(folder)
+    with runs_of(arguments) as runs:
         data = write_uneven(arguments.data, counts, runs / "data")
         rows = []
         for kind in KINDS:
             configs = [config_of(kind, seed, arguments, data, runs) for seed in range(arguments.seeds)]
-            found = [train(f"{kind}, seed {config.seed}", config).evaluation for config in configs]
+            found = [vs.evaluate(train(f"{kind}, seed {config.seed}", config).path) for config in configs]
             rows.append(row(kind, found))
             note(str(rows[-1]))
         length = f"{arguments.epochs} epochs; seeds: {arguments.seeds}"

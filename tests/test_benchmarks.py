@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import vitascope as vs
 from tests.allocating import allocating
 from tests.model import random_images, randomize, small_config, small_model
-from tests.training import undrawn, write_folder
+from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
 from vitascope.data.formats.folder import read_tree
@@ -43,6 +43,7 @@ from vitascope.model.options import (
     TrainingOptions,
 )
 from vitascope.model.sizes import named_config
+from vitascope.run.run import Run
 from vitascope.training.evaluate import Evaluation
 from vitascope.training.options import Masking
 from vitascope.weights.preprocess import preprocess_of
@@ -421,12 +422,8 @@ def test_each_head_is_measured_alone_and_with_the_other(tmp_path: Path) -> None:
 
 def test_fine_tuning_from_pretrained_and_random_weights_has_the_same_settings(monkeypatch) -> None:
     seen = []
-    evaluation = SimpleNamespace(accuracy=0.5)
-    monkeypatch.setattr(
-        pretraining,
-        "train",
-        lambda name, config: seen.append(config) or SimpleNamespace(evaluation=evaluation),
-    )
+    monkeypatch.setattr(pretraining, "train", lambda name, config: seen.append(config))
+    monkeypatch.setattr(pretraining, "tested", lambda run: {"accuracy": 0.5})
     given = ["--patch-size", "8", "--finetune-epochs", "40", "--precision", "fp32"]
     arguments = pretraining.parse([*given, "--finetune", "layer_decay=0.5", "keep=last"])
     for start in (None, "pixels"):
@@ -440,7 +437,7 @@ def test_fine_tuning_from_pretrained_and_random_weights_has_the_same_settings(mo
 
 def test_each_target_is_pretrained_with_its_recipe_epochs_and_options(monkeypatch) -> None:
     seen = []
-    monkeypatch.setattr(pretraining.vs, "pretrain", seen.append)
+    monkeypatch.setattr(pretraining, "train", lambda name, config: seen.append(config))
     given = ["--targets", "mae:7", "pixels", "--epochs", "3", "--pretrain", "batch_size=64", "lr=0.002"]
     arguments = pretraining.parse(given)
     assert arguments.targets == [("mae", 7), ("pixels", None)]
@@ -983,3 +980,25 @@ def test_agreement_table_compares_with_our_fp32_and_the_labels(monkeypatch: pyte
         ["vitascope bf16", "75.0%", "75.0%"],
         ["vitascope auto", "100.0%", "50.0%"],
     ]
+
+
+def test_a_repeated_command_continues_its_runs_and_keeps_finished_ones(tmp_path, monkeypatch) -> None:
+    learning = load("learning")
+    data = write_folder(tmp_path / "greys")
+    arguments = learning.options("", epochs=1).parse_args(["--runs", str(tmp_path / "runs")])
+    with learning.runs_of(arguments) as runs, undrawn():
+        config = tiny_config(data, run=str(runs / "a"), epochs=1)
+        Run.create(config.to_dict())  # stopped before its first step
+        finished = learning.train("a", config)
+        assert learning.tested(finished)["split"] == "test"
+        monkeypatch.setattr(learning.vs, "resume", None)
+        monkeypatch.setattr(learning.vs, "train", None)
+        assert learning.train("a", config).path == finished.path
+
+
+def test_parts_of_data_are_written_once(tmp_path: Path) -> None:
+    learning = load("learning")
+    data = write_folder(tmp_path / "greys")
+    limited = learning.write_limited(str(data), 4, tmp_path / "few")
+    assert learning.write_limited(str(data), 400, tmp_path / "few") == limited
+    assert len(learning.open_data(limited).train) + len(learning.open_data(limited).val) == 4
