@@ -101,7 +101,7 @@ def test_model_no_better_than_the_most_frequent_class_gets_a_hint(run, quick, we
         assert (
             "This model is no better than always guessing the most frequent class" in shown_text
         ) == expected
-        assert ("trained weights, such as google/vit-base-patch16-224-in21k" in shown_text) == (
+        assert ("few images need trained weights: --weights cifar10" in shown_text) == (
             expected and weights is None
         )
 

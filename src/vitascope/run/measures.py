@@ -77,7 +77,10 @@ class Score:
         if not self.no_better:
             return ""
         text = f"no better than always guessing the most frequent class, as far as {self.total:,} images show"
-        advice = "; few images need trained weights, such as google/vit-base-patch16-224-in21k"
+        advice = (
+            "; few images need trained weights: --weights cifar10, which comes with vitascope, or those of a "
+            "larger model, such as google/vit-base-patch16-224-in21k"
+        )
         return text + advice if from_scratch else text
 
 
