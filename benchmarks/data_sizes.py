@@ -6,9 +6,10 @@
 A CNN assumes that nearby pixels belong together and that an object looks the same everywhere; a ViT assumes
 neither (Dosovitskiy et al. 2021, section 3.1, and figures 3 and 4, where ResNets are ahead on few images and
 ViTs on many). The script trains a ViT, the same ViT behind a convolutional tokenizer, and a ResNet on growing
-shares of the same images. Each is trained twice from the start, the second time twice as long: what the
-longer training gains shows how far it is from the plateau. Smaller shares have more epochs, and fewer steps.
-All have the recipe `small-data`, and each its own learning rate (`--rates`, from `benchmarks/rates.py`).
+shares of the same images, with the recipe `small-data`. On each share, each model is trained with several
+learning rates (`--rates`), and then twice as long with the one that had the highest validation accuracy: what
+the longer training gains shows how far it is from the plateau. Smaller shares have more epochs, and fewer
+steps.
 
 The first command measures, writes benchmarks/results/<date>-data_sizes.md and, after every run, the raw
 numbers beside it, fills in the page and draws docs/images/data_sizes.png. The second only fills in and draws
@@ -25,7 +26,7 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from vitascope.explain.plots import INK, RIGHT, SERIES, new_figure, plain, save_
 NAME = "data_sizes"
 MODELS = ("ViT", "hybrid", "ResNet")
 COLOURS = dict(zip(MODELS, (*SERIES, RIGHT), strict=True))
-FIXED = ("data", "run", "seed", "epochs", "lr", "batch_size", "model", "options")
+FIXED = ("data", "run", "seed", "epochs", "lr", "batch_size", "model", "embed_dim", "num_heads", "options")
 """Options that differ between the models or have a flag of their own."""
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "data_sizes.png"
 
@@ -57,10 +58,10 @@ POWER = 0.65
 NOTES = """\
 Test accuracy in %: the mean over the seeds, with the lowest and the highest if there are several, always on
 all test images. "images": training images, a share of each class. "ViT": the recipe `small-data` with one
-convolution that makes the patches, as in the paper. "hybrid": the recipe unchanged, with a convolutional
-tokenizer. "ResNet": the recipe `cnn`. All three have the same augmentation, optimizer, batch size and number
-of epochs, and each its own learning rate. In parentheses: what the second half of the epochs has gained, in
-points, against a run of half as many."""
+convolution that makes the patches, as in the paper. "hybrid": with the convolutional tokenizer instead.
+"ResNet": the recipe `cnn`. All three have the same augmentation, optimizer, batch size and number of epochs.
+The learning rate is the best of those tried, by the validation accuracy of runs with half of the epochs. In
+parentheses: the gain over the best of these shorter runs, in points."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,10 @@ class Run:
     """Per forward pass of one image."""
     half: bool
     """Whether it has half of the epochs."""
+    rate: float
+    """Peak learning rate."""
+    validation: float
+    """Validation accuracy."""
     accuracy: float
     """Test accuracy."""
     seconds: float
@@ -102,8 +107,10 @@ class Measurement(Numbers):
         return cls(**values | {"runs": [Run(**run) for run in values["runs"]]})
 
     def of(self, model: str, share: float, *, half: bool = False) -> list[Run]:
-        """The runs of a model on a share, one per seed."""
-        return [run for run in self.runs if (run.model, run.share, run.half) == (model, share, half)]
+        """The runs of a model on a share, one per seed: that of the best rate."""
+        runs = [run for run in self.runs if (run.model, run.share, run.half) == (model, share, half)]
+        seeds = sorted({run.seed for run in runs})
+        return [best(run for run in runs if run.seed == seed) for seed in seeds]
 
     def cell(self, model: str, share: float) -> str:
         """The mean accuracy of a model on a share and its gain, or a dash without measurements."""
@@ -141,7 +148,7 @@ class Measurement(Numbers):
         """A description of the setting."""
         said = self.setting
         return (
-            f"{Path(said['data']).name}, batches of {said['batch_size']}, learning rates "
+            f"{Path(said['data']).name}, batches of {said['batch_size']}, learning rates tried: "
             f"{', '.join(f'{rate:g}' for rate in said['rates'])}"
             f"{''.join(f', {word}' for word in said['options'])}; "
             f"seeds: {len({run.seed for run in self.runs})}"
@@ -162,6 +169,11 @@ class Measurement(Numbers):
             setting=json.dumps(self.setting),
         )
         return f"{head}\n\n{self.table()}\n\n{NOTES}"
+
+
+def best(runs: Iterable[Run]) -> Run:
+    """The run with the highest validation accuracy."""
+    return max(runs, key=lambda run: run.validation)
 
 
 def percents(runs: Sequence[Run]) -> list[float]:
@@ -238,7 +250,8 @@ def write_share(splits: Splits, share: float, folder: Path) -> None:
 
 
 def configs(arguments: argparse.Namespace, data: str, epochs: int) -> dict[str, vs.TrainConfig]:
-    """The training options by model, without run folders and seeds."""
+    """The training options by model, without run folders, seeds and learning rates."""
+    width = arguments.embed_dim
     shared = {
         "data": data,
         "epochs": epochs,
@@ -246,12 +259,12 @@ def configs(arguments: argparse.Namespace, data: str, epochs: int) -> dict[str, 
         **engine(arguments),
         **named_values(arguments.options, fixed=FIXED),
     }
+    vit = {"recipe": "small-data", "embed_dim": width, "num_heads": max(1, width // 32), **shared}
     from_recipe = vs.TrainConfig.from_recipe
-    vit, hybrid, cnn = arguments.rates
     return {
-        "ViT": from_recipe("small-data", options=("stem=conv",), lr=vit, **shared),
-        "hybrid": from_recipe("small-data", lr=hybrid, **shared),
-        "ResNet": from_recipe("cnn", model=arguments.cnn, lr=cnn, **shared),
+        "ViT": from_recipe(options=("stem=conv",), **vit),
+        "hybrid": from_recipe(options=(f"tokenizer_widths=[{width // 2}, {width}]",), **vit),
+        "ResNet": from_recipe("cnn", model=arguments.cnn, **shared),
     }
 
 
@@ -260,45 +273,57 @@ def epochs_of(epochs: int, share: float) -> int:
     return max(2, round(epochs * (100 / share) ** POWER))
 
 
-def runs_of(
-    arguments: argparse.Namespace, splits: Splits, done: set[tuple[str, float, int, bool]]
-) -> Iterator[Run]:
-    """Train and measure all runs (model, share, seed, half) that are not in `done`, share by share."""
+def runs_of(arguments: argparse.Namespace, splits: Splits, done: Sequence[Run]) -> Iterator[Run]:
+    """Train and measure all runs that are not in `done`, share by share."""
     for share in sorted(arguments.shares):
-        missing = [
-            (model, seed, half)
-            for seed in range(arguments.seeds)
-            for half in (True, False)
-            for model in arguments.models
-            if (model, share, seed, half) not in done
-        ]
-        if not missing:
-            continue
         with tempfile.TemporaryDirectory() as folder:
             data = Path(folder) / "data"
             write_share(splits, share, data)
             images = len(open_data(str(data)).train)
             if images < arguments.batch_size:
                 raise UserError(f"{share:g}% are {images} images, less than a batch: lower --batch-size")
-            for model, seed, half in missing:
-                epochs = epochs_of(arguments.epochs, share) // (2 if half else 1)
-                config = configs(arguments, str(data), epochs)[model]
-                config = config.replace(seed=seed, run=f"{folder}/{model}-{seed}-{epochs}")
-                trained = train(f"{model} on {share:g}%, {images:,} images, {epochs} epochs", config)
-                shape, record = trained.model().config, tested(trained)
-                yield Run(
-                    model=model,
-                    share=share,
-                    seed=seed,
-                    images=images,
-                    epochs=epochs,
-                    steps=epochs * math.ceil(images / arguments.batch_size),
-                    parameters=shape.num_parameters,
-                    flops=shape.flops,
-                    half=half,
-                    accuracy=record["accuracy"],
-                    seconds=record["seconds"],
-                )
+            for model, seed in itertools.product(arguments.models, range(arguments.seeds)):
+                found = [run for run in done if (run.model, run.share, run.seed) == (model, share, seed)]
+                for rate in arguments.rates:
+                    if not any(run.half and run.rate == rate for run in found):
+                        found.append(run_once(model, share, seed, rate, data, arguments, half=True))
+                        yield found[-1]
+                if all(run.half for run in found):
+                    yield run_once(model, share, seed, best(found).rate, data, arguments, half=False)
+
+
+def run_once(
+    model: str,
+    share: float,
+    seed: int,
+    rate: float,
+    data: Path,
+    arguments: argparse.Namespace,
+    *,
+    half: bool,
+) -> Run:
+    """Train and measure a model on a share of the images, in the folder `data`."""
+    epochs = epochs_of(arguments.epochs, share) // (2 if half else 1)
+    config = configs(arguments, str(data), epochs)[model]
+    config = config.replace(seed=seed, lr=rate, run=f"{data.parent}/{model}-{seed}-{epochs}-{rate:g}")
+    images = len(open_data(str(data)).train)
+    trained = train(f"{model} on {share:g}%, {images:,} images, {epochs} epochs, rate {rate:g}", config)
+    shape, record = trained.model().config, tested(trained)
+    return Run(
+        model=model,
+        share=share,
+        seed=seed,
+        images=images,
+        epochs=epochs,
+        steps=epochs * math.ceil(images / arguments.batch_size),
+        parameters=shape.num_parameters,
+        flops=shape.flops,
+        half=half,
+        rate=rate,
+        validation=trained.records("epoch")[-1]["val_accuracy"],
+        accuracy=record["accuracy"],
+        seconds=record["seconds"],
+    )
 
 
 def measure(arguments: argparse.Namespace) -> Measurement:
@@ -308,22 +333,17 @@ def measure(arguments: argparse.Namespace) -> Measurement:
         raise UserError(
             f"{arguments.data}: no test images; validation images cannot test the weights that they select"
         )
-    names = ("data", "epochs", "rates", "batch_size", "cnn", "precision", "options")
+    names = ("data", "epochs", "rates", "embed_dim", "batch_size", "cnn", "precision", "options")
     setting = {name: getattr(arguments, name) for name in names}
-    measured = Measurement(
-        **dataclasses.asdict(Conditions.now()),
-        setting=setting,
-        runs=[],
-    )
+    study = Measurement(**dataclasses.asdict(Conditions.now()), setting=setting, runs=[])
     if arguments.resume:
-        measured = measured.newest_of("setting")
-    done = {(run.model, run.share, run.seed, run.half) for run in measured.runs}
-    for run in runs_of(arguments, splits, done):
+        study = study.newest_of("setting")
+    for run in runs_of(arguments, splits, tuple(study.runs)):
         note(str(run))
-        measured.runs.append(run)
+        study.runs.append(run)
         if arguments.out:
-            measured.write()
-    return measured
+            study.write()
+    return study
 
 
 def percent(text: str) -> float:
@@ -340,12 +360,19 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
     parser.add_argument("--epochs", type=positive, default=22, help="of all images (default 22)")
-    shares = [2.0, 20.0, 100.0]
+    shares = [1.0, 4.0, 16.0]
     parser.add_argument(
-        "--shares", nargs="+", type=percent, default=shares, help="in percent (default 2 20 100)"
+        "--shares", nargs="+", type=percent, default=shares, help="in percent (default 1 4 16)"
+    )
+    rates = [1e-3, 3e-3, 9e-3]
+    parser.add_argument(
+        "--rates", nargs="+", type=float, default=rates, help="to try (default 0.001 0.003 0.009)"
     )
     parser.add_argument(
-        "--rates", nargs=3, type=float, default=[3e-3] * 3, help="of ViT, hybrid, ResNet (default 0.003)"
+        "--embed-dim",
+        type=positive,
+        default=64,
+        help="width of the ViTs (default 64)",
     )
     parser.add_argument("--seeds", type=positive, default=1, help="runs per model and share (default 1)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: all three")
@@ -353,7 +380,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="default auto")
     parser.add_argument("--precision", default="auto", help="default auto")
     parser.add_argument("--out", action="store_true", help="also write report and numbers to results")
-    parser.add_argument("--cnn", default="resnet29_w32_cifar", help="named ResNet (default %(default)s)")
+    parser.add_argument("--cnn", default="resnet29_w16_cifar", help="named ResNet (default %(default)s)")
     parser.add_argument("--resume", action="store_true", help="add missing runs to the newest numbers")
     parser.add_argument(
         "--docs",

@@ -41,6 +41,7 @@ _IDENTITY = "He et al. 2016, Identity Mappings"
 _CCT = "after Hassani et al. 2021"
 
 _MINI = {"embed_dim": 128, "depth": 4, "num_heads": 4, "mlp_ratio": 2.0, "image_size": 32, "patch_size": 4}
+_TOKENIZER = {"stem": "tokenizer", "tokenizer_widths": (96, 160)}
 _DISTILLED = {"distillation_token": True}
 _R26 = {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "patch_size": 32}
 _R50 = {"stem": "resnet", "resnet_layers": (3, 4, 6, 3), "patch_size": 32}
@@ -68,7 +69,7 @@ NAMED_SIZES: dict[str, NamedSize] = {
     "vit_r26_s32": NamedSize({**_S, **_R26}, _AUGREG),
     "vit_r50_b16": NamedSize({**_B, **_R50_S16}, _VIT),
     "vit_r50_l32": NamedSize({**_L, **_R50}, _AUGREG),
-    "cct_mini": NamedSize({**_MINI, "stem": "tokenizer", "pool": "mean"}, _CCT),
+    "cct_mini": NamedSize({**_MINI, **_TOKENIZER, "pool": "mean"}, _CCT),
     "deit_ti16": NamedSize(_TI, _DEIT),
     "deit_s16": NamedSize(_S, _DEIT),
     "deit_b16": NamedSize(_B, _DEIT),
@@ -93,6 +94,7 @@ NAMED_SIZES: dict[str, NamedSize] = {
     "resnet50": NamedSize({"layers": RESNETS["r50"]}, _RESNET, ResNetConfig),
     "resnet101": NamedSize({"layers": (3, 4, 23, 3)}, _RESNET, ResNetConfig),
     "resnet56_w16_cifar": NamedSize({**_SMALL, "layers": (6, 6, 6), "width": 16}, _CIFAR, ResNetConfig),
+    "resnet29_w16_cifar": NamedSize({**_SMALL, "layers": (3, 3, 3), "width": 16}, _CIFAR, ResNetConfig),
     "resnet29_w32_cifar": NamedSize({**_SMALL, "layers": (3, 3, 3), "width": 32}, _CIFAR, ResNetConfig),
     "resnet164_w16_cifar": NamedSize({**_SMALL, **_DEEP}, _IDENTITY, ResNetConfig),
     "resnet29_w64_cifar": NamedSize({**_SMALL, "layers": (3, 3, 3), "width": 64}, _RESNEXT, ResNetConfig),
