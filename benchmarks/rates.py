@@ -40,6 +40,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "pool=sequence": {"pool": "sequence"},
     "pool=map": {"pool": "map"},
     "stem=conv": {"options": ["stem=conv"]},
+    "tokenizer_widths=[32, 64]": {"options": ["tokenizer_widths=[32, 64]"]},
     "init=paper": {"options": ["init=paper"]},
     "layer_scale=0.1": {"options": ["layer_scale=0.1"]},
     "num_registers=4": {"options": ["num_registers=4"]},

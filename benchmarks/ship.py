@@ -63,6 +63,7 @@ SCREENSHOTS = {
 MOST_LOST = 0.002
 """Of the accuracy, by rounding to half precision."""
 
+TORCHRUN = "torchrun --standalone --nproc-per-node {} -m vitascope.cli --"
 CARD = """\
 # {name}
 
@@ -215,7 +216,9 @@ def training_command(run: Run) -> str:
     if "--run" in plain:
         place = plain.index("--run")
         plain[place + 1] = f"runs/{plain[place + 1]}"
-    return shlex.join(["vitascope", *plain])
+    processes = run.environment["processes"]
+    program = "vitascope" if processes == 1 else TORCHRUN.format(processes)
+    return f"{program} {shlex.join(plain)}"
 
 
 def card_of(folder: Path) -> dict[str, Any]:
