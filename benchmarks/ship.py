@@ -4,10 +4,10 @@
     python -m benchmarks.ship
 
 The first writes the weights in half precision, and their card with the test accuracy, which is measured
-before and after the rounding. Both draw the pictures of docs/gallery.md by the commands of that page, those
-of the walkthrough, and the screenshots of the attention explorer (with Playwright and Chromium), and write
-the accuracy into the pages. Of an unfinished run, the best weights so far are shipped, and the card says so.
-Sentences that describe a picture have to be read again.
+before and after the rounding. A run may have begun with the weights of an earlier one; the card has the
+commands of all. Both draw the pictures of docs/gallery.md by the commands of that page, those of the
+walkthrough, and the screenshots of the attention explorer (with Playwright and Chromium), and write the
+accuracy into the pages. Sentences that describe a picture have to be read again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from tests.test_walkthrough import redraw
 
 from vitascope.cli import main as vitascope
 from vitascope.data.samples import PHOTOS
-from vitascope.formatting import counted
 from vitascope.run.run import Run
 from vitascope.training.evaluate import Evaluation, evaluate
 from vitascope.weights.builtin import DEFAULT, built_in
@@ -67,7 +66,7 @@ TORCHRUN = "torchrun --standalone --nproc-per-node {} -m vitascope.cli --"
 CARD = """\
 # {name}
 
-The model that comes with vitascope: {summary}; {parameters:.2f} M parameters.{state}
+The model that comes with vitascope: {summary}; {parameters:.2f} M parameters.
 
 ```python
 import vitascope as vs
@@ -86,12 +85,12 @@ Classes: {classes}.
 ## Training
 
 ```sh
-{command}
+{commands}
 ```
 
-Recipe `small-data`, seed {seed}, started on {started} with vitascope {vitascope} and torch {torch},
-on {cpu}. The command names the data set as published, whose pixels
-differ slightly from those of the JPEG files.
+{epochs:.0f} epochs in {hours:.1f} hours, seed {seed}, started on {started} with vitascope {vitascope} and
+torch {torch}, on {cpu}. {named} the data set as published,
+whose pixels differ slightly from those of the JPEG files.
 
 ## Results
 
@@ -141,11 +140,10 @@ def folder() -> Path:
 
 def ship(run: Run, folder: Path) -> None:
     """Write a run's weights, rounded to half precision, and their card into a model folder."""
-    weights = run.model_folder if run.finished else run.best
     data = run.config["data"]
-    trained = evaluate(from_pretrained(weights), data, device="cpu", precision="fp32")
+    trained = evaluate(from_pretrained(run.path), data, device="cpu", precision="fp32")
     shutil.rmtree(folder, ignore_errors=True)
-    save_pretrained(from_pretrained(weights, dtype=torch.float16), folder)
+    save_pretrained(from_pretrained(run.path, dtype=torch.float16), folder)
     rounded = evaluate(from_pretrained(folder), data, device="cpu", precision="fp32")
     if trained.accuracy - rounded.accuracy > MOST_LOST:
         raise SystemExit(
@@ -159,14 +157,9 @@ def ship(run: Run, folder: Path) -> None:
 
 
 def card(run: Run, folder: Path, trained: Evaluation, rounded: Evaluation) -> str:
-    """The card of the built-in model: metadata of the hub, and `interim` if the run has not finished."""
-    model = from_pretrained(folder)
-    epochs = [record["epoch"] for record in run.records("epoch")]
-    interim = (
-        {}
-        if run.finished
-        else {"interim": f"after {counted(max(epochs), 'epoch')} of {run.config['epochs']}"}
-    )
+    """The card of the built-in model, with the metadata of the hub."""
+    model, stages = from_pretrained(folder), stages_of(run)
+    last = [stage.records("epoch")[-1] for stage in stages]
     score = {"type": "accuracy", "value": round(rounded.accuracy, 4)}
     result = {
         "task": {"type": "image-classification"},
@@ -178,7 +171,6 @@ def card(run: Run, folder: Path, trained: Evaluation, rounded: Evaluation) -> st
         "license": "apache-2.0",
         "pipeline_tag": "image-classification",
         "tags": ["vision-transformer", "image-classification"],
-        **interim,
         "model-index": [{"name": DEFAULT, "results": [result]}],
     }
     (low, high), (shipped_low, shipped_high) = trained.score.interval, rounded.score.interval
@@ -186,15 +178,15 @@ def card(run: Run, folder: Path, trained: Evaluation, rounded: Evaluation) -> st
         name=DEFAULT,
         summary=model.config.summary,
         parameters=sum(part.numel() for part in model.parameters()) / 1e6,
-        state="".join(
-            f"\n\n**Interim weights**, {when}: better ones will replace them." for when in interim.values()
-        ),
         report=REPORT,
         classes=", ".join(model.config.class_names),
         tests=len(trained.labels),
-        command=training_command(run),
+        commands="\n".join(map(training_command, stages)),
+        named="The commands name" if len(stages) > 1 else "The command names",
+        epochs=sum(record["epoch"] for record in last),
+        hours=sum(record["seconds"] for record in last) / 3600,
         seed=run.config["seed"],
-        started=str(run.environment["started"])[:10],
+        started=str(stages[0].environment["started"])[:10],
         vitascope=run.environment["vitascope"],
         torch=run.environment["torch"],
         cpu=f"{run.environment['cores']} cores of an {run.environment['cpu']}",
@@ -209,13 +201,21 @@ def card(run: Run, folder: Path, trained: Evaluation, rounded: Evaluation) -> st
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n{text}"
 
 
+def stages_of(run: Run) -> list[Run]:
+    """The runs that led to the weights, in order: each but the first began with those of the one before."""
+    weights = run.config["weights"]
+    begun = weights is not None and Run(weights).exists
+    return [*(stages_of(Run(weights)) if begun else []), run]
+
+
 def training_command(run: Run) -> str:
-    """The command that started a run, without the folders of the machine."""
+    """The command that started a run, with runs in `runs/` and without other folders of the machine."""
     words = shlex.split(run.environment["command"])[1:]
     plain = [Path(word).name if "/" in word else word for word in words]
-    if "--run" in plain:
-        place = plain.index("--run")
-        plain[place + 1] = f"runs/{plain[place + 1]}"
+    names = {"--run": run.path.name, "--weights": Path(run.config["weights"] or "").name}
+    for option, name in names.items():
+        if option in plain:
+            plain[plain.index(option) + 1] = f"runs/{name}"
     processes = run.environment["processes"]
     program = "vitascope" if processes == 1 else TORCHRUN.format(processes)
     return f"{program} {shlex.join(plain)}"
@@ -270,7 +270,7 @@ def draw_gallery() -> None:
 def draw_explorer() -> None:
     """Take the screenshots of the attention explorer."""
     with serving() as address, tempfile.TemporaryDirectory() as scratch:
-        tour.main([address, "--out", scratch, "--moves", "20", "--layer", "4", "--head", "2"])
+        tour.main([address, "--out", scratch, "--moves", "20", "--layer", "3", "--head", "1"])
         for name, picture in SCREENSHOTS.items():
             with Image.open(Path(scratch, f"{name}.png")) as shot:
                 shot.convert("RGB").save(DOCS / "images" / f"{picture}.png", optimize=True)

@@ -760,10 +760,16 @@ def test_our_side_of_same_minutes_has_the_curve_of_its_run(monkeypatch) -> None:
     assert all(0 <= share <= 1 for share in (*found.accuracy, found.tested))
 
 
-def test_timm_in_same_minutes_trains_in_its_time() -> None:
+def test_timm_in_same_minutes_trains_in_its_time(monkeypatch) -> None:
     explanations.make_torchvision_importable()  # timm imports it
     pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
-    found = same_minutes.CONTESTANTS["timm's ViT-Ti/4"]("timm's ViT-Ti/4", "digits", 0.05, 0)
+    peer = same_minutes.peer_model
+    monkeypatch.setattr(
+        same_minutes,
+        "peer_model",
+        lambda library, config: peer(library, config.replace(depth=1, embed_dim=12)),
+    )
+    found = same_minutes.CONTESTANTS["timm's ViT-Ti/4"]("timm's ViT-Ti/4", "digits", 0.02, 0)
     assert found.epochs > 0
     assert 0 < found.minutes[0] < found.total
     assert all(0 <= share <= 1 for share in (*found.accuracy, found.tested))
