@@ -32,8 +32,6 @@ from vitascope.weights.loading import from_pretrained
 from vitascope.weights.saving import save_pretrained
 
 CPU = torch.device("cpu")
-TIMM_NAMES = {192: "vit_tiny_patch16_224", 768: "vit_base_patch16_224"}
-"""By width."""
 
 
 def named_vit(name: str, **options: Any) -> ViTConfig:
@@ -240,13 +238,15 @@ def with_weights(model: Any, file: Path) -> nn.Module:
 
 
 def timm_model(config: ViTConfig) -> nn.Module:
-    import timm
+    from timm.models import VisionTransformer as TimmVisionTransformer
 
-    return timm.create_model(
-        TIMM_NAMES[config.embed_dim],
+    return TimmVisionTransformer(
         img_size=config.image_hw,
         patch_size=config.patch_hw,
         num_classes=config.num_classes,
+        embed_dim=config.embed_dim,
+        depth=config.depth,
+        num_heads=config.num_heads,
     )
 
 
