@@ -48,15 +48,15 @@ from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Loader
 from vitascope.data.preprocess import Preprocess
-from vitascope.explain.plots import SERIES, new_figure, plain, save_figure
+from vitascope.explain.plots import RIGHT, SERIES, new_figure, plain, save_figure
 from vitascope.model.hardware import resolve_device
 from vitascope.run.run import Run
 from vitascope.training.evaluate import predict_split
 
 NOTES = """\
 "accuracy": of the finished model on the test images, which nothing else has used: the mean and the range over
-the seeds. "to N%": minutes until a validation reached that accuracy, median over the seeds. "epochs": passes
-over the training images in the time."""
+the seeds. "to N%": minutes until a validation, at the end of an epoch, reached that accuracy, median over the
+seeds. "epochs": passes over the training images in the time."""
 FIXED = ("data", "run", "seed", "epochs", "steps", "minutes")
 """Options that the benchmark sets itself."""
 
@@ -224,16 +224,17 @@ CONTESTANTS: dict[str, Callable[..., Trained]] = {
     "resnet29_w32_cifar": functools.partial(ours, model="resnet29_w32_cifar"),
     "timm's ViT-Ti/4": timm,
 }
+COLOURS = dict(zip(CONTESTANTS, (*SERIES, RIGHT), strict=True))
 
 
 def draw(measured: Measurement) -> Figure:
     """Validation accuracy by minutes: one line per run, a colour per contestant."""
     figure = new_figure(6.4, 4.0)
     axes = figure.subplots()
-    for name, colour in zip(dict.fromkeys(found.name for found in measured.trained), SERIES, strict=False):
+    for name in dict.fromkeys(found.name for found in measured.trained):
         for number, found in enumerate(measured.of(name)):
             percent = [100 * share for share in found.accuracy]
-            axes.plot(found.minutes, percent, color=colour, linewidth=1, label=None if number else name)
+            axes.plot(found.minutes, percent, color=COLOURS[name], linewidth=1, label=None if number else name)
     axes.axhline(100 * measured.goal, color="0.8", linewidth=0.8, zorder=0)
     axes.legend(frameon=False, loc="lower right")
     plain(axes, xlabel="minutes", ylabel="validation accuracy, %")

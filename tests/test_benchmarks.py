@@ -694,18 +694,21 @@ def test_same_minutes_tabulates_accuracy_and_the_time_to_the_goal(results) -> No
     runs = [
         trained("vitascope", 0, 0.81, [1.0, 2.0, 3.0], [0.5, 0.72, 0.8]),
         trained("vitascope", 1, 0.83, [1.0, 3.0, 4.0], [0.6, 0.7, 0.8]),
-        trained("timm's", 0, 0.6, [10.0, 20.0], [0.5, 0.6]),
+        trained("resnet29_w32_cifar", 0, 0.7, [8.0, 16.0], [0.6, 0.7]),
+        trained("timm's ViT-Ti/4", 0, 0.6, [10.0, 20.0], [0.5, 0.6]),
     ]
     measured = same_minutes.Measurement(
         **CONDITIONS, data="digits", minutes=30, goal=0.7, options=[], trained=runs
     )
     rows = [re.split(r" *\| *", line)[1:-1] for line in measured.table().splitlines()[2:]]
     assert rows[0] == ["vitascope", "0.63 M", "12.3", "82.00 (81.00 to 83.00)", "2.5", "30.5"]
-    assert rows[1][3:5] == ["60.00 (60.00 to 60.00)", "not reached"]
+    assert rows[2][3:5] == ["60.00 (60.00 to 60.00)", "not reached"]
     measured.write()
     assert same_minutes.Measurement.newest() == measured
     (axes,) = same_minutes.draw(measured).axes
-    assert [line.get_ydata().tolist() for line in axes.lines[:2]] == [[50, 72, 80], [60, 70, 80]]
+    lines = axes.lines[:-1]  # the last one is the goal
+    assert [line.get_ydata().tolist() for line in lines] == [[50, 72, 80], [60, 70, 80], [60, 70], [50, 60]]
+    assert len({line.get_color() for line in lines}) == 3
 
 
 def test_same_minutes_gives_options_to_ours_alone_and_resumes(contest, results, monkeypatch) -> None:
