@@ -234,7 +234,9 @@ def draw(measured: Measurement) -> Figure:
     for name in dict.fromkeys(found.name for found in measured.trained):
         for number, found in enumerate(measured.of(name)):
             percent = [100 * share for share in found.accuracy]
-            axes.plot(found.minutes, percent, color=COLOURS[name], linewidth=1, label=None if number else name)
+            axes.plot(
+                found.minutes, percent, color=COLOURS[name], linewidth=1, label=None if number else name
+            )
     axes.axhline(100 * measured.goal, color="0.8", linewidth=0.8, zorder=0)
     axes.legend(frameon=False, loc="lower right")
     plain(axes, xlabel="minutes", ylabel="validation accuracy, %")
