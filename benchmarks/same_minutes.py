@@ -238,7 +238,7 @@ def draw(measured: Measurement) -> Figure:
                 found.minutes, percent, color=COLOURS[name], linewidth=1, label=None if number else name
             )
     axes.axhline(100 * measured.goal, color="0.8", linewidth=0.8, zorder=0)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="center right")
     plain(axes, xlabel="minutes", ylabel="validation accuracy, %")
     return figure
 
