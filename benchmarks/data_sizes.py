@@ -9,7 +9,7 @@ ViTs on many). The script trains a ViT, the same ViT behind a convolutional toke
 shares of the same images, with the recipe `small-data`. On each share, each model is trained with several
 learning rates (`--rates`), and then twice as long with the one that had the highest validation accuracy: what
 the longer training gains shows how far it is from the plateau. Smaller shares have more epochs, and fewer
-steps.
+steps. Shares above `--tune-up-to` try only the rate that was the best on the share before.
 
 The first command measures, writes benchmarks/results/<date>-data_sizes.md and, after every run, the raw
 numbers beside it, fills in the page and draws docs/images/data_sizes.png. The second only fills in and draws
@@ -147,9 +147,11 @@ class Measurement(Numbers):
     def how(self) -> str:
         """A description of the setting."""
         said = self.setting
+        most = said["tune_up_to"]
         return (
             f"{Path(said['data']).name}, batches of {said['batch_size']}, learning rates tried: "
             f"{', '.join(f'{rate:g}' for rate in said['rates'])}"
+            f"{'' if most >= 100 else f' (up to {most:g}% of the images)'}"
             f"{''.join(f', {word}' for word in said['options'])}; "
             f"seeds: {len({run.seed for run in self.runs})}"
         )
@@ -275,6 +277,7 @@ def epochs_of(epochs: int, share: float) -> int:
 
 def runs_of(arguments: argparse.Namespace, splits: Splits, done: Sequence[Run]) -> Iterator[Run]:
     """Train and measure all runs that are not in `done`, share by share."""
+    chosen: dict[tuple[str, int], float] = {}  # the best rate so far, by model and seed
     for share in sorted(arguments.shares):
         with tempfile.TemporaryDirectory() as folder:
             data = Path(folder) / "data"
@@ -284,12 +287,14 @@ def runs_of(arguments: argparse.Namespace, splits: Splits, done: Sequence[Run]) 
                 raise UserError(f"{share:g}% are {images} images, less than a batch: lower --batch-size")
             for model, seed in itertools.product(arguments.models, range(arguments.seeds)):
                 found = [run for run in done if (run.model, run.share, run.seed) == (model, share, seed)]
-                for rate in arguments.rates:
+                tuned = share <= arguments.tune_up_to or (model, seed) not in chosen
+                for rate in arguments.rates if tuned else [chosen[model, seed]]:
                     if not any(run.half and run.rate == rate for run in found):
                         found.append(run_once(model, share, seed, rate, data, arguments, half=True))
                         yield found[-1]
+                chosen[model, seed] = best(run for run in found if run.half).rate
                 if all(run.half for run in found):
-                    yield run_once(model, share, seed, best(found).rate, data, arguments, half=False)
+                    yield run_once(model, share, seed, chosen[model, seed], data, arguments, half=False)
 
 
 def run_once(
@@ -333,7 +338,17 @@ def measure(arguments: argparse.Namespace) -> Measurement:
         raise UserError(
             f"{arguments.data}: no test images; validation images cannot test the weights that they select"
         )
-    names = ("data", "epochs", "rates", "embed_dim", "batch_size", "cnn", "precision", "options")
+    names = (
+        "data",
+        "epochs",
+        "rates",
+        "tune_up_to",
+        "embed_dim",
+        "batch_size",
+        "cnn",
+        "precision",
+        "options",
+    )
     setting = {name: getattr(arguments, name) for name in names}
     study = Measurement(**dataclasses.asdict(Conditions.now()), setting=setting, runs=[])
     if arguments.resume:
@@ -367,6 +382,9 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     rates = [1e-3, 3e-3, 9e-3]
     parser.add_argument(
         "--rates", nargs="+", type=float, default=rates, help="to try (default 0.001 0.003 0.009)"
+    )
+    parser.add_argument(
+        "--tune-up-to", type=percent, default=100.0, help="largest share that tries all rates (default 100)"
     )
     parser.add_argument(
         "--embed-dim",

@@ -295,7 +295,8 @@ def compared() -> object:
         for seed, accuracy in enumerate([start, start + 0.1 - 0.05 * half][:seeds])
         if (model, share) != ("ViT", 100.0)
     ]
-    setting = {"data": "/data/cifar10", "batch_size": 128, "rates": [0.01, 0.003], "options": ["flip=0"]}
+    setting = {"data": "/data/cifar10", "batch_size": 128, "rates": [0.01, 0.003], "tune_up_to": 10.0}
+    setting["options"] = ["flip=0"]
     return data_sizes.Measurement(**CONDITIONS, setting=setting, runs=runs)
 
 
@@ -363,6 +364,20 @@ def test_longer_runs_have_the_rate_with_the_best_validation(monkeypatch) -> None
     ]  # fmt: skip
     asked.clear()
     assert list(data_sizes.runs_of(arguments, splits, runs[:1] + runs[3:])) == runs[1:3]  # resumed
+
+
+def test_larger_shares_may_take_the_best_rate_of_the_share_before(monkeypatch) -> None:
+    def run_once(model, share, seed, rate, data, arguments, *, half: bool) -> object:
+        return data_sizes.Run(model, share, seed, 100, 5, 10, 1, 1, half, rate, rate, 0.5, 1.0)
+
+    monkeypatch.setattr(data_sizes, "run_once", run_once)
+    given = ["--shares", "8", "16", "--models", "ViT", "--rates", "0.003", "0.001", "--tune-up-to", "8"]
+    arguments, splits = data_sizes.parse([*given, "--batch-size", "64"]), data_sizes.open_data("digits")
+    runs = list(data_sizes.runs_of(arguments, splits, []))
+    assert [(run.share, run.rate, run.half) for run in runs] == [
+        (8, 0.003, True), (8, 0.001, True), (8, 0.003, False), (16, 0.003, True), (16, 0.003, False),
+    ]  # fmt: skip
+    assert list(data_sizes.runs_of(arguments, splits, runs[:3])) == runs[3:]  # resumed
 
 
 def test_models_of_the_study_are_trained_on_their_share() -> None:
