@@ -36,6 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     # No bias of the keys: its gradient is only rounding, which Adam turns into steps of the full rate.
     "plain": {"ema": 0.0, "lr": 1e-4, "options": ["qkv_bias=no_key"]},
     "mixed": {
+        "optimizer": "muon",
         "accumulate": 2,
         "class_weights": "balanced",
         **{"mixup": 0.8, "cutmix": 1.0, "randaugment": 2, "erase": 0.5},

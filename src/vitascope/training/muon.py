@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from vitascope.model.hardware import has_bf16
 
@@ -60,7 +61,9 @@ class Muon(torch.optim.AdamW):
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - MOMENTUM)
             update = parameter.grad.lerp(buffer, MOMENTUM)  # Nesterov's
-            matrices = update.reshape(group["stacked"], len(update) // group["stacked"], -1)
+            # of sharded parameters (FSDP2), each process gathers the whole matrices and computes all updates
+            whole = update.full_tensor() if isinstance(update, DTensor) else update
+            matrices = whole.reshape(group["stacked"], len(whole) // group["stacked"], -1)
             by_shape.setdefault((matrices.shape[1], matrices.shape[2]), []).append((parameter, matrices))
             parameter.grad = None
         for (rows, columns), found in by_shape.items():
@@ -68,7 +71,10 @@ class Muon(torch.optim.AdamW):
             size = 0.2 * math.sqrt(max(rows, columns))  # AdamW's root mean square of about 0.2 to 0.4
             for (parameter, _), update in zip(found, updates.split(group["stacked"]), strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update.reshape(parameter.shape), alpha=-group["lr"] * size)
+                update = update.reshape(parameter.shape)
+                if isinstance(parameter, DTensor):
+                    update = DTensor.from_local(update, parameter.device_mesh, [Replicate()])
+                parameter.add_(update, alpha=-group["lr"] * size)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
