@@ -87,14 +87,21 @@ class Visit:
 
 
 @contextmanager
-def visiting(address: str, **context: Any) -> Iterator[Visit]:
-    """Open a page in a new browser."""
+def launched() -> Iterator[Any]:
+    """Launch a browser. Until it is closed, `asyncio.run` does not work in this thread."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
-        page = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **context}).new_page()
-        visit = Visit(page)
-        page.goto(address)
-        yield visit
+        yield browser
         browser.close()
+
+
+@contextmanager
+def visiting(browser: Any, address: str, **context: Any) -> Iterator[Visit]:
+    """Open a page as a new user of a browser: nothing is shared with other visits."""
+    user = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **context})
+    visit = Visit(user.new_page())
+    visit.page.goto(address)
+    yield visit
+    user.close()

@@ -18,7 +18,7 @@ import torch
 import uvicorn
 from PIL import Image
 
-from tests.browser import Visit, browser_path, visiting
+from tests.browser import Visit, browser_path, launched, visiting
 from tests.data import noise, write_picture
 from tests.explain import MODELS
 from tests.model import small_model, small_resnet
@@ -70,7 +70,7 @@ def weight_in_first_sample(layer: int, query: int, key: int) -> float:
 
 @contextmanager
 def serving(engine: Engine, token: str | None = None) -> Iterator[str]:
-    """Serve an engine in a thread; return the address."""
+    """Serve an engine in a thread, and wait until it is ready; return the address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -79,12 +79,18 @@ def serving(engine: Engine, token: str | None = None) -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        while not server.started:
+        while not server.started or app.state.service.why_not_ready():
             time.sleep(0.02)
         yield f"http://127.0.0.1:{port}/"
     finally:
         server.should_exit = True
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +100,8 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def visit(address: str) -> Iterator[Visit]:
-    with visiting(address) as visit:
+def visit(browser: Any, address: str) -> Iterator[Visit]:
+    with visiting(browser, address) as visit:
         yield visit
         assert visit.faults == []
 
@@ -278,9 +284,9 @@ def test_dark_and_light_can_be_changed(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-def test_every_kind_of_model_can_be_explored(options: dict[str, Any]) -> None:
+def test_every_kind_of_model_can_be_explored(browser: Any, options: dict[str, Any]) -> None:
     model = small_model(**options)
-    with serving(engine_of(model)) as address, visiting(address) as visit:
+    with serving(engine_of(model)) as address, visiting(browser, address) as visit:
         visit.open_sample()
         rest = visit.drawing()
         visit.hover(0.9, 0.1)
@@ -295,8 +301,8 @@ def test_every_kind_of_model_can_be_explored(options: dict[str, Any]) -> None:
         assert visit.faults == []
 
 
-def test_resnet_has_class_maps_and_the_reason_for_no_attention() -> None:
-    with serving(engine_of(small_resnet())) as address, visiting(address) as visit:
+def test_resnet_has_class_maps_and_the_reason_for_no_attention(browser: Any) -> None:
+    with serving(engine_of(small_resnet())) as address, visiting(browser, address) as visit:
         visit.open_sample()
         assert "no attention" in visit.text("#missing")
         assert visit.text(".title").startswith("Grad-CAM: ")
@@ -306,14 +312,14 @@ def test_resnet_has_class_maps_and_the_reason_for_no_attention() -> None:
         assert visit.faults == []
 
 
-def test_page_fits_a_phone_and_touch_moves_the_patch(address: str) -> None:
+def test_page_fits_a_phone_and_touch_moves_the_patch(browser: Any, address: str) -> None:
     phone = {
         "viewport": {"width": 390, "height": 844},
         "has_touch": True,
         "is_mobile": True,
         "device_scale_factor": 2,
     }
-    with visiting(address, **phone) as visit:
+    with visiting(browser, address, **phone) as visit:
         visit.open_sample()
         box = visit.page.locator("canvas.picture").bounding_box()
         visit.page.touchscreen.tap(box["x"] + 0.9 * box["width"], box["y"] + 0.1 * box["height"])
@@ -324,14 +330,17 @@ def test_page_fits_a_phone_and_touch_moves_the_patch(address: str) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_long_class_names_stay_in_their_column(width: int) -> None:
+def test_long_class_names_stay_in_their_column(browser: Any, width: int) -> None:
     names = (
         "African hunting dog, hyena dog, Cape hunting dog, Lycaon pictus",
         "hippopotomonstrosesquippedaliophobia_without_a_place_where_a_line_could_break",
         *NAMES[2:],
     )
     size = {"viewport": {"width": width, "height": 844}}
-    with serving(engine_of(small_model(class_names=names))) as address, visiting(address, **size) as visit:
+    with (
+        serving(engine_of(small_model(class_names=names))) as address,
+        visiting(browser, address, **size) as visit,
+    ):
         visit.open_sample(0)
         visit.page.click("#compare")
         visit.open_sample(1)
@@ -367,9 +376,9 @@ def test_pending_class_map_is_shown_and_another_method_cancels_it(visit: Visit) 
     assert not visit.page.locator(".fault").is_visible()
 
 
-def test_failed_class_map_is_requested_again_only_on_retry(address: str) -> None:
+def test_failed_class_map_is_requested_again_only_on_retry(browser: Any, address: str) -> None:
     asked: list[str] = []
-    with visiting(address) as visit:
+    with visiting(browser, address) as visit:
         visit.open_sample()
         visit.page.route(
             "**/v1/heatmap?method=occlusion**",
@@ -388,9 +397,9 @@ def test_failed_class_map_is_requested_again_only_on_retry(address: str) -> None
         assert not visit.page.locator(".fault").is_visible()
 
 
-def test_retry_sends_the_picture_even_if_its_file_is_gone(address: str, tmp_path: Path) -> None:
+def test_retry_sends_the_picture_even_if_its_file_is_gone(browser: Any, address: str, tmp_path: Path) -> None:
     path = write_picture(tmp_path / "mine.png", size=(50, 40))
-    with visiting(address) as visit:
+    with visiting(browser, address) as visit:
         visit.page.route("**/v1/attention", lambda route: route.abort("connectionrefused"))
         visit.page.set_input_files("input[type=file]", str(path))
         visit.page.wait_for_selector(".fault:not([hidden])")
@@ -403,9 +412,11 @@ def test_retry_sends_the_picture_even_if_its_file_is_gone(address: str, tmp_path
         assert not visit.page.locator(".fault").is_visible()
 
 
-def test_picture_opened_before_the_model_is_ready_can_be_retried(address: str, tmp_path: Path) -> None:
+def test_picture_opened_before_the_model_is_ready_can_be_retried(
+    browser: Any, address: str, tmp_path: Path
+) -> None:
     loading = {"status": 503, "json": {"error": "the model is still loading"}}
-    with visiting(address) as visit:
+    with visiting(browser, address) as visit:
         visit.page.route("**/v1/**", lambda route: route.fulfill(**loading))
         visit.page.reload()
         visit.page.set_input_files("input[type=file]", str(write_picture(tmp_path / "early.png")))
@@ -417,11 +428,11 @@ def test_picture_opened_before_the_model_is_ready_can_be_retried(address: str, t
         assert visit.text(".name") == "early.png"
 
 
-def test_link_contains_the_token_and_the_tab_keeps_it() -> None:
+def test_link_contains_the_token_and_the_tab_keeps_it(browser: Any) -> None:
     token = "a+b/c d&e"
     with (
         serving(engine_of(small_model()), token) as address,
-        visiting(f"{address}#token={quote(token, safe='')}") as visit,
+        visiting(browser, f"{address}#token={quote(token, safe='')}") as visit,
     ):
         visit.open_sample()
         assert visit.page.url == address
@@ -431,18 +442,18 @@ def test_link_contains_the_token_and_the_tab_keeps_it() -> None:
         assert visit.faults == []
 
 
-def test_the_title_names_the_model() -> None:
+def test_the_title_names_the_model(browser: Any) -> None:
     engine = engine_of(small_model())
     engine.name = "<b>photos</b>"
-    with serving(engine) as address, visiting(address) as visit:
+    with serving(engine) as address, visiting(browser, address) as visit:
         visit.page.locator(".samples button").first.wait_for()
         title = f"<b>photos</b> · {engine.architecture} · {engine.digest[:8]} – vitascope"
         assert visit.page.title() == title
         assert visit.text("#model") == f"<b>photos</b> · {engine.architecture}"
 
 
-def test_model_without_a_head_shows_attention_only() -> None:
-    with serving(engine_of(small_model(head="none"))) as address, visiting(address) as visit:
+def test_model_without_a_head_shows_attention_only(browser: Any) -> None:
+    with serving(engine_of(small_model(head="none"))) as address, visiting(browser, address) as visit:
         visit.page.locator(".samples button").first.click()
         visit.page.locator(".panel.full").wait_for()
         visit.settle()
@@ -460,8 +471,10 @@ def test_model_without_a_head_shows_attention_only() -> None:
         assert visit.faults == []
 
 
-def test_broken_picture_is_reported_and_the_next_one_works(address: str, tmp_path: Path) -> None:
-    with visiting(address) as visit:
+def test_broken_picture_is_reported_and_the_next_one_works(
+    browser: Any, address: str, tmp_path: Path
+) -> None:
+    with visiting(browser, address) as visit:
         broken = tmp_path / "broken.png"
         broken.write_bytes(b"no picture at all")
         visit.page.set_input_files("input[type=file]", str(broken))

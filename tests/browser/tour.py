@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.browser import Visit, visiting
+from tests.browser import Visit, launched, visiting
 
 PHONE = {
     "viewport": {"width": 390, "height": 844},
@@ -63,25 +63,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     arguments.out.mkdir(parents=True, exist_ok=True)
 
-    with visiting(arguments.address) as visit:
-        visit.page.locator(".samples button").first.wait_for()
-        visit.page.screenshot(path=arguments.out / "empty.png")
-        visit.open_sample()
-        times = sorted(visit.page.evaluate(TIMING, arguments.moves))
-        print(f"{visit.text('#model')}: {len(times)} moves, milliseconds from pointer to drawn:")
-        nearly_all = times[int(0.95 * len(times))]
-        print(f"median {statistics.median(times):.1f}, 95% {nearly_all:.1f}, most {times[-1]:.1f}")
-    visits: dict[str, dict[str, Any]] = {
-        "light": {"color_scheme": "light"},
-        "dark": {"color_scheme": "dark"},
-        "compare": {"color_scheme": "light"},
-        "phone": {**PHONE, "color_scheme": "dark"},
-    }
-    for name, context in visits.items():
-        with visiting(arguments.address, **context) as visit:
-            _show(visit, name, arguments)
-            visit.page.screenshot(path=arguments.out / f"{name}.png")
-            print(f"{name}: {visit.faults or 'no errors'}")
+    with launched() as browser:
+        with visiting(browser, arguments.address) as visit:
+            visit.page.locator(".samples button").first.wait_for()
+            visit.page.screenshot(path=arguments.out / "empty.png")
+            visit.open_sample()
+            times = sorted(visit.page.evaluate(TIMING, arguments.moves))
+            print(f"{visit.text('#model')}: {len(times)} moves, milliseconds from pointer to drawn:")
+            nearly_all = times[int(0.95 * len(times))]
+            print(f"median {statistics.median(times):.1f}, 95% {nearly_all:.1f}, most {times[-1]:.1f}")
+        visits: dict[str, dict[str, Any]] = {
+            "light": {"color_scheme": "light"},
+            "dark": {"color_scheme": "dark"},
+            "compare": {"color_scheme": "light"},
+            "phone": {**PHONE, "color_scheme": "dark"},
+        }
+        for name, context in visits.items():
+            with visiting(browser, arguments.address, **context) as visit:
+                _show(visit, name, arguments)
+                visit.page.screenshot(path=arguments.out / f"{name}.png")
+                print(f"{name}: {visit.faults or 'no errors'}")
 
 
 def _show(visit: Visit, name: str, arguments: Any) -> None:
