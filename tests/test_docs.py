@@ -50,7 +50,7 @@ PERFORMANCE_PAGE = ROOT / "docs" / "performance.md"
 DEPLOY_PAGE = ROOT / "docs" / "deploy.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+−±]?\d+(?:[.,]\d+)*%?")
-DIGITS_EPOCHS = 10
+DIGITS_EPOCHS = 5
 """Of the recipe's 60: enough to see that it learns."""
 NOT_RUN = {"tensorboard", "pip"}
 """Programs that a page may name: a server that never ends, an installation."""
@@ -117,7 +117,7 @@ def assert_the_digits_are_learned(out: str) -> None:
     ours, svc = (
         float(share) for share in re.findall(r"^(?:test)? +([\d.]+)% (?:right|scikit)", out, re.MULTILINE)
     )
-    assert ours >= 90  # benchmarks/learning.py measures the whole recipe
+    assert ours >= 70  # benchmarks/learning.py measures the whole recipe
     assert svc == 98.33
     paths = re.findall(r"^figure (.*)$", out, re.MULTILINE)
     assert paths
