@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -16,6 +18,8 @@ from vitascope.model.sizes import ModelConfig
 PRECISIONS = ("auto", "fp32", "bf16")
 TRAINING_PRECISIONS = (*PRECISIONS, "fp16")
 """Only training scales its losses for the narrow range of fp16."""
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""The memory in bytes that a container may use, or `max` (cgroup v2)."""
 
 
 def resolve_device(device: str) -> torch.device:
@@ -67,6 +71,22 @@ def bf16_units() -> str | None:
     if torch.cpu._is_amx_tile_supported():
         return "AMX"
     return "AVX-512 BF16" if torch.cpu._is_avx512_bf16_supported() else None
+
+
+def memory_of(device: torch.device) -> int | None:
+    """The memory of a device in bytes; None if the system does not report it.
+
+    That of a CPU is the machine's, or less if a container limits it.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.is_file() else "max"
+    return min(memory, int(limit)) if limit.isdigit() else memory
 
 
 @contextmanager

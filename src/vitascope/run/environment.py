@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from vitascope._version import __version__
-from vitascope.model.hardware import bf16_units, resolve_device
+from vitascope.model.hardware import bf16_units, memory_of, resolve_device
 
 
 def describe_environment(device: str, processes: int = 1) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def describe_environment(device: str, processes: int = 1) -> dict[str, Any]:
 
     It contains no environment variables, no host or user name, and the home folder is `~`.
     """
-    where = resolve_device(device)
+    where, memory = resolve_device(device), memory_of(torch.device("cpu"))
     found = {
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": without_home(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
@@ -32,7 +32,7 @@ def describe_environment(device: str, processes: int = 1) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": memory_gib(),
+        "memory_gib": None if memory is None else round(memory / 2**30, 1),
         "bf16_units": bf16_units(),
         "threads": torch.get_num_threads(),
         "processes": processes,
@@ -56,13 +56,6 @@ def cpu_name() -> str | None:
             if name.strip() == "model name":
                 return value.strip()
     return platform.processor() or platform.machine() or None
-
-
-def memory_gib() -> float | None:
-    """The machine's memory in GiB, to a tenth; None if the system does not report it."""
-    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return None
-    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
 
 
 def without_home(text: str) -> str:

@@ -45,7 +45,7 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
     options = asked.chosen() | asked.model_options()
     is_vit = isinstance(base if name is None else named_config(name), ViTConfig)
     if base is None and name is not None:
-        options = _default_sizes(asked, name, min(median_size(splits.train))) | options
+        options = _default_sizes(config, name, min(median_size(splits.train))) | options
         options["in_channels"] = splits.channels
     options |= _derived_options(config, splits, is_vit)
     if base is None:
@@ -173,22 +173,28 @@ def _derived_options(config: TrainConfig, splits: Splits, is_vit: bool) -> dict[
     return classes
 
 
-def _default_sizes(asked: Architecture, model: str, side: int) -> dict[str, int]:
-    """Image and patch size: small images keep their size, with 8 patches per side, as far as possible."""
-    side = asked.image_size or side
+def _default_sizes(asked: TrainConfig, model: str, side: int) -> dict[str, int]:
+    """Image and patch size: small images keep their size, with 8 patches per side, as far as possible.
+
+    A masked autoencoder normalizes each patch by its own variance, so a patch has more than one pixel.
+    """
+    wanted = asked.architecture
+    side = wanted.image_size or side
     small, config = side <= SMALL_IMAGE, named_config(model)
     if not isinstance(config, ViTConfig):
         return {"image_size": side if small else LARGE_IMAGE}
-    embedding = dataclasses.replace(config.embedding, **_of_group("embedding", asked))
+    embedding = dataclasses.replace(config.embedding, **_of_group("embedding", wanted))
     if embedding.stem == "tokenizer":
-        tokenizer = dataclasses.replace(config.tokenizer, **_of_group("tokenizer", asked))
-        side = side if small else asked.image_size or FROM_SCRATCH
+        tokenizer = dataclasses.replace(config.tokenizer, **_of_group("tokenizer", wanted))
+        side = side if small else wanted.image_size or FROM_SCRATCH
         halvings = min(tokenizer.num_layers, max(1, side // 8).bit_length() - 1)
-        patch = asked.patch_size or 2 ** max(1, halvings)
+        patch = wanted.patch_size or 2 ** max(1, halvings)
         return {"patch_size": patch, "image_size": max(1, round(side / patch)) * patch}
     if small:
-        smallest = ResNetConfig(layers=embedding.resnet_layers).stride if embedding.stem == "resnet" else 1
-        patch = asked.patch_size or max(smallest, side // 8 // smallest * smallest)
+        smallest = 2 if asked.task == "masked" and asked.masking.target == "mae" else 1
+        if embedding.stem == "resnet":
+            smallest = ResNetConfig(layers=embedding.resnet_layers).stride
+        patch = wanted.patch_size or max(smallest, side // 8 // smallest * smallest)
         return {"patch_size": patch, "image_size": max(1, round(side / patch)) * patch}
     return {"image_size": LARGE_IMAGE}
 

@@ -54,6 +54,13 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def processes_sharing(device: torch.device) -> int:
+    """The number of processes that share the memory of this process's device."""
+    if device.type != "cpu" or not dist.is_initialized():
+        return 1
+    return int(os.environ["LOCAL_WORLD_SIZE"])
+
+
 def is_first() -> bool:
     """Whether this process is the one that writes the run folder and prints."""
     return rank() == 0

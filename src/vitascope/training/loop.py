@@ -73,7 +73,8 @@ class Trainer:
         self.model_config, self.preprocess = model.config, preprocess_of(model)
         options, engine = config.optimization, config.engine
         assert options.batch_size is not None
-        self.batch_size = options.batch_size
+        assert engine.accumulate is not None
+        self.batch_size, self.parts = options.batch_size, engine.accumulate
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
 
         with torch.random.fork_rng(devices=[]):
@@ -102,13 +103,16 @@ class Trainer:
         self.sums: Sums = {}
 
     def loader(self, images: ImageSet, seed: int | None = None) -> Loader:
-        """Batches of a split; with a seed for training: shuffled, and cropped if workers read the images."""
+        """Batches of a split; with a seed for training: shuffled, and cropped if workers read the images.
+
+        Other batches are as large as the parts of a training batch.
+        """
         crop_scale = self.config.augmentation.crop_scale
         assert crop_scale is not None  # of a resolved configuration
         return Loader(
             images,
             self.preprocess,
-            self.batch_size,
+            self.batch_size if seed is not None else max(1, self.batch_size // self.parts),
             seed=seed,
             device=self.device,
             workers=self.config.engine.workers,
@@ -288,14 +292,13 @@ class Trainer:
 
     def _parts(self, batch: Batch) -> list[tuple[Batch, float]]:
         """Parts for gradient accumulation, as many in each process, with their shares of the global batch."""
-        accumulate = self.config.engine.accumulate
         # Shares of the planned images: the weight of an image does not depend on unreadable others.
-        split = batch.split(accumulate) if len(batch.labels) else []
+        split = batch.split(self.parts) if len(batch.labels) else []
         parts = [(part, len(part.labels) / batch.planned) for part in split]
         if distributed.world_size() > 1:  # for collective operations, if need be with a black image
             pixels, labels = batch.pixels.new_zeros(1, *batch.pixels.shape[1:]), batch.labels.new_zeros(1)
             black = dataclasses.replace(batch, pixels=pixels, labels=labels, indices=np.zeros(1, np.int64))
-            parts += [(black, 0.0)] * (accumulate - len(parts))
+            parts += [(black, 0.0)] * (self.parts - len(parts))
         return parts
 
     def _backward(self, part: Batch, weight: float, epoch: int) -> Tensor:
@@ -458,8 +461,10 @@ class Trainer:
 
 def images_at_once(config: TrainConfig) -> int:
     """The number of images that a process computes at once."""
-    assert config.optimization.batch_size is not None
-    return max(1, config.optimization.batch_size // (distributed.world_size() * config.engine.accumulate))
+    parts, images = config.engine.accumulate, config.optimization.batch_size
+    assert parts is not None
+    assert images is not None
+    return max(1, images // (distributed.world_size() * parts))
 
 
 def augmentation_of(config: TrainConfig) -> tuple[Augmentation, Mixing | None]:

@@ -323,8 +323,8 @@ class ExecutionOptions(OptionGroup):
     """Processes that read images if they do not fit in memory. Default: one per core."""
     compile: Flag = False
     """Compile the model with torch.compile: slow to start, faster on GPUs."""
-    accumulate: int = 1
-    """Number of parts in which a batch is computed, one after the other, to save memory."""
+    accumulate: MaybeInt = None
+    """Parts in which a batch is computed, one after the other. Default: as many as the memory needs."""
     gradient_checkpointing: Flag = False
     """Recompute each block in the backward pass, to save memory."""
     parallel: Literal["ddp", "fsdp"] = "ddp"

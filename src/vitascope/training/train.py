@@ -40,6 +40,7 @@ from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.defaults import chosen_by_data, resolve_config
 from vitascope.training.evaluate import Evaluation, data_frame, html_table
 from vitascope.training.loop import Trainer, images_at_once
+from vitascope.training.memory import parts_of_batch
 from vitascope.training.options import Balance
 from vitascope.training.recipes import GROUP_OF, TrainConfig
 from vitascope.training.signals import stopped_at_once
@@ -221,6 +222,7 @@ def _run(config: TrainConfig) -> TrainResult | PretrainResult:
                 if config.optimization.minutes is not None:
                     trainer.start_budget(time.monotonic() - started)
             if distributed.is_first():
+                run.record_options(accumulate=trainer.config.engine.accumulate)
                 run.record_split(splits)
             distributed.by_first(lambda: run.start_tracker(config.engine.tracker))
         except (UserError, KeyboardInterrupt):
@@ -278,10 +280,11 @@ def build_trainer(
 ) -> Trainer:
     """The trainer of a run before its first step, with a resolved configuration."""
     reuse_freed_memory()
+    model = start_model(config, model_config, splits.channels).to(device)
+    config = config.replace(accumulate=parts_of_batch(config, model, device))
     precision = resolve_precision(
         config.engine.precision, model_config, device, images_at_once(config), training=True
     )
-    model = start_model(config, model_config, splits.channels)
     task = make_task(config, model, splits, device, precision)
     return Trainer(run, config, model, task, splits, device, precision)
 
@@ -350,12 +353,14 @@ def _announce(trainer: Trainer, chosen: str = "") -> None:
     parameters = sum(p.numel() for p in trainer.module.parameters())
     start = "" if trainer.step == 0 else f", from step {trainer.step:,}"
     several = f", {distributed.world_size()} processes" if distributed.world_size() > 1 else ""
+    parts = cast("int", config.engine.accumulate)
+    in_parts = f", each batch of {trainer.batch_size:,} images in {parts} parts" if parts > 1 else ""
     distributed.print_first(
         f"data   {config.data}: {data}\n"
         f"model  {parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}\n"
         + (f"       {chosen}\n" if chosen else "")
         + f"run    {trainer.run.path}: {_length(trainer)}"
-        f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}"
+        f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}{in_parts}"
     )
     absent = absent_classes(trainer.splits.train) if config.task == "classify" else ""
     if absent and distributed.is_first():

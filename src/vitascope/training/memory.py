@@ -1,0 +1,74 @@
+"""The memory of a training step, and the number of parts in which a large batch fits."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from vitascope.model.classifier import Classifier
+from vitascope.model.hardware import memory_of, resolve_precision
+from vitascope.training import distributed
+from vitascope.training.recipes import TrainConfig
+
+SHARE = 0.5
+"""The share of the memory for activations; weights, gradients, moments, data and copies get the rest."""
+
+
+def parts_of_batch(config: TrainConfig, model: Classifier, device: torch.device) -> int:
+    """The number of parts in which each process computes a batch, so that its activations fit in memory.
+
+    `config.engine.accumulate` where that is set; else the same number in all processes.
+
+    Args:
+        config: resolved.
+        model: on the device.
+        device: of this process.
+    """
+    if config.engine.accumulate is not None:
+        return config.engine.accumulate
+    images = math.ceil(cast("int", config.optimization.batch_size) / distributed.world_size())
+    memory, parts = memory_of(device), 1
+    if memory is not None and not config.optimization.freeze:  # a frozen body keeps no activations
+        dtype = resolve_precision(config.engine.precision, model.config, device, images, training=True)
+        available = SHARE * memory / distributed.processes_sharing(device)
+        parts = math.ceil(images * bytes_per_image(model, dtype) / available)
+    (parts,) = map(int, distributed.largest(parts))
+    return min(max(1, parts), images)
+
+
+def bytes_per_image(model: Classifier, dtype: torch.dtype = torch.float32) -> int:
+    """The bytes of activations that a training step keeps for the backward pass, per image, measured.
+
+    Args:
+        model: on the device that will train it: the devices' kernels keep different tensors.
+        dtype: of the matrix products.
+    """
+    with torch.random.fork_rng(devices=[]):
+        # Of a copy: batch normalization in training mode changes its averages.
+        trained = copy.deepcopy(model).train()
+        # Without the weights, which are kept once; 2, because batch normalization cannot train on 1 image.
+        return _kept_bytes(trained, 3, dtype) - _kept_bytes(trained, 2, dtype)
+
+
+def _kept_bytes(model: Classifier, images: int, dtype: torch.dtype) -> int:
+    """The bytes of all tensors that a forward pass keeps for the backward pass."""
+    kept: dict[int, int] = {}  # the storages' sizes by address, because several tensors may share one
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    config, device = model.config, next(model.parameters()).device
+    pixels = torch.zeros(images, config.in_channels, *config.image_hw, device=device)  # (B, C, H, W)
+    with (
+        torch.autocast(device.type, dtype, enabled=dtype != torch.float32),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        output = model(pixels)  # keeps its graph, so that no address is used twice
+    del output
+    return sum(kept.values())
