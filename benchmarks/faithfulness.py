@@ -23,9 +23,10 @@ from contest import positive
 from reports import markdown_table, note, publish
 from vitascope import explain
 from vitascope.data.datasets import open_pictures
-from vitascope.explain.faithfulness.results import RANDOM, Comparison, Interval, Row
+from vitascope.explain.faithfulness.results import RANDOM, Comparison, Row
 from vitascope.explain.inputs import as_images, sample
 from vitascope.explain.methods import methods_for
+from vitascope.intervals import Interval
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
 from vitascope.run.run import Run

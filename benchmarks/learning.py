@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from contest import positive
 from reports import note
 from vitascope.data.datasets import open_data
 from vitascope.data.decoding import read_image
-from vitascope.data.splits import ImageSet
+from vitascope.data.splits import ImageSet, check_known_classes
 from vitascope.errors import UserError
 
 
@@ -118,6 +119,26 @@ def write_limited(data: str, limit: int, folder: Path) -> str:
     places = [np.flatnonzero(splits.train.labels == label) for label in range(len(splits.train.class_names))]
     chosen = np.concatenate([place[: limit // len(places)] for place in places])
     return write_parts({"train": splits.train.subset("train", chosen), "test": splits.final}, folder)
+
+
+def write_classes(data: str, counts: Mapping[str, int | None], folder: Path) -> str:
+    """Write a folder with some classes: so many training images of each (None: all), and all test images."""
+    splits = open_data(data)
+    check_known_classes(list(counts), splits.train.class_names, data)
+    parts = {}
+    for name, images, most in (
+        ("train", splits.train, list(counts.values())),
+        ("test", splits.final, [None] * len(counts)),
+    ):
+        labels = [images.class_names.index(kind) for kind in counts]
+        places = [
+            np.flatnonzero(images.labels == label)[:number]
+            for label, number in zip(labels, most, strict=True)
+        ]
+        chosen = images.subset(name, np.concatenate(places))
+        renumbered = np.repeat(np.arange(len(counts)), list(map(len, places)))
+        parts[name] = dataclasses.replace(chosen, labels=renumbered, class_names=tuple(counts))
+    return write_parts(parts, folder)
 
 
 def write_parts(parts: Mapping[str, ImageSet], folder: Path) -> str:

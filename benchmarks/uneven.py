@@ -9,9 +9,8 @@ them plainly, with `--class-weights balanced` and with `--sampling balanced`, wi
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +18,8 @@ import numpy as np
 import vitascope as vs
 from conditions import Conditions
 from contest import positive
-from learning import engine, options, runs_of, schedule, train, vit, write_parts
+from learning import engine, options, runs_of, schedule, train, vit, write_classes
 from reports import markdown_table, note, publish
-from vitascope.data.datasets import open_data
-from vitascope.data.splits import check_known_classes
 from vitascope.training.evaluate import Evaluation
 
 DEFAULT_COUNTS = {"airplane": 500, "automobile": 100, "ship": 30}
@@ -44,26 +41,6 @@ def count(text: str) -> tuple[str, int]:
     if not equals:
         raise argparse.ArgumentTypeError(f"expected NAME=COUNT, not {text!r}")
     return name, positive(number)
-
-
-def write_uneven(data: str, counts: Mapping[str, int], folder: Path) -> str:
-    """Write a folder with so many training images per class, and all test images of these classes."""
-    splits = open_data(data)
-    check_known_classes(list(counts), splits.train.class_names, data)
-    parts = {}
-    for name, images, most in (
-        ("train", splits.train, list(counts.values())),
-        ("test", splits.final, [None] * len(counts)),
-    ):
-        labels = [images.class_names.index(kind) for kind in counts]
-        places = [
-            np.flatnonzero(images.labels == label)[:number]
-            for label, number in zip(labels, most, strict=True)
-        ]
-        chosen = images.subset(name, np.concatenate(places))
-        renumbered = np.repeat(np.arange(len(counts)), list(map(len, places)))
-        parts[name] = dataclasses.replace(chosen, labels=renumbered, class_names=tuple(counts))
-    return write_parts(parts, folder)
 
 
 def config_of(kind: str, seed: int, arguments: argparse.Namespace, data: str, runs: Path) -> vs.TrainConfig:
@@ -112,7 +89,7 @@ def main() -> None:
     arguments = parse()
     counts = dict(arguments.counts)
     with runs_of(arguments) as runs:
-        data = write_uneven(arguments.data, counts, runs / "data")
+        data = write_classes(arguments.data, counts, runs / "data")
         rows = []
         for kind in KINDS:
             configs = [config_of(kind, seed, arguments, data, runs) for seed in range(arguments.seeds)]

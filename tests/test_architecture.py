@@ -32,8 +32,9 @@ ALLOWED = {
     "pickles": set(),
     "_version": set(),
     "formatting": set(),
+    "intervals": set(),
 }
-FOR_ALL = {"errors", "formatting", "storage", "pickles", "_version"}
+FOR_ALL = {"errors", "formatting", "intervals", "storage", "pickles", "_version"}
 
 
 def module_of(path: Path) -> str:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,9 +73,9 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def short_budget(seconds: float, validation: float, progress: float = 0.0) -> TimeBudget:
+def short_budget(seconds: float, validation: float, **options: Any) -> TimeBudget:
     """The budget of a run with `--minutes`, shortened to seconds."""
-    return TimeBudget(min(seconds, 2.0), validation, progress)
+    return TimeBudget(min(seconds, 2.0), validation, **options)
 
 
 def test_readme_runs_from_top_to_bottom(readers_folder, capsys, monkeypatch, tmp_path) -> None:

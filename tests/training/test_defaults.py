@@ -6,7 +6,7 @@ from tests.model import small_model
 from tests.training import write_folder
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
-from vitascope.training.defaults import chosen_by_data, default_batch_size, resolve_config
+from vitascope.training.defaults import chosen_by_data, default_batch_size, enlargement, resolve_config
 from vitascope.training.recipes import TrainConfig
 from vitascope.weights.saving import save_pretrained
 
@@ -30,6 +30,36 @@ def test_photographs_are_resized_to_224(tmp_path) -> None:
     config, model = resolve_config(TrainConfig().replace(data=str(folder)), open_data(str(folder)))
     assert (*sizes(config), model.grid) == (224, 16, (14, 14))
     assert config.architecture.model == "vit_ti16"
+
+
+def enlarged(data, tmp_path, **shape) -> str:
+    """The line about images of 16 pixels that start from weights of another size."""
+    weights = save_pretrained(small_model(**shape), tmp_path / "weights")
+    asked, splits = TrainConfig().replace(data=str(data), weights=str(weights)), open_data(str(data))
+    return enlargement(asked, resolve_config(asked, splits)[1], splits)
+
+
+def test_images_that_weights_enlarge_get_a_line_with_the_cost_and_a_smaller_size(data, tmp_path) -> None:
+    line = enlarged(data, tmp_path, image_size=112, patch_size=4)
+    found = re.fullmatch(
+        r"the images of about 16x16 pixels are enlarged to 112x112, the size of the weights; image_size=32 "
+        r"needs ([\d.]+)% of the computation",
+        line,
+    )
+    assert found is not None
+    large, small = (small_model(image_size=side, patch_size=4).config.flops for side in (112, 32))
+    assert float(found[1]) == pytest.approx(100 * small / large, abs=0.051)
+
+
+def test_images_of_about_the_size_of_the_weights_get_no_line(data, tmp_path) -> None:
+    assert enlarged(data, tmp_path, image_size=32, patch_size=4) == ""
+
+
+def test_a_named_image_size_needs_no_line(data, tmp_path) -> None:
+    weights = save_pretrained(small_model(image_size=112, patch_size=4), tmp_path / "weights")
+    asked = TrainConfig().replace(data=str(data), weights=str(weights), image_size=112)
+    splits = open_data(str(data))
+    assert enlargement(asked, resolve_config(asked, splits)[1], splits) == ""
 
 
 def test_given_small_size_has_patches_of_an_eighth(data) -> None:

@@ -368,7 +368,7 @@ def test_a_run_ends_after_epochs_without_a_lower_validation_loss(
     result = train.train(config)
     out = capsys.readouterr().out
     assert out.count("stopped after epoch 6: the lowest validation loss, 1.500, was that of epoch 4") == 1
-    assert f"keeps the weights of epoch {4 if keep == 'best' else 6}\n" in out
+    assert f"the weights of epoch {4 if keep == 'best' else 6} are kept: " in out
     assert len(Run(result.run).records("epoch")) == 6
     assert Run(result.run).records("stop") == [{"kind": "stop", "step": 30, "epoch": 6, "best_epoch": 4}]
     step, state = load_checkpoint(result.run)
@@ -397,7 +397,7 @@ def test_pre_training_stops_early_too_and_keeps_its_last_weights(data, tmp_path,
     options = {"task": "masked", "lr": 1e-30, "ema": 0.0, "epochs": 5, "patience": 1}
     result = train.pretrain(tiny_config(data, run=str(tmp_path / "run"), **options))
     assert len(Run(result.run).records("epoch")) == 2
-    assert "keeps the weights of epoch 2" in capsys.readouterr().out
+    assert "the weights of epoch 2 are kept: " in capsys.readouterr().out
 
 
 # The end of a run
@@ -518,8 +518,9 @@ def test_recorded_metrics_have_the_documented_names(data, tmp_path) -> None:
     assert names["epoch"] == ["kind", "step", "epoch", *means, "images_per_second", "seconds"]
     test = ["split", "images", "unreadable", "correct", "accuracy", "accuracy_low", "accuracy_high"]
     test += ["balanced_accuracy", "macro_f1", "majority", "loss", "seconds"]
+    assert names["kept"] == ["kind", "step", "weights", "epoch", "reason"]
     assert names["test"] == ["kind", "step", *test]
-    last = Run(run).metrics[-2]
+    last = Run(run).records("epoch")[-1]
     loader = Loader(open_data(str(data)).train, trainer_of(tiny_config(data)).preprocess, 4)
     assert (
         0

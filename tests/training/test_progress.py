@@ -84,18 +84,27 @@ def test_speed_ignores_images_of_earlier_starts() -> None:
     assert bar.images_per_second == 0
 
 
-def test_long_epoch_without_a_terminal_prints_progress(monkeypatch, capsys) -> None:
-    """A line every half minute, but no more than about twenty in a run."""
+def test_a_first_step_that_takes_long_prints_the_time_left(monkeypatch, capsys) -> None:
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    for duration, count in ((300, 9), (100_000, 19)):  # seconds
+    bar = Progress(1, 1000)
+    clock[0] = 10.0
+    bar.advance(10)
+    assert capsys.readouterr().out == "10 of 1,000 images  1 images/s  0:00:10, 0:16:30 left\n"
+
+
+def test_long_epoch_without_a_terminal_prints_progress(monkeypatch, capsys) -> None:
+    """A line after three seconds and then every half minute, and fewer in the later hours of a long run."""
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    for duration, count in ((300, 10), (100_000, 100)):  # seconds
         clock[0] = 0.0
         bar = Progress(1, 1000)
         for number in range(1, 1000):
             clock[0] = duration * number / 1000
             bar.advance(1)
         out = capsys.readouterr().out.splitlines()
-        assert count - 1 <= len(out) <= count
+        assert 0.85 * count <= len(out) <= count
         assert re.match(r"\d+ of 1,000 images  ", out[0])
 
 

@@ -110,14 +110,15 @@ def simulate(
     With progressive resizing, a step on small images takes the share `small` of this time.
     """
     budget = TimeBudget(100.0, validation=0.5)
-    total = budget.first_length(per_step, steps_per_epoch=50)
-    found = schedule(50, epochs=None, lengths=((0, total),), progressive=progressive)
+    total = budget.first_length(per_step)
+    validations = budget.validations
+    found = schedule(50, epochs=None, lengths=((0, total),), validations=validations, progressive=progressive)
     passed, step = 0.0, 0
     while step < found.total(step):
         taken = speed(passed) * (small if found.is_small(step) else 1)
         budget.stepped(taken, found.cost(step))
         passed, step = passed + taken, step + 1
-        if step % 50 == 0 or step == found.total(step):
+        if found.validates(step):
             passed += 0.5
         corrected = budget.correction(found, step, passed)
         if corrected is not None and step < found.total(step):
@@ -149,6 +150,32 @@ def test_a_run_that_begins_with_small_images_ends_with_its_time(progressive: flo
 def test_a_slower_machine_ends_at_most_a_tenth_later_after_small_images_too(when: float) -> None:
     passed, _ = simulate(lambda passed: 0.1 if passed < when else 0.2, progressive=0.5)
     assert passed <= 110
+
+
+def validated(found: Schedule) -> list[int]:
+    return [step for step in range(1, found.total(0) + 1) if found.validates(step)]
+
+
+def test_validations_follow_each_epoch_and_the_last_step() -> None:
+    assert validated(schedule(epochs=3)) == [10, 20, 30]
+    assert validated(schedule(epochs=None, steps=25)) == [10, 20, 25]
+
+
+@given(st.integers(1, 20), st.integers(20, 3000), st.integers(1, 500))
+def test_a_number_of_validations_divides_the_schedule_evenly(count: int, total: int, per_epoch: int) -> None:
+    found = validated(schedule(per_epoch, epochs=None, lengths=((0, total),), validations=count))
+    assert len(found) == count
+    assert found[-1] == total
+    assert all(abs(step - total * (place + 1) / count) <= 1 for place, step in enumerate(found))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "validation", "count"), [(1800, 2.0, 20), (180, 2.0, 9), (60, 30.0, 1), (600, 0.0, 20)]
+)
+def test_validations_take_a_tenth_of_the_budget_at_most(
+    seconds: float, validation: float, count: int
+) -> None:
+    assert TimeBudget(seconds, validation).validations == count
 
 
 def test_small_images_are_those_of_the_first_share_of_the_schedule() -> None:

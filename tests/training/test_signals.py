@@ -6,6 +6,7 @@ import pytest
 
 from tests.training import tiny_config, write_folder
 from vitascope.errors import Interrupted
+from vitascope.model.vit import VisionTransformer
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.checkpoint.folders import checkpoints
@@ -124,23 +125,38 @@ def test_signal_during_a_step_stops_after_it(data, tmp_path, monkeypatch, signum
 
 
 @pytest.mark.parametrize("epoch", [1, 3])
-def test_signal_during_validation_stops_after_it_and_loses_no_epoch(
+def test_signal_during_validation_stops_within_a_batch_and_loses_nothing(
     data, tmp_path, monkeypatch, epoch: int
 ) -> None:
-    """Also in the last epoch, whose checkpoint resumes with the end of the run."""
-    run, validate, validated = tmp_path / "run", Classify.validate, []
+    """The resumed run begins with that validation, also with the last one."""
+    forward, validate = VisionTransformer.forward, Classify.validate
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    train.train(tiny_config(data, run=str(whole), keep="last"))
+    validations, passes = [], []
 
-    def and_stop(self: Classify, *arguments):
-        validated.append(epoch)
-        if len(validated) == epoch:
-            send(signal.SIGTERM)
+    def counted(self: Classify, *arguments):
+        validations.append(0)
         return validate(self, *arguments)
 
-    monkeypatch.setattr(Classify, "validate", and_stop)
+    def and_stop(self: VisionTransformer, images):
+        if not self.training and len(validations) == epoch:
+            passes.append(len(images))
+            send(signal.SIGTERM)
+        return forward(self, images)
+
+    monkeypatch.setattr(Classify, "validate", counted)
+    monkeypatch.setattr(VisionTransformer, "forward", and_stop)
     with pytest.raises(Interrupted):
-        train.train(tiny_config(data, run=str(run)))
+        train.train(tiny_config(data, run=str(run), keep="last"))
+    assert len(passes) == 1
     assert [folder.name for folder in checkpoints(run)] == [f"step-{5 * epoch:08d}"]
+    monkeypatch.setattr(VisionTransformer, "forward", forward)
     train.resume(run)
-    epochs = [record["epoch"] for record in Run(run).metrics if record["kind"] == "epoch"]
-    assert epochs == [1, 2, 3]
-    assert len(validated) == 3
+    assert len(validations) == 4
+    results = [[untimed(record) for record in Run(folder).metrics] for folder in (whole, run)]
+    assert results[0] == results[1]
+    assert [record["epoch"] for record in results[1] if record["kind"] == "epoch"] == [1, 2, 3]
+
+
+def untimed(record: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in record.items() if name not in ("seconds", "images_per_second")}

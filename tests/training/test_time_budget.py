@@ -12,6 +12,7 @@ import pytest
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.errors import Interrupted, UserError
+from vitascope.report.overview import header, training
 from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import load_checkpoint
@@ -60,6 +61,27 @@ def test_the_time_sets_the_number_of_steps_and_the_schedule_ends_with_it(data, t
     assert last["epoch"] == pytest.approx(last["step"] / STEPS_PER_EPOCH, abs=0.005)
     assert run.records("test")[0]["seconds"] == pytest.approx(60 * 0.05, rel=0.1)
     assert run.records("step")[-1]["lr"] < 0.3 * max(record["lr"] for record in run.records("step"))
+
+
+def test_a_run_of_few_epochs_is_validated_about_twenty_times(data, tmp_path, monkeypatch) -> None:
+    clock(monkeypatch, tick=0.001)
+    run = Run(train.train(config_for(data, tmp_path / "run", minutes=0.003)).run)
+    epochs = [record["epoch"] for record in run.records("epoch")]
+    assert len(epochs) > 1.1 * epochs[-1]
+    assert 15 <= len(epochs) == len(set(epochs)) <= 20
+    assert 15 <= run.config["validations"] <= 20
+    assert all("val_loss" in record and "train_loss" in record for record in run.records("epoch"))
+
+
+def test_the_length_of_a_run_with_minutes_is_stated_in_epochs(data, tmp_path, monkeypatch) -> None:
+    clock(monkeypatch)
+    run = Run(train.train(config_for(data, tmp_path / "run")).run)
+    done = run.records("epoch")[-1]["epoch"]
+    assert run.planned_epochs == pytest.approx(done, rel=0.01)
+    tiles = [value for value, unit in header(run, None)["tiles"] if unit == "epochs"]
+    assert tiles == [f"{done:g}"]
+    length = dict(training(run, None, None, "", "")["rows"])["Training"]
+    assert length.startswith(f"{run.planned_epochs:g} epochs in 0.05 minutes, batches of 4")
 
 
 def test_a_run_with_minutes_is_repeated_bitwise_from_its_configuration(data, tmp_path, monkeypatch) -> None:
@@ -116,7 +138,7 @@ def test_minutes_must_be_positive(minutes: str, capsys) -> None:
 
 def test_a_machine_that_slows_down_at_the_end_is_reported(data, tmp_path, monkeypatch, capsys) -> None:
     clock(monkeypatch)
-    end = Trainer._end_epoch
+    end = Trainer._validate
 
     def slow(trainer: Trainer, *arguments: object) -> None:
         end(trainer, *arguments)
@@ -124,6 +146,6 @@ def test_a_machine_that_slows_down_at_the_end_is_reported(data, tmp_path, monkey
             clock(monkeypatch, tick=100.0)
             loop.time.monotonic()
 
-    monkeypatch.setattr(Trainer, "_end_epoch", slow)
+    monkeypatch.setattr(Trainer, "_validate", slow)
     train.train(config_for(data, tmp_path / "run"))
     assert "the machine became slower near the end" in capsys.readouterr().out

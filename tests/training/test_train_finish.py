@@ -47,13 +47,13 @@ def checkpoints_kept(monkeypatch) -> None:
 @pytest.fixture
 def worse_from_the_second_epoch_on(monkeypatch) -> None:
     """The best weights are those of the first epoch."""
-    end = Trainer._end_epoch
+    end = Trainer._validate
 
     def ended(self: Trainer, *arguments) -> None:
         self.best_loss = self.best_loss if self.step == self.steps_per_epoch else -1.0
         end(self, *arguments)
 
-    monkeypatch.setattr(Trainer, "_end_epoch", ended)
+    monkeypatch.setattr(Trainer, "_validate", ended)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -316,7 +316,7 @@ def test_interrupted_finish_is_repeated_and_recorded_once(
             )
     assert not (run / "model").exists()
     train.resume(run)
-    assert [record["kind"] for record in Run(run).metrics] == ["epoch", "test"]
+    assert [record["kind"] for record in Run(run).metrics] == ["epoch", "kept", "test"]
     assert (run / "model" / "config.json").is_file()
 
 
@@ -340,7 +340,7 @@ def test_pre_training_on_grey_images_provides_weights_for_both_commands(
     for name, further in (("more", "pretrain"), ("tuned", "train")):
         options = ["--weights", str(body), "--run", str(tmp_path / name), "--lr", "1e-30"]
         assert main([further, *options, *small]) == 0
-        assert f"weights of {body}: " in capsys.readouterr().out
+        assert f"start  from {body}: " in capsys.readouterr().out
         ours, theirs = weights(tmp_path / name), weights(body)
         for key in theirs.keys() & ours.keys():
             torch.testing.assert_close(ours[key], theirs[key], rtol=0, atol=1e-25)

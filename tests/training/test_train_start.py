@@ -42,12 +42,13 @@ def test_data_missing_in_one_process_stops_all_before_a_run_is_created(data, tmp
 
 
 def test_initial_weights_depend_on_the_seed_only_and_keep_torchs_generator(data) -> None:
-    config, model_config = resolve_config(tiny_config(data), open_data(str(data)))
+    splits = open_data(str(data))
+    config, model_config = resolve_config(tiny_config(data), splits)
     torch.manual_seed(5)
-    first = start_model(config, model_config, 3)
+    first = start_model(config, model_config, splits)
     after = torch.rand(2)
-    second = start_model(config, model_config, 3)
-    other = start_model(config.replace(seed=1), model_config, 3)
+    second = start_model(config, model_config, splits)
+    other = start_model(config.replace(seed=1), model_config, splits)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert not torch.equal(first.patch_embedding.weight, other.patch_embedding.weight)
     torch.manual_seed(5)
@@ -55,15 +56,16 @@ def test_initial_weights_depend_on_the_seed_only_and_keep_torchs_generator(data)
 
 
 def test_weights_provide_the_body_and_preprocessing_at_the_new_size(data, weights, capsys) -> None:
+    splits = open_data(str(data))
     config, model_config = resolve_config(
-        TrainConfig().replace(data=str(data), weights=str(weights), image_size=16), open_data(str(data))
+        TrainConfig().replace(data=str(data), weights=str(weights), image_size=16), splits
     )
-    model = start_model(config, model_config, 3)
+    model = start_model(config, model_config, splits)
     loaded = from_pretrained(weights)
     assert model.preprocess == loaded.preprocess.at_size((16, 16))
     ours, theirs = model.encoder.state_dict(), loaded.encoder.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert f"weights of {weights}: " in capsys.readouterr().out
+    assert f"start  from {weights}: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("model_channels", [1, 3])
@@ -73,17 +75,16 @@ def test_grey_weights_with_colour_images_are_reported(
 ) -> None:
     folder = tmp_path / "weights"
     save_pretrained(small_model(in_channels=model_channels, num_classes=2), folder)
-    config, model_config = resolve_config(
-        TrainConfig().replace(data=str(data), weights=str(folder)), open_data(str(data))
-    )
-    start_model(config, model_config, channels)
+    splits = open_data(str(data))
+    config, model_config = resolve_config(TrainConfig().replace(data=str(data), weights=str(folder)), splits)
+    start_model(config, model_config, dataclasses.replace(splits, channels=channels))
     message = "converted to grey" in capsys.readouterr().out
     assert message == (channels == 3 and model_channels == 1)
 
 
 def task_of(config: TrainConfig, splits: Splits) -> Any:
     config, model_config = resolve_config(config, splits)
-    model = start_model(config, model_config, 3)
+    model = start_model(config, model_config, splits)
     return make_task(config, model, splits, torch.device("cpu"), torch.float32)
 
 
@@ -107,7 +108,7 @@ def test_task_without_a_teacher_is_classification_with_the_given_smoothing(data)
             ["--layer-decay", "0.5", "--model", "resnet29_w32_cifar", "--recipe", "cnn"],
             "no blocks",
         ),
-        (["--freeze"], "set weights"),
+        (["--freeze", "--weights", "none"], "set weights"),
     ],
 )
 def test_invalid_start_is_rejected_in_one_line_with_advice(

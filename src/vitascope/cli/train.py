@@ -11,7 +11,14 @@ import tyro
 from vitascope.cli.parsing import MaybePath, parse
 from vitascope.errors import UserError
 from vitascope.training.options import Balance, Distillation, Masking, MaybeText
-from vitascope.training.recipes import GROUP_OF, RECIPES, TrainConfig, default_recipe, merged_options
+from vitascope.training.recipes import (
+    GROUP_OF,
+    NO_WEIGHTS,
+    RECIPES,
+    TrainConfig,
+    default_start,
+    merged_options,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
@@ -103,7 +110,9 @@ def parse_run(command: type[R], name: str, args: Sequence[str]) -> R:
             raise UserError("--config contains every option already; leave out --recipe")
         base = TrainConfig.from_yaml(first.config)
     else:
-        base = TrainConfig.from_recipe(first.recipe or default_recipe(first.chosen().replace(task=task)))
+        asked, scratch = first.chosen().replace(task=task), first.weights == NO_WEIGHTS
+        start = {"recipe": first.recipe} if first.recipe else default_start(asked, scratch=scratch)
+        base = TrainConfig.from_recipe(**start)
     if base.task != task:
         other = "pretrain" if base.task == "masked" else "train"
         raise UserError(f"{first.config or f'the recipe {first.recipe}'} is for `vitascope {other}`")

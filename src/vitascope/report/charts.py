@@ -45,7 +45,7 @@ def curve_names(epochs: Records, steps: Records) -> list[str]:
     return [*found, "lr"] if len(steps) > 2 else found
 
 
-def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
+def draw_curves(epochs: Records, steps: Records, kept: float | None) -> Figure:
     """All recorded curves side by side."""
     names = curve_names(epochs, steps)
     figure = new_figure(4.5 * len(names), 3.4)
@@ -55,14 +55,20 @@ def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
     return figure
 
 
-def kept_epoch(run: Run, epochs: Records) -> int | None:
-    """The epoch of the lowest validation loss, if the run kept its weights."""
-    if run.config.get("keep") != "best" or not epochs:
-        return None
-    return int(epochs[int(np.argmin(values_of(epochs, "val_loss")))]["epoch"])
+def kept_place(run: Run, epochs: Records) -> int | None:
+    """The place of the lowest validation loss among the epochs, if the run kept its weights."""
+    kept = run.records("kept")  # older and unfinished runs have no such record
+    keeps = kept[-1]["weights"] if kept else run.config.get("keep")
+    return int(np.argmin(values_of(epochs, "val_loss"))) if keeps == "best" and epochs else None
 
 
-def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int | None) -> None:
+def kept_epoch(run: Run, epochs: Records) -> float | None:
+    """The epoch at `kept_place`."""
+    place = kept_place(run, epochs)
+    return None if place is None else float(epochs[place]["epoch"])
+
+
+def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: float | None) -> None:
     """A quantity of training and validation by epoch.
 
     Values of single steps are drawn faintly. The epoch `kept`, whose weights were kept, is marked.
@@ -100,7 +106,7 @@ def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int
         label = f"val, most frequent class {share:.1%}"
         axes.axhline(share, color=GREY, linestyle="--", linewidth=1, label=label)
     if kept is not None:
-        axes.axvline(kept, color=GREY, linestyle=":", linewidth=1, label=f"kept, epoch {kept}")
+        axes.axvline(kept, color=GREY, linestyle=":", linewidth=1, label=f"kept, epoch {kept:g}")
     if name != "loss":
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     if axes.get_legend_handles_labels()[0]:
@@ -126,7 +132,7 @@ class Curve:
     label: str
     """The same for runs with the same colour and style."""
     epochs: Records
-    kept: int | None
+    kept: float | None
     """The place among them of the epoch whose weights were kept; None for the last step."""
     colour: str
     style: LineStyle

@@ -8,14 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from vitascope.explain.plots import new_figure, save_figure, short
-from vitascope.report.charts import RUN_COLOURS, RUN_STYLES, Curve, plot_runs, values_of
-from vitascope.report.comparison import ComparedRun, RunComparison, seed_group
+from vitascope.report.charts import RUN_COLOURS, RUN_STYLES, Curve, kept_place, plot_runs
+from vitascope.report.comparison import RunComparison, seed_group
 from vitascope.report.page import render
 from vitascope.report.svg import COLOURS, blank_figure, embed
 from vitascope.run.run import Run
@@ -98,16 +97,12 @@ def curves_of(comparison: RunComparison) -> list[Curve]:
                     name=each.name,
                     label=short(", ".join(groups[key]), 40),
                     epochs=each.epochs,
-                    kept=_kept(each),
+                    kept=kept_place(each.run, each.epochs),
                     colour=RUN_COLOURS[colour],
                     style=RUN_STYLES[style],
                 )
             )
     return found
-
-
-def _kept(run: ComparedRun) -> int | None:
-    return int(np.argmin(values_of(run.epochs, "val_loss"))) if run.run.config.get("keep") == "best" else None
 
 
 def _quantities(curves: Sequence[Curve]) -> list[str]:

@@ -24,7 +24,7 @@ MAX_RUNS = 24
 """Runs in a comparison: more curves cannot be told apart."""
 SIGNIFICANT = 0.05
 """Largest p-value of a significant difference."""
-_INDIVIDUAL = {"run", "seed", "lengths"}
+_INDIVIDUAL = {"run", "seed", "lengths", "validations"}
 """Options in which the runs of a seed group may differ."""
 _MOMENT = {"started", "command"}
 """Records of the environment that differ between all runs."""
@@ -80,8 +80,8 @@ class ComparedRun:
     @property
     def progress(self) -> str:
         """The number of epochs; of an unfinished run, also the planned one."""
-        done, planned = self.epochs[-1]["epoch"] if self.epochs else 0, self.run.config.get("epochs")
-        return f"{done:g}" if self.run.finished or planned is None else f"{done:g} of {planned}"
+        done, planned = self.epochs[-1]["epoch"] if self.epochs else 0, self.run.planned_epochs
+        return f"{done:g}" if self.run.finished or planned is None else f"{done:g} of {planned:g}"
 
     def cells(self) -> tuple[str, ...]:
         """The row in the table of results; see `RunComparison.results`."""
@@ -108,7 +108,7 @@ class ComparedRun:
             "path": str(self.run.path),
             "finished": self.run.finished,
             "epochs": self.epochs[-1]["epoch"] if self.epochs else 0,
-            "planned_epochs": self.run.config.get("epochs"),
+            "planned_epochs": self.run.planned_epochs,
             **{name: test.get(name) for name in ("split", "images", "correct", "accuracy")},
             "accuracy_low": low,
             "accuracy_high": high,

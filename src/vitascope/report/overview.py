@@ -32,7 +32,7 @@ def header(run: Run, model: Classifier | None) -> dict[str, Any]:
         "result": _result(run),
         "resume": None if run.finished else f"{_command(run)} --resume {_quoted(run.path)}",
         "measured_on_val": bool(
-            tests and tests[-1]["split"] == "val" and run.config.get("keep") == "best" and run.classifies
+            tests and tests[-1]["split"] == "val" and run.config.get("keep") != "last" and run.classifies
         ),
         "warning": "" if score is None else score.warning(from_scratch=not run.config.get("weights")),
         "tiles": _tiles(run, model, score),
@@ -52,7 +52,7 @@ def _result(run: Run) -> str:
     data = without_home(str(run.config["data"]))
     what = f"A classifier of {data}" if run.classifies else f"A body, pre-trained by masked patches of {data}"
     if not run.finished or not tests:
-        return f"{what}: trained for {epochs[-1]['epoch'] if epochs else 0} of {_planned_epochs(run)}."
+        return f"{what}: trained for {epochs[-1]['epoch'] if epochs else 0:g} of {_planned_epochs(run)}."
     test = tests[-1]
     images = counted(test["images"], f"{test['split']} image")
     if not run.classifies:
@@ -64,9 +64,28 @@ def _result(run: Run) -> str:
     return f"{what}: {test['accuracy']:.2%} of {images} correct.{compared}"
 
 
+def _kept(run: Run) -> str:
+    kept = run.records("kept")
+    if kept:
+        return f"those of epoch {kept[-1]['epoch']:g}: {kept[-1]['reason']}"
+    words = {"best": "those of the lowest validation loss", "last": "the last ones"}  # of an older run
+    return words.get(str(run.config.get("keep")), "not decided yet")
+
+
 def _planned_epochs(run: Run) -> str:
-    planned = run.config.get("epochs")
-    return counted(planned, "epoch") if isinstance(planned, int) else "? epochs"
+    """The length of the run: "20 epochs"."""
+    planned = run.planned_epochs
+    if planned is None:
+        return "an unknown number of epochs"
+    return f"{planned:g} epoch{'' if planned == 1 else 's'}"
+
+
+def _length(run: Run) -> str:
+    """The length of the run, and what has set it if that was not a number of epochs."""
+    config, epochs = run.config, _planned_epochs(run)
+    if config.get("minutes"):
+        return f"{epochs} in {config['minutes']:g} minutes"
+    return f"{config['steps']:,} steps ({epochs})" if config.get("steps") else epochs
 
 
 def _score(run: Run) -> Score | None:
@@ -100,8 +119,9 @@ def _tiles(run: Run, model: Classifier | None, score: Score | None) -> list[tupl
     if model is not None:
         found.append((f"{sum(p.numel() for p in model.parameters()) / 1e6:.3g} M", "parameters"))
     if epochs:
-        planned, _, unit = _planned_epochs(run).partition(" ")
-        found.append((f"{epochs[-1]['epoch']} of {planned}", unit))
+        done = f"{epochs[-1]['epoch']:g}"
+        planned = "" if run.finished or run.planned_epochs is None else f" of {run.planned_epochs:g}"
+        found.append((f"{done}{planned}", "epoch" if done == "1" and not planned else "epochs"))
     if tests:
         found.append((duration(tests[-1]["seconds"]), "training time, with validation"))
     return found
@@ -130,7 +150,7 @@ def training(
     if get("teacher"):
         rows.append(("Teacher", without_home(str(get("teacher")))))
     options = (
-        f"{_planned_epochs(run)}, batches of {get('batch_size')}, {get('optimizer')}, learning rate "
+        f"{_length(run)}, batches of {get('batch_size')}, {get('optimizer')}, learning rate "
         f"{get('lr')} ({get('schedule')}), weight decay {get('weight_decay')}"
     )
     rows.append(("Training", options))
@@ -143,8 +163,7 @@ def training(
     if balanced:
         rows.append(("Balanced by", balanced[0].replace("_", " ")))
     if run.classifies:
-        kept = {"best": "of the lowest validation loss", "last": "of the last step"}
-        rows.append(("Weights kept", kept.get(str(get("keep")), str(get("keep")))))
+        rows.append(("Weights kept", _kept(run)))
     if "started" in run.environment:
         rows.append(("Started", _date(run.environment["started"])))
     counts = [class_counts(part) for part in parts] if run.classifies and len(names) > 1 else []

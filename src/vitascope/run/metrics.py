@@ -57,27 +57,32 @@ class MetricsWriter:
     Each record has its `kind`, the `step` after which it was made, counted from 1, and by kind:
 
     - `step`: `loss`, the mean over the step's images, and `lr`;
-    - `epoch`: `epoch`, counted from 1; `train_loss` and `train_accuracy`, means over the epoch's steps, on
-      augmented images (and, if these are mixed, by their own classes; the loss by its class weights, if there
-      are any); `val_loss`, `val_accuracy` and `val_balanced_accuracy`; `val_majority`, the share of the most
-      frequent class; `images_per_second`; `seconds`, the training time so far, with
-      validation, over all processes that worked on the run. Distillation adds
+    - `epoch`, of each validation: `epoch`, counted from 1, a fraction within an epoch; `train_loss` and
+      `train_accuracy`, means over the steps since the validation before, on augmented images (and, if these
+      are mixed, by their own classes; the loss by its class weights, if there are any); `val_loss`,
+      `val_accuracy` and `val_balanced_accuracy`; `val_majority`, the share of the most frequent class;
+      `images_per_second`; `seconds`, the training time so far, with validation, over all processes that
+      worked on the run. Distillation adds
       `train_agree`, the share of images for which student and teacher predict the same class. In masked
       patch prediction, accuracy is the share of correctly predicted colours, where colours are predicted;
     - `stop`, of a run that early stopping has ended: `epoch`, the last one, and `best_epoch`, that of the
       lowest validation loss;
+    - `kept`: the `weights` of the finished model, `best` or `last`, their `epoch` and the `reason`;
     - `test`: `split`, `images`, `loss`, `accuracy`, `seconds`, and for a classifier `correct`, `unreadable`,
       `accuracy_low` and `accuracy_high` (the 95% interval), `top5_accuracy` with more than 5 classes,
       `balanced_accuracy`, `macro_f1` and `majority`.
 
-    Records after `step`, from which the run resumes, are removed, because those steps are done again. So is a
-    test, because only unfinished runs are resumed. It is a `UserError` if the files cannot be written.
+    Records after `step`, from which the run resumes, are removed, because those steps are done again. So are
+    `kept` and `test`, because only unfinished runs are resumed. It is a `UserError` if the files cannot be
+    written.
     """
 
     def __init__(self, path: Path, step: int = 0, tracker: Tracker | None = None) -> None:
         self._path, self._tracker = path, tracker
         kept = read_metrics(path) if path.exists() else []
-        kept = [record for record in kept if record["step"] <= step and record["kind"] != "test"]
+        kept = [
+            record for record in kept if record["step"] <= step and record["kind"] not in ("kept", "test")
+        ]
         with self._explaining_failure(), replacing(path) as aside:
             aside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         with self._explaining_failure():

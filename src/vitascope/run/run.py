@@ -247,6 +247,17 @@ class Run:
         """The records of one kind: "step", "epoch" or "test"."""
         return [record for record in self.metrics if record["kind"] == kind]
 
+    @property
+    def planned_epochs(self) -> float | None:
+        """The length of the run in epochs; None before the first validation if steps or minutes set it."""
+        config, epochs = self.config, self.records("epoch")
+        if config.get("epochs") is not None and not config.get("lengths"):
+            return config["epochs"]
+        steps = config["lengths"][-1][1] if config.get("lengths") else config.get("steps")
+        if steps is None or not epochs:
+            return None
+        return float(f"{steps * epochs[-1]['epoch'] / epochs[-1]['step']:.3g}")
+
     def write_metrics(self, step: int = 0) -> MetricsWriter:
         """A writer that continues the metrics after a step."""
         return MetricsWriter(self.metrics_file, step, self._tracker)

@@ -33,6 +33,8 @@ FROM_SCRATCH = 64
 IMAGES_SHOWN = 1_000_000
 """Images, with repetitions, that a run without a length is trained on, within these numbers of epochs."""
 FEWEST_EPOCHS, MOST_EPOCHS = 20, 200
+LEAST_PATCHES = 8
+"""Patches per side of small images."""
 FEW_IMAGES = 20_000
 """With fewer training images, each is shown so often that a weak augmentation lets the model learn it."""
 
@@ -116,6 +118,30 @@ def chosen_by_data(asked: TrainConfig, resolved: TrainConfig, splits: Splits) ->
     return f"{', '.join(chosen)}: for {counted(len(splits.train), 'image')} of about {width}x{height} pixels"
 
 
+def enlargement(asked: TrainConfig, config: ModelConfig, splits: Splits) -> str:
+    """The cost of images that weights enlarge much, and a smaller size; empty if there is nothing to say."""
+    if (
+        asked.weights is None
+        or asked.architecture.image_size is not None
+        or not isinstance(config, ViTConfig)
+    ):
+        return ""
+    (height, width), (patch_h, patch_w) = median_size(splits.train), config.patch_hw
+    count = max(LEAST_PATCHES, math.ceil(height / patch_h), math.ceil(width / patch_w))
+    smaller = (count * patch_h, count * patch_w)
+    if 2 * max(smaller) > min(config.image_hw) or patch_h != patch_w:
+        return ""
+    try:  # not all positions allow other sizes
+        cost = config.flops / dataclasses.replace(config, image_size=smaller).flops
+    except UserError:
+        return ""
+    H, W = config.image_hw
+    return (
+        f"the images of about {width}x{height} pixels are enlarged to {W}x{H}, the size of the weights; "
+        f"image_size={smaller[0]} needs {1 / cost:.1%} of the computation"
+    )
+
+
 def _augmentation(asked: AugmentationOptions, splits: Splits) -> dict[str, float]:
     """The options of augmentation that follow from the images: from their number, and from their size.
 
@@ -187,14 +213,14 @@ def _default_sizes(asked: TrainConfig, model: str, side: int) -> dict[str, int]:
     if embedding.stem == "tokenizer":
         tokenizer = dataclasses.replace(config.tokenizer, **_of_group("tokenizer", wanted))
         side = side if small else wanted.image_size or FROM_SCRATCH
-        halvings = min(tokenizer.num_layers, max(1, side // 8).bit_length() - 1)
+        halvings = min(tokenizer.num_layers, max(1, side // LEAST_PATCHES).bit_length() - 1)
         patch = wanted.patch_size or 2 ** max(1, halvings)
         return {"patch_size": patch, "image_size": max(1, round(side / patch)) * patch}
     if small:
         smallest = 2 if asked.task == "masked" and asked.masking.target == "mae" else 1
         if embedding.stem == "resnet":
             smallest = ResNetConfig(layers=embedding.resnet_layers).stride
-        patch = wanted.patch_size or max(smallest, side // 8 // smallest * smallest)
+        patch = wanted.patch_size or max(smallest, side // LEAST_PATCHES // smallest * smallest)
         return {"patch_size": patch, "image_size": max(1, round(side / patch)) * patch}
     return {"image_size": LARGE_IMAGE}
 

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import shutil
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from vitascope.training.optim import freeze_body, optimizer_of, train_mode, upda
 from vitascope.training.progress import Progress
 from vitascope.training.recipes import TrainConfig
 from vitascope.training.schedule import Schedule, TimeBudget, small_size
-from vitascope.training.signals import Stop, stop_signals
+from vitascope.training.signals import Stop, interruptible, stop_signals
 from vitascope.training.tasks.task import Examples, Sums, Task
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
@@ -99,7 +99,8 @@ class Trainer:
         self.budget: TimeBudget | None = None
         self.small, self.small_size = False, small_size(model.config)
         self.identity = run_identity(config, self.model_config, splits.train)
-        self.step, self.seconds, self.best_loss, self.epochs_since_best = 0, 0.0, math.inf, 0
+        self.step, self.seconds = 0, 0.0
+        self.validated, self.best_step, self.best_loss = 0, 0, math.inf
         self.sums: Sums = {}
 
     def loader(self, images: ImageSet, seed: int | None = None) -> Loader:
@@ -135,12 +136,16 @@ class Trainer:
         """
         minutes = self.config.optimization.minutes
         assert minutes is not None
-        if self.config.optimization.lengths:  # resumed
-            self.budget = TimeBudget(60 * minutes - spent, 0.0, self.schedule.progress(self.step))
+        options = self.config.optimization
+        if options.lengths:  # resumed
+            over = self.schedule.progress(self.step)
+            self.budget = TimeBudget(
+                60 * minutes - spent, 0.0, validations=options.validations, progress=over
+            )
             return
         with self._one_thread_if_small(), torch.random.fork_rng(devices=[]):
             first = self._measured_step()
-        started = Schedule(self.config.optimization, self.batch_size, self.steps_per_epoch, ((0, 1),))
+        started = Schedule(options, self.batch_size, self.steps_per_epoch, ((0, 1),))
         whole = first / started.cost(0)  # a step on whole images
         per_step = whole * started.rest_cost(0)
         forward = whole / 3 / self.batch_size  # the backward pass takes twice the time
@@ -153,8 +158,10 @@ class Trainer:
                 f"take {spent:.1f} s, and a step {per_step:.2g} s; set minutes to at least "
                 f"{math.ceil((spent + 20 * per_step) / 6) / 10:g}"
             )
+        (validation,) = distributed.largest(validation)
         self.budget = TimeBudget(seconds, validation)
-        self._set_length(0, self.budget.first_length(per_step, self.steps_per_epoch))
+        self.config = self.config.replace(validations=self.budget.validations)
+        self._set_length(0, self.budget.first_length(per_step))
 
     def _measured_step(self) -> float:
         """Seconds of a training step without its update; nothing changes. The first one warms up."""
@@ -176,7 +183,8 @@ class Trainer:
         lengths = self.schedule.correct(step, total).lengths if step else ((0, total),)
         self.config = self.config.replace(lengths=lengths)
         if distributed.is_first():
-            self.run.record_options(lengths=[list(pair) for pair in lengths])
+            validations = self.config.optimization.validations
+            self.run.record_options(lengths=[list(pair) for pair in lengths], validations=validations)
 
     def _one_thread_if_small(self) -> AbstractContextManager[None]:
         return suitable_threads(self.model_config, self.device, images_at_once(self.config))
@@ -189,7 +197,8 @@ class Trainer:
     @property
     def out_of_patience(self) -> bool:
         """Whether the validation loss has not fallen for so many epochs that the run ends early."""
-        return 0 < self.config.optimization.patience <= self.epochs_since_best
+        patience = self.config.optimization.patience * self.steps_per_epoch
+        return 0 < patience <= self.validated - self.best_step
 
     def fit(self) -> None:
         """Train to the end of the last epoch, or until patience runs out, starting at `self.step`."""
@@ -214,9 +223,11 @@ class Trainer:
                 recorder.close()
 
     def _loop(self, recorder: MetricsWriter | None, progress: Progress, stop: Stop) -> None:
-        """All steps, with a validation after each epoch, and checkpoints."""
+        """All steps, with validations and checkpoints."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
         saved = clock = time.monotonic()
+        if self.step > self.validated and self.schedule.validates(self.step):  # where a signal stopped it
+            self._validate(recorder, progress, stop)
         while self.step < self.schedule.total(self.step) and not self.out_of_patience:
             epoch, start = divmod(self.step, self.steps_per_epoch)
             for batch in self.train_loader.epoch(epoch, start=start):
@@ -231,8 +242,8 @@ class Trainer:
                 stepped, clock = now - clock, now
                 self.seconds += stepped
                 ended = self.step == self.schedule.total(self.step)
-                if ended or self.step % self.steps_per_epoch == 0:
-                    self._end_epoch(recorder, progress)
+                if self.schedule.validates(self.step):
+                    self._validate(recorder, progress, stop)
                 now = time.monotonic()
                 self.seconds, clock = self.seconds + now - clock, now
                 if self.budget is not None and not ended:
@@ -244,7 +255,7 @@ class Trainer:
                     saved = time.monotonic()
                 if signum:
                     raise Interrupted(self.run.path, int(signum))
-                if ended:
+                if ended or self.out_of_patience:
                     break
         self.save()
         if self.budget is not None and self.seconds > 1.1 * self.budget.seconds:
@@ -350,19 +361,30 @@ class Trainer:
             f"clip_grad=1 or precision=fp32. The run so far is in {self.run.path}; {newest}"
         )
 
-    def _end_epoch(self, recorder: MetricsWriter | None, progress: Progress) -> None:
+    def epoch_of(self, step: int) -> float:
+        """The number of epochs that end with a step; a fraction within an epoch."""
+        whole, rest = divmod(step, self.steps_per_epoch)
+        return whole if rest == 0 else float(f"{step / self.steps_per_epoch:.4g}")
+
+    def _validate(self, recorder: MetricsWriter | None, progress: Progress, stop: Stop) -> None:
         """Validate, record, and save the weights if they are the best so far.
 
-        The last epoch of a run whose length is given in steps or minutes may be a part of one.
+        A signal stops at once, with a checkpoint; the resumed run begins with this validation.
         """
-        whole, rest = divmod(self.step, self.steps_per_epoch)
-        epoch = whole if rest == 0 else float(f"{self.step / self.steps_per_epoch:.4g}")
+        epoch = self.epoch_of(self.step)
         sums = distributed.sum_over_processes(self.sums)
         means = {name: float(total / sums["count"]) for name, total in sums.items() if name != "count"}
         self._check_finite(means["loss"])
-        self.sums = {}
         began = time.monotonic()
-        val = self.task.validate(self.trained, self.val_loader, self.precision)
+        try:
+            with interruptible(stop) if distributed.world_size() == 1 else nullcontext():
+                val = self.task.validate(self.trained, self.val_loader, self.precision)
+        except KeyboardInterrupt as error:
+            if not stop.signum:
+                raise
+            self.save()
+            raise Interrupted(self.run.path, stop.signum) from error
+        self.sums, self.validated = {}, self.step
         validated = time.monotonic() - began
         if self.budget is not None:
             self.budget.validation = validated
@@ -384,20 +406,17 @@ class Trainer:
             recorder.record("epoch", self.step, record)
         (loss,) = distributed.largest(val["loss"])  # rounding may differ, and all must decide alike
         if loss < self.best_loss:
-            self.best_loss, self.epochs_since_best = loss, 0
+            self.best_loss, self.best_step = loss, self.step
             self.save_model(self.run.best)
-        else:
-            self.epochs_since_best += 1
         if self.out_of_patience and self.step < self.schedule.total(self.step):
-            self._report_early_stop(whole, recorder, progress)
+            self._report_early_stop(epoch, recorder, progress)
 
-    def _report_early_stop(self, epoch: int, recorder: MetricsWriter | None, progress: Progress) -> None:
+    def _report_early_stop(self, epoch: float, recorder: MetricsWriter | None, progress: Progress) -> None:
         """Print and record that patience has run out after an epoch, counted from 1."""
-        best = epoch - self.epochs_since_best
-        kept = best if self.config.optimization.keep == "best" else epoch
+        best = self.epoch_of(self.best_step)
         progress.note(
-            f"stopped after epoch {epoch}: the lowest validation loss, {self.best_loss:.3f}, was that of "
-            f"epoch {best}; keeps the weights of epoch {kept}"
+            f"stopped after epoch {epoch:g}: the lowest validation loss, {self.best_loss:.3f}, was that of "
+            f"epoch {best:g}"
         )
         if recorder is not None:
             recorder.record("stop", self.step, {"epoch": epoch, "best_epoch": best})
@@ -432,7 +451,8 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "sums": self.sums if distributed.world_size() == 1 else distributed.sum_over_processes(self.sums),
             "best_loss": self.best_loss,
-            "epochs_since_best": self.epochs_since_best,
+            "best_step": self.best_step,
+            "validated": self.validated,
             "seconds": self.seconds,
         }
         save_checkpoint(self.run.path, self.step, state, keep=self.config.engine.keep_checkpoints)
@@ -452,7 +472,10 @@ class Trainer:
         if state["scaler"]:  # empty if the run has had another precision so far
             self.scaler.load_state_dict(state["scaler"])
         self.best_loss, self.seconds = state["best_loss"], state["seconds"]
-        self.epochs_since_best = state.get("epochs_since_best", 0)  # older checkpoints have none
+        # Older checkpoints were saved after a validation, and count epochs, or have neither.
+        since_best = state.get("epochs_since_best", 0) * self.steps_per_epoch
+        self.best_step = state.get("best_step", self.step - since_best)
+        self.validated = state.get("validated", self.step)
         if distributed.is_first():
             self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
         else:

@@ -46,7 +46,7 @@ _SIZES = (
 )
 _AMOUNTS = (
     "warmup_epochs warmup_steps weight_decay clip_grad color_jitter randaugment mixup cutmix "
-    "rotate workers checkpoint_seconds patience"
+    "rotate workers checkpoint_seconds patience validations"
 )
 # The accepted range of each number: its description, its test, the names of the options.
 _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
@@ -182,6 +182,9 @@ class Optimization(OptionGroup):
     lengths: tyro.conf.Suppress[tuple[tuple[int, int], ...]] = ()
     """The steps that --minutes has led to: the length of the run at step 0, and each correction, as pairs of
     a step and the length in steps from there on. Recorded, so that the run can be repeated."""
+    validations: tyro.conf.Suppress[int] = 0
+    """Number of validations that --minutes has led to, at equal shares of the schedule; recorded as well.
+    0 validates after each epoch."""
     weight_decay: float = 0.05
     """Weight decay of matrices; biases, norms, tokens and positions have none."""
     layer_decay: float = 1.0
@@ -198,8 +201,9 @@ class Optimization(OptionGroup):
     """Decay of the moving average of the weights, which is evaluated and saved; 0 keeps no average.
     Step n uses (1 + n) / (10 + n) if that is smaller.
     Default: an average over about a fiftieth of the run."""
-    keep: Literal["best", "last"] = "best"
-    """Weights of the finished model: those with the lowest validation loss, or the last ones."""
+    keep: Literal["best", "last", "auto"] = "best"
+    """Weights of the finished model: those with the lowest validation loss, or the last ones. `auto` keeps
+    the last ones, unless the validation images show that they are worse."""
     patience: int = 0
     """Early stopping: the run ends after this many epochs without a lower validation loss; 0 disables it."""
 

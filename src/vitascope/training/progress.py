@@ -14,9 +14,10 @@ from tqdm import tqdm
 from vitascope.formatting import speed
 
 LINES = 20
-"""Approximate number of lines per run."""
-LINE_SECONDS = 30.0
-"""Shortest time between two lines within an epoch, without a terminal."""
+"""Approximate number of lines for the epochs of a run."""
+FIRST_SECONDS, LINE_SECONDS = 3.0, 30.0
+"""The time until the first line, and between two lines, without a terminal. After ten minutes, the time
+between two lines grows to a twentieth of the time so far, so that the log of a long run stays short."""
 
 
 class Progress:
@@ -31,7 +32,8 @@ class Progress:
     ) -> None:
         self.epochs, self.total, self.uneven, self.shown = epochs, images, uneven, shown
         self.done = self._done_before = done
-        self._started = self._last_line = time.monotonic()
+        self._started = time.monotonic()
+        self._last_line: float | None = None
         self._slowdown = 1.0
         self._named: set[str] = set()
         self._bar: tqdm[NoReturn] | None = None
@@ -63,10 +65,14 @@ class Progress:
     def advance(self, images: int) -> None:
         """Count images; print a line if the last one is long ago."""
         self.done += images
-        whole = (self.total - self._done_before) / max(1e-9, self.images_per_second)  # estimated seconds
         if self._bar is not None:
             self._bar.update(images)
-        elif time.monotonic() - self._last_line >= max(LINE_SECONDS, whole / LINES):
+            return
+        now = time.monotonic()
+        since, interval = self._last_line, max(LINE_SECONDS, (now - self._started) / LINES)
+        if since is None:
+            since, interval = self._started, FIRST_SECONDS
+        if now - since >= interval:
             self._print(f"{self.done:,} of {self.total:,} images")
 
     def epoch(self, epoch: float, train_loss: float, val: Mapping[str, float]) -> None:
@@ -98,8 +104,8 @@ class Progress:
     def _print(self, text: str) -> None:
         if not self.shown:
             return
-        self._last_line = time.monotonic()
-        passed = timedelta(seconds=round(self._last_line - self._started))
+        now = self._last_line = time.monotonic()
+        passed = timedelta(seconds=round(now - self._started))
         rate = max(1e-9, self.images_per_second)
         left = timedelta(seconds=round((self.total - self.done) * self._slowdown / rate))
         tqdm.write(f"{text}  {speed(self.images_per_second)}  {passed}, {left} left")

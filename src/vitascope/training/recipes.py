@@ -23,6 +23,11 @@ from vitascope.training.options import (
     Optimization,
 )
 
+BUILT_IN, NO_WEIGHTS = "cifar10", "none"
+FEW_TO_START = 2_000
+"""Training images up to which a run starts from the built-in model by default: the largest number for which
+benchmarks/few_images.py finds that better than random weights."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
 class TrainConfig(Configuration):
@@ -45,7 +50,9 @@ class TrainConfig(Configuration):
     run: MaybeText = None
     """Run folder; must not exist. Default: runs/<name of the data>."""
     weights: MaybeText = None
-    """Trained model to start from: a run folder, a model folder or file, or a hub id."""
+    """Trained model to start from: a run folder, a model folder or file, a hub id, or `none` for random
+    weights. Default: none; of a run on few images without --recipe and model options, cifar10, a small model
+    that comes with vitascope."""
     seed: int = 0
     """Seed of the validation split, the initialization, the order and the augmentation."""
     architecture: Architecture = dataclasses.field(default_factory=Architecture)
@@ -66,6 +73,8 @@ class TrainConfig(Configuration):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
+        if self.weights == NO_WEIGHTS:
+            object.__setattr__(self, "weights", None)
         if not 0 <= self.seed < 2**63:  # the range of torch's generators
             raise UserError(f"seed must be in [0, 2**63), not {self.seed}")
         if self.augmentation.repeats > 1 and self.balance.sampling == "balanced":
@@ -149,7 +158,7 @@ RECIPES["digits"] = BASE.replace(
     color_jitter=0.0,
     shift=0.06,
     rotate=8.0,
-    keep="last",
+    keep="auto",
 )
 
 # vitascope train --data FOLDER --minutes 30
@@ -169,7 +178,7 @@ RECIPES["small-data"] = BASE.replace(
     randaugment=None,
     operation_probability=0.5,
     erase=None,
-    keep="last",
+    keep="auto",
 )
 
 # vitascope train --data FOLDER --teacher runs/cnn
@@ -340,8 +349,31 @@ def merged_options(base: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, 
     return (*kept, *given)
 
 
+def default_start(asked: TrainConfig, *, scratch: bool = False) -> dict[str, str]:
+    """The recipe of a run without a named one; of a run on few images, also the built-in model to start from.
+
+    The latter is for classifiers of colour images without a teacher and without options of a new model.
+
+    Args:
+        asked: the options that were named.
+        scratch: whether random weights were named.
+
+    Raises:
+        UserError: data that cannot be opened.
+    """
+    recipe, wanted = default_recipe(asked), asked.architecture
+    new_model = wanted.model or wanted.options or wanted.chosen().keys() - {"image_size"}
+    if recipe == "small-data" and not scratch and not new_model:
+        from vitascope.data.datasets import open_data  # slower to import than the options
+
+        splits = open_data(asked.data, seed=asked.seed)
+        if splits.channels == 3 and len(splits.train) <= FEW_TO_START:
+            return {"recipe": "finetune", "weights": BUILT_IN}
+    return {"recipe": recipe}
+
+
 def default_recipe(config: TrainConfig) -> str:
-    """The recipe of a run without a named one, from its task, weights, teacher, data and model."""
+    """The recipe that the task, the weights, the teacher, the data and the model of a run call for."""
     if config.task == "masked":
         return "mae" if config.masking.target == "mae" else "masked"
     if config.weights is not None:

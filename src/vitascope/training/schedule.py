@@ -58,6 +58,16 @@ class Schedule:
         """The length of the run in steps that holds at `step`."""
         return next(total for since, total in reversed(self.lengths) if since <= step)
 
+    def validates(self, step: int) -> bool:
+        """Whether a validation follows `step` steps: at the end, and after each epoch or share of the run."""
+        if step == self.total(step):
+            return True
+        count = self.options.validations
+        if not count:
+            return step % self.steps_per_epoch == 0
+        # Rounding may leave the end of a share just before it.
+        return int(count * self.progress(step) + 1e-6) > int(count * self.progress(step - 1) + 1e-6)
+
     @property
     def epochs(self) -> int:
         """The number of epochs that the run begins."""
@@ -144,6 +154,10 @@ FIRST_LENGTH = 20
 """The least length that a budget begins with; it is corrected after the first step."""
 LAST_SHARE = 0.02
 """The share of the steps so far that a run takes at least to finish its schedule, if its time is over."""
+VALIDATIONS = 20
+"""The largest number of validations of a run with a budget of time."""
+VALIDATION_SHARE = 0.1
+"""The largest share of the budget that these validations take, apart from the last one."""
 
 
 class TimeBudget:
@@ -155,18 +169,22 @@ class TimeBudget:
     Args:
         seconds: that the training loop may take, with validation and checkpoints.
         validation: seconds that a validation takes, as estimated.
+        validations: their number, if it is known already.
         progress: the share of the schedule that is over.
     """
 
-    def __init__(self, seconds: float, validation: float, progress: float = 0.0) -> None:
+    def __init__(
+        self, seconds: float, validation: float, *, validations: int | None = None, progress: float = 0.0
+    ) -> None:
         self.seconds, self.validation = seconds, validation
+        most = VALIDATION_SHARE * seconds / max(1e-9, validation)
+        self.validations = int(max(1, min(VALIDATIONS, most))) if validations is None else validations
         self._steps, self._stepping = 0.0, 0.0  # since the last correction
         self._due = bisect.bisect(CORRECTED, progress)
 
-    def first_length(self, per_step: float, steps_per_epoch: int) -> int:
+    def first_length(self, per_step: float) -> int:
         """The length in steps of a run whose steps take `per_step` seconds on average, as estimated."""
-        steps = int((self.seconds - self.validation) / self._cost(per_step, steps_per_epoch))
-        return max(FIRST_LENGTH, steps)
+        return max(FIRST_LENGTH, int(self._left(0.0, 0.0) / per_step))
 
     def stepped(self, seconds: float, cost: float = 1.0) -> None:
         """Count a step that took this time, and whose cost, `Schedule.cost`, is a share of a whole step's."""
@@ -181,9 +199,10 @@ class TimeBudget:
         self._due = due
         per_step = self._stepping / self._steps * schedule.rest_cost(step)
         self._steps, self._stepping = 0.0, 0.0
-        left = int((self.seconds - passed - self.validation) / self._cost(per_step, schedule.steps_per_epoch))
+        left = int(self._left(passed, progress) / per_step)
         return step + max(left, math.ceil(LAST_SHARE * step))
 
-    def _cost(self, per_step: float, steps_per_epoch: int) -> float:
-        """Seconds per step, with its share of a validation per epoch."""
-        return per_step + self.validation / steps_per_epoch
+    def _left(self, passed: float, progress: float) -> float:
+        """The seconds that are left for steps, without the validations to come."""
+        validations = self.validations - int(self.validations * progress)
+        return self.seconds - passed - validations * self.validation

@@ -34,9 +34,8 @@ def stop_signals(*, patient: bool = False) -> Iterator[Stop]:
 
 
 @contextmanager
-def stopped_at_once(run: Run) -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into `Interrupted`, for work that a later command repeats from its start."""
-    stop = Stop()
+def interruptible(stop: Stop) -> Iterator[None]:
+    """Let a requested stop, SIGINT and SIGTERM raise a KeyboardInterrupt; `stop` names the signal."""
 
     def interrupt(signum: int, restore: Callable[[], None]) -> None:
         stop.signum = signum
@@ -44,12 +43,22 @@ def stopped_at_once(run: Run) -> Iterator[None]:
         raise KeyboardInterrupt  # passes every `except Exception`
 
     with _handling(interrupt):
-        try:
+        if stop.signum:
+            raise KeyboardInterrupt
+        yield
+
+
+@contextmanager
+def stopped_at_once(run: Run) -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into `Interrupted`, for work that a later command repeats from its start."""
+    stop = Stop()
+    try:
+        with interruptible(stop):
             yield
-        except KeyboardInterrupt as error:
-            if not stop.signum:
-                raise
-            raise Interrupted(run.path, stop.signum, finished=run.finished) from error
+    except KeyboardInterrupt as error:
+        if not stop.signum:
+            raise
+        raise Interrupted(run.path, stop.signum, finished=run.finished) from error
 
 
 @contextmanager

@@ -37,12 +37,13 @@ from vitascope.storage import explaining_failure
 from vitascope.training import distributed
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
-from vitascope.training.defaults import chosen_by_data, resolve_config
+from vitascope.training.defaults import chosen_by_data, enlargement, resolve_config
 from vitascope.training.evaluate import Evaluation, data_frame, html_table
 from vitascope.training.loop import Trainer, images_at_once
 from vitascope.training.memory import parts_of_batch
 from vitascope.training.options import Balance
-from vitascope.training.recipes import GROUP_OF, TrainConfig
+from vitascope.training.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, NO_WEIGHTS, TrainConfig, default_start
+from vitascope.training.selection import Selection, select
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.autoencoder import MaskedAutoencoding
 from vitascope.training.tasks.classify import Classify, Distill, balanced_weights
@@ -110,7 +111,8 @@ def train(config: TrainConfig | None = None, *, recipe: str | None = None, **opt
 
     Args:
         config: the configuration; None starts from a recipe.
-        recipe: name of the recipe; None selects one by the options, as `TrainConfig.from_recipe` does.
+        recipe: name of the recipe; None selects one by the options and the number of images, as
+            `recipes.default_start` does.
         **options: changes of the configuration: `train(data="photos/", epochs=20)`.
 
     Raises:
@@ -187,13 +189,18 @@ def resume(run: str | PathLike[str], **engine: Any) -> TrainResult | PretrainRes
         distributed.by_first(lambda: found.start_tracker(config.engine.tracker))
         if config.optimization.minutes is not None:
             trainer.start_budget(time.monotonic() - started)
-        _announce(trainer)
+        _announce_data(trainer, config)
+        _announce_run(trainer)
         trainer.fit()
         return _finish(trainer)
 
 
 def _configured(config: TrainConfig | None, recipe: str | None, options: dict[str, Any]) -> TrainConfig:
     if config is None:
+        if recipe is None:
+            scratch = options.get("weights") == NO_WEIGHTS
+            start = default_start(TrainConfig(**options), scratch=scratch)
+            return TrainConfig.from_recipe(**(options | start))
         return TrainConfig.from_recipe(recipe, **options)
     if not isinstance(config, TrainConfig):
         raise UserError(
@@ -219,7 +226,9 @@ def _run(config: TrainConfig) -> TrainResult | PretrainResult:
         try:
             with explaining_memory():
                 trainer = build_trainer(run, config, model_config, splits, device)
+                _announce_data(trainer, asked)
                 if config.optimization.minutes is not None:
+                    distributed.print_first("run    measuring the speed of this machine")
                     trainer.start_budget(time.monotonic() - started)
             if distributed.is_first():
                 run.record_options(accumulate=trainer.config.engine.accumulate)
@@ -229,7 +238,7 @@ def _run(config: TrainConfig) -> TrainResult | PretrainResult:
             if distributed.is_first():
                 shutil.rmtree(run.path)
             raise
-        _announce(trainer, chosen_by_data(asked, config, splits))
+        _announce_run(trainer)
         if config.weights is not None:  # which may be gone when the run is resumed
             trainer.save_model(run.start)
         trainer.fit()
@@ -280,7 +289,7 @@ def build_trainer(
 ) -> Trainer:
     """The trainer of a run before its first step, with a resolved configuration."""
     reuse_freed_memory()
-    model = start_model(config, model_config, splits.channels).to(device)
+    model = start_model(config, model_config, splits).to(device)
     config = config.replace(accumulate=parts_of_batch(config, model, device))
     precision = resolve_precision(
         config.engine.precision, model_config, device, images_at_once(config), training=True
@@ -289,7 +298,7 @@ def build_trainer(
     return Trainer(run, config, model, task, splits, device, precision)
 
 
-def start_model(config: TrainConfig, model_config: ModelConfig, channels: int) -> Classifier:
+def start_model(config: TrainConfig, model_config: ModelConfig, splits: Splits) -> Classifier:
     """The model before the first step, random or with trained weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -300,10 +309,22 @@ def start_model(config: TrainConfig, model_config: ModelConfig, channels: int) -
     weights = from_pretrained(config.weights)
     model.preprocess = preprocess_of(weights).at_size(model_config.image_hw)
     notes = transfer(weights, model, config.weights)
-    if channels == 3 and model_config.in_channels == 1:
+    if splits.channels == 3 and model_config.in_channels == 1:
         notes.append("this model is grey: colour images are converted to grey")
-    distributed.print_first(f"weights of {config.weights}: {'; '.join(notes)}")
+    few = len(splits.train) <= FEW_TO_START and config.weights == BUILT_IN
+    distributed.print_first(
+        f"start  from {config.weights}: {'; '.join(notes)}"
+        + (f"\n       {_other_starts(splits)}" if few else "")
+    )
     return model
+
+
+def _other_starts(splits: Splits) -> str:
+    """The other ways to start a run on few images."""
+    return (
+        f"{counted(len(splits.train), 'training image')}: few for random weights (--weights none); with a "
+        "network, a larger model is a better start: --weights facebook/dinov2-small"
+    )
 
 
 def make_task(
@@ -343,23 +364,31 @@ def make_task(
     )
 
 
-def _announce(trainer: Trainer, chosen: str = "") -> None:
-    """Print the data, the model and the run, and the options that were chosen by the data."""
-    config = trainer.config
-    lines = described(trainer.splits)
-    if config.task == "classify" and trainer.splits.train.uneven:
-        lines.append(_uneven(trainer.splits.train, config.balance))
-    data = "\n       ".join(lines)
+def _announce_data(trainer: Trainer, asked: TrainConfig) -> None:
+    """Print the data and the model, and the options that were chosen by the data."""
+    config, splits = trainer.config, trainer.splits
+    lines = described(splits)
+    if config.task == "classify" and splits.train.uneven:
+        lines.append(_uneven(splits.train, config.balance))
     parameters = sum(p.numel() for p in trainer.module.parameters())
+    model = [
+        f"{parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}",
+        chosen_by_data(asked, config, splits),
+        enlargement(asked, trainer.model_config, splits),
+    ]
+    for name, texts in (("data ", [f"{config.data}: {lines[0]}", *lines[1:]]), ("model", model)):
+        distributed.print_first(f"{name}  " + "\n       ".join(filter(None, texts)))
+
+
+def _announce_run(trainer: Trainer) -> None:
+    """Print the folder and the length of the run, and how it is computed."""
+    config = trainer.config
     start = "" if trainer.step == 0 else f", from step {trainer.step:,}"
     several = f", {distributed.world_size()} processes" if distributed.world_size() > 1 else ""
     parts = cast("int", config.engine.accumulate)
     in_parts = f", each batch of {trainer.batch_size:,} images in {parts} parts" if parts > 1 else ""
     distributed.print_first(
-        f"data   {config.data}: {data}\n"
-        f"model  {parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}\n"
-        + (f"       {chosen}\n" if chosen else "")
-        + f"run    {trainer.run.path}: {_length(trainer)}"
+        f"run    {trainer.run.path}: {_length(trainer)}"
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}{in_parts}"
     )
     absent = absent_classes(trainer.splits.train) if config.task == "classify" else ""
@@ -403,29 +432,28 @@ def _finish(trainer: Trainer) -> TrainResult | PretrainResult:
     """Test and save the finished model, remove the checkpoints, draw the figures, write the report."""
     run, config, final = trainer.run, trainer.config, trainer.splits.final
     with stopped_at_once(run):
-        kept = run.checkpoints / config.optimization.keep
-        if config.optimization.keep == "last":
-            trainer.save_model(kept)
-        distributed.by_first(lambda: None)  # until it is written
-        model = from_pretrained(kept).to(trainer.device)
+        kept = select(trainer)
+        distributed.print_first(kept.in_words())
+        model = from_pretrained(run.checkpoints / kept.weights).to(trainer.device)
         loader, seconds = trainer.loader(final), trainer.seconds
         finished = Finished(run, config, model, trainer.trained, loader, trainer.precision, seconds)
         distributed.print_first(f"evaluating {counted(len(final), f'{final.name} image')}")
         tested = trainer.task.test(finished)
         if config.task == "classify" and config.data == "digits" and final.name == "test":
             distributed.print_first(f"       {digits_baseline():.2%} scikit-learn's SVC() on the same split")
-        distributed.by_first(lambda: _save(trainer, model, tested))
+        distributed.by_first(lambda: _save(trainer, model, kept, tested))
         figures, report = distributed.by_first(lambda: _draw(trainer, finished, tested))
     made: dict[str, Any] = {"run": run.path, "model": model.cpu(), "seconds": trainer.seconds}
     made |= {"figures": figures, "report": report}
     return (TrainResult if config.task == "classify" else PretrainResult)(evaluation=tested, **made)
 
 
-def _save(trainer: Trainer, model: Classifier, tested: Evaluation | PatchEvaluation) -> None:
-    """Write the test results, the predictions and the model."""
+def _save(trainer: Trainer, model: Classifier, kept: Selection, tested: Evaluation | PatchEvaluation) -> None:
+    """Write which weights were kept, the test results, the predictions and the model."""
     run = trainer.run
     with explaining_failure(run.path, "the finished model", to_resume(run.path)):
         writer = run.write_metrics(trainer.step)
+        writer.record("kept", trainer.step, kept.record())
         writer.record("test", trainer.step, {**tested.summary(), "seconds": round(trainer.seconds, 2)})
         writer.close()
         if isinstance(tested, Evaluation):

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from vitascope.errors import UserError
-from vitascope.explain.faithfulness.results import Comparison, Interval, Scores
+from vitascope.explain.faithfulness.results import Comparison, Scores
 
 
 def scores(seed: int, images: int = 12, *, better_by: float = 0.0) -> Scores:
@@ -78,15 +78,6 @@ def test_rows_are_sorted_by_gain_with_random_last() -> None:
     assert [row.verdict for row in table] == ["better", "better", "not significant", "worse", "baseline"]
     assert [row.deletion.gain.verdict for row in table[:2]] == ["better", "better"]
     assert table[3].road.gain.verdict == "worse"
-
-
-def test_verdict_is_whether_the_interval_excludes_zero() -> None:
-    assert Interval(0.1, 0.09).verdict == "better"
-    assert Interval(0.1, 0.11).verdict == "not significant"
-    assert Interval(-0.1, 0.11).verdict == "not significant"
-    assert Interval(-0.1, 0.09).verdict == "worse"
-    assert Interval(0.0, 0.0).verdict == "not significant"
-    assert Interval(0.1, None).verdict == "one image"
 
 
 def test_best_has_the_largest_gain_and_rivals_are_as_good() -> None:

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from scipy.special import stdtrit
 
 from vitascope.errors import UserError
+from vitascope.intervals import Interval
 
 RANDOM = "random"
 """The baseline: cells in random order."""
-CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,46 +40,6 @@ class Scores:
         """The mean of the four curves; those where lower is better count negatively."""
         curves = np.array([self.deletion, self.insertion, self.lerf, self.morf])  # (4, n)
         return tuple((np.array([-1, 1, 1, -1]) @ curves / 4).tolist())
-
-
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """A mean over images with its 95% interval."""
-
-    mean: float
-    half_width: float | None
-    """The interval is `mean` plus and minus this; None for one image."""
-
-    @classmethod
-    def of(cls, values: npt.ArrayLike) -> Interval:
-        """Student's t interval of independent values (n,)."""
-        numbers = np.asarray(values, dtype=np.float64)
-        if len(numbers) < 2:
-            return cls(float(numbers.mean()), None)
-        error = numbers.std(ddof=1) / len(numbers) ** 0.5
-        quantile = stdtrit(len(numbers) - 1, (1 + CONFIDENCE) / 2)
-        return cls(float(numbers.mean()), float(quantile * error))
-
-    @property
-    def verdict(self) -> str:
-        """Read as a gain: `better`, `worse`, `not significant`, or `one image`."""
-        if self.half_width is None:
-            return "one image"
-        if abs(self.mean) <= self.half_width:
-            return "not significant"
-        return "better" if self.mean > 0 else "worse"
-
-    def to_dict(self) -> dict[str, float | None]:
-        """Return `mean`, `low` and `high`; the latter two are None where there is no interval."""
-        half = self.half_width
-        low, high = (None, None) if half is None else (self.mean - half, self.mean + half)
-        return {"mean": self.mean, "low": low, "high": high}
-
-    def __str__(self) -> str:
-        """`+0.120±0.031*`, with the star where the interval excludes 0."""
-        if self.half_width is None:
-            return f"{self.mean:+.3f}"
-        return f"{self.mean:+.3f}±{self.half_width:.3f}" + "*" * (self.verdict != "not significant")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,11 +66,11 @@ def run_identity(config: TrainConfig, model_config: ModelConfig, images: ImageSe
     model = model_config.to_dict()
     # An engine option may be an option of the model too. The architecture is compared as the model's own.
     excluded = {name for name, group in GROUP_OF.items() if group == "engine"} | {"class_names"}
-    # A run with minutes records its lengths as it goes.
+    # A run with minutes records its lengths and validations as it goes.
     compared = [
         name
         for name, group in GROUP_OF.items()
-        if group not in ("architecture", "engine") and name != "lengths"
+        if group not in ("architecture", "engine") and name not in ("lengths", "validations")
     ]
     return {
         "training images": len(images),

@@ -1,0 +1,82 @@
+"""The weights of the finished model: those of the best validation, or the last ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitascope.formatting import counted
+from vitascope.intervals import Interval
+from vitascope.run.predictions import Predictions
+from vitascope.training import distributed
+from vitascope.training.evaluate import predict_split
+from vitascope.training.loop import Trainer
+from vitascope.weights.loading import from_pretrained
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The weights that were kept."""
+
+    weights: str
+    """`best`, of the lowest validation loss, or `last`; the name of their folder in `checkpoints/`."""
+    epoch: float
+    """The number of epochs that led to them."""
+    reason: str
+
+    def in_words(self) -> str:
+        """One line."""
+        return f"the weights of epoch {self.epoch:g} are kept: {self.reason}"
+
+    def record(self) -> dict[str, Any]:
+        """Plain values for `metrics.jsonl`."""
+        return {"weights": self.weights, "epoch": self.epoch, "reason": self.reason}
+
+
+def select(trainer: Trainer) -> Selection:
+    """Decide by the option `keep`; saves the last weights if they are kept or have to be compared."""
+    keep, best = trainer.config.optimization.keep, trainer.epoch_of(trainer.best_step)
+    if keep == "best":
+        return Selection("best", best, f"their validation loss, {trainer.best_loss:.3f}, is the lowest")
+    folder, epoch = trainer.run.checkpoints / "last", trainer.epoch_of(trainer.step)
+    trainer.save_model(folder)
+    distributed.by_first(lambda: None)  # until it is written
+    if keep == "last":
+        return Selection("last", epoch, "they are the last ones, as asked for by keep=last")
+    if trainer.best_step == trainer.step:
+        return Selection("last", epoch, "they are the last ones, and have the lowest validation loss")
+    last, lowest = (predictions_of(trainer, saved) for saved in (folder, trainer.run.best))
+    losses = f"{last.loss:.3f}, and {lowest.loss:.3f} after epoch {best:g}"
+    images = counted(len(last.labels), "validation image")
+    if worse(last, lowest):
+        return Selection("best", best, f"the last ones are worse on {images} (loss {losses})")
+    return Selection(
+        "last", epoch, f"{images} do not show that these, the last ones, are worse (loss {losses})"
+    )
+
+
+def predictions_of(trainer: Trainer, folder: Path) -> Any:
+    """The predictions of saved weights on the validation images."""
+    return predict_split(
+        from_pretrained(folder).to(trainer.device), trainer.val_loader, precision=trainer.precision
+    )
+
+
+def worse(last: Predictions, best: Predictions) -> bool:
+    """Whether the last weights are worse than the best ones by more than chance, on the same images.
+
+    Their loss is higher in a paired t-test with a level of 95%, and they have no more correct predictions: a
+    loss alone may grow while a model becomes more accurate and too sure of itself.
+    """
+    gap = Interval.of(losses_of(last) - losses_of(best))
+    return gap.verdict == "better" and bool(last.correct.sum() <= best.correct.sum())
+
+
+def losses_of(predictions: Predictions) -> npt.NDArray[np.float64]:
+    """The cross-entropy of each image, nats, (N,)."""
+    of_labels = predictions.probabilities[np.arange(len(predictions.labels)), predictions.labels]
+    return -np.log(np.maximum(of_labels.astype(np.float64), np.finfo(np.float32).tiny))

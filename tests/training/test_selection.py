@@ -1,0 +1,106 @@
+"""Which weights are kept: the last ones, unless the validation images show that they are worse."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.training import tiny_config, undrawn, write_folder
+from vitascope.report.overview import training
+from vitascope.run.predictions import Predictions
+from vitascope.run.run import Run
+from vitascope.training import train
+from vitascope.training.loop import Trainer
+from vitascope.training.selection import worse
+
+
+@pytest.fixture(autouse=True)
+def _undrawn() -> Iterator[None]:
+    with undrawn():
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Thirty validation images."""
+    root = tmp_path_factory.mktemp("data") / "greys"
+    write_folder(root / "train", per_class=8)
+    write_folder(root / "val", per_class=15)
+    return root
+
+
+def predictions(of_the_label: list[float]) -> Predictions:
+    """Predictions of two classes, by the probability of each image's own class."""
+    own = np.array(of_the_label, dtype=np.float32)
+    labels = np.arange(len(own)) % 2
+    probabilities = np.where(np.arange(2) == labels[:, None], own[:, None], 1 - own[:, None])
+    return Predictions("val", ("a", "b"), np.arange(len(own)), labels, probabilities)
+
+
+def test_a_clear_loss_of_the_last_weights_is_worse() -> None:
+    best = predictions([0.9, 0.8, 0.9, 0.7, 0.9, 0.8])
+    assert worse(predictions([0.3, 0.2, 0.6, 0.1, 0.4, 0.2]), best)
+    assert not worse(best, best)
+
+
+def test_one_image_or_one_odd_image_shows_nothing() -> None:
+    assert not worse(predictions([0.1]), predictions([0.9]))
+    best = [0.9, 0.8, 0.9, 0.7, 0.9, 0.8]
+    assert not worse(predictions([0.1, *best[1:]]), predictions(best))
+
+
+def test_a_higher_loss_with_more_correct_predictions_is_not_worse() -> None:
+    """A model may become more accurate and too sure of itself."""
+    best = predictions([0.6, 0.6, 0.4, 0.6, 0.6, 0.6] * 5)
+    last = predictions([0.99, 0.99, 0.99, 0.99, 0.99, 0.001] * 5)
+    assert not worse(last, best)
+    more_mistakes = predictions([0.99, 0.99, 0.99, 0.99, 0.001, 0.001] * 5)
+    assert worse(more_mistakes, best)
+
+
+def test_a_probability_of_zero_is_a_finite_loss() -> None:
+    assert worse(predictions([0.0] * 6), predictions([0.9, 0.8, 0.9, 0.7, 0.9, 0.8]))
+
+
+def run_of(data: Path, folder: Path, monkeypatch, *, diverges: bool, **options: object) -> Run:
+    """A run that learns in its first epochs; with `diverges`, its last epochs undo that."""
+    step = Trainer._update
+
+    def update(self: Trainer) -> None:
+        step(self)
+        if diverges and self.step == 34:
+            for parameter in self.module.head.parameters():
+                parameter.data.neg_()
+            self.average.load_state_dict(self.module.state_dict())
+
+    monkeypatch.setattr(Trainer, "_update", update)
+    options = {"epochs": 10, "lr": 0.01, "warmup_epochs": 0.0, "keep": "auto", **options}
+    config = tiny_config(data, run=str(folder), **options)
+    return Run(train.train(config).run)
+
+
+def test_weights_that_diverged_are_replaced_by_the_best_and_both_places_say_so(
+    data, tmp_path, monkeypatch, capsys
+) -> None:
+    run = run_of(data, tmp_path / "run", monkeypatch, diverges=True, epochs=None, steps=36)
+    epochs = run.records("epoch")
+    best = min(epochs, key=lambda epoch: epoch["val_loss"])
+    assert best["epoch"] < epochs[-1]["epoch"]
+    assert epochs[-1]["val_accuracy"] < 0.2
+    assert run.records("kept")[0]["weights"] == "best"
+    assert run.records("kept")[0]["epoch"] == best["epoch"]
+    assert run.records("test")[0]["accuracy"] > 0.8
+    line = f"the weights of epoch {best['epoch']:g} are kept: the last ones are worse on 30 validation images"
+    assert line in capsys.readouterr().out
+    kept = dict(training(run, None, None, "", "")["rows"])["Weights kept"]
+    assert kept.startswith(f"those of epoch {best['epoch']:g}: the last ones are worse")
+
+
+def test_last_weights_are_kept_where_their_loss_is_higher_by_chance(
+    data, tmp_path, monkeypatch, capsys
+) -> None:
+    """A learning rate of almost 0 leaves the weights as they are, up to rounding."""
+    run = run_of(data, tmp_path / "run", monkeypatch, diverges=False, lr=1e-9, ema=0.0)
+    assert run.records("kept")[0]["weights"] == "last"
+    assert "the weights of epoch 10 are kept: " in capsys.readouterr().out
