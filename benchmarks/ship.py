@@ -6,8 +6,8 @@
 The first writes the weights in half precision, and their card with the test accuracy, which is measured
 before and after the rounding. A run may have begun with the weights of an earlier one; the card has the
 commands of all. Both draw the pictures of docs/gallery.md by the commands of that page, those of the
-walkthrough, and the screenshots of the attention explorer (with Playwright and Chromium), and write the
-accuracy into the pages. Sentences that describe a picture have to be read again.
+walkthrough (with the font Noto Sans CJK), and the screenshots of the attention explorer (with Playwright
+and Chromium), and write the accuracy into the pages. Sentences that describe a picture have to be read again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PAGES = (
     DOCS / "walkthrough.md",
     DOCS / "walkthrough.zh.md",
 )
-ACCURACY = re.compile(r"[\d.]+%(?=\s+of\s+5,000\s+test\s+images)|(?<=5,000 张测试图像中答对 )[\d.]+%")
+ACCURACY = re.compile(r"[\d.]+%(?=\s+of\s+5,000\s+test\s+images)|(?<=5,000 张测试图像上的准确率为 )[\d.]+%")
 """The built-in model's accuracy, as a page in either language states it."""
 SCREENSHOTS = {
     "light": "explorer",

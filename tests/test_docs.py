@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import vitascope as vs
 from tests.deploy.server.served import listening
 from tests.local_hub import local_hub
-from tests.test_walkthrough import stated_shapes, take_photos, without_docstrings
+from tests.test_walkthrough import HAN, stated_shapes, take_photos, without_docstrings
 from tests.trackers import install
 from tests.training import undrawn
 from vitascope.cli import main
@@ -44,6 +44,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 READMES = (ROOT / "README.md", ROOT / "README.zh.md")
 PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS]
+CHINESE_PAGES = [page for page in PAGES if page.name.endswith(".zh.md")]
 RUN_HERE = [page for page in DOCS if not page.name.startswith("walkthrough")]
 """Pages of the docs whose steps this file runs; test_walkthrough.py runs the others."""
 DATA_PAGE = ROOT / "docs" / "data.md"
@@ -163,22 +164,67 @@ def test_both_readmes_have_the_same_headings_pictures_and_links() -> None:
     assert sorted(links(chinese)) == sorted(map(in_chinese, links(english)))
 
 
+def numbers_in(text: str) -> list[str]:
+    """The numbers of a text, alike in both languages: 1.00 M is 100 万, and a loss of 1% is 1 个百分点."""
+    text = re.sub(r"([\d.]+) M\b", lambda millions: f"{float(millions[1]) * 100:g} 万", text)
+    return NUMBER.findall(text.replace(" 个百分点", "%"))
+
+
 def numbers_of_cells(page: Path) -> list[list[list[str]]]:
     """By row of every table, and by cell."""
     rows = re.findall(r"^\|(.*)\|$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return [[NUMBER.findall(cell) for cell in row.split("|")] for row in rows]
+    return [[numbers_in(cell) for cell in row.split("|")] for row in rows]
 
 
 def numbers_of_sections(page: Path) -> list[list[str]]:
     """Sorted, because another language has another order of words."""
     sections = re.split(r"^##+ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return [sorted(NUMBER.findall(section)) for section in sections]
+    return [sorted(numbers_in(section)) for section in sections]
 
 
 def test_both_readmes_have_the_same_numbers() -> None:
     english, chinese = READMES
     assert numbers_of_cells(chinese) == numbers_of_cells(english)
     assert numbers_of_sections(chinese) == numbers_of_sections(english)
+
+
+UNIDIOMATIC = (
+    r"在笔记本中",  # a notebook of paper, or a laptop
+    r"类别令牌|寄存器令牌|标记序列",  # class token, register token and token stay English
+    r"\d M\b",  # 100 万
+    r"可以是一次运行|一次运行的",  # of a run folder
+    r"长度由.{0,4}机器|最多增加 1%",
+    r"期限和限额|混淆情况|看清内部|无状态的顺序|最有把握的错误|没有谁再读|得到回报",
+)
+"""Word-by-word translations that Chinese engineers do not use."""
+
+
+@pytest.mark.parametrize("page", CHINESE_PAGES, ids=lambda page: page.name)
+def test_chinese_pages_have_no_word_by_word_translations(page: Path) -> None:
+    assert re.findall("|".join(UNIDIOMATIC), page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", CHINESE_PAGES, ids=lambda page: page.name)
+def test_alternative_texts_of_pictures_on_chinese_pages_are_chinese(page: Path) -> None:
+    texts = re.findall(r"!\[([^\]]*)\]", page.read_text(encoding="utf-8"))
+    assert texts
+    assert [text for text in texts if not HAN.search(text)] == []
+
+
+@pytest.mark.parametrize("page", CHINESE_PAGES, ids=lambda page: page.name)
+def test_chinese_pages_name_the_fonts_of_their_pictures(page: Path) -> None:
+    assert "fonts-noto-cjk" in words_of(page)
+
+
+def test_mirror_of_the_hub_that_the_chinese_readme_names_is_used() -> None:
+    (mirror,) = re.findall(r"export HF_ENDPOINT=(\S+?)`", words_of(READMES[1]))
+    code = (
+        "import vitascope; from huggingface_hub import HfApi, constants; "
+        "print(HfApi().endpoint, constants.HF_HUB_DISABLE_XET)"
+    )
+    env = {**os.environ, "HF_ENDPOINT": mirror, "HF_HUB_DISABLE_XET": "true"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [mirror, "True"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,6 +1,6 @@
 """The walkthrough in both languages: its code runs, its shapes are right, and the languages agree.
 
-This makes its pictures and outputs again:
+This makes the pictures and outputs of both again; the Chinese pictures need the font Noto Sans CJK:
 
     python -m tests.test_walkthrough
 """
@@ -13,24 +13,35 @@ import re
 import shutil
 import tempfile
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
+from matplotlib import font_manager
 from PIL import Image
 
-from tests.explain.figures import coarse
+import vitascope as vs
+from tests.explain.figures import coarse, texts
 from vitascope.data.decoding import read_image
+from vitascope.explain import plots
 
 DOCS = Path(__file__).parent.parent / "docs"
 ENGLISH, CHINESE = DOCS / "walkthrough.md", DOCS / "walkthrough.zh.md"
 PAGES = (ENGLISH, CHINESE)
-PICTURES = DOCS / "images" / "walkthrough"
+PICTURES = {page: DOCS / "images" / page.stem for page in PAGES}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SHAPE = re.compile(r"# (?:each )?(\((?:\d+|K)(?:, (?:\d+|K))*,?\))")
+SHAPE = re.compile(r"# (?:each |各为 )?(\((?:\d+|K)(?:, (?:\d+|K))*,?\))")
 OUTPUT = re.compile(r"^```text\n.*?^```", re.MULTILINE | re.DOTALL)
 MAX_BYTES = 80_000
+HAN = re.compile(r"[\u4e00-\u9fff]")
+"""A Chinese character."""
+CHINESE_FONT = "Noto Sans CJK SC"
+"""With the letter forms of mainland China; the other faces of the same file have those of Japan or Korea."""
+KEPT_IN_ENGLISH = {"token", "rollout", "MLP", "z0"}
+"""Terms that have no usual translation, and names in the code."""
 
 
 def blocks(page: Path, *kinds: str) -> list[str]:
@@ -91,16 +102,33 @@ def without_numbers(text: str) -> str:
     return re.sub(r"\d+(\.\d+)?", "#", text)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_runs_prints_what_the_page_shows_and_every_shape_is_the_stated_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The English page; tests below compare the Chinese one's code, shapes and pictures with it."""
     monkeypatch.chdir(tmp_path)
     with coarse():
-        printed = run_page(ENGLISH)
-    assert list(map(without_numbers, printed)) == list(map(without_numbers, blocks(ENGLISH, "text")))
+        printed = run_page(page)
+    assert list(map(without_numbers, printed)) == list(map(without_numbers, blocks(page, "text")))
     drawn = {path.name for path in Path("walkthrough").iterdir()}
-    assert drawn == {path.name for path in PICTURES.iterdir()} == set(pictures(ENGLISH))
+    assert drawn == {path.name for path in PICTURES[page].iterdir()} == set(pictures(page))
+
+
+def test_words_in_the_chinese_pictures_are_chinese(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: shown.append(texts(figure)))
+    monkeypatch.chdir(tmp_path)
+    run_page(CHINESE)
+    assert len(shown) == len(pictures(CHINESE))
+    assert all(map(HAN.search, shown))
+    assert set(re.findall(r"[A-Za-z]\w+", "\n".join(shown))) <= KEPT_IN_ENGLISH
+
+
+def test_classes_in_the_pictures_have_their_chinese_names_on_the_page() -> None:
+    (sentence,) = re.findall(r"英文标签：(.*?)。", CHINESE.read_text(encoding="utf-8"), re.DOTALL)
+    names = dict(name.split() for name in sentence.split("、"))
+    assert tuple(names) == vs.from_pretrained("cifar10").config.class_names
+    assert all(map(HAN.match, names.values()))
 
 
 def test_a_wrong_shape_is_found() -> None:
@@ -111,10 +139,14 @@ def test_a_wrong_shape_is_found() -> None:
 
 
 def pictures(page: Path) -> list[str]:
-    return re.findall(r"\]\(images/walkthrough/([^)]+)\)", page.read_text(encoding="utf-8"))
+    return re.findall(rf"\]\(images/{page.stem}/([^)]+)\)", page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("picture", sorted(PICTURES.glob("*.png")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "picture",
+    [picture for folder in PICTURES.values() for picture in sorted(folder.glob("*.png"))],
+    ids=lambda path: f"{path.parent.name}/{path.name}",
+)
 def test_pictures_are_small(picture: Path) -> None:
     assert picture.stat().st_size <= MAX_BYTES
     assert 600 <= read_image(picture).width <= 1100
@@ -128,15 +160,51 @@ def without_docstrings(code: str) -> str:
     return ast.unparse(tree)
 
 
-def test_both_languages_have_the_same_code() -> None:
+class Strings(ast.NodeTransformer):
+    """Empties the strings of some code, and keeps them in `found`; values in f-strings stay in the code."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        if not isinstance(node.value, str):
+            return node
+        self.found.append(node.value)
+        return ast.Constant("")
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
+        parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
+        self.found.append("".join(map(str, parts)))
+        return ast.JoinedStr(
+            [self.visit(part) for part in node.values if isinstance(part, ast.FormattedValue)]
+        )
+
+
+def code_and_strings(code: str) -> tuple[str, list[str]]:
+    """Some code with empty strings and without docstrings, and its strings."""
+    strings = Strings()
+    tree = strings.visit(ast.parse(without_docstrings(code)))
+    return ast.unparse(tree), strings.found
+
+
+def test_both_languages_have_the_same_code_apart_from_words() -> None:
     english, chinese = (blocks(page, "python") for page in PAGES)
-    assert list(map(without_docstrings, chinese)) == list(map(without_docstrings, english))
     assert list(map(stated_shapes, chinese)) == list(map(stated_shapes, english))
+    for original, translation in zip(english, chinese, strict=True):
+        (code, words), (translated_code, translated_words) = map(code_and_strings, (original, translation))
+        assert translated_code == code
+        for ours, translated in zip(words, translated_words, strict=True):
+            assert translated == ours or HAN.search(translated)
 
 
-@pytest.mark.parametrize("kind", ["math", "text"])
-def test_both_languages_have_the_same_equations_and_outputs(kind: str) -> None:
-    assert blocks(CHINESE, kind) == blocks(ENGLISH, kind)
+def test_both_languages_have_the_same_equations() -> None:
+    assert blocks(CHINESE, "math") == blocks(ENGLISH, "math")
+
+
+def test_both_languages_print_the_same_numbers() -> None:
+    english, chinese = (blocks(page, "text") for page in PAGES)
+    numbers = re.compile(r"[\d.]+")
+    assert list(map(numbers.findall, chinese)) == list(map(numbers.findall, english))
 
 
 def test_both_languages_have_the_same_parts() -> None:
@@ -144,7 +212,7 @@ def test_both_languages_have_the_same_parts() -> None:
     for part in (r"^#+ (?:\d\.)?", r"^```\w*$", r"^!\[", r"^\|.*\|$"):
         count = [len(re.findall(part, text, re.MULTILINE)) for text in (english, chinese)]
         assert count[0] == count[1] > 0, part
-    assert pictures(CHINESE) == pictures(ENGLISH)
+    assert pictures(CHINESE) == pictures(ENGLISH) != []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -157,17 +225,37 @@ def test_links_within_a_page_lead_to_its_headings(page: Path) -> None:
     assert links <= anchors
 
 
+@contextlib.contextmanager
+def chinese_font() -> Iterator[None]:
+    """Draw texts with `CHINESE_FONT`."""
+    for path in font_manager.findSystemFonts():  # matplotlib's own list may be older than the font
+        if Path(path).name.startswith("NotoSansCJK"):
+            font_manager.fontManager.addfont(path)
+    if CHINESE_FONT not in font_manager.get_font_names():
+        raise SystemExit(
+            f"the font {CHINESE_FONT} is not installed; the pictures of {CHINESE.name} need it: "
+            "apt-get install fonts-noto-cjk"
+        )
+    with matplotlib.rc_context({"font.family": CHINESE_FONT}):
+        yield
+
+
 def redraw() -> None:
     """Make the pictures and outputs of both pages."""
+    with chinese_font():
+        redraw_page(CHINESE)
+    redraw_page(ENGLISH)
+
+
+def redraw_page(page: Path) -> None:
+    """Make a page's pictures and outputs."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        printed = run_page(ENGLISH)
-        shutil.rmtree(PICTURES, ignore_errors=True)
-        shutil.copytree("walkthrough", PICTURES)
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        pieces = zip(OUTPUT.split(text), [*(f"```text\n{output}```" for output in printed), ""], strict=True)
-        text = "".join(itertools.chain.from_iterable(pieces))
-        page.write_text(text, encoding="utf-8")
+        printed = run_page(page)
+        shutil.rmtree(PICTURES[page], ignore_errors=True)
+        shutil.copytree("walkthrough", PICTURES[page])
+    text = page.read_text(encoding="utf-8")
+    pieces = zip(OUTPUT.split(text), [*(f"```text\n{output}```" for output in printed), ""], strict=True)
+    page.write_text("".join(itertools.chain.from_iterable(pieces)), encoding="utf-8")
 
 
 if __name__ == "__main__":
