@@ -132,7 +132,7 @@ class Curve:
     label: str
     """The same for runs with the same colour and style."""
     epochs: Records
-    kept: float | None
+    kept: int | None
     """The place among them of the epoch whose weights were kept; None for the last step."""
     colour: str
     style: LineStyle

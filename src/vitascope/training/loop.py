@@ -208,6 +208,7 @@ class Trainer:
             self._images_until(schedule.total(self.step)),
             self._images_until(self.step),
             uneven=self.splits.train.uneven,
+            within_epochs=schedule.options.validations > 0,
             shown=distributed.is_first(),
         )
         self._plan(progress)

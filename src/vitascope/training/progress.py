@@ -24,13 +24,22 @@ class Progress:
     """Counts images; prints the results of epochs to stdout, and a bar to stderr if that is a terminal.
 
     `done` are the images of the run before this process resumed it. For `uneven` classes, the balanced
-    accuracy is printed too. Prints nothing unless `shown`.
+    accuracy is printed too. `within_epochs`, results come at any place of an epoch. Prints nothing unless
+    `shown`.
     """
 
     def __init__(
-        self, epochs: int, images: int, done: int = 0, *, uneven: bool = False, shown: bool = True
+        self,
+        epochs: int,
+        images: int,
+        done: int = 0,
+        *,
+        uneven: bool = False,
+        within_epochs: bool = False,
+        shown: bool = True,
     ) -> None:
         self.epochs, self.total, self.uneven, self.shown = epochs, images, uneven, shown
+        self.within_epochs = within_epochs
         self.done = self._done_before = done
         self._started = time.monotonic()
         self._last_line: float | None = None
@@ -86,8 +95,11 @@ class Progress:
             measured += f" (most frequent class {val['majority']:.1%})"
         if self._bar is not None:
             self._bar.set_description(f"epoch {epoch}/{self.epochs}")
-        if epoch in (1, self.epochs) or epoch % math.ceil(self.epochs / LINES) == 0 or epoch % 1:
-            self._print(f"epoch {epoch:>{len(str(self.epochs))}g}/{self.epochs}  {measured}")
+        width = len(str(self.epochs))
+        if self.within_epochs:
+            self._print(f"epoch {epoch:{width + 3}.2f}/{self.epochs}  {measured}")
+        elif epoch in (1, self.epochs) or epoch % math.ceil(self.epochs / LINES) == 0 or epoch % 1:
+            self._print(f"epoch {epoch:>{width}g}/{self.epochs}  {measured}")
 
     def note(self, text: str) -> None:
         """Print a line beside the bar."""

@@ -42,7 +42,14 @@ from vitascope.training.evaluate import Evaluation, data_frame, html_table
 from vitascope.training.loop import Trainer, images_at_once
 from vitascope.training.memory import parts_of_batch
 from vitascope.training.options import Balance
-from vitascope.training.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, NO_WEIGHTS, TrainConfig, default_start
+from vitascope.training.recipes import (
+    BUILT_IN,
+    FEW_TO_START,
+    GROUP_OF,
+    NO_WEIGHTS,
+    TrainConfig,
+    default_start,
+)
 from vitascope.training.selection import Selection, select
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.autoencoder import MaskedAutoencoding
