@@ -4,8 +4,8 @@
 
 A body is trained on half of the classes. Then a classifier of the other classes, of which the body has seen
 no image, is trained on growing numbers of their images: from scratch with the recipe `small-data`, and from
-the body with the recipe `finetune`. From scratch, each image is shown so often that there are `--most-shown`
-images in all, but at most 200 times. The table is the reason for `FEW_TO_START` in training/recipes.py.
+the body with the recipe `finetune`. Both are shown each image so often that there are `--most-shown` images
+in all, but at most 200 times. The table is the reason for `FEW_TO_START` in training/recipes.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import vitascope as vs
 from conditions import Conditions
 from contest import positive
-from learning import engine, options, runs_of, tested, train, write_classes
+from learning import add_engine, engine, runs_of, tested, train, write_classes
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.run.measures import wilson_interval
@@ -27,16 +27,18 @@ drifts. "images": of all classes together, a tenth of which is for validation.""
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = options(__doc__, epochs=20)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", default="cifar10", help="a DATA argument (default cifar10)")
+    parser.add_argument("--epochs", type=positive, default=10, help="of the body (default 10)")
     parser.add_argument(
         "--sizes", nargs="+", type=positive, default=[50, 200, 1000, 5000], help="numbers of images"
     )
     parser.add_argument(
-        "--body-epochs", type=positive, default=10, help="epochs of the body on its classes (default 10)"
-    )
-    parser.add_argument(
         "--most-shown", type=positive, default=200_000, help="images, with repetitions (default 200,000)"
     )
+    add_engine(parser)
     return parser.parse_args(given)
 
 
@@ -47,7 +49,7 @@ def measured(arguments: argparse.Namespace, runs: Path) -> list[tuple[str, ...]]
     data = write_classes(arguments.data, dict.fromkeys(seen), runs / "seen")
     shared = engine(arguments)
     body = vs.TrainConfig.from_recipe(
-        "small-data", data=data, run=str(runs / "body"), epochs=arguments.body_epochs, **shared
+        "small-data", data=data, run=str(runs / "body"), epochs=arguments.epochs, **shared
     )
     weights = str(train("the body", body).path)
     rows = []
@@ -58,7 +60,7 @@ def measured(arguments: argparse.Namespace, runs: Path) -> list[tuple[str, ...]]
         epochs = max(1, min(200, arguments.most_shown // size))
         configs = {
             "scratch": vs.TrainConfig.from_recipe("small-data", epochs=epochs),
-            "body": vs.TrainConfig.from_recipe("finetune", weights=weights, epochs=arguments.epochs),
+            "tuned": vs.TrainConfig.from_recipe("finetune", weights=weights, epochs=epochs),
         }
         cells = []
         for name, config in configs.items():
@@ -79,11 +81,9 @@ def main() -> None:
     arguments = parse()
     with runs_of(arguments) as runs:
         rows = measured(arguments, runs)
-    method = (
-        f"a body of {arguments.body_epochs} epochs on half of the classes; fine-tuned for {arguments.epochs}"
-    )
+    method = f"a body of {arguments.epochs} epochs on half of the classes, fine-tuned on the others"
     report = Conditions.now().heading(f"Few images, {arguments.data}", method=method)
-    header = ("images", "epochs from scratch", "from scratch", "from the body")
+    header = ("images", "epochs", "from scratch", "from the body")
     publish("few_images", f"{report}\n\n{markdown_table(header, rows)}\n\n{NOTES}", arguments)
 
 

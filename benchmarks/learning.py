@@ -35,6 +35,12 @@ def options(description: str | None, *, epochs: int) -> argparse.ArgumentParser:
     parser.add_argument("--embed-dim", type=positive, default=192, help="the ViT's width (default 192)")
     parser.add_argument("--depth", type=positive, default=12, help="the ViT's blocks (default 12)")
     parser.add_argument("--num-heads", type=positive, default=3, help="the ViT's heads (default 3)")
+    add_engine(parser)
+    return parser
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the options of where and how a benchmark runs."""
     parser.add_argument("--device", default="auto", help="default auto")
     parser.add_argument("--precision", default="auto", help="default auto")
     parser.add_argument(
@@ -44,7 +50,6 @@ def options(description: str | None, *, epochs: int) -> argparse.ArgumentParser:
         help="keep the runs here, so that the same command continues an interrupted measurement",
     )
     parser.add_argument("--out", action="store_true", help="also write the report to benchmarks/results")
-    return parser
 
 
 def named_values(words: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from tests.model import random_images, randomize, small_config, small_model
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
+from vitascope.data.datasets import open_data
 from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
@@ -515,13 +516,39 @@ def test_uneven_classes_have_the_asked_training_images_and_all_test_images(tmp_p
     for part, per_class in (("train", 9), ("test", 4)):
         write_folder(tmp_path / "data" / part, per_class=per_class, side=8, classes=("a", "b", "c"))
     given = uneven.parse(["--counts", "c=7", "a=3"])
-    data = uneven.write_uneven(str(tmp_path / "data"), dict(given.counts), tmp_path / "uneven")
+    data = uneven.write_classes(str(tmp_path / "data"), dict(given.counts), tmp_path / "uneven")
     counts = {
         part: {name: len(list((Path(data) / part / name).iterdir())) for name in ("a", "c")}
         for part in ("train", "test")
     }
     assert counts == {"train": {"a": 3, "c": 7}, "test": {"a": 4, "c": 4}}
     assert not (Path(data) / "train" / "b").exists()
+
+
+few_images = load("few_images")
+
+
+def test_few_images_are_of_classes_that_the_body_has_not_seen(tmp_path: Path, monkeypatch) -> None:
+    for part, per_class in (("train", 20), ("test", 2)):
+        write_folder(tmp_path / "data" / part, per_class=per_class, side=8, classes=("a", "b", "c", "d"))
+    configs = []
+
+    def train(name: str, config: vs.TrainConfig) -> SimpleNamespace:
+        configs.append(config)
+        return SimpleNamespace(path=config.run)
+
+    monkeypatch.setattr(few_images, "train", train)
+    found = {"correct": 3, "images": 4, "accuracy": 0.75, "seconds": 1.0}
+    monkeypatch.setattr(few_images, "tested", lambda run: found)
+    arguments = few_images.parse(["--data", str(tmp_path / "data"), "--sizes", "10", "--most-shown", "70"])
+    rows = few_images.measured(arguments, tmp_path)
+    body, scratch, tuned = configs
+    classes = [open_data(config.data).train.class_names for config in configs]
+    assert classes == [("a", "c"), ("b", "d"), ("b", "d")]
+    assert (body.weights, scratch.weights, tuned.weights) == (None, None, body.run)
+    assert {len(list(Path(scratch.data, "train", name).iterdir())) for name in ("b", "d")} == {5}
+    assert scratch.optimization.epochs == tuned.optimization.epochs == 7
+    assert rows == [("10", "7", *2 * ["75.0 (30.1 to 95.4; 1)"])]
 
 
 def test_runs_on_uneven_classes_differ_in_their_balance_alone() -> None:
