@@ -1,5 +1,7 @@
 """Device, precision and threads: the rules, on whatever machine runs the tests."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -183,3 +185,19 @@ def test_best_units_of_a_cpu_are_named(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: vectors)
     assert hardware.bf16_units() == units
+
+
+@pytest.mark.parametrize(
+    ("limit", "share"), [("max\n", 1.0), ("1048576\n", 0.0), ("9" * 18, 1.0), (None, 1.0)]
+)
+def test_memory_of_a_cpu_is_at_most_the_limit_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str | None, share: float
+) -> None:
+    """`share` of the machine's memory is left; 0 stands for the limit of 1 MiB."""
+    place = tmp_path / "memory.max"
+    monkeypatch.setattr(hardware, "CONTAINER_LIMIT", place)
+    machine = hardware.memory_of(CPU)
+    assert machine is not None
+    if limit is not None:
+        place.write_text(limit)
+    assert hardware.memory_of(CPU) == (machine if share else 2**20)
