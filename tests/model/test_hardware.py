@@ -187,17 +187,12 @@ def test_best_units_of_a_cpu_are_named(
     assert hardware.bf16_units() == units
 
 
-@pytest.mark.parametrize(
-    ("limit", "share"), [("max\n", 1.0), ("1048576\n", 0.0), ("9" * 18, 1.0), (None, 1.0)]
-)
+@pytest.mark.parametrize(("limit", "counts"), [("max", False), ("1048576", True), ("9" * 18, False)])
 def test_memory_of_a_cpu_is_at_most_the_limit_of_its_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str | None, share: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, counts: bool
 ) -> None:
-    """`share` of the machine's memory is left; 0 stands for the limit of 1 MiB."""
-    place = tmp_path / "memory.max"
-    monkeypatch.setattr(hardware, "CONTAINER_LIMIT", place)
-    machine = hardware.memory_of(CPU)
+    monkeypatch.setattr(hardware, "CONTAINER_LIMIT", tmp_path / "memory.max")
+    machine = hardware.memory_of(CPU)  # without a container
     assert machine is not None
-    if limit is not None:
-        place.write_text(limit)
-    assert hardware.memory_of(CPU) == (machine if share else 2**20)
+    hardware.CONTAINER_LIMIT.write_text(f"{limit}\n")
+    assert hardware.memory_of(CPU) == (2**20 if counts else machine)
