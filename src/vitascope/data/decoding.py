@@ -21,7 +21,9 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
+from vitascope.data.jpeg import without_end
 from vitascope.errors import UserError
 
 
@@ -168,10 +170,19 @@ def decode(image: Image.Image, source: ImageSource, exif_orientation: bool) -> I
     """An opened picture as 8-bit "RGB" or "L", upright; the caller's Pillow image is not changed."""
     if not (image.width and image.height):
         raise ImageError(f"{source_name(source)}: has no pixels")
-    image.load()
+    _load(image)
     if exif_orientation and image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         image = ImageOps.exif_transpose(image)
     return _eight_bit(image, source_name(source))
+
+
+def _load(image: Image.Image) -> None:
+    """Decode the pixels; missing ones of a JPEG are an OSError, as in other formats."""
+    if isinstance(image, JpegImageFile) and image.tile and image.fp is not None:  # not yet decoded
+        image.fp.seek(0)
+        content = io.BytesIO(without_end(image.fp.read()))
+        image.load_read = content.read  # type: ignore[method-assign] # from which Pillow decodes
+    image.load()
 
 
 def _eight_bit(image: Image.Image, name: str) -> Image.Image:
