@@ -19,7 +19,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +138,7 @@ def open_image(source: ImageSource) -> Image.Image:
         source = source.read_bytes()
     if not isinstance(source, str | os.PathLike | bytes):
         if hasattr(source, "read"):
-            return Image.open(source)
+            return Image.open(cast("IO[bytes]", source))
         raise not_a_picture(source)
     try:
         return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
@@ -228,7 +228,7 @@ def _load(image: Image.Image) -> None:
     if isinstance(image, JpegImageFile) and image.tile and image.fp is not None:  # not yet decoded
         image.fp.seek(0)
         content = io.BytesIO(without_end(image.fp.read()))
-        image.load_read = content.read  # type: ignore[method-assign] # from which Pillow decodes
+        image.load_read = content.read  # type: ignore[method-assign, assignment] # from which Pillow decodes
     image.load()
 
 

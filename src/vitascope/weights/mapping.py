@@ -276,7 +276,7 @@ def misfit(family: Family, config: ModelConfig) -> str:
     """The reason why a family's library cannot run a model exactly, in words; empty if it can."""
     if isinstance(config, ResNetConfig):
         return "" if family.holds_resnets else f"{family.name} has no ResNet like this one"
-    return _unheld(family, family.settled(cast("ViTConfig", config)))
+    return _unheld(family, family.settled(config))
 
 
 def check_holds(family: Family, config: ViTConfig) -> None:
