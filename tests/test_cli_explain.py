@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,15 +164,31 @@ def test_picture_is_named_after_the_image_and_the_method(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["explain", str(here.run), str(here.picture), "--method", "attention"]) == 0
-    assert main(["explain", str(here.run), str(here.picture)]) == 0
-    assert main(["explain", str(here.run), "--method", "filters"]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {
+    run = shutil.copytree(here.run, tmp_path / "tiny")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for words in ([str(here.picture), "--method", "attention"], [str(here.picture)], ["--method", "filters"]):
+        assert main(["explain", str(run), *words]) == 0
+    assert {path.name for path in (run / "explain").iterdir()} == {
         "0-attention.png",
         f"0-{DEFAULT_METHOD}.png",
         "tiny-filters.png",
     }
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_explanation_by_a_model_that_is_no_run_is_written_here_and_not_among_the_pictures(
+    here: SimpleNamespace,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(here.picture.parent.iterdir())
+    assert main(["explain", str(here.run / "model"), str(here.picture), "--method", "rollout"]) == 0
+    assert capsys.readouterr().out.endswith("\n0-rollout.png\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["0-rollout.png"]
+    assert sorted(here.picture.parent.iterdir()) == before
 
 
 def test_default_name_never_replaces_a_file(
@@ -182,16 +199,18 @@ def test_default_name_never_replaces_a_file(
 ) -> None:
     """Pictures of the same name in two folders, and one picture explained twice."""
     monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(here.run, tmp_path / "tiny")
     pictures = [here.root / "data" / name / "0.png" for name in ("red", "blue", "blue")]
     kept: dict[str, bytes] = {}
+    folder = run / "explain"
     for picture, name in zip(pictures, ("0-rollout", "0-rollout-2", "0-rollout-3"), strict=True):
-        assert main(["explain", str(here.run), str(picture), "--method", "rollout"]) == 0
-        assert capsys.readouterr().out.endswith(f"\n{name}.png\n")
-        assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name in kept} == kept
-        kept[f"{name}.png"] = (tmp_path / f"{name}.png").read_bytes()
+        assert main(["explain", "tiny", str(picture), "--method", "rollout"]) == 0
+        assert capsys.readouterr().out.endswith(f"\ntiny/explain/{name}.png\n")
+        assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name in kept} == kept
+        kept[f"{name}.png"] = (folder / f"{name}.png").read_bytes()
     assert kept["0-rollout.png"] != kept["0-rollout-2.png"]
-    explain(str(here.run), str(pictures[0]), "--method", "rollout", out=tmp_path / "0-rollout-2.png")
-    assert (tmp_path / "0-rollout-2.png").read_bytes() == kept["0-rollout.png"]  # --out replaces a file
+    explain("tiny", str(pictures[0]), "--method", "rollout", out=folder / "0-rollout-2.png")
+    assert (folder / "0-rollout-2.png").read_bytes() == kept["0-rollout.png"]  # --out replaces a file
 
 
 @pytest.mark.parametrize("method", [DEFAULT_METHOD, "attention", "features"])

@@ -270,10 +270,54 @@ def test_uint8_array_is_a_picture(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(identity(5, 6).pixels(array), expected)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.uint16, bool])
+@pytest.mark.parametrize("dtype", [np.int64, np.uint16, bool])
 def test_array_of_another_dtype_is_rejected(dtype: type) -> None:
     with pytest.raises(ImageError, match=f"must be uint8.* not {np.dtype(dtype)}"):
         read_image(np.zeros((4, 4, 3), dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_floats_from_0_to_1_are_the_pixels_times_255(dtype: type) -> None:
+    pixels = noise(5, 6)
+    np.testing.assert_array_equal(read_image((pixels / 255).astype(dtype)), pixels)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("layout", [(2, 0, 1), (0, 1, 2)])
+def test_tensor_has_its_channels_first_or_last(dtype: torch.dtype, layout: tuple[int, ...]) -> None:
+    pixels = noise(5, 6)
+    tensor = torch.from_numpy(pixels).permute(*layout)
+    tensor = tensor if dtype == torch.uint8 else (tensor / 255).to(dtype).requires_grad_()
+    np.testing.assert_array_equal(read_image(tensor), pixels)
+    np.testing.assert_array_equal(read_image(tensor.detach().numpy()), pixels)
+
+
+def test_grey_tensors_are_pictures() -> None:
+    pixels = noise(5, 6)[..., 0]
+    for tensor in (torch.from_numpy(pixels), torch.from_numpy(pixels)[None]):
+        np.testing.assert_array_equal(read_image(tensor), pixels)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "complaint"),
+    [
+        (torch.zeros(3, 8, 3), r"a tensor float32 \(3, 8, 3\) is \(C, H, W\) or \(H, W, C\): give an array"),
+        (torch.zeros(2, 3, 8, 8), "is not one picture: give several as a list"),
+        (torch.full((3, 8, 8), -2.0), r"in \[0, 1\], not \[-2, -2\]: .*undo a normalization, pixels \* std"),
+        (np.full((8, 8, 3), 200.0), r"in \[0, 1\], not \[200, 200\]: divide pixels up to 255 by 255"),
+        (np.full((8, 8, 3), np.nan), "not .nan, nan.: divide"),
+        (
+            torch.zeros(3, 8, 8, dtype=torch.int64),
+            "a tensor must be uint8, from 0 to 255, or floats, from 0 to",
+        ),
+        (torch.zeros(4, 8, 8), r"\(H, W\), \(H, W, 1, 3 or 4\) or \(1 or 3, H, W\), not float32 \(4, 8, 8\)"),
+    ],
+)
+def test_pixels_that_are_not_clear_are_rejected_with_the_way_to_convert_them(
+    pixels: object, complaint: str
+) -> None:
+    with pytest.raises(ImageError, match=complaint):
+        read_image(pixels)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", [(4, 4, 5), (2, 4, 4, 3), (0, 4), (4, 0, 3)])

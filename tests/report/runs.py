@@ -28,6 +28,7 @@ def write_run(
     epochs: int = 2,
     seconds: float | None = 10.0,
     split: str = "test",
+    loss: float = 0.5,
     **options: Any,
 ) -> Run:
     """Write a run folder; without `images` it is unfinished, without `seconds` it has no times of epochs."""
@@ -53,7 +54,7 @@ def write_run(
         part = RecordedPart(("",) * len(images), truths, contents)
         empty = RecordedPart((), np.array([], dtype=np.int64), ())
         SplitRecord(classes, {"train": empty, "val": empty, split: part}).write(run.path / layout.SPLIT)
-        test = {"split": split, "images": len(images), "loss": 0.5, "seconds": 25.0}
+        test = {"split": split, "images": len(images), "loss": loss, "seconds": 25.0}
         if task == "classify":
             run.save_predictions(found)
             test |= {"correct": found.score.right, "accuracy": found.score.right / len(images)}

@@ -50,7 +50,7 @@ def test_page_and_figure_are_written_to_a_folder_or_beside_a_name(
 def test_without_a_place_nothing_is_written(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name).path for name in ("one", "two")]
     before = sorted(tmp_path.rglob("*"))
-    assert repr(vs.compare(runs)) == "RunComparison(one, two; best: one)"
+    assert repr(vs.compare(runs)) == "RunComparison(one, two; best: one, two)"
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -1,16 +1,20 @@
 """Measures of predictions, compared with loops and other formulas."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, norm
+from scipy.stats import binomtest, multinomial, norm
 from sklearn.metrics import balanced_accuracy_score, f1_score, top_k_accuracy_score
 
 from tests.model import law
 from vitascope.run.measures import (
+    PairedAccuracy,
     calibration,
     confusion_matrix,
+    drop_interval,
     mcnemar,
     ranks,
     score_of,
@@ -41,6 +45,38 @@ def test_wilson_interval_has_the_shares_that_the_score_test_does_not_reject(tota
 def test_mcnemar_is_the_two_sided_binomial_test(one: int, other: int) -> None:
     expected = binomtest(one, one + other).pvalue if one + other else 1.0
     assert mcnemar(one, other) == mcnemar(other, one) == pytest.approx(expected, rel=1e-6)
+
+
+def test_drop_interval_is_the_published_one() -> None:
+    """Of 21 children (Bentur et al. 2009), as computed by Fagerland, Lydersen and Laake (2014, table V)."""
+    assert drop_interval(1, 7, 21) == pytest.approx((-0.508, -0.013), abs=5e-4)
+
+
+@pytest.mark.parametrize(("loss", "gain"), [(0.0, 0.0), (0.05, 0.05), (0.2, 0.1), (0.02, 0.0), (0.4, 0.0)])
+@pytest.mark.parametrize("total", [9, 60])
+def test_drop_interval_contains_the_true_loss_of_nearly_95_in_100_samples(loss, gain, total) -> None:
+    covered = sum(
+        multinomial.pmf([lost, won, total - lost - won], total, [loss, gain, 1 - loss - gain])
+        for lost in range(total + 1)
+        for won in range(total + 1 - lost)
+        if drop_interval(lost, won, total)[0] <= loss - gain <= drop_interval(lost, won, total)[1]
+    )
+    assert covered > 0.925  # counts are discrete
+
+
+def test_few_images_cannot_tell_whether_the_loss_is_allowed() -> None:
+    labels = np.zeros(9, dtype=np.int64)
+    few = PairedAccuracy.of(labels, labels, labels)
+    assert (few.drop, few.right, few.right_after) == (0.0, 9, 9)
+    assert re.match(
+        r"9 test images cannot tell whether more than 1\.00% .*-25\.20% to 25\.20%", few.doubt(0.01, "test")
+    )
+    labels = np.zeros(1000, dtype=np.int64)
+    assert not PairedAccuracy.of(labels, labels, labels).doubt(0.01, "test")
+    lost = PairedAccuracy.of(labels, labels, (np.arange(1000) < 100).astype(np.int64))
+    assert lost.drop == 0.1
+    assert not lost.doubt(0.01, "test")  # certainly more
+    assert lost.doubt(0.11, "test")
 
 
 def by_loops(confidences: np.ndarray, right: np.ndarray, bins: int) -> tuple[list[int], float]:

@@ -1,5 +1,6 @@
 """Conversions are checked: the written files have the same outputs as the source."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from safetensors.torch import load_file
 from tests.model import small_model, small_resnet, with_preprocess
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
+from vitascope.model.config import ViTConfig
+from vitascope.model.vit import VisionTransformer
 from vitascope.weights.convert import convert, normalized, parity_of
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.identification import identify
@@ -173,6 +176,25 @@ def test_options_unknown_to_the_other_library_are_rejected_before_writing(tmp_pa
     assert not (tmp_path / "theirs").exists()
     with pytest.raises(UserError, match="nearest: timm"):
         convert(tmp_path / "ours", tmp_path / "theirs", format="tim")
+
+
+def test_rejected_model_gets_its_formats_and_the_recipe_that_has_others(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        convert("cifar10", tmp_path / "theirs", format="huggingface")
+    assert re.fullmatch(
+        r"huggingface has no model with stem 'tokenizer'.*; the formats of this model: vitascope\. "
+        r".*ONNX or OpenVINO.*`vitascope train --recipe base` have the formats "
+        r"vitascope, timm, huggingface, torchvision, deit",
+        str(raised.value),
+    )
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_model_of_the_recipe_base_has_the_formats_that_the_error_names(tmp_path: Path) -> None:
+    config = ViTConfig(image_size=32, patch_size=8, embed_dim=64, depth=1, num_heads=1, num_classes=3)
+    save_pretrained(VisionTransformer(config), tmp_path / "ours")
+    for name in ("timm", "huggingface", "torchvision", "deit"):
+        assert convert(tmp_path / "ours", tmp_path / name, format=name).parity.logits < 1e-4
 
 
 def test_a_resnet_is_copied_bitwise_and_has_no_other_format(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Compress:
     """Width of the MLPs' hidden layers to keep, over `embed_dim`: 4 in most models."""
     data: MaybeText = None
     """DATA with the model's classes: training images decide what is pruned, test images measure the accuracy.
-    Default: the run's own."""
+    Default: the run's own, and its validation images if it has less than 1,000 test images."""
     images: int = 512
     """Training images that pruning uses."""
     batch_size: int = 8
@@ -66,12 +66,16 @@ class Compress:
             ("GFLOPs per image", *(f"{cost.flops / 1e9:,.3g}" for cost in costs)),
             (f"images/s, batch {result.batch_size}", *(f"{cost.images_per_second:,.1f}" for cost in costs)),
         ]
-        if result.test_images:
-            title = f"accuracy, {counted(result.test_images, 'image')}"
-            rows.append((title, *(f"{cost.accuracy:.2%}" for cost in costs)))
+        found = result.accuracy
+        if found is not None:
+            accuracies, intervals = zip(*found.rows(), strict=True)
+            images = counted(found.total, f"{result.measured_on} image")
+            rows += [(f"accuracy, {images}", *accuracies), ("95% interval", *intervals)]
         width = max(len(row[0]) for row in rows)
         for title, *values in rows:
-            print(f"{title:<{width}}" + "".join(f"{value:>14}" for value in values))
+            print(f"{title:<{width}}" + "".join(f"{value:>18}" for value in values))
+        if found is not None:
+            print(f"loses {found}")
         print(f"written to {result.folder}")
         if result.pruned:
             print(

@@ -103,7 +103,7 @@ class Explain:
     device: Device = "auto"
     out: MaybePath = None
     """The PNG to write; an existing file is replaced.
-    Default: a new file <picture or model>-<method>.png in this folder."""
+    Default: a new file <picture or model>-<method>.png in the run's folder `explain`, else in this folder."""
 
     def call(self) -> None:
         """Draw and write a figure, or compare all methods and print the table."""
@@ -177,8 +177,13 @@ class Explain:
 
     def _checked_out(self) -> Path:
         """The file to write: never the explained picture, and another existing one only if --out names it."""
-        subject = self.model if self.data is None else self.data
-        out = self.out or unused(Path(f"{Path(subject).stem or 'model'}-{self._method}.png"))
+        from vitascope.run.layout import EXPLANATIONS, is_run
+
+        subject, model = self.model if self.data is None else self.data, Path(self.model)
+        folder = (
+            model / EXPLANATIONS if is_run(model) else Path()
+        )  # not the picture's, which may be trained on
+        out = self.out or unused(folder / f"{Path(subject).stem or 'model'}-{self._method}.png")
         if out.suffix.lower() != ".png":
             raise UserError(f"--out {out}: figures are PNG files, so the name has to end in .png")
         if self.data is not None and out.exists() and Path(self.data).exists() and out.samefile(self.data):

@@ -13,7 +13,7 @@ from vitascope.errors import UserError
 from vitascope.formatting import counted
 
 if TYPE_CHECKING:
-    from vitascope.deploy.export.quantize import AccuracyComparison, Measured, QuantizationResult
+    from vitascope.deploy.export.quantize import Measured, QuantizationResult
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class Export:
     int8: tyro.conf.FlagCreatePairsOff[bool] = False
     """Compute in 8-bit integers: a quarter of the size, and faster.
     The accuracy is compared with fp32 on `--data`, which then needs one folder per class.
+    By default also on a run's validation images, if it has less than 1,000 test images.
     The default name is export/model-int8.onnx (.xml)."""
     calibration: MaybeText = None
     """With `--int8`: DATA without labels, from which the ranges of activations are computed.
@@ -47,7 +48,8 @@ class Export:
     images: int = 300
     """With `--int8`: calibration images to use."""
     max_drop: float = 0.01
-    """With `--int8`: the accuracy that may be lost, as a share; if more is lost, nothing is written."""
+    """With `--int8`: the accuracy that may be lost, as a share; if more is lost, nothing is written.
+    A warning tells if the images are too few to be sure."""
 
     def call(self) -> None:
         """Export, compare, print."""
@@ -91,33 +93,28 @@ def comparison_lines(done: QuantizationResult) -> list[str]:
     found = done.comparison
     lines = [f"{file}  {file.stat().st_size:,} bytes" for file in done.files]
     for attempt, share in zip(done.attempts[:-1], ("every layer", "7/8 of the layers"), strict=False):
-        lines.append(f"{share} in int8: loses {attempt.drop:.2%} of the accuracy, too much; tried again")
+        lines.append(f"{share} in int8: loses {attempt.accuracy}, too much; tried again")
     which = f"{counted(done.layers, 'layer')} in int8"
     if done.float_layers:
         which += f", {len(done.float_layers)} with the largest rounding error left in float"
     lines.append(f"{which}; ranges from {counted(done.calibration_images, 'image')}")
     lines += [f"left out: {reason}" for reason in found.unreadable.values()]
     rows = [
-        ("", "accuracy", "bytes", "images/s at batch 1"),
-        row(found.before, found),
-        row(found.after, found),
+        ("", "accuracy", "95% interval", "bytes", "images/s at batch 1"),
+        *map(row, (found.before, found.after), found.accuracy.rows()),
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in rows]
     faster = found.before.seconds / found.after.seconds
+    images = counted(found.accuracy.total, f"{done.measured_on} image")
     return [
         *lines,
-        f"agreement: the same class for {found.same} of "
-        f"{counted(found.images, f'{done.measured_on} image')}, {found.agreement:.2%}; "
+        f"int8 loses {found.accuracy}, on {images}",
+        f"agreement: the same class for {found.same} of {found.accuracy.total:,}, {found.agreement:.2%}; "
         f"{found.before.size / found.after.size:.1f} times smaller, {faster:.1f} times as fast",
     ]
 
 
-def row(measured: Measured, found: AccuracyComparison) -> tuple[str, ...]:
+def row(measured: Measured, accuracy: tuple[str, str]) -> tuple[str, ...]:
     """One file's line of the table."""
-    return (
-        measured.precision,
-        f"{measured.correct / found.images:.2%} of {found.images}",
-        f"{measured.size:,}",
-        f"{1 / measured.seconds:,.1f}",
-    )
+    return (measured.precision, *accuracy, f"{measured.size:,}", f"{1 / measured.seconds:,.1f}")

@@ -3,7 +3,8 @@
 - The orientation in the EXIF data is applied.
 - Of an animation, the first frame counts.
 - 16-bit grey becomes 8-bit by value / 257 (65535 -> 255); 32-bit integer grey likewise, cut to that range.
-- Floating-point grey must lie in [0, 1] and is multiplied by 255.
+- Floating-point pixels must lie in [0, 1] and are multiplied by 255.
+- An array of three dimensions is (H, W, C) or, if its last dimension is no number of channels, (C, H, W).
 - Transparency is laid over white: colours hidden under it never show.
 - CMYK, YCbCr, Lab, palette and black-and-white become RGB.
 """
@@ -14,15 +15,22 @@ import io
 import math
 import os
 import struct
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
+import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
+from vitascope.data.jpeg import without_end
 from vitascope.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Encoded(ABC):
@@ -33,8 +41,11 @@ class Encoded(ABC):
         """The encoded picture; an OSError or EOFError becomes an `ImageError` that names the picture."""
 
 
-ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray[Any, Any]"
-"""A path, an encoded file's bytes or their place, a Pillow image, or uint8 pixels (H, W) or (H, W, C)."""
+ImageSource: TypeAlias = (
+    "str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray[Any, Any] | torch.Tensor"
+)
+"""A path, an encoded file's bytes or their place, a Pillow image, or the pixels of one picture: uint8, or
+floats in [0, 1]; (H, W), (H, W, C) or (C, H, W)."""
 
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
@@ -113,7 +124,7 @@ def as_pictures(images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSo
 
 def not_a_picture(source: object) -> ImageError:
     """The error for an argument of a type that is not a picture."""
-    expected = "an image is a path, bytes, a Pillow image or a uint8 array"
+    expected = "an image is a path, bytes, a Pillow image, an array or a tensor"
     return ImageError(f"{expected}, not a value of type {type(source).__name__}")
 
 
@@ -121,20 +132,13 @@ def open_image(source: ImageSource) -> Image.Image:
     """An opened picture, not decoded yet; `decode` does that."""
     if isinstance(source, Image.Image):
         return source
-    if isinstance(source, np.ndarray):
-        shape = source.shape
-        has_colours = source.ndim == 3 and shape[-1] in (1, 3, 4)
-        if source.dtype != np.uint8 or source.size == 0 or not (source.ndim == 2 or has_colours):
-            many = "; for several images, give a list of arrays" if source.ndim == 4 else ""
-            raise ImageError(
-                f"an array must be uint8 (H, W) or (H, W, 1, 3 or 4), not {source.dtype} {shape}{many}"
-            )
-        return Image.fromarray(source[..., 0] if source.ndim == 3 and shape[-1] == 1 else source)
+    if isinstance(source, np.ndarray) or _is_tensor(source):
+        return Image.fromarray(_eight_bit_pixels(source))
     if isinstance(source, Encoded):
         source = source.read_bytes()
     if not isinstance(source, str | os.PathLike | bytes):
         if hasattr(source, "read"):
-            return Image.open(source)
+            return Image.open(cast("IO[bytes]", source))
         raise not_a_picture(source)
     try:
         return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
@@ -143,6 +147,51 @@ def open_image(source: ImageSource) -> Image.Image:
         if start[4:8] != b"ftyp" or start[8:12] not in _HEIF_BRANDS:  # ISO/IEC 23008-12
             raise
     return _open_heif(source)
+
+
+def _is_tensor(source: object) -> TypeGuard[torch.Tensor]:
+    """Whether a source is a tensor; imports no torch, which processes that only decode do without."""
+    imported = sys.modules.get("torch")
+    return imported is not None and isinstance(source, imported.Tensor)
+
+
+def _eight_bit_pixels(source: np.ndarray[Any, Any] | torch.Tensor) -> npt.NDArray[np.uint8]:
+    """An array or a tensor as uint8 (H, W) or (H, W, 3 or 4)."""
+    pixels, name = (source, "an array") if isinstance(source, np.ndarray) else (_numpy(source), "a tensor")
+    kind = f"{pixels.dtype} {pixels.shape}"
+    if pixels.ndim == 4:
+        raise ImageError(f"{name} {kind} is not one picture: give several as a list, list(pixels)")
+    if pixels.ndim == 3:
+        channels_last, channels_first = pixels.shape[-1] in (1, 3, 4), pixels.shape[0] in (1, 3)
+        if channels_first and channels_last and name == "a tensor":
+            raise ImageError(f"{name} {kind} is (C, H, W) or (H, W, C): give an array, which is (H, W, C)")
+        if channels_first and not channels_last:
+            pixels = pixels.transpose(1, 2, 0)
+    if pixels.size == 0 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[-1] in (1, 3, 4))):
+        raise ImageError(f"{name} is (H, W), (H, W, 1, 3 or 4) or (1 or 3, H, W), not {kind}")
+    if np.issubdtype(pixels.dtype, np.floating):
+        pixels = _scaled(pixels, name)
+    elif pixels.dtype != np.uint8:
+        raise ImageError(
+            f"{name} must be uint8, from 0 to 255, or floats, from 0 to 1, not {kind}: convert it"
+        )
+    return pixels[..., 0] if pixels.shape[2:] == (1,) else pixels
+
+
+def _numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    floats = tensor.is_floating_point()  # of which numpy lacks some
+    return (tensor.float() if floats else tensor).detach().cpu().numpy()
+
+
+def _scaled(floats: npt.NDArray[Any], name: str) -> npt.NDArray[np.uint8]:
+    """Floats in [0, 1] as 0 to 255."""
+    low, high = float(floats.min()), float(floats.max())
+    if not (low >= 0 and high <= 1):  # so that NaN fails too
+        raise ImageError(
+            f"{name}: floating-point pixels must lie in [0, 1], not [{low:g}, {high:g}]: divide pixels up to "
+            "255 by 255, or undo a normalization, pixels * std + mean"
+        )
+    return np.rint(floats * 255).astype(np.uint8)
 
 
 def _first_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -168,10 +217,19 @@ def decode(image: Image.Image, source: ImageSource, exif_orientation: bool) -> I
     """An opened picture as 8-bit "RGB" or "L", upright; the caller's Pillow image is not changed."""
     if not (image.width and image.height):
         raise ImageError(f"{source_name(source)}: has no pixels")
-    image.load()
+    _load(image)
     if exif_orientation and image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         image = ImageOps.exif_transpose(image)
     return _eight_bit(image, source_name(source))
+
+
+def _load(image: Image.Image) -> None:
+    """Decode the pixels; missing ones of a JPEG are an OSError, as in other formats."""
+    if isinstance(image, JpegImageFile) and image.tile and image.fp is not None:  # not yet decoded
+        image.fp.seek(0)
+        content = io.BytesIO(without_end(image.fp.read()))
+        image.load_read = content.read  # type: ignore[method-assign, assignment] # from which Pillow decodes
+    image.load()
 
 
 def _eight_bit(image: Image.Image, name: str) -> Image.Image:
@@ -182,11 +240,7 @@ def _eight_bit(image: Image.Image, name: str) -> Image.Image:
         values = np.clip(np.asarray(image, dtype=np.int64), 0, 65535)
         return Image.fromarray(((values + 128) // 257).astype(np.uint8))
     if image.mode == "F":
-        floats = np.asarray(image)
-        low, high = float(floats.min()), float(floats.max())
-        if not (low >= 0 and high <= 1):  # so that NaN fails too
-            raise ImageError(f"{name}: floating-point pixels must lie in [0, 1], not [{low:g}, {high:g}]")
-        return Image.fromarray(np.rint(floats * 255).astype(np.uint8))
+        return Image.fromarray(_scaled(np.asarray(image), name))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")

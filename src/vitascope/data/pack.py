@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
@@ -148,11 +147,11 @@ def _in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 def _encoded(source: ImageSource, image_size: int | None) -> tuple[str, bytes]:
     """Suffix and bytes of an encoded picture, reduced to `image_size`; raises ImageError."""
     with image_errors(source):
-        content = None
+        content = source if isinstance(source, bytes) else None
         if isinstance(source, str | os.PathLike):
             content = Path(source).read_bytes()
-        elif not isinstance(source, np.ndarray | Image.Image):
-            content = source.read_bytes() if isinstance(source, Encoded) else source
+        elif isinstance(source, Encoded):
+            content = source.read_bytes()
     if content is None or image_size is not None:
         with image_errors(source):
             image = decode(open_image(source if content is None else content), source, True)

@@ -82,6 +82,11 @@ class ImageSet:
             return self.sources.order(seed, epoch)
         return epoch_order(seed, epoch, len(self))
 
+    def followed_by(self, others: ImageSet) -> ImageSet:
+        """These images and others of the same classes."""
+        name, sources = f"{self.name} and {others.name}", [*self.sources, *others.sources]
+        return ImageSet(name, sources, np.concatenate([self.labels, others.labels]), self.class_names)
+
     def in_classes(self, class_names: tuple[str, ...], where: str) -> ImageSet:
         """The same images, labelled by the positions of their classes in another list of names."""
         check_known_classes(self.class_names, class_names, where)

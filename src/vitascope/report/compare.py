@@ -137,7 +137,7 @@ def _page(comparison: RunComparison, curves: Sequence[Curve]) -> str:
         },
         "together": _together(curves) if curves else None,
         "paired": {
-            "best": comparison.best,
+            "best": comparison.leaders[0],
             "head": comparison.paired_head,
             "rows": [test.cells() for test in comparison.paired],
         }

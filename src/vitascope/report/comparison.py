@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -183,10 +184,10 @@ class RunComparison:
     environment: Mapping[str, tuple[Any, ...]]
     """The same for versions and machines."""
     groups: tuple[SeedGroup, ...]
-    best: str | None
-    """The classifier with the highest test accuracy, if two are tested."""
+    leaders: tuple[str, ...]
+    """If two classifiers are tested, those with the highest test accuracy and then the lowest test loss."""
     paired: tuple[PairedTest, ...]
-    """The other tested classifiers beside the best one."""
+    """The other tested classifiers beside the first leader."""
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> RunComparison:
@@ -207,16 +208,20 @@ class RunComparison:
         names = short if len(set(short)) == len(short) else [without_home(str(run.path)) for run in runs]
         pairs = zip(runs, names, strict=True)
         compared = tuple(ComparedRun.read(run, printable(name)) for run, name in pairs)
-        scores = {each.name: each.score for each in compared if each.score is not None}
-        best = max(scores, key=lambda name: scores[name].right / scores[name].total, default=None)
+        leaders = _leaders(compared)
         return cls(
             runs=compared,
             options=_differences([run.config for run in runs], {"run"}),
             environment=_differences([run.environment for run in runs], _MOMENT),
             groups=tuple(_seed_groups(compared)),
-            best=best if len(scores) > 1 else None,
-            paired=tuple(_paired_tests(compared, best)),
+            leaders=leaders,
+            paired=tuple(_paired_tests(compared, leaders)),
         )
+
+    @property
+    def best(self) -> str | None:
+        """The only leader; None if there is none, or several that are equal."""
+        return self.leaders[0] if len(self.leaders) == 1 else None
 
     @property
     def classifies(self) -> bool:
@@ -236,17 +241,22 @@ class RunComparison:
     @property
     def paired_head(self) -> tuple[str, ...]:
         """The columns of `PairedTest.cells`."""
-        return ("run", "common images", f"only {self.best} right", "only this right", "p", "verdict")
+        return ("run", "common images", f"only {self.leaders[0]} right", "only this right", "p", "verdict")
 
     @property
     def summary(self) -> str:
         """The best run and those that do not differ significantly from it, in words."""
-        if self.best is None:
+        if not self.leaders:
             return f"{counted(len(self.runs), 'training' if self.classifies else 'pre-training')}."
-        accuracy = next(each.accuracy for each in self.runs if each.name == self.best)
-        rivals = [test.run for test in self.paired if test.verdict == "not significant"]
-        others = f" Not significantly different: {', '.join(rivals)}." if rivals else ""
-        return f"Highest accuracy: {self.best}, {accuracy:.2%}.{others}"
+        found, others = {each.name: each for each in self.runs}, {test.run: test for test in self.paired}
+        accuracy = found[self.leaders[0]].accuracy
+        equal = ", which are equal" if len(self.leaders) > 1 else ""
+        behind = [name for name in others if name not in self.leaders]
+        level = ", ".join(name for name in behind if found[name].accuracy == accuracy)
+        by_loss = f", with a lower loss than {level}" if level else ""
+        rivals = ", ".join(name for name in behind if others[name].verdict == "not significant")
+        text = f"Highest accuracy: {', '.join(self.leaders)}{equal}, {accuracy:.2%}{by_loss}."
+        return f"{text} Not significantly different: {rivals}." if rivals else text
 
     def difference_rows(self) -> list[tuple[str, ...]]:
         """The options and records of the environment that differ, as text: name and a value per run."""
@@ -277,7 +287,7 @@ class RunComparison:
             ]
             parts.append([*_table(rows)])
         if self.paired:
-            title = f"Paired test on the same images (McNemar's, exact), against {self.best}:"
+            title = f"Paired test on the same images (McNemar's, exact), against {self.leaders[0]}:"
             note = "p is not corrected for the number of runs, and knows nothing of other seeds."
             rows = [self.paired_head, *(test.cells() for test in self.paired)]
             parts.append([title, *_table(rows, left={0, len(self.paired_head) - 1}), note])
@@ -292,6 +302,7 @@ class RunComparison:
             "environment": {name: list(values) for name, values in self.environment.items()},
             "groups": [group.to_dict() for group in self.groups],
             "best": self.best,
+            "leaders": list(self.leaders),
             "paired": [{**dataclasses.asdict(test), "verdict": test.verdict} for test in self.paired],
             "notes": self.notes(),
         }
@@ -306,7 +317,7 @@ class RunComparison:
         return pandas.DataFrame(rows).drop(columns="curve").set_index("run")
 
     def __repr__(self) -> str:
-        return f"RunComparison({', '.join(each.name for each in self.runs)}; best: {self.best})"
+        return f"RunComparison({', '.join(each.name for each in self.runs)}; best: {', '.join(self.leaders)})"
 
 
 def _differences(records: Sequence[Mapping[str, Any]], left_out: set[str]) -> dict[str, tuple[Any, ...]]:
@@ -369,12 +380,23 @@ class ImageAnswers:
         return cls(frozenset(names), right)
 
 
-def _paired_tests(runs: Sequence[ComparedRun], best: str | None) -> Iterator[PairedTest]:
-    """The tested classifiers but the best, each beside it."""
-    answers = {each.name: ImageAnswers.of(each) for each in runs if each.score is not None}
+def _leaders(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
+    """The best classifiers by accuracy and then by loss; empty if fewer than two are tested."""
+    ranks = {
+        each.name: (each.score.right / each.score.total, -(each.test or {}).get("loss", math.inf))
+        for each in runs
+        if each.score is not None
+    }
+    best = max(ranks.values(), default=None)
+    return tuple(name for name, rank in ranks.items() if rank == best) if len(ranks) > 1 else ()
+
+
+def _paired_tests(runs: Sequence[ComparedRun], leaders: Sequence[str]) -> Iterator[PairedTest]:
+    """The other tested classifiers beside the first leader."""
+    answers = {each.name: ImageAnswers.of(each) for each in runs if each.score is not None and leaders}
     for name, found in answers.items():
-        if best is not None and name != best:
-            yield _paired_test(name, found, answers[best])
+        if name != leaders[0]:
+            yield _paired_test(name, found, answers[leaders[0]])
 
 
 def _paired_test(name: str, mine: ImageAnswers, best: ImageAnswers) -> PairedTest:

@@ -12,6 +12,7 @@
     model/            the finished model
     predictions.npz   its predictions on the images that it is measured on
     figures/          PNGs
+    explain/          figures of `vitascope explain`
     report.html       all of this on one page
     .lock             held while a process trains here
 """
@@ -29,6 +30,7 @@ CHECKPOINTS = "checkpoints"
 MODEL = "model"
 PREDICTIONS = "predictions.npz"
 FIGURES = "figures"
+EXPLANATIONS = "explain"
 REPORT = "report.html"
 LOCK = ".lock"
 

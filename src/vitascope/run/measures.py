@@ -1,4 +1,4 @@
-"""Measures of a classifier's predictions: accuracy with its interval, calibration, confused classes."""
+"""Measures of predictions: accuracy and its loss with their intervals, calibration, confused classes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 from scipy.special import bdtr
+
+from vitascope.formatting import counted
 
 BINS = 15
 
@@ -31,6 +33,83 @@ def mcnemar(only_first: int, only_second: int) -> float:
     alone. If both are equally good, either number is binomial with probability 1/2.
     """
     return min(1.0, 2 * float(bdtr(min(only_first, only_second), only_first + only_second, 0.5)))
+
+
+def drop_interval(lost: int, won: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+    """95% interval of the loss of accuracy from one classifier to another (Bonett and Price 2012).
+
+    Of the same `total` images, at least 1, `lost` are right for the first classifier alone, `won` for the
+    second alone. One more image on either side keeps the interval from being empty where both agree.
+    """
+    loss, gain = (lost + 1) / (total + 2), (won + 1) / (total + 2)
+    half = z * math.sqrt((loss + gain - (loss - gain) ** 2) / (total + 2))
+    return max(-1.0, loss - gain - half), min(1.0, loss - gain + half)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairedAccuracy:
+    """The accuracies of a classifier and of the one made from it, on the same images.
+
+    Attributes:
+        total: images, at least 1.
+        right: images that the first classifier predicts correctly.
+        lost: those of them that the second one does not.
+        won: images that the second one alone predicts correctly.
+    """
+
+    total: int
+    right: int
+    lost: int
+    won: int
+
+    @classmethod
+    def of(
+        cls, labels: npt.NDArray[np.int64], first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]
+    ) -> PairedAccuracy:
+        """Count true classes (N,) and the classes that both predict, (N,) each."""
+        before, after = first == labels, second == labels
+        return cls(
+            total=len(labels),
+            right=int(before.sum()),
+            lost=int((before & ~after).sum()),
+            won=int((after & ~before).sum()),
+        )
+
+    @property
+    def right_after(self) -> int:
+        """Images that the second classifier predicts correctly."""
+        return self.right - self.lost + self.won
+
+    @property
+    def drop(self) -> float:
+        """The loss of accuracy; negative for a gain."""
+        return (self.lost - self.won) / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the loss of accuracy."""
+        return drop_interval(self.lost, self.won, self.total)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The accuracy of both with its 95% interval, as text."""
+        return [
+            (f"{right / self.total:.2%}", "{:.1%} to {:.1%}".format(*wilson_interval(right, self.total)))
+            for right in (self.right, self.right_after)
+        ]
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.drop:.2%} of the accuracy, 95% interval {low:.2%} to {high:.2%}"
+
+    def doubt(self, allowed: float, images: str) -> str:
+        """A line if `total` images, named by `images`, cannot tell whether more than `allowed` is lost."""
+        low, high = self.interval
+        if not low <= allowed < high:
+            return ""
+        return (
+            f"{counted(self.total, f'{images} image')} cannot tell whether more than {allowed:.2%} of the "
+            f"accuracy is lost (95% interval {low:.2%} to {high:.2%}); measure on more labelled images"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.config import ViTConfig
-from vitascope.weights.identification import FAMILIES, identify, read_config
+from vitascope.weights.identification import FAMILIES, check_format, identify, read_config
 from vitascope.weights.loading import load_source
 from vitascope.weights.mapping import changes, to_family
 from vitascope.weights.preprocess import preprocess_of
@@ -93,6 +93,7 @@ def convert(
         raise UserError(f"{folder}: is not an empty folder; nothing in it is overwritten, so name a new one")
     source, source_family = identify(ref, revision)
     model = load_source(source, source_family)
+    check_format(format, model.config)
     preprocess, config = preprocess_of(model), model.config
     given = as_pictures(images)
     on_pictures = bool(given) or preprocess.channels in (1, 3)

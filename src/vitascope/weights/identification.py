@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.errors import UserError, check_choice, nearest, nearest_path
+from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.run import layout
 from vitascope.weights import builtin, hub
@@ -23,7 +24,7 @@ from vitascope.weights.families.timm import Timm
 from vitascope.weights.families.torchvision import Torchvision
 from vitascope.weights.files import CheckpointError, described, read_json, read_weights, rejection
 from vitascope.weights.hub import CONFIG, PREPROCESSOR, weights_name
-from vitascope.weights.mapping import Family, Source, check_claims
+from vitascope.weights.mapping import Family, Source, check_claims, misfit
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -51,6 +52,22 @@ def identify(
         if kind.recognizes(source):
             return kind.arriving(source), kind
     raise _unknown(ref, source)
+
+
+def check_format(format: str, config: ModelConfig) -> None:
+    """Reject a format whose library cannot run a model exactly; the error names the ways that there are."""
+    check_choice("format", format, FAMILIES)
+    reason = misfit(FAMILIES[format], config)
+    if not reason:
+        return
+    able, plain = (
+        ", ".join(name for name, family in FAMILIES.items() if not misfit(family, each))
+        for each in (config, ViTConfig())
+    )
+    raise CheckpointError(
+        f"{reason}; the formats of this model: {able}. `vitascope export` writes it as ONNX or OpenVINO, for "
+        f"programs without vitascope. Models of `vitascope train --recipe base` have the formats {plain}"
+    )
 
 
 def split_ref(ref: str) -> tuple[str | None, dict[str, Any], str]:

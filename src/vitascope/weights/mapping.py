@@ -23,7 +23,6 @@ from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.options import DEPENDENT_OPTIONS
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
-from vitascope.model.vit import VisionTransformer
 from vitascope.storage import WriteError, make_folder, settle
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.hub import CONFIG, weights_name
@@ -235,11 +234,9 @@ def check_labels(source: Source) -> None:
 
 def to_family(family: Family, model: Classifier, preprocess: Preprocess, folder: Path) -> list[Path]:
     """Write a model as a family's library loads it; rejects a model that the library cannot run."""
-    if isinstance(model.config, ResNetConfig) and not family.holds_resnets:
-        raise CheckpointError(f"{family.name} has no ResNet like this one; its only format is vitascope")
+    if reason := misfit(family, model.config):
+        raise CheckpointError(reason)
     config = family.settled(cast("ViTConfig", model.config))  # or a ResNet's, which our own family takes too
-    if isinstance(model, VisionTransformer):
-        check_holds(family, config)
     ours = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     state: State = {}
     for name, _, stored in rows(family, config):
@@ -275,8 +272,20 @@ def _move_in(files: Sequence[Path], folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def misfit(family: Family, config: ModelConfig) -> str:
+    """The reason why a family's library cannot run a model exactly, in words; empty if it can."""
+    if isinstance(config, ResNetConfig):
+        return "" if family.holds_resnets else f"{family.name} has no ResNet like this one"
+    return _unheld(family, family.settled(config))
+
+
 def check_holds(family: Family, config: ViTConfig) -> None:
     """Reject a model that a family's library cannot run exactly, with every option that prevents it."""
+    if reason := _unheld(family, config):
+        raise CheckpointError(reason)
+
+
+def _unheld(family: Family, config: ViTConfig) -> str:
     default = ViTConfig()
     reasons = []
     for option, group in OPTIONS.items():
@@ -290,8 +299,7 @@ def check_holds(family: Family, config: ViTConfig) -> None:
         if allowed and value not in allowed:
             reasons.append(f"{option} {value!r}")
     reasons += family.objections(config)
-    if reasons:
-        raise CheckpointError(f"{family.name} has no model with {', '.join(reasons)}")
+    return f"{family.name} has no model with {', '.join(reasons)}" if reasons else ""
 
 
 def changes(family: Family, config: ViTConfig) -> list[str]:

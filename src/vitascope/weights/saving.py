@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vitascope.errors import UserError, check_choice
+from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.resnet import ResNet
 from vitascope.model.vit import VisionTransformer
-from vitascope.weights.identification import FAMILIES
+from vitascope.weights.identification import FAMILIES, check_format
 from vitascope.weights.mapping import to_family
 from vitascope.weights.preprocess import preprocess_of
 
@@ -31,8 +31,8 @@ def save_pretrained(model: Classifier, folder: str | os.PathLike[str], *, format
         UserError: an unknown format, a model that the other library does not have, files that cannot be
             written, or a folder with other weights that would be read instead.
     """
-    check_choice("format", format, FAMILIES)
     if not isinstance(model, VisionTransformer | ResNet):
         raise UserError(f"a {type(model).__name__} is not a model of vitascope: VisionTransformer or ResNet")
+    check_format(format, model.config)
     to_family(FAMILIES[format], model, preprocess_of(model), Path(folder))
     return Path(folder)

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 import vitascope as vs
+from tests.data import write_tree
 from tests.model import small_model
+from vitascope.data.splits import ImageSet
+from vitascope.deploy.export import compress as module
 from vitascope.errors import UserError
 
 
@@ -16,9 +19,34 @@ def test_model_is_compressed_saved_and_compared_without_data(tmp_path: Path) -> 
     assert found.before.parameters == found.after.parameters == model.config.num_parameters
     assert found.after.flops < found.before.flops
     assert min(found.before.images_per_second, found.after.images_per_second) > 0
-    assert (found.before.accuracy, found.test_images, found.pruned) == (None, 0, False)
+    assert (found.accuracy, found.measured_on, found.pruned) == (None, "", False)
     assert repr(found).startswith(f"CompressionResult({tmp_path / 'merged'}: ")
     assert len(repr(found)) < 300
+
+
+def test_images_that_decide_what_is_pruned_are_not_measured(tmp_path: Path, monkeypatch) -> None:
+    data = write_tree(tmp_path / "data", {"a": 10, "b": 10}, size=(32, 32))
+    decided: list[ImageSet] = []
+    examples = module._examples
+    monkeypatch.setattr(
+        module,
+        "_examples",
+        lambda model, train, count: decided.append(train) or examples(model, train, count),
+    )
+    measured: list[ImageSet] = []
+    accuracy = module._paired_accuracy
+    monkeypatch.setattr(
+        module,
+        "_paired_accuracy",
+        lambda engines, images: measured.append(images) or accuracy(engines, images),
+    )
+    model = small_model(num_classes=2, class_names=("a", "b"))
+    found = vs.compress(model, tmp_path / "out", heads=1, data=str(data), batch_size=2, device="cpu")
+    (train,), (test,) = decided, measured
+    assert (len(train), len(test), found.measured_on) == (16, 4, "test and val")
+    assert not set(train.sources) & set(test.sources)
+    assert found.accuracy is not None
+    assert found.accuracy.total == 4
 
 
 def test_nothing_to_do_and_pruning_without_images_are_rejected(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """int8 files: predictions close to their sources', int8 layers where intended, rejection otherwise."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,12 @@ import torch
 
 from tests.data import noise, write_picture, write_tree
 from tests.exported import NAMES, exportable_model
+from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export import quantize as module
 from vitascope.deploy.export.calibration import calibration_batches, rounding_error
 from vitascope.deploy.export.quantize import (
+    AccuracyComparison,
     calibration_and_test,
     check_files,
     compare_accuracy,
@@ -109,10 +112,11 @@ def test_comparison_counts_predictions_and_bytes(done, engines, labelled) -> Non
     comparison = found.comparison
     _, engine = engines
     answers = engine.predict([engine.pixels(picture) for picture in PICTURES]).argmax(dim=1).numpy()
-    assert (comparison.images, comparison.before.correct) == (40, 40)
-    assert comparison.after.correct == comparison.same == int((answers == labelled.labels).sum())
+    accuracy = comparison.accuracy
+    assert (accuracy.total, accuracy.right, accuracy.won) == (40, 40, 0)
+    assert accuracy.right_after == comparison.same == int((answers == labelled.labels).sum())
     assert comparison.after.size == sum(path.stat().st_size for path in found.files)
-    assert comparison.drop == pytest.approx(1 - comparison.agreement)
+    assert accuracy.drop == pytest.approx(1 - comparison.agreement)
 
 
 def test_large_accuracy_drop_keeps_layers_in_float_and_is_finally_rejected(
@@ -125,24 +129,20 @@ def test_large_accuracy_drop_keeps_layers_in_float_and_is_finally_rejected(
         target.write_bytes(b"")
         return dict(zip("abcdefgh", (1, 9, 2, 8, 3, 4, 5, 6), strict=True))
 
-    drops = iter([0.5, 0.4, 0.3])
+    drops = iter([20, 16, 12])
     monkeypatch.setitem(module.WRITERS, ".onnx", spoiled)
     monkeypatch.setattr(module, "open_exported", lambda path, **_: OnnxEngine(plain[".onnx"]))
-    real = compare_accuracy
-    monkeypatch.setattr(module, "compare_accuracy", lambda *given: Dropped(real(*given), next(drops)))
-    with pytest.raises(
-        UserError, match=r"model8\.onnx is not kept.* 50\.00%, 40\.00%, 30\.00% .*larger drop"
-    ):
+
+    def dropping(*given: object) -> AccuracyComparison:
+        found = compare_accuracy(*given)
+        return dataclasses.replace(found, accuracy=dataclasses.replace(found.accuracy, lost=next(drops)))
+
+    monkeypatch.setattr(module, "compare_accuracy", dropping)
+    reason = r"not kept.* 50\.00%, 40\.00%, 30\.00% .*\(95% interval of the last: 13.*% to 43.*larger drop"
+    with pytest.raises(UserError, match=f"model8.onnx is {reason}"):
         quantize_file(plain[".onnx"], tmp_path / "model8.onnx", calibration=PICTURES, test=labelled)
     assert asked == [(), ("b",), ("b", "d")]
     assert not list(tmp_path.iterdir())
-
-
-class Dropped:
-    """A comparison with a given drop."""
-
-    def __init__(self, found: object, drop: float) -> None:
-        self.images, self.drop = found.images, drop
 
 
 def test_layers_kept_in_float_are_unchanged(plain, labelled, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_unreadable_test_pictures_are_named_and_too_many_are_rejected(
     engine = OnnxEngine(plain[".onnx"])
     labels = np.append(labelled.labels, 0)
     found = compare_accuracy(engine, engine, ImageSet("test", [*PICTURES, broken], labels, NAMES))
-    assert (found.images, found.same, list(found.unreadable)) == (40, 40, [str(broken)])
+    assert (found.accuracy.total, found.same, list(found.unreadable)) == (40, 40, [str(broken)])
     with pytest.raises(UserError, match=r"1 of 3 test images cannot be read.*broken\.png"):
         compare_accuracy(engine, engine, ImageSet("test", [*PICTURES[:2], broken], labels[:3], NAMES))
 
@@ -298,6 +298,23 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tree(tmp_path_factory.mktemp("data"), dict.fromkeys(NAMES, 10), size=(32, 32))
 
 
+def test_few_images_are_said_to_be_too_few_to_tell(plain, labelled, tmp_path: Path, caplog) -> None:
+    few = labelled.subset("test", np.arange(9))
+    for name, allowed, warned in (("a.xml", 0.2, 1), ("b.xml", 0.9, 0)):
+        caplog.clear()
+        quantize_file(plain[".xml"], tmp_path / name, calibration=PICTURES[:4], test=few, max_drop=allowed)
+        assert len(caplog.messages) == warned
+    assert (tmp_path / "a.xml").is_file()
+
+
+def test_few_test_images_are_joined_by_the_validation_images(data, monkeypatch) -> None:
+    _, test = calibration_and_test(None, NAMES, str(data), None)
+    assert (test.name, len(test)) == ("test and val", 2 * len(NAMES))
+    monkeypatch.setattr("vitascope.deploy.export.accuracy.FEW", len(NAMES))
+    _, test = calibration_and_test(None, NAMES, str(data), None)
+    assert (test.name, len(test)) == ("test", len(NAMES))
+
+
 def test_calibration_and_test_pictures_are_disjoint(data) -> None:
     calibration, test = calibration_and_test(None, NAMES, str(data), None)
     assert len(calibration) > len(test) > 0
@@ -309,9 +326,26 @@ def test_run_provides_training_and_test_images(data, tmp_path: Path) -> None:
     run.mkdir()
     config = TrainConfig.from_recipe("digits", data=str(data))
     (run / "config.yaml").write_text(config.to_yaml())
-    calibration, test = calibration_and_test(Run(run), NAMES, None, None)
-    assert (len(calibration) > len(test) > 0, test.name) == (True, "test")
-    assert not set(map(str, calibration)) & set(map(str, test.sources))
+    for recorded in (False, True):
+        if recorded:
+            Run(run).record_split(open_data(str(data)))
+        calibration, test = calibration_and_test(Run(run), NAMES, None, None)
+        assert (len(calibration) > len(test), len(test), test.name) == (True, 2 * len(NAMES), "test and val")
+        assert not set(map(str, calibration)) & set(map(str, test.sources))
+        assert [NAMES[label] for label in test.labels] == [
+            Path(str(path)).parent.name for path in test.sources
+        ]
+
+
+def test_run_without_its_validation_images_is_measured_on_the_test_images(tmp_path: Path) -> None:
+    folder = write_tree(tmp_path / "data", dict.fromkeys(NAMES, 10), size=(32, 32))
+    run = Run.create(TrainConfig.from_recipe("digits", data=str(folder), run=str(tmp_path / "run")).to_dict())
+    splits = open_data(str(folder))
+    run.record_split(splits)
+    for path in splits.val.sources:
+        Path(str(path)).unlink()
+    _, test = calibration_and_test(run, NAMES, None, None)
+    assert (test.name, len(test)) == ("test", len(NAMES))
 
 
 def test_calibration_needs_no_labels(data, tmp_path: Path) -> None:

@@ -60,6 +60,17 @@ def test_path_text_bytes_image_and_array_have_equal_predictions(tmp_path: Path) 
     assert all(answer == answers[0] for answer in answers)
 
 
+def test_floats_and_tensors_have_the_predictions_of_their_picture() -> None:
+    predict, picture = predictor(), noise(30, 40)
+    expected = predict(picture)
+    tensor = torch.from_numpy(picture).permute(2, 0, 1)
+    for same in (picture / 255, np.float32(picture / 255), tensor, tensor / 255):
+        assert predict(same) == predict([same])[0] == expected
+    for answer in predict(list(torch.stack([tensor, tensor]))):
+        np.testing.assert_allclose(scores(answer), scores(expected), atol=1e-6)
+    assert "<img" in predict(tensor)._repr_html_()
+
+
 def test_single_picture_returns_one_list_of_predictions(tmp_path: Path) -> None:
     path = write_picture(tmp_path / "a.png", size=(40, 30))
     predict = predictor()
@@ -129,6 +140,21 @@ def test_predictor_explains_one_picture_or_several() -> None:
         predict.explain(image, method="rollout", target=1)
 
 
+def test_explanation_is_saved_as_its_picture(tmp_path: Path) -> None:
+    found = predictor().explain(noise(50, 40))
+    path = tmp_path / "new" / "heat.png"
+    for _ in range(2):  # the second time, it is replaced
+        assert found.save(path) == path
+        np.testing.assert_array_equal(pixels_of(path), np.asarray(found.overlay))
+    assert Image.open(found.save(str(tmp_path / "heat.jpg"))).format == "JPEG"
+    for name in ("heat", "heat.txt"):
+        with pytest.raises(UserError, match=f"{name}: a picture's name ends in .png"):
+            found.save(tmp_path / name)
+    with pytest.raises(UserError, match=r"heat\.png"):
+        found.save(path / "below.png")
+    assert {each.name for each in tmp_path.iterdir()} == {"new", "heat.jpg"}
+
+
 def test_pictures_may_be_any_iterable() -> None:
     predict, images = predictor(batch_size=2), pictures(3)
     assert predict(iter(images)) == predict(tuple(images)) == predict(images)
@@ -138,9 +164,12 @@ def test_pictures_may_be_any_iterable() -> None:
 @pytest.mark.parametrize(
     ("images", "reason"),
     [
-        (np.zeros((5, 32, 32, 3), np.uint8), r"not uint8 \(5, 32, 32, 3\); for several images, give a list"),
-        (torch.zeros(3, 32, 32, dtype=torch.uint8), "not a value of type Tensor"),
-        ([torch.zeros(3, 32, 32, dtype=torch.uint8)], "not a value of type Tensor"),
+        (
+            np.zeros((5, 32, 32, 3), np.uint8),
+            r"uint8 \(5, 32, 32, 3\) is not one picture: give several as a list",
+        ),
+        (torch.randn(3, 32, 32), r"must lie in \[0, 1\].*undo a normalization"),
+        ([torch.zeros(3, 32, 3)], r"\(C, H, W\) or \(H, W, C\)"),
         (7, "not a value of type int"),
         ([None], "not a value of type NoneType"),
     ],

@@ -136,6 +136,16 @@ def test_pictures_with_too_many_parts_and_unusual_formats_are_rejected(content: 
     assert rejected.value.status == 422
 
 
+@pytest.mark.parametrize("progressive", [False, True])
+def test_jpeg_of_many_pixels_whose_data_end_after_a_kilobyte_is_rejected(progressive: bool) -> None:
+    whole = encoded(noise(64, 64), "JPEG", progressive=progressive)
+    frame, scan = whole.index(b"\xff\xc2" if progressive else b"\xff\xc0"), whole.index(b"\xff\xda")
+    larger = whole[: frame + 5] + 2 * (7000).to_bytes(2, "big") + whole[frame + 9 : scan + 1000] + b"\xff\xd9"
+    with pytest.raises(DecodeError, match="truncated") as rejected:
+        decode(larger, options(readers.FIT.pixels))
+    assert rejected.value.status == 422
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -185,10 +185,11 @@ def test_head_matches_get_without_the_body(engine: TorchEngine) -> None:
         ("/v1/explain?form=png", "nearest: format; this path takes format, method, target"),
         ("/v1/embed?top_k=1", "this path takes none"),
         ("/v1/attention?layers=1", "nearest: layer"),
+        ("/v1/predict?top_k=2&top_k=3", "query parameter 'top_k' is given 2 times; give it once"),
         ("/v1/predict?" + "&".join(200 * ["top_k=1"]), "more than 100 query parameters"),
     ],
 )
-def test_unknown_query_parameter_is_rejected_with_the_nearest(
+def test_unknown_or_repeated_query_parameter_is_rejected(
     path: str, message: str, engine: TorchEngine
 ) -> None:
     async def story() -> None:

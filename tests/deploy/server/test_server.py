@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import json
 import logging
 import os
 import signal
@@ -191,6 +192,13 @@ def test_workers_share_a_port_and_metrics_are_replaced_and_stop_together(model: 
     assert (status, err) == (0, "vitascope: worker 1 ended (-9); starting another\n" * 2)
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+@pytest.mark.parametrize("options", [(), ("--workers", "2")])
+def test_sighup_stops_as_sigterm_does(model: Path, options: tuple[str, ...]) -> None:
+    with served(model, "--no-access-log", *options) as server:
+        assert server.end(signal.SIGHUP) == (0, "")
+
+
 def is_worker(pid: str) -> bool:
     """Whether a process is a worker of the server, not another process of multiprocessing."""
     try:
@@ -345,6 +353,74 @@ def test_connection_limit_is_below_the_open_file_limit(monkeypatch: pytest.Monke
     assert connection_limit(Settings(max_connections=800)) == 800
     with pytest.raises(UserError, match="this process may open 1024 files, which"):
         connection_limit(Settings(max_connections=900))
+
+
+def prediction(brightness: int) -> bytes:
+    """A request as bytes."""
+    body = grey(brightness)
+    return b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+def test_client_that_ends_its_side_after_the_request_gets_its_response() -> None:
+    engine = HeldEngine()
+
+    async def story() -> None:
+        async with listening(engine) as (server, address):
+            for held in (True, False):
+                if held:
+                    engine.hold()
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(prediction(7))
+                writer.write_eof()
+                if held:
+                    await until(lambda: any(each._half_closed for each in server.held))
+                    await asyncio.sleep(
+                        0.3
+                    )  # some ticks of the server, in which it looks for clients that left
+                    engine.go.set()
+                answer = await asyncio.wait_for(reader.read(), 20)
+                head, _, body = answer.partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+                assert b"connection: close" in head
+                assert json.loads(body)["predictions"][0]["label"]
+                writer.close()
+            await until(lambda: not server.held)
+
+    play(story())
+
+
+def test_client_that_ends_its_side_within_the_request_gets_none() -> None:
+    async def story() -> None:
+        async with listening(HeldEngine()) as (server, address):
+            for part in (prediction(7)[:-1], ASK[:-1]):
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(part)
+                writer.write_eof()
+                assert await asyncio.wait_for(reader.read(), 20) == b""
+                writer.close()
+            await until(lambda: not server.held)
+
+    play(story())
+
+
+def test_client_that_leaves_while_its_request_waits_is_noticed() -> None:
+    engine = HeldEngine()
+
+    async def story() -> None:
+        async with listening(engine) as (server, address):
+            engine.hold()
+            async with connected(address, prediction(1)) as first:
+                await asyncio.to_thread(engine.begun.wait, 30)
+                async with connected(address, prediction(2)):
+                    await until(lambda: server._service.in_flight == 2)
+                await until(lambda: server._service.in_flight == 1)
+                engine.go.set()
+                assert (await first.readline()) == b"HTTP/1.1 200 OK\r\n"
+            async with connected(address, prediction(3)) as last:
+                assert (await last.readline()) == b"HTTP/1.1 200 OK\r\n"
+        assert 2 not in engine.computed()
+
+    play(story())
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

@@ -7,22 +7,27 @@ and trained like any other.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
-from vitascope.data.datasets import open_data, open_for_evaluation
+from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
+from vitascope.deploy.export.accuracy import MAX_DROP, splits_of_data, splits_of_run
 from vitascope.deploy.export.pruning import merge_tokens, prune
 from vitascope.deploy.predict.engine import TorchEngine
 from vitascope.deploy.predict.throughput import step_of, take_turns
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
 from vitascope.model.hardware import resolve_device
+from vitascope.run.measures import PairedAccuracy
 from vitascope.run.run import Run, load_with_run
 from vitascope.weights.loading import from_pretrained
 from vitascope.weights.preprocess import preprocess_of
@@ -31,6 +36,8 @@ from vitascope.weights.saving import save_pretrained
 EXAMPLES_AT_ONCE = 32
 TEST_BATCH = 128
 ROUNDS = 7
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,8 +49,6 @@ class Cost:
     """Floating-point operations per image, a multiply-add counting as 2."""
     images_per_second: float
     """Of the median batch."""
-    accuracy: float | None
-    """On the test images; None without labelled images."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -56,8 +61,10 @@ class CompressionResult:
     after: Cost
     batch_size: int
     """Images per batch of the speeds."""
-    test_images: int
-    """Number of test images of the accuracies."""
+    accuracy: PairedAccuracy | None
+    """Of both, on the readable images that were measured; None without labelled images."""
+    measured_on: str
+    """Name of these images."""
     data: str | None
     """DATA to continue training on, if known."""
     pruned: bool
@@ -67,8 +74,9 @@ class CompressionResult:
         faster = self.after.images_per_second / self.before.images_per_second
         smaller = self.after.parameters / self.before.parameters
         text = f"{self.folder}: {faster:.2f} times as fast, {smaller:.0%} of the parameters"
-        if self.before.accuracy is not None and self.after.accuracy is not None:
-            text += f", accuracy {self.after.accuracy:.2%}, before {self.before.accuracy:.2%}"
+        if self.accuracy is not None:
+            (before, _), (after, _) = self.accuracy.rows()
+            text += f", accuracy {after}, before {before}"
         return f"CompressionResult({text})"
 
 
@@ -96,7 +104,8 @@ def compress(
         heads: attention heads to keep in every block, see `prune`.
         mlp_ratio: width of the MLPs' hidden layers to keep, over `embed_dim`.
         data: DATA with the model's classes: its training images decide what is pruned, its test images
-            measure the accuracy. By default the run's own.
+            measure the accuracy. By default the run's own and, if its test images are few, its validation
+            images.
         num_images: training images that pruning uses.
         batch_size: images per batch when speed is measured.
         precision: `auto`, `fp32` or `bf16`, for speed and accuracy.
@@ -122,15 +131,14 @@ def compress(
         raise UserError(
             "pruning needs labelled images, and the model is not a run, whose images could be used: give data"
         )
-    images: ImageSet | None = None  # opened before anything is written
-    if data is not None:
-        images = open_for_evaluation(data, model.config.class_names)
-    elif run is not None:
-        images = run.test_images()
+    train, images = _examples_and_test(
+        run, data, model.config.class_names, pruned
+    )  # before anything is written
     smaller: Classifier = model
     if pruned:
+        assert train is not None
         model = model.to(resolve_device(device))
-        examples = _examples(model, run, data, num_images)
+        examples = _examples(model, train, num_images)
         smaller = prune(model, examples, num_heads=heads, mlp_ratio=mlp_ratio)
     if merge is not None:
         smaller = merge_tokens(smaller, merge)
@@ -138,35 +146,43 @@ def compress(
     engines = [
         TorchEngine(each, precision=precision, device=device) for each in (model, from_pretrained(out))
     ]
-    before, after = _costs(engines, batch_size, images)
+    before, after = _costs(engines, batch_size)
+    accuracy = None if images is None else _paired_accuracy(engines, images)
+    if images is not None and accuracy is not None and (doubt := accuracy.doubt(MAX_DROP, images.name)):
+        log.warning("%s", doubt)
     return CompressionResult(
         folder=out,
         before=before,
         after=after,
         batch_size=batch_size,
-        test_images=0 if images is None else len(images),
+        accuracy=accuracy,
+        measured_on="" if images is None else images.name,
         data=str(run.config["data"]) if data is None and run is not None else data,
         pruned=pruned,
     )
 
 
-def _examples(
-    model: Classifier, run: Run | None, data: str | None, count: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Normalized training images and their classes, on the model's device."""
+def _examples_and_test(
+    run: Run | None, data: str | None, class_names: tuple[str, ...], pruned: bool
+) -> tuple[ImageSet | None, ImageSet | None]:
+    """The images that decide what is pruned, and those to measure on; None where there are none."""
     if data is None:
-        assert run is not None
-        splits, where = run.open_data().splits, str(run.config["data"])
-    else:  # split with the run's seed, so that only images that the run was trained on decide
-        splits, where = open_data(data, seed=0 if run is None else int(run.config["seed"])), data
-    train = splits.train.in_classes(model.config.class_names, where)
+        return (None, None) if run is None else splits_of_run(run, class_names)
+    if not pruned:
+        return None, open_for_evaluation(data, class_names)
+    # Split with the run's seed, so that only images that the run was trained on decide.
+    return splits_of_data(data, class_names, seed=0 if run is None else int(run.config["seed"]))
+
+
+def _examples(model: Classifier, train: ImageSet, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Normalized training images and their classes, on the model's device."""
     some = train.subset("train", train.order(0, 0)[:count])
     device, preprocess = next(model.parameters()).device, preprocess_of(model)
     for batch in Loader(some, preprocess, EXAMPLES_AT_ONCE, device=device).epoch():
         yield preprocess.normalize(batch.pixels), batch.labels
 
 
-def _costs(engines: Sequence[TorchEngine], batch_size: int, images: ImageSet | None) -> list[Cost]:
+def _costs(engines: Sequence[TorchEngine], batch_size: int) -> list[Cost]:
     """The cost of each engine; all are timed in turns, so that the machine's changes affect all alike."""
     times = take_turns([step_of(engine, batch_size) for engine in engines], rounds=ROUNDS)
     return [
@@ -174,17 +190,15 @@ def _costs(engines: Sequence[TorchEngine], batch_size: int, images: ImageSet | N
             parameters=engine.config.num_parameters,
             flops=engine.config.flops,
             images_per_second=batch_size / statistics.median(seconds),
-            accuracy=None if images is None else accuracy_of(engine, images),
         )
         for engine, seconds in zip(engines, times, strict=True)
     ]
 
 
-def accuracy_of(engine: TorchEngine, images: ImageSet) -> float:
-    """The share of the readable images whose most probable class is the true one."""
-    correct = count = 0
-    for batch in Loader(images, engine.preprocess, TEST_BATCH, device=engine.device).epoch():
-        classes = engine.probabilities(batch.pixels).argmax(dim=1)
-        correct += int((classes == batch.labels.cpu()).sum())
-        count += len(classes)
-    return correct / count
+def _paired_accuracy(engines: Sequence[TorchEngine], images: ImageSet) -> PairedAccuracy:
+    """The accuracy of two models with the same preprocessing, on the readable images."""
+    rows: list[list[npt.NDArray[np.int64]]] = []
+    for batch in Loader(images, engines[0].preprocess, TEST_BATCH, device=engines[0].device).epoch():
+        classes = [engine.probabilities(batch.pixels).argmax(dim=1) for engine in engines]
+        rows.append([batch.labels.cpu().numpy(), *(found.cpu().numpy() for found in classes)])
+    return PairedAccuracy.of(*np.concatenate(rows, axis=1))

@@ -4,15 +4,16 @@ Layers with weights compute in int8: weights in one range per output channel, ac
 layer, from the user's own pictures. Preprocessing, the patch embedding, attention's own products, softmax,
 norms and activation functions stay in float: the patch embedding is a hundredth of the work and suffers most
 from rounding, and the others gain nothing. The int8 file is measured against its source on labelled images
-and gets its name only if it loses no more accuracy than allowed. If it loses more, it is written again with
-an eighth and then a quarter of the layers in float: those whose inputs' channels lose the largest shares of
-their energy to rounding.
+and gets its name only if it loses no more accuracy than allowed; a warning tells if the images are too few to
+be sure. If it loses more, it is written again with an eighth and then a quarter of the layers in float: those
+whose inputs' channels lose the largest shares of their energy to rounding.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import statistics
 import tempfile
@@ -26,6 +27,7 @@ from vitascope.data.decoding import ImageSource, as_pictures, source_name
 from vitascope.data.loading import MAX_UNREADABLE
 from vitascope.data.preprocess import Pixels
 from vitascope.data.splits import ImageSet
+from vitascope.deploy.export.accuracy import MAX_DROP, splits_of_data, splits_of_run
 from vitascope.deploy.export.calibration import calibration_batches
 from vitascope.deploy.export.export import default_path, export
 from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
@@ -35,6 +37,7 @@ from vitascope.deploy.predict.runtimes import Batch, ExportedEngine, InputMode, 
 from vitascope.deploy.predict.throughput import take_turns
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
+from vitascope.run.measures import PairedAccuracy
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder
 
@@ -42,10 +45,10 @@ CALIBRATION_IMAGES = 300
 BATCH_SIZE = 32
 """Images per batch when accuracy is measured."""
 TIMED_ROUNDS = 15
-MAX_DROP = 0.01
-"""The accuracy that may be lost."""
 FLOAT_SHARES = (0.0, 1 / 8, 1 / 4)
 """The shares of the layers left in float, tried in this order until the accuracy is kept."""
+
+log = logging.getLogger(__name__)
 
 Writer = Callable[[Path, Path, Sequence[Batch], Collection[str], Mapping[str, str]], dict[str, float]]
 """Writes the int8 file of a file; returns the rounding error of each int8 layer's input."""
@@ -58,8 +61,6 @@ class Measured:
 
     precision: str
     """`fp32` or `int8`."""
-    correct: int
-    """Images whose most probable class is the true one."""
     size: int
     """Bytes of its files."""
     seconds: float
@@ -70,8 +71,8 @@ class Measured:
 class AccuracyComparison:
     """An exported model and the one made from it, on the same images."""
 
-    images: int
-    """Readable images."""
+    accuracy: PairedAccuracy
+    """Of both, on the readable images."""
     same: int
     """Images for which both predict the same class."""
     before: Measured
@@ -82,12 +83,7 @@ class AccuracyComparison:
     @property
     def agreement(self) -> float:
         """`same` as a share of the images."""
-        return self.same / self.images
-
-    @property
-    def drop(self) -> float:
-        """The loss of accuracy; negative for a gain."""
-        return (self.before.correct - self.after.correct) / self.images
+        return self.same / self.accuracy.total
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -114,9 +110,9 @@ class QuantizationResult:
 
     def __repr__(self) -> str:
         found = self.comparison
-        before, after = (each.correct / found.images for each in (found.before, found.after))
+        (before, _), (after, _) = found.accuracy.rows()
         return (
-            f"QuantizationResult({self.files[0]}: accuracy {after:.2%}, in fp32 {before:.2%}, "
+            f"QuantizationResult({self.files[0]}: accuracy {after}, in fp32 {before}, "
             f"{found.before.size / found.after.size:.1f} times smaller)"
         )
 
@@ -141,11 +137,13 @@ def quantize(
         format: `onnx` or `openvino`.
         input: as for `export`.
         dynamic_resolution: as for `export`.
-        data: DATA with the model's classes, to measure accuracy on; by default the run's test images.
+        data: DATA with the model's classes, to measure accuracy on; by default the run's test images and, if
+            these are few, its validation images.
         calibration: DATA that ranges are computed from, without labels; by default the run's training images,
             or without a run the training part of `data`.
         calibration_images: how many of them to use.
-        max_drop: the accuracy that may be lost.
+        max_drop: the accuracy that may be lost, as measured; a warning is logged if its 95% interval ends
+            above this.
 
     Raises:
         CheckpointError: as `from_pretrained`.
@@ -183,15 +181,18 @@ def calibration_and_test(
             "could be used: give data, a folder with one folder per class"
         )
     given = None if calibration is None else open_data(calibration, labelled=False).train.sources
-    if run is not None and (data is None or given is None):
-        own = run.open_data()
-        test = own.test_images(class_names) if data is None else open_for_evaluation(data, class_names)
-        return (own.splits.train.sources if given is None else given), test
-    assert data is not None
-    if given is not None:
-        return given, open_for_evaluation(data, class_names)
-    splits = open_data(data)
-    return splits.train.sources, splits.final.in_classes(class_names, data)
+    if data is not None and (run is not None or given is not None):
+        test = open_for_evaluation(data, class_names)
+        if given is None:
+            assert run is not None
+            given = run.open_data().splits.train.sources
+        return given, test
+    if run is not None:
+        train, test = splits_of_run(run, class_names)
+    else:
+        assert data is not None
+        train, test = splits_of_data(data, class_names)
+    return (train.sources if given is None else given), test
 
 
 def quantize_file(
@@ -228,7 +229,10 @@ def quantize_file(
             found = write(source, folder / target.name, pictures, in_float, metadata)
             losses = losses or found
             attempts.append(compare_accuracy(plain, open_exported(folder / target.name), test))
-            if attempts[-1].drop <= max_drop:
+            accuracy = attempts[-1].accuracy
+            if accuracy.drop <= max_drop:
+                if doubt := accuracy.doubt(max_drop, test.name):
+                    log.warning("%s", doubt)
                 return QuantizationResult(
                     files=move_beside(folder, target),
                     calibration_images=len(pictures),
@@ -237,11 +241,13 @@ def quantize_file(
                     attempts=tuple(attempts),
                     measured_on=test.name,
                 )
-    tried = ", ".join(f"{attempt.drop:.2%}" for attempt in attempts)
+    tried = ", ".join(f"{attempt.accuracy.drop:.2%}" for attempt in attempts)
+    low, high = accuracy.interval
     raise UserError(
-        f"{target.name} is not kept: on {attempts[0].images} {test.name} images int8 loses {tried} of the "
-        f"accuracy with 0, 1/8 and 1/4 of the layers in float, and {max_drop:.2%} are allowed; calibrate "
-        "with more pictures, or with typical ones, or allow a larger drop"
+        f"{target.name} is not kept: on {accuracy.total} {test.name} images int8 loses {tried} of the "
+        f"accuracy with 0, 1/8 and 1/4 of the layers in float (95% interval of the last: {low:.2%} to "
+        f"{high:.2%}), and {max_drop:.2%} are allowed; calibrate with more pictures, or with typical ones, "
+        "measure on more, or allow a larger drop"
     )
 
 
@@ -288,15 +294,17 @@ def compare_accuracy(before: ExportedEngine, after: ExportedEngine, images: Imag
     first, second = (
         Measured(
             precision=engine.stored_precision,
-            correct=int((found == labels).sum()),
             size=size_of(engine),
             seconds=statistics.median(seconds),
         )
-        for engine, found, seconds in zip(engines, classes, times, strict=True)
+        for engine, seconds in zip(engines, times, strict=True)
     )
-    same = int((classes[0] == classes[1]).sum())
     return AccuracyComparison(
-        images=len(labels), same=same, before=first, after=second, unreadable=unreadable
+        accuracy=PairedAccuracy.of(labels, *classes),
+        same=int((classes[0] == classes[1]).sum()),
+        before=first,
+        after=second,
+        unreadable=unreadable,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ from vitascope.errors import UserError
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS, check_settings, methods_for
 from vitascope.explain.targets import class_index
+from vitascope.storage import explaining_failure, make_folder, replacing
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -47,6 +50,23 @@ class Explanation:
         return file.getvalue()
 
     _repr_png_ = png
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write `overlay` as a picture, of the format that `path` ends in; returns the path.
+
+        An existing file is replaced, and the folder created if absent.
+
+        Raises:
+            UserError: an unknown ending; a file that cannot be written.
+        """
+        path = Path(path)
+        format = Image.registered_extensions().get(path.suffix.lower())
+        if format not in Image.SAVE:
+            raise UserError(f"{path}: a picture's name ends in .png, .jpg or .webp")
+        make_folder(path.parent)
+        with explaining_failure(path, "the explanation", "choose another place"), replacing(path) as aside:
+            self.overlay.save(aside, format)
+        return path
 
     def __repr__(self) -> str:
         about = "" if self.label is None else f" of {self.label!r}"

@@ -154,7 +154,8 @@ class Predictor:
 
         Args:
             images: one picture, or an iterable of pictures. A picture is a path, an encoded file's bytes, a
-                Pillow image, or a uint8 array (H, W) or (H, W, C); so one array is one picture.
+                Pillow image, or one array or tensor of pixels: uint8, or floats in [0, 1]; (H, W), (H, W, C)
+                or (C, H, W). Normalized tensors are for the model: `model(images)`.
             top_k: classes per picture; at most all there are.
 
         Returns:

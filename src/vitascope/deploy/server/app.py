@@ -88,7 +88,7 @@ def create_app(
 
 
 async def check_parameters(request: Request) -> None:
-    """Reject query parameters that a route of the model does not know (422), naming the nearest known one."""
+    """Reject query parameters that a route of the model does not know, or that are given twice (422)."""
     if not request.scope["path"].startswith("/v1/"):
         return
     known = {field.alias for field in request.scope["route"].dependant.query_params}
@@ -100,6 +100,8 @@ async def check_parameters(request: Request) -> None:
             short, accepted = name[:80], ", ".join(sorted(known)) or "none"
             guess = nearest(short, known)
             raise Rejection(422, f"unknown query parameter {short!r}{guess}; this path takes {accepted}")
+        if (times := len(request.query_params.getlist(name))) > 1:
+            raise Rejection(422, f"query parameter {name!r} is given {times} times; give it once")
 
 
 def public(app: FastAPI, service: Service, *, secured: bool) -> APIRouter:

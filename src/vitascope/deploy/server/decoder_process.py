@@ -13,7 +13,6 @@ import functools
 import io
 import os
 import pickle
-import re
 import signal
 import struct
 import sys
@@ -24,6 +23,7 @@ from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
+from vitascope.data import jpeg
 from vitascope.data.decoding import ImageError, image_errors
 from vitascope.data.preprocess import Pixels
 
@@ -40,8 +40,6 @@ LENGTH = struct.Struct("<Q")  # before every message to the process: its bytes
 HEADER = struct.Struct("<BIIIQ")  # before every message from the process: kind, three numbers, bytes
 READY, PIXELS, REJECTED, FAULT = range(4)
 """Kinds: ready to decode; pixels, with their shape; a rejection, with its status and reason; a traceback."""
-
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # of a JPEG, also after or inside compressed data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,15 +100,11 @@ def _check_parts(content: bytes) -> None:
                 raise DecodeError(422, f"a PNG of {len(content)} bytes may have {most} chunks at most")
     if not content.startswith(b"\xff\xd8"):
         return
-    scans, segments, at = 0, 0, 2
-    while (found := _MARKER.search(content, at)) and content[found.end() - 1] != 0xD9:  # the picture's end
-        marker, at = content[found.end() - 1], found.end()
-        segments += 1
-        scans += marker == 0xDA
-        if scans > MAX_SCANS or segments > MAX_SEGMENTS:
+    scans = 0
+    for count, (marker, _, _) in enumerate(jpeg.segments(content), 1):
+        scans += marker == jpeg.START_OF_SCAN
+        if scans > MAX_SCANS or count > MAX_SEGMENTS:
             raise DecodeError(422, f"a JPEG may have {MAX_SCANS} scans and {MAX_SEGMENTS} segments at most")
-        if marker not in (0x01, 0xD8):  # which have no length
-            at += int.from_bytes(content[at : at + 2], "big")
 
 
 @functools.cache
@@ -136,8 +130,9 @@ def limit_memory(megabytes: float) -> None:
 
 def main() -> None:
     """Decode pictures until standard input ends."""
-    for name in ("SIGINT", "SIGTERM"):  # a service manager sends them to all processes; the server decides
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # may be sent to all processes; the server decides
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     warnings.simplefilter("ignore")  # Pillow's, about the pictures of strangers
     requests, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries must not mix with the results

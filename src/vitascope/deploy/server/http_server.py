@@ -49,9 +49,27 @@ Python's own 5 ms a small model mostly waits."""
 MAX_HEAD = 65536  # bytes of a request's first line and headers, and as many as one read may bring
 FULL = Rejection(503, "too many connections are open", close=True)
 
+START = b"HTTP/1.1 "
+"""The first bytes of every response."""
+
 OpenEngine = Callable[[], "Engine"]
 
 log = logging.getLogger("vitascope.server")
+
+
+class StartedResponse:
+    """The transport of a response whose first bytes, `START`, have been sent."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        """Write the first part without `START`, and what follows as it is."""
+        self._transport.write(data.removeprefix(START))
+        self.write = self._transport.write  # type: ignore[method-assign]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class Connection(HttpToolsProtocol):
@@ -64,6 +82,7 @@ class Connection(HttpToolsProtocol):
         self._keep_alive = service.settings.keep_alive_s
         self._in_head, self._head_size = False, 0
         self._unsent: float = math.inf
+        self._half_closed = False
         self.due = math.inf  # when an idle connection is ended, on the event loop's clock
         held.add(self)
 
@@ -76,6 +95,20 @@ class Connection(HttpToolsProtocol):
         """Forget the connection."""
         self._held.discard(self)
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer a client that ends its side after a whole request; returns whether to keep the connection.
+
+        A client that has left sends the same. So the response begins at once: the system of a client that has
+        left resets the connection, which `end_if_overdue` notices.
+        """
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            return False
+        self._half_closed, self.cycle.keep_alive = True, False
+        if not self.cycle.response_started and not self.pipeline:
+            self.cycle.transport.write(START)
+            self.cycle.transport = cast("Any", StartedResponse(self.cycle.transport))
+        return True
 
     def data_received(self, data: bytes) -> None:
         """Parse some bytes, within the limit of the headers."""
@@ -134,7 +167,12 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete or self.flow.write_paused
 
     def end_if_overdue(self, now: float) -> None:
-        """End the connection if its client let the server wait too long."""
+        """End the connection if its client has left, or let the server wait too long."""
+        if self._half_closed and not self.transport.is_closing():
+            connection: socket.socket = self.transport.get_extra_info("socket")
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self.transport.abort()
+                return
         if now < self.due or not self.is_idle:
             return
         unsent = self.transport.get_write_buffer_size()
@@ -173,8 +211,8 @@ class HTTPServer(uvicorn.Server):
         self._connecting: set[asyncio.Task[Any]] = set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or Ctrl-C: begin to stop; the second time, end the grace period."""
-        if self._parent is not None and sig == signal.SIGINT:
+        """SIGTERM, SIGHUP or Ctrl-C: begin to stop; the second time, end the grace period."""
+        if self._parent is not None and sig != signal.SIGTERM:
             return  # a terminal sends it to all processes; the parent forwards a SIGTERM
         if self._service.draining:
             self._give_up_at = 0.0
@@ -319,6 +357,12 @@ def server_of(app: FastAPI, parent: int | None = None) -> HTTPServer:
     return HTTPServer(config, service, parent)
 
 
+def hangup() -> tuple[int, ...]:
+    """SIGHUP, in a tuple; it is empty on Windows, which has none, and under nohup, which ignores it."""
+    signum: int | None = getattr(signal, "SIGHUP", None)
+    return () if signum is None or signal.getsignal(signum) is signal.SIG_IGN else (signum,)
+
+
 def run(
     open_engine: OpenEngine,
     settings: Settings,
@@ -336,7 +380,10 @@ def run(
     logging.getLogger("vitascope.access").setLevel(logging.INFO)
     app = create_app(open_engine, settings, token, wait_for_model=wait_for_model)
     service: Service = app.state.service
-    server_of(app, parent).run(sockets=[port])
+    server = server_of(app, parent)
+    for signum in hangup():
+        signal.signal(signum, server.handle_exit)
+    server.run(sockets=[port])
     if service.fault is not None:
         raise service.fault
     if service.unanswered:

@@ -124,6 +124,7 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
     """
     from prometheus_client import multiprocess as metrics_of_workers
 
+    from vitascope.deploy.server.http_server import hangup
     from vitascope.deploy.server.metrics import SHARED_FOLDER
 
     spawn = multiprocessing.get_context("spawn")  # a fork would inherit threads' locks
@@ -148,7 +149,7 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
 
     with tempfile.TemporaryDirectory(prefix="vitascope-metrics-") as shared:
         os.environ[SHARED_FOLDER] = shared  # before a worker imports prometheus_client
-        for signum in (signal.SIGTERM, signal.SIGINT):
+        for signum in (signal.SIGTERM, signal.SIGINT, *hangup()):
             signal.signal(signum, lambda *_: signalled.send_bytes(b"stop"))
         for number in range(settings.workers):
             start(number, wait_for_model=number > 0)

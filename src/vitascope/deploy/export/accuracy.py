@@ -1,0 +1,45 @@
+"""The accuracy that a smaller model may lose, the images that it is made from, and those to measure it on."""
+
+from __future__ import annotations
+
+import logging
+
+from vitascope.data.datasets import open_data
+from vitascope.data.splits import ImageSet
+from vitascope.run.run import Run
+
+FEW = 1000
+"""Test images below which the validation images are measured too: neither are trained on."""
+
+MAX_DROP = 0.01
+"""The accuracy that may be lost."""
+
+log = logging.getLogger(__name__)
+
+
+def splits_of_run(run: Run, class_names: tuple[str, ...]) -> tuple[ImageSet, ImageSet]:
+    """The training images of a run, and the images to measure on; logs how the data differ."""
+    opened = run.open_data(check=("val", "test"))
+    if opened.note:
+        log.warning("%s", opened.note)
+    test, train, val = opened.test_images(class_names), opened.splits.train, opened.splits.val
+    if opened.restored is not None:
+        exists = (opened.restored.found["val"] >= 0).any()
+        val = opened.restored.present("val", class_names) if exists else test
+    return train, _with_few(test, val, class_names, str(run.config["data"]))
+
+
+def splits_of_data(data: str, class_names: tuple[str, ...], *, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+    """The training images of DATA, and the images to measure on, in the classes of a model."""
+    splits = open_data(data, seed=seed)
+    train = splits.train.in_classes(class_names, data)
+    return train, _with_few(splits.final, splits.val, class_names, data)
+
+
+def _with_few(test: ImageSet, val: ImageSet, class_names: tuple[str, ...], where: str) -> ImageSet:
+    """The test images and, while these are few, the validation images, if they are others."""
+    test = test.in_classes(class_names, where)
+    if len(test) >= FEW or val.name == test.name:
+        return test
+    val = val.in_classes(class_names, where)
+    return test.followed_by(val)
