@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -20,7 +19,8 @@ from vitascope.explain import learned, plots
 from vitascope.explain.attention import attending, head_maps, patch_attention
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.inputs import normalized, required_preprocess
-from vitascope.explain.methods import DEFAULT_METHOD, METHODS, check_settings, heatmap, methods_for
+from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, check_settings, heatmap, methods_for
+from vitascope.explain.pictures import FloatArray, Picture, beside_itself
 from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike
 from vitascope.model.classifier import Classifier
 
@@ -29,19 +29,13 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class _Picture:
-    """A picture as the model gets it."""
+    """A picture as the model gets it, and as people see it."""
 
     name: str
-    pixels: Tensor
-    """uint8 (C, H, W)."""
     image: Tensor
     """Normalized floats (1, C, H, W)."""
+    shown: Picture
     truth: str | None
-
-    @property
-    def shown(self) -> npt.NDArray[np.uint8]:
-        """(H, W) or (H, W, 3)."""
-        return plots.to_picture(self.pixels.numpy())
 
 
 def draw(
@@ -92,15 +86,20 @@ def draw(
     if view is not None:
         return view.draw(model, read, subject, **settings | ({} if target is None else {"target": target}))
     maps = [heatmap(model, each.image, method, target, **settings)[0].cpu().numpy() for each in read]
+    notes = [_note(model, each, METHODS[method], target, heat) for each, heat in zip(read, maps, strict=True)]
     own = "".join(f", {name} {value}" for name, value in settings.items())
     title = METHODS[method].title + own + _about(model, target)
     if single:
         title = _with_prediction(model, read[0], subject, title)
-        return plots.draw_explanation(read[0].shown, maps[0], title)
-    pairs = [plots.beside_itself(each.shown, heat) for each, heat in zip(read, maps, strict=True)]
+        return plots.draw_explanation(read[0].shown, maps[0], title, notes[0])
+    pairs = [beside_itself(each.shown, heat) for each, heat in zip(read, maps, strict=True)]
     captions = [("", plots.INK)] * len(read)
     if model.config.gives_classes:
         captions = [plots.caption(*_predicted(model, each), each.truth) for each in read]
+    captions = [
+        (f"{text}, no evidence" if note else text, colour)
+        for (text, colour), note in zip(captions, notes, strict=True)
+    ]
     return plots.draw_grid(pairs, captions, f"{title} over {subject}")
 
 
@@ -116,7 +115,7 @@ def _read(model: Classifier, pictures: Any, truths: Sequence[str] | None) -> lis
     read = []
     for index, source in enumerate(sources):
         try:
-            pixels = torch.from_numpy(preprocess.pixels(source))
+            pixels, *shown = preprocess.framed(source)
         except UserError as error:
             if len(sources) == 1:
                 raise
@@ -124,7 +123,8 @@ def _read(model: Classifier, pictures: Any, truths: Sequence[str] | None) -> lis
             continue
         name = Path(source).name if isinstance(source, str | os.PathLike) else "the picture"
         truth = None if truths is None else truths[index]
-        read.append(_Picture(name, pixels, normalized(model, pixels[None]), truth))
+        image = normalized(model, torch.from_numpy(pixels)[None])
+        read.append(_Picture(name, image, Picture.of_channels(*shown), truth))
     if not read:
         raise UserError("no picture that can be read")
     return read
@@ -134,12 +134,11 @@ def _draw_all(
     model: Classifier, pictures: Sequence[_Picture], subject: str, target: TargetLike = None
 ) -> Figure:
     (picture,) = pictures
-    heatmaps = {
-        method.title: method(model, picture.image, target)[0].cpu().numpy()
-        for method in methods_for(model, target).values()
-    }
+    methods = methods_for(model, target).values()
+    heatmaps = {each.title: each(model, picture.image, target)[0].cpu().numpy() for each in methods}
+    notes = {each.title: _note(model, picture, each, target, heatmaps[each.title]) for each in methods}
     title = _with_prediction(model, picture, subject, f"every method{_about(model, target)}")
-    return plots.draw_explanations(picture.shown, heatmaps, title)
+    return plots.draw_explanations(picture.shown, heatmaps, title, notes)
 
 
 def _draw_heads(model: Classifier, pictures: Sequence[_Picture], subject: str) -> Figure:
@@ -166,7 +165,7 @@ def _draw_patch(
     figure = plots.draw_explanation(picture.shown, heat, title)
     framed = np.zeros((gh, gw), dtype=bool)
     framed[row, column] = True
-    plots.frame_patches(figure.axes[0], framed, plots.SERIES[1])
+    plots.frame_patches(figure.axes[0], framed, plots.SERIES[1], picture.shown.box)
     return figure
 
 
@@ -234,6 +233,19 @@ def _with_prediction(model: Classifier, picture: _Picture, subject: str, what: s
         return f"{what} over {subject}"
     guess, score = _predicted(model, picture)
     return f"{guess} ({score:.0%}): {what}"
+
+
+def _note(
+    model: Classifier, picture: _Picture, method: Method, target: TargetLike, heatmap: FloatArray
+) -> str:
+    """The sentence for a heatmap that is zero everywhere; empty for any other."""
+    if heatmap.any():
+        return ""
+    about = _about(model, target).removeprefix(" of ")
+    if not about and method.has_target:
+        about = _predicted(model, picture)[0]
+    where = " at this layer" if "layer" in method.settings else ""
+    return f"no evidence{about and f' for {about}'}{where}"
 
 
 def _about(model: Classifier, target: TargetLike) -> str:

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitascope.explain.plots import GREY, INK, RIGHT, SERIES, WRONG, new_figure, plain, short
+from vitascope.explain.lettering import short
+from vitascope.explain.plots import GREY, INK, RIGHT, SERIES, WRONG, new_figure, plain
 from vitascope.run.measures import Calibration
 from vitascope.run.run import Run
 
