@@ -186,8 +186,8 @@ class Preprocess:
     def framed(self, source: ImageSource, longest: int = LONGEST_SHOWN) -> Framed:
         """A picture as the model gets it, and at its own resolution for people.
 
-        The longer side of the latter has at most `longest` pixels. A picture smaller than the model's input is
-        enlarged to that; of a strip beyond `MOST_OBLONG`, the model's part is shown. Raises as `pixels`.
+        The longer side of the latter has at most `longest` pixels. A picture smaller than the model's input
+        is enlarged to that; of a strip beyond `MOST_OBLONG`, the model's part is shown. Raises as `pixels`.
         """
         image = self._read(source)
         pixels = _planes(self.fit(image))

@@ -26,8 +26,8 @@ MAX_GRID = 32
 TITLE_LETTER = 0.105
 """The approximate width of a letter of a title, in inches."""
 _TILE, _GAP = 96, 6
-"""The longer side of the model's part of each picture on the sheet of heads, and the gap between two pictures,
-in pixels."""
+"""On the sheet of heads, the longer side of the model's part of each picture, and the gap between pictures, in
+pixels."""
 
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:
@@ -110,8 +110,8 @@ def draw_explanation(picture: Picture, heatmap: FloatArray, title: str, note: st
 def draw_explanations(
     picture: Picture, heatmaps: Mapping[str, FloatArray], title: str, notes: Mapping[str, str] | None = None
 ) -> Figure:
-    """A picture, and the same picture under each heatmap (gh, gw), by the method's name, with notes across some
-    of them."""
+    """A picture, and the same picture under each heatmap (gh, gw), by the method's name, with a note across
+    those that have one."""
     panels = {"picture": shown(picture)}
     panels |= {name: overlay(picture.enlarged(), heatmap) for name, heatmap in heatmaps.items()}
     rows = math.ceil(len(panels) / 4)

@@ -24,8 +24,8 @@ class PreprocessLike(Protocol):
         """Resize and crop a picture: a NumPy array, uint8 (C, H, W)."""
 
     def framed(self, source: Any) -> tuple[Any, Any, tuple[float, float, float, float]]:
-        """The same pixels; all of the picture in its own resolution, uint8 (C, H, W); and the part of it, left,
-        top, right and bottom, that became them."""
+        """The same pixels; all of the picture in its own resolution, uint8 (C, H, W); and the part of it that
+        became them: left, top, right and bottom."""
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Turn uint8 pixels or floats in [0, 1], (B, C, H, W), into a model's input."""

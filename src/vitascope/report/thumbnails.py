@@ -34,8 +34,8 @@ _BATCH = 4  # attention is large
 def read_pictures(
     images: ImageSet, indices: Iterable[int], model: Classifier, longest: int = SIDE
 ) -> dict[int, Framed]:
-    """Pictures as the model gets them and, with a longer side of at most `longest` pixels, as people see them;
-    by index, without those that cannot be read."""
+    """Pictures as the model gets them, and as people see them with at most `longest` pixels a side; by index,
+    without those that cannot be read."""
     found = {}
     for index in dict.fromkeys(int(index) for index in indices):
         try:

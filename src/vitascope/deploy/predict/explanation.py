@@ -33,7 +33,7 @@ class Explanation:
     picture: npt.NDArray[np.uint8]
     """At its own resolution, up to 768 pixels, with its padding: (H, W) or (H, W, 3)."""
     box: tuple[float, float, float, float]
-    """The part of `picture` under the heatmap, which the model sees: left, top, right and bottom, in pixels."""
+    """The part of `picture` that the model sees: left, top, right and bottom, in pixels."""
 
     @property
     def overlay(self) -> Image.Image:
