@@ -55,7 +55,7 @@ def test_heatmap_without_evidence_says_so_in_the_figure() -> None:
     assert written.count("no evidence for emu") == 7  # of the nine methods, two are about no class
     assert "no evidence" not in texts(draw(model, PICTURES[0], "rollout"))
     (axes,) = draw(model, PICTURES, "grad-cam").axes
-    assert [text.get_text() for text in axes.texts] == ["emu 64%, no evidence"] * 2
+    assert [text.get_text() for text in axes.texts] == ["emu 64%\nno evidence"] * 2
 
 
 def test_framed_patch_lies_in_the_models_part_of_the_photograph() -> None:

@@ -93,12 +93,11 @@ def draw(
         title = _with_prediction(model, read[0], subject, title)
         return plots.draw_explanation(read[0].shown, maps[0], title, notes[0])
     pairs = [beside_itself(each.shown, heat) for each, heat in zip(read, maps, strict=True)]
-    captions = [("", plots.INK)] * len(read)
-    if model.config.gives_classes:
-        captions = [plots.caption(*_predicted(model, each), each.truth) for each in read]
     captions = [
-        (f"{text}, no evidence" if note else text, colour)
-        for (text, colour), note in zip(captions, notes, strict=True)
+        plots.Caption(*_predicted(model, each), each.truth, note and "no evidence")
+        if model.config.gives_classes
+        else plots.Caption(note=note)
+        for each, note in zip(read, notes, strict=True)
     ]
     return plots.draw_grid(pairs, captions, f"{title} over {subject}")
 

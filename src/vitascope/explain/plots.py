@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +17,26 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from vitascope.explain.lettering import LiteralFigure, short
+from vitascope.explain.lettering import LiteralFigure, fitted, width_of, writer
 from vitascope.explain.pictures import Box, FloatArray, Picture, Uint8Array, overlay, shown
 
 RIGHT, WRONG, INK, GREY = "#1a7f4b", "#c2352b", "#222222", "#8a8a8a"
 SERIES = ("#3457a6", "#d9772b")
 MAX_GRID = 32
 """Images in a grid."""
-TITLE_LETTER = 0.105
-"""The approximate width of a letter of a title, in inches."""
+TITLE_SIZE, BOLD = 12, 1.12
+"""Points of a title, and the width of bold letters in normal ones."""
 _TILE, _GAP = 96, 6
-"""On the sheet of heads, the longer side of the model's part of each picture, and the gap between pictures, in
-pixels."""
+"""On the sheet of heads, the longer side of the model's part of a picture, and the gap; pixels."""
 
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:
     """A figure with a size in inches; a title wider than the figure is wrapped."""
     figure = LiteralFigure(figsize=(width, height), layout="constrained", dpi=120, label=title)
     if title:
-        lines = textwrap.wrap(title, max(20, int(width / TITLE_LETTER)))
-        figure.suptitle("\n".join(lines), fontsize=12, color=INK, fontweight="bold")
+        letter = BOLD * width_of(writer(title)(title), TITLE_SIZE) / len(title)  # on average
+        lines = textwrap.wrap(title, max(4, int(0.96 * width / letter)))
+        figure.suptitle("\n".join(lines), fontsize=TITLE_SIZE, color=INK, fontweight="bold")
     return figure
 
 
@@ -46,27 +47,53 @@ def save_figure(figure: Figure, path: Path) -> Path:
     return path
 
 
-def caption(guess: str, confidence: float, truth: str | None) -> tuple[str, str]:
-    """The prediction of a picture, with the true class if it differs, and the colour of this text."""
-    text = f"{short(guess)} {confidence:.0%}"
-    if truth is None:
-        return text, INK
-    return (text, RIGHT) if truth == guess else (f"{text}\nis {short(truth)}", WRONG)
+@dataclasses.dataclass(frozen=True)
+class Caption:
+    """The prediction of a picture, with the true class if it differs."""
+
+    guess: str = ""
+    """The predicted class; empty for a model without classes."""
+    confidence: float = 0.0
+    truth: str | None = None
+    note: str = ""
+
+    @property
+    def colour(self) -> str:
+        """Of the text: whether the prediction is right, if that is known."""
+        if self.truth is None:
+            return INK
+        return RIGHT if self.truth == self.guess else WRONG
+
+    def text(self, inches: float, size: float, written: Callable[[str], str] = str) -> str:
+        """Lines of at most this width, at a font size in points."""
+
+        def line(before: str, name: str, after: str) -> str:
+            room = inches - width_of(before + after, size)
+            return f"{before}{fitted(name, room, size, written)}{after}"
+
+        lines = [line("", self.guess, f" {self.confidence:.0%}")] if self.guess else []
+        if self.truth not in (None, self.guess):
+            lines.append(line("is ", str(self.truth), ""))
+        return "\n".join([*lines, self.note] if self.note else lines)
 
 
-def draw_grid(pictures: Sequence[Uint8Array], captions: Sequence[tuple[str, str]], title: str) -> Figure:
-    """A grid of pictures, (h, w) or (h, w, 3), each below a coloured text."""
+def draw_grid(pictures: Sequence[Uint8Array], captions: Sequence[Caption], title: str) -> Figure:
+    """A grid of pictures, (h, w) or (h, w, 3), each below its caption."""
     ratio = float(np.mean([picture.shape[1] / picture.shape[0] for picture in pictures]))
     columns = min(8 if ratio < 1.5 else 4, len(pictures))
     rows = math.ceil(len(pictures) / columns)
-    width, height, text_height = 1.45 * max(1.0, ratio), 1.45, 0.35  # inches
+    width, height, size = 1.45 * max(1.0, ratio), 1.45, 9  # inches, inches, points
+    write = writer("".join(caption.guess + (caption.truth or "") for caption in captions))
+    texts = [caption.text(width - 0.18, size, write) for caption in captions]
+    text_height = 0.05 + 0.15 * max(text.count("\n") + 1 for text in texts)
     figure = new_figure(width * columns, (height + text_height) * rows + 0.4, title)
     axes = figure.subplots()
-    for index, (picture, (text, colour)) in enumerate(zip(pictures, captions, strict=True)):
+    for index, (picture, caption, text) in enumerate(zip(pictures, captions, texts, strict=True)):
         row, column = divmod(index, columns)
         left, top = column * width, row * (height + text_height) + text_height
         place_tile(axes, picture, (left, top, width - 0.06, height - 0.06), cmap="gray", vmin=0, vmax=255)
-        axes.text(left + width / 2, top - 0.04, text, color=colour, fontsize=9, ha="center", va="bottom")
+        place = left + width / 2, top - 0.04
+        axes.text(*place, text, color=caption.colour, fontsize=size, ha="center", va="bottom")
     axes.set_axis_off()
     axes.set(xlim=(0, width * columns), ylim=((height + text_height) * rows, 0))
     return figure

@@ -13,7 +13,7 @@ from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.explain.lettering import short
 from vitascope.model.classifier import Classifier
-from vitascope.report.charts import MAX_CLASSES, WITH_COUNTS, draw_calibration, draw_confusion
+from vitascope.report.charts import MAX_CLASSES, draw_calibration, draw_confusion
 from vitascope.report.page import sure
 from vitascope.report.svg import blank_figure, embed
 from vitascope.report.thumbnails import attention_over, name_of_image, read_pictures
@@ -102,9 +102,8 @@ def _confusion(
     matrix = None
     if K <= MAX_CLASSES:
         alt = f"Confusion matrix of {K} classes: {np.trace(confusion)} of {confusion.sum()} correct"
-        draw = partial(draw_confusion, confusion, names, new=blank_figure)
-        side = 150 + K * (44 if K <= WITH_COUNTS else 17)
-        matrix = embed(draw, "confusion", alt, width=max(340, side), least=min(side, max(300, 22 * K)))
+        draw = partial(draw_confusion, confusion, names, new=blank_figure, fonts="browser")
+        matrix = embed(draw, "confusion", alt, per_inch=88, least=0.75)
     cards = []
     for pair, (wrong, right) in zip(pairs, paired, strict=False):
         card = {"true": names[pair.true], "predicted": names[pair.predicted], "pair": pair}

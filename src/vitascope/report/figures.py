@@ -56,7 +56,7 @@ def draw_figures(
     chosen = choose_shown(labels, probabilities).tolist()
     framed = {index: preprocess.framed(images.sources[index], TILE) for index in chosen}
     captions = [
-        plots.caption(names[classes[index]], float(probabilities[index].max()), names[labels[index]])
+        plots.Caption(names[classes[index]], float(probabilities[index].max()), names[labels[index]])
         for index in chosen
     ]
     pictures = [shown(picture_of(each)) for each in framed.values()]
