@@ -288,8 +288,7 @@ class Preprocess:
             rows, columns = self.resized_hw(height, width)
             y, x = self.crop_offset(rows, columns)
             across, down = width / columns, height / rows
-            right, bottom = x + self.image_size[1], y + self.image_size[0]
-            return x * across, y * down, right * across, bottom * down
+            return x * across, y * down, (x + self.image_size[1]) * across, (y + self.image_size[0]) * down
         if self.resize == "squash":
             left, top = width * (1 - self.crop_pct) / 2, height * (1 - self.crop_pct) / 2
             return left, top, width - left, height - top

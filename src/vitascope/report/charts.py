@@ -182,7 +182,7 @@ def draw_confusion(
     `fonts` write the names.
     """
     K = len(class_names)
-    axes = _matrix_axes(class_names, new, fonts)
+    figure, axes = _matrix_axes(class_names, new, fonts)
     totals = confusion.sum(axis=1)
     shares = confusion / np.maximum(totals, 1)[:, None]
     strengths = np.where(np.eye(K, dtype=bool), shares, np.sqrt(shares))
@@ -205,11 +205,11 @@ def draw_confusion(
     axes.vlines(np.arange(K + 1) - 0.5, -0.5, K - 0.5, color=GREY, linewidth=0.3, clip_on=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    return axes.get_figure(root=True)
+    return figure
 
 
-def _matrix_axes(class_names: Sequence[str], new: NewFigure, fonts: Fonts) -> Axes:
-    """Square axes with the names on both sides, in a figure that has room for both.
+def _matrix_axes(class_names: Sequence[str], new: NewFigure, fonts: Fonts) -> tuple[Figure, Axes]:
+    """A figure, and square axes in it with the names on both sides, for which it has room.
 
     The names are measured here, because matplotlib would take their width from the matrix, and because the
     browser writes the page's in another font.
@@ -238,7 +238,7 @@ def _matrix_axes(class_names: Sequence[str], new: NewFigure, fonts: Fonts) -> Ax
     across, down = (left + side / 2) / width, (below + side / 2) / height
     figure.text(across, (note + 0.1) / height, "predicted", ha="center", va="bottom", fontsize=10)
     figure.text(0.1 / width, down, "true", ha="left", va="center", rotation=90, fontsize=10)
-    return axes
+    return figure, axes
 
 
 def draw_calibration(measured: Calibration, *, new: NewFigure = new_figure) -> Figure:
