@@ -329,6 +329,7 @@ def test_page_fits_a_phone_and_touch_moves_the_patch(browser: Any, address: str)
         chips = visit.page.locator("#queries button:visible").all_text_contents()
         assert chips == ["class token", "patch in row 0, column 3 ×"]  # no pointer to follow
         visit.page.locator("#queries button").last.click()
+        visit.settle()
         assert visit.text("#queries [aria-pressed=true]") == "class token"
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390
         assert visit.faults == []

@@ -13,6 +13,7 @@ from tests.explain.figures import texts
 from tests.explain.test_inputs import PICTURES, model_with_preprocess
 from tests.model import small_model
 from vitascope import explain
+from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.explain import plots
 from vitascope.explain.figures import VIEWS, draw
@@ -56,6 +57,13 @@ def test_heatmap_without_evidence_says_so_in_the_figure() -> None:
     assert "no evidence" not in texts(draw(model, PICTURES[0], "rollout"))
     (axes,) = draw(model, PICTURES, "grad-cam").axes
     assert [text.get_text() for text in axes.texts] == ["emu 64%\nno evidence"] * 2
+
+
+def test_pictures_that_a_figure_does_not_show_are_not_kept_in_their_own_resolution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(Preprocess, "framed")
+    assert draw(model_with_preprocess(), PICTURES, "distance").axes
 
 
 def test_framed_patch_lies_in_the_models_part_of_the_photograph() -> None:

@@ -20,11 +20,14 @@ from vitascope.explain.attention import attending, head_maps, patch_attention
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.inputs import normalized, required_preprocess
 from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, check_settings, heatmap, methods_for
-from vitascope.explain.pictures import FloatArray, Picture, beside_itself
+from vitascope.explain.pictures import FloatArray, Picture, beside_itself, to_picture
 from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike
 from vitascope.model.classifier import Classifier
 
 log = logging.getLogger(__name__)
+
+ONE_OF_SEVERAL = 320
+"""Longer side of a picture in a figure of several, in pixels."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +81,7 @@ def draw(
         return view.draw(model)
     if pictures is None:
         raise UserError(f"{method} explains pictures: give one" + (" or more" if takes == "some" else ""))
-    read = _read(model, pictures, truths)
+    read = _read(model, pictures, truths, are_shown=view is None or view.shows_pictures)
     if takes == "one" and len(read) > 1:
         raise UserError(f"{method} explains one picture, not {len(read)}")
     single = len(read) == 1 and truths is None
@@ -93,12 +96,7 @@ def draw(
         title = _with_prediction(model, read[0], subject, title)
         return plots.draw_explanation(read[0].shown, maps[0], title, notes[0])
     pairs = [beside_itself(each.shown, heat) for each, heat in zip(read, maps, strict=True)]
-    captions = [
-        plots.Caption(*_predicted(model, each), each.truth, note and "no evidence")
-        if model.config.gives_classes
-        else plots.Caption(note=note)
-        for each, note in zip(read, notes, strict=True)
-    ]
+    captions = [_caption(model, each, note) for each, note in zip(read, notes, strict=True)]
     return plots.draw_grid(pairs, captions, f"{title} over {subject}")
 
 
@@ -107,14 +105,23 @@ def check_method(method: str, given: Sequence[str]) -> None:
     check_settings(method, given, {name: view.settings for name, view in VIEWS.items()})
 
 
-def _read(model: Classifier, pictures: Any, truths: Sequence[str] | None) -> list[_Picture]:
-    """The pictures as the model gets them, without those of several that cannot be read."""
+def _read(
+    model: Classifier, pictures: Any, truths: Sequence[str] | None, *, are_shown: bool
+) -> list[_Picture]:
+    """The pictures, without those of several that cannot be read; only the model's pixels if they are not
+    shown, because thousands of photographs may not fit into memory."""
     preprocess = required_preprocess(model)
     sources = preprocess.as_pictures(pictures)
+    limit = () if len(sources) == 1 else (ONE_OF_SEVERAL,)
     read = []
     for index, source in enumerate(sources):
         try:
-            pixels, *shown = preprocess.framed(source)
+            if are_shown:
+                pixels, picture, box = preprocess.framed(source, *limit)
+                shown = Picture.of_channels(picture, box)
+            else:
+                pixels = preprocess.pixels(source)
+                shown = Picture.whole(to_picture(pixels))
         except UserError as error:
             if len(sources) == 1:
                 raise
@@ -123,7 +130,7 @@ def _read(model: Classifier, pictures: Any, truths: Sequence[str] | None) -> lis
         name = Path(source).name if isinstance(source, str | os.PathLike) else "the picture"
         truth = None if truths is None else truths[index]
         image = normalized(model, torch.from_numpy(pixels)[None])
-        read.append(_Picture(name, image, Picture.of_channels(*shown), truth))
+        read.append(_Picture(name, image, shown, truth))
     if not read:
         raise UserError("no picture that can be read")
     return read
@@ -200,6 +207,7 @@ class View:
     takes: Literal["nothing", "one", "some"]
     """The number of pictures."""
     settings: tuple[str, ...] = ()
+    shows_pictures: bool = True
 
 
 VIEWS = {
@@ -207,7 +215,7 @@ VIEWS = {
     "heads": View(_draw_heads, "one"),
     "patch": View(_draw_patch, "one", ("patch", "layer", "head")),
     "features": View(_draw_features, "some", ("layer",)),
-    "distance": View(_draw_distance, "some"),
+    "distance": View(_draw_distance, "some", shows_pictures=False),
     "positions": View(draw_positions, "nothing"),
     "filters": View(draw_filters, "nothing"),
 }
@@ -218,6 +226,13 @@ def _predicted(model: Classifier, picture: _Picture) -> tuple[str, float]:
     """The predicted class and its probability."""
     score, index = pooled_and_logits(model, picture.image)[1][0].softmax(dim=0).max(dim=0)
     return _class_name(model, int(index)), float(score)
+
+
+def _caption(model: Classifier, picture: _Picture, note: str) -> plots.Caption:
+    """The prediction, if the model has classes, and whether a note says that there is no evidence for it."""
+    if not model.config.gives_classes:
+        return plots.Caption(note=note)
+    return plots.Caption(*_predicted(model, picture), picture.truth, note and "no evidence")
 
 
 def _class_name(model: Classifier, index: int) -> str:
