@@ -238,6 +238,21 @@ def test_a_png_is_saved(visit: Visit, tmp_path: Path) -> None:
         assert len(saved.convert("RGB").getcolors(1 << 24)) > 1000
 
 
+def test_saved_png_frames_no_patch_unless_one_is_held(browser: Any, tmp_path: Path) -> None:
+    def white(visit: Visit) -> int:
+        with visit.page.expect_download() as download:
+            visit.press("s")
+        download.value.save_as(tmp_path / "saved.png")
+        with Image.open(tmp_path / "saved.png") as saved:
+            return int((np.asarray(saved.convert("RGB")) == 255).all(axis=-1).sum())
+
+    with serving(engine_of(small_model(pool="mean"))) as address, visiting(browser, address) as visit:
+        visit.open_sample()
+        assert white(visit) == 0
+        visit.press("ArrowRight")
+        assert white(visit) > 0
+
+
 def test_sharp_picture_is_aligned_with_the_models_pixels(visit: Visit) -> None:
     visit.open_sample()
     visit.page.locator("#strength").fill("0")

@@ -66,7 +66,8 @@ function drawPanel(context, { answer, name, photo, seen }, box, colour) {
   if (map) drawHeat(context, map, answer.grid, part, view);
   drawNote(context, noteOf(answer), part, 1);
   context.textBaseline = "middle";
-  if (map && answer.inside && view.mode !== "class" && view.held !== ANSWER && view.held >= answer.prefix) {
+  const holdsPatch = view.held !== null && view.held !== ANSWER && view.held >= answer.prefix;
+  if (map && answer.inside && view.mode !== "class" && holdsPatch) {
     outline(context, answer.grid, view.held - answer.prefix, part, 1);
   }
   let y = box.y + box.height + LINE;
