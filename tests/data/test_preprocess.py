@@ -6,6 +6,7 @@ import struct
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pillow_heif
@@ -415,6 +416,71 @@ def test_any_picture_gets_the_model_size_and_keeps_a_uniform_colour(
     assert pixels.shape == (3, *size)
     assert pixels.dtype == np.uint8
     assert (pixels == np.array([10, 150, 220])[:, None, None]).all()
+
+
+# --- pictures to look at
+
+RULES: list[dict[str, Any]] = [
+    {},
+    {"crop_pct": 0.8},
+    {"resize": "squash"},
+    {"resize_to": (37, 37), "crop_rounding": "down"},
+    {"resize_to": (36, 40), "side_rounding": "nearest"},
+    {"resize": "border", "resize_to": (32, 32), "side_rounding": "nearest"},
+    {"resize_to": (20, 20)},  # smaller than the crop: a black border
+]
+
+
+def smooth(height: int, width: int) -> np.ndarray:
+    """A picture whose reductions hardly depend on the filter."""
+    y, x = np.mgrid[:height, :width]
+    return np.dstack([255 * y / height, 255 * x / width, 128 + 0 * x]).round().astype(np.uint8)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("size", [(90, 150), (150, 90), (128, 128), (300, 200)], ids=str)
+def test_the_box_of_a_framed_picture_contains_the_models_input(
+    rule: dict[str, Any], size: tuple[int, int]
+) -> None:
+    fit = Preprocess(image_size=(32, 32), **rule)
+    picture = smooth(*size)
+    framed = fit.framed(picture, longest=200)
+    np.testing.assert_array_equal(framed.pixels, fit.pixels(picture))
+    assert max(framed.picture.shape[1:]) <= 200
+    whole = Image.fromarray(framed.picture.transpose(1, 2, 0))
+    again = np.asarray(whole.resize((32, 32), Image.Resampling.BOX, box=framed.box), dtype=int)
+    assert np.abs(again.transpose(2, 0, 1) - framed.pixels).mean() <= 2
+
+
+def test_framed_photograph_keeps_its_own_pixels_and_what_the_crop_leaves_out() -> None:
+    photo = noise(120, 200)
+    framed = Preprocess(image_size=(32, 32)).framed(photo)
+    np.testing.assert_array_equal(framed.picture, photo.transpose(2, 0, 1))
+    assert framed.box == (40, 0, 160, 120)
+
+
+def test_framed_photograph_is_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    path = saved(Image.fromarray(smooth(40, 60)), tmp_path / "turned.jpg", exif=exif)
+    assert Preprocess(image_size=(8, 8)).framed(path).picture.shape == (3, 60, 40)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (32, 32), (28, 28)])
+def test_small_picture_is_framed_in_the_models_pixels(size: tuple[int, int]) -> None:
+    framed = Preprocess(image_size=(32, 32)).framed(noise(*size))
+    np.testing.assert_array_equal(framed.picture, framed.pixels)
+    assert framed.box == (0, 0, 32, 32)
+
+
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+@pytest.mark.parametrize("size", [(1, 4000), (4000, 1), (60, 600)])
+def test_long_strip_is_framed_as_the_model_sees_it(size: tuple[int, int], resize: str) -> None:
+    framed = Preprocess(image_size=(16, 16), resize=resize).framed(noise(*size))
+    side = framed.picture.shape[1]
+    assert framed.picture.shape == (3, side, side)
+    assert side == (48 if size == (60, 600) else 16)  # the whole multiple that the picture's pixels allow
+    assert framed.box == (0, 0, side, side)
 
 
 # --- normalization

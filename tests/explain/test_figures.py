@@ -8,24 +8,69 @@ import numpy as np
 import pytest
 import torch
 
+from tests.data import noise
+from tests.explain.figures import texts
 from tests.explain.test_inputs import PICTURES, model_with_preprocess
 from tests.model import small_model
 from vitascope import explain
+from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.explain import plots
 from vitascope.explain.figures import VIEWS, draw
+from vitascope.explain.pictures import Picture, overlay
+from vitascope.model.vit import VisionTransformer
 
 
-def test_heatmap_is_drawn_beside_its_picture() -> None:
+def test_heatmap_is_drawn_over_the_photograph_and_not_over_the_models_few_pixels() -> None:
     model = model_with_preprocess()
-    figure = draw(model, PICTURES[0], "rollout")
-    left, right = figure.axes
-    assert model.preprocess is not None
-    picture = plots.to_picture(model.preprocess.pixels(PICTURES[0]))
-    np.testing.assert_array_equal(left.images[0].get_array(), picture)
-    heat = explain.rollout(model, PICTURES[0])[0].numpy()
-    np.testing.assert_array_equal(right.images[0].get_array(), plots.overlay(plots.enlarged(picture), heat))
+    photo = noise(120, 200)
+    figure = draw(model, photo, "rollout")
+    left, right = (np.asarray(axes.images[0].get_array()) for axes in figure.axes)
+    np.testing.assert_array_equal(left[:, 40:160], photo[:, 40:160])  # the model's square
+    assert (np.ptp(left[:, :39], axis=-1) == 0).all()  # the rest is grey
+    whole = Picture(photo, (40, 0, 160, 120)).enlarged()
+    heat = explain.rollout(model, photo)[0].numpy()
+    np.testing.assert_array_equal(right, overlay(whole, heat))
     assert "attention rollout" in figure.get_label()
+
+
+def test_picture_of_the_models_size_keeps_its_visible_pixels() -> None:
+    figure = draw(model_with_preprocess(), PICTURES[1], "rollout")
+    np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), PICTURES[1])
+
+
+def blind_model() -> VisionTransformer:
+    """A model whose prediction does not depend on the picture."""
+    model = model_with_preprocess(class_names=("cat", "dog", "owl", "elk", "emu"))
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.arange(5.0))
+    return model
+
+
+def test_heatmap_without_evidence_says_so_in_the_figure() -> None:
+    model = blind_model()
+    assert "no evidence for emu at\nthis layer" in texts(draw(model, PICTURES[0], "grad-cam"))
+    assert "no evidence for dog" in texts(draw(model, PICTURES[0], "integrated-gradients", "dog"))
+    written = texts(draw(model, PICTURES[0], "all"))
+    assert written.count("no evidence for emu") == 7  # of the nine methods, two are about no class
+    assert "no evidence" not in texts(draw(model, PICTURES[0], "rollout"))
+    (axes,) = draw(model, PICTURES, "grad-cam").axes
+    assert [text.get_text() for text in axes.texts] == ["emu 64%\nno evidence"] * 2
+
+
+def test_pictures_that_a_figure_does_not_show_are_not_kept_in_their_own_resolution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(Preprocess, "framed")
+    assert draw(model_with_preprocess(), PICTURES, "distance").axes
+
+
+def test_framed_patch_lies_in_the_models_part_of_the_photograph() -> None:
+    figure = draw(model_with_preprocess(), noise(120, 200), "patch", patch=(1, 3))
+    (frame,) = figure.axes[0].patches
+    assert frame.get_xy() == pytest.approx((40 + 3 * 30 - 0.5, 30 - 0.5))
+    assert (frame.get_width(), frame.get_height()) == (30, 30)
 
 
 @pytest.mark.parametrize(

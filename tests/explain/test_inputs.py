@@ -19,8 +19,8 @@ from vitascope.model.vit import VisionTransformer
 PICTURES = [noise(40, 50, seed=1), noise(32, 32, seed=2)]
 
 
-def model_with_preprocess() -> VisionTransformer:
-    model = small_model()
+def model_with_preprocess(**options: Any) -> VisionTransformer:
+    model = small_model(**options)
     model.preprocess = Preprocess(image_size=(32, 32), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     return model
 

@@ -1,99 +1,14 @@
-"""Plots: the properties of the overlay, and the content of every figure."""
+"""Plots: the content of every figure."""
 
-import logging
-import warnings
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from PIL import Image
 
 from tests.data import noise
 from tests.explain.figures import assert_shows_something, drawn, texts
-from tests.model import law
 from vitascope.explain import plots
-from vitascope.report.charts import draw_confusion
-
-# --- overlay
-
-
-@law
-@given(
-    height=st.integers(1, 40),
-    width=st.integers(1, 40),
-    grid=st.tuples(st.integers(1, 8), st.integers(1, 8)),
-    grey=st.booleans(),
-)
-def test_overlay_is_rgb_of_the_picture_size(
-    height: int, width: int, grid: tuple[int, int], grey: bool
-) -> None:
-    picture = noise(height, width, 1 if grey else 3)
-    heat = np.random.default_rng(0).random(grid)
-    mixed = plots.overlay(picture, heat)
-    assert mixed.shape == (height, width, 3)
-    assert mixed.dtype == np.uint8
-
-
-def test_overlay_is_dark_where_the_heat_is_zero_and_keeps_the_colours() -> None:
-    picture = noise(16, 16)
-    mixed = plots.overlay(picture, np.zeros((4, 4)))
-    assert (mixed <= picture // 2).all()
-    np.testing.assert_allclose(mixed, picture * 0.35, atol=0.51)
-
-
-def test_overlay_is_brightest_at_the_heat() -> None:
-    picture = np.full((32, 32, 3), 128, dtype=np.uint8)
-    heat = np.zeros((4, 4))
-    heat[1, 2] = 1
-    brightness = plots.overlay(picture, heat).mean(axis=-1)
-    row, column = np.unravel_index(brightness.argmax(), brightness.shape)
-    assert 8 <= row < 16
-    assert 16 <= column < 24
-    assert brightness[:, :8].max() < 64
-
-
-def test_overlay_of_an_oblong_grid_is_not_transposed() -> None:
-    heat = np.zeros((2, 6))
-    heat[0, 5] = 1
-    brightness = plots.overlay(np.full((20, 60, 3), 128, dtype=np.uint8), heat).mean(axis=-1)
-    row, column = np.unravel_index(brightness.argmax(), brightness.shape)
-    assert row < 10
-    assert column >= 50
-
-
-def test_overlay_without_strength_keeps_the_picture_where_the_heat_is_full() -> None:
-    picture, heat = noise(16, 16), np.array([[1.0, 1, 0, 0]])
-    mixed = plots.overlay(picture, heat, strength=0.0)
-    np.testing.assert_array_equal(mixed[:, :6], picture[:, :6])
-    np.testing.assert_allclose(mixed[:, 10:], picture[:, 10:] * 0.35, atol=0.51)
-
-
-def test_overlay_shows_a_heatmap_from_its_smallest_to_its_largest_value() -> None:
-    picture, heat = noise(16, 16), np.random.default_rng(0).random((4, 4))
-    narrow = plots.overlay(picture, 0.9 + 0.1 * heat).astype(int)
-    np.testing.assert_allclose(narrow, plots.overlay(picture, heat), atol=1)
-
-
-def test_grey_and_equal_colours_give_the_same_overlay() -> None:
-    grey, heat = noise(8, 8, 1), np.random.default_rng(0).random((2, 2))
-    np.testing.assert_array_equal(plots.overlay(grey, heat), plots.overlay(np.dstack([grey] * 3), heat))
-
-
-@pytest.mark.parametrize(("shape", "side"), [((8, 8), 256), ((10, 30, 3), 96), ((300, 280, 3), 256)])
-def test_enlarged_is_at_least_the_side_in_whole_multiples(shape: tuple[int, ...], side: int) -> None:
-    picture = noise(shape[0], shape[1], 3 if len(shape) == 3 else 1)
-    large = plots.enlarged(picture, side)
-    times = large.shape[0] // shape[0]
-    assert min(large.shape[:2]) >= side
-    assert times == 1 or (times - 1) * min(shape[:2]) < side  # and no larger than necessary
-    np.testing.assert_array_equal(large[::times, ::times], picture)
-    assert large.shape[2:] == shape[2:]
-
-
-# --- figures
+from vitascope.explain.pictures import Picture, beside_itself, overlay
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 11, 32])
@@ -101,7 +16,7 @@ def test_predictions_show_every_picture_and_the_truth_of_mistakes(tmp_path: Path
     pictures = [noise(8, 8, 1 if number % 2 else 3, seed=number) for number in range(count)]
     guesses = [f"guess{number}" for number in range(count)]
     truths = [f"truth{number}" if number == 0 else guesses[number] for number in range(count)]
-    figure = plots.draw_grid(pictures, list(map(plots.caption, guesses, [0.25] * count, truths)), "a title")
+    figure = plots.draw_grid(pictures, list(map(plots.Caption, guesses, [0.25] * count, truths)), "a title")
     assert_shows_something(drawn(figure, tmp_path))
     assert sum(len(axes.images) for axes in figure.axes) == count
     written = texts(figure)
@@ -115,12 +30,12 @@ def test_predictions_show_every_picture_and_the_truth_of_mistakes(tmp_path: Path
 )
 def test_explanation_shows_the_picture_beside_its_heatmap(tmp_path: Path, picture: np.ndarray) -> None:
     heat = np.random.default_rng(0).random((4, 4))
-    figure = plots.draw_explanation(picture, heat, "a title")
+    figure = plots.draw_explanation(Picture.whole(picture), heat, "a title")
     assert_shows_something(drawn(figure, tmp_path))
     assert "a title" in texts(figure)
     left, right = (axes.images[0].get_array() for axes in figure.axes)
     np.testing.assert_array_equal(left, picture)
-    np.testing.assert_array_equal(right, plots.overlay(plots.enlarged(picture), heat))
+    np.testing.assert_array_equal(right, overlay(Picture.whole(picture).enlarged(), heat))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +47,7 @@ def test_explanations_show_the_picture_and_each_method_under_its_name(
     tmp_path: Path, picture: np.ndarray, count: int
 ) -> None:
     heatmaps = {f"method {number}": np.random.default_rng(number).random((4, 6)) for number in range(count)}
-    figure = plots.draw_explanations(picture, heatmaps, "a title")
+    figure = plots.draw_explanations(Picture.whole(picture), heatmaps, "a title")
     assert_shows_something(drawn(figure, tmp_path))
     assert "a title" in texts(figure)
     panels = [axes for axes in figure.axes if axes.images]
@@ -141,18 +56,12 @@ def test_explanations_show_the_picture_and_each_method_under_its_name(
     assert len(figure.axes) - len(panels) <= 1  # rows are about as long as each other
     np.testing.assert_array_equal(panels[0].images[0].get_array(), picture)
     for axes, heatmap in zip(panels[1:], heatmaps.values(), strict=True):
-        expected = plots.overlay(plots.enlarged(picture), heatmap)
+        expected = overlay(Picture.whole(picture).enlarged(), heatmap)
         np.testing.assert_array_equal(axes.images[0].get_array(), expected)
 
 
-def test_pictures_have_matplotlib_layout() -> None:
-    pixels = noise(4, 6).transpose(2, 0, 1)
-    np.testing.assert_array_equal(plots.to_picture(pixels), pixels.transpose(1, 2, 0))
-    np.testing.assert_array_equal(plots.to_picture(pixels[:1]), pixels[0])
-
-
 def test_framed_patch_is_at_its_row_and_column() -> None:
-    figure = plots.draw_explanation(noise(8, 12), np.ones((2, 3)), "a title")
+    figure = plots.draw_explanation(Picture.whole(noise(8, 12)), np.ones((2, 3)), "a title")
     plots.frame_patches(figure.axes[0], np.array([[False] * 3, [False, False, True]]), plots.INK)
     (frame,) = figure.axes[0].patches
     assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (7.5, 3.5, 4, 4)
@@ -162,33 +71,34 @@ def test_framed_patch_is_at_its_row_and_column() -> None:
 def test_figures_do_not_change_matplotlibs_global_state() -> None:
     import sys
 
-    plots.draw_explanation(noise(8, 8), np.eye(4), "a title")
+    plots.draw_explanation(Picture.whole(noise(8, 8)), np.eye(4), "a title")
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or pyplot.get_fignums() == []
 
 
-def test_long_names_are_cut_and_short_ones_not() -> None:
-    assert plots.short("Appenzeller mountain dog", 10) == "Appenz…dog"
-    assert plots.short("dog", 10) == "dog"
-    assert plots.short("two\nlines\x1b[1m") == "two\ufffdlines\ufffd[1m"
-
-
-def test_title_wider_than_the_figure_takes_several_lines(tmp_path: Path) -> None:
-    title = "Samoyed, a white and rather fluffy dog (87%): integrated gradients of Samoyed, not of Husky"
-    figure = plots.draw_explanation(noise(16, 16), np.eye(4), title)
+@pytest.mark.parametrize(
+    "title",
+    [
+        "Samoyed, a white and rather fluffy dog (87%): integrated gradients of Samoyed, not of Husky",
+        "\u963f\u62c9\u65af\u52a0\u96ea\u6a47\u72ac" * 10 + " (87%): rollout",
+    ],
+    ids=["English", "Chinese"],
+)
+def test_title_wider_than_the_figure_takes_several_lines(title: str, tmp_path: Path) -> None:
+    figure = plots.draw_explanation(Picture.whole(noise(16, 16)), np.eye(4), title)
+    shown = figure._suptitle
+    assert "".join(shown.get_text().split()) == "".join(title.split())
     plots.save_figure(figure, tmp_path / "seen.png")
-    (shown,) = [text for text in figure.texts if "Samoyed" in text.get_text()]
-    assert shown.get_text().replace("\n", " ") == title
     box = shown.get_window_extent()
     assert 0 <= box.x0 < box.x1 <= figure.bbox.width
 
 
 @pytest.mark.parametrize("count", [1, 5, 32])
 def test_picture_beside_its_heatmap_under_its_caption(count: int, tmp_path: Path) -> None:
-    pairs = [plots.beside_itself(noise(16, 16, 1), np.eye(4)) for _ in range(count)]
+    pairs = [beside_itself(Picture.whole(noise(16, 16, 1)), np.eye(4)) for _ in range(count)]
     assert pairs[0].shape == (96, 96 + 4 + 96, 3)
-    np.testing.assert_array_equal(pairs[0][:, :96, 0], plots.enlarged(noise(16, 16, 1), 96))
-    figure = plots.draw_grid(pairs, [plots.caption("cat", 0.5, "dog")] * count, "attention")
+    np.testing.assert_array_equal(pairs[0][:, :96, 0], Picture.whole(noise(16, 16, 1)).enlarged(96).pixels)
+    figure = plots.draw_grid(pairs, [plots.Caption("cat", 0.5, "dog")] * count, "attention")
     assert_shows_something(drawn(figure, tmp_path))
     (axes,) = figure.axes
     assert len(axes.images) == count
@@ -278,7 +188,7 @@ def test_heads_are_laid_out_by_layer_and_head(
     tmp_path: Path, picture: np.ndarray, tile: tuple[int, int], shape: tuple[int, int]
 ) -> None:
     maps = np.random.default_rng(0).random((*shape, 2, 4))
-    figure = plots.draw_heads(picture, maps)
+    figure = plots.draw_heads(Picture.whole(picture), maps)
     assert_shows_something(drawn(figure, tmp_path))
     (axes,) = figure.axes
     sheet = np.asarray(axes.images[0].get_array())
@@ -287,12 +197,12 @@ def test_heads_are_laid_out_by_layer_and_head(
     across = np.array(axes.get_xticks())
     assert [label.get_text() for label in axes.get_yticklabels()] == [str(layer) for layer in range(depth)]
     assert [label.get_text() for label in axes.get_xticklabels()] == [str(head) for head in range(heads)]
-    small = np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR))
+    small = Picture.whole(picture).resized(height, width)
     for layer in range(depth):
         for head in range(heads):
             top, left = int(down[layer] - height / 2), int(across[head] - width / 2)
             shown = sheet[top : top + height, left : left + width]
-            np.testing.assert_array_equal(shown, plots.overlay(small, maps[layer, head]))
+            np.testing.assert_array_equal(shown, overlay(small, maps[layer, head]))
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("head", "layer")
 
 
@@ -300,7 +210,7 @@ def test_heads_are_laid_out_by_layer_and_head(
 def test_feature_colours_are_drawn_below_their_pictures(tmp_path: Path, count: int) -> None:
     pictures = [noise(8, 12, 1 if number % 2 else 3, seed=number) for number in range(count)]
     colours = np.random.default_rng(0).random((count, 2, 3, 3))
-    figure = plots.draw_feature_colours(pictures, colours)
+    figure = plots.draw_feature_colours(list(map(Picture.whole, pictures)), colours)
     assert_shows_something(drawn(figure, tmp_path))
     shown = [axes for axes in figure.axes if axes.images]
     assert len(shown) == 2 * count
@@ -313,90 +223,3 @@ def test_feature_colours_are_drawn_below_their_pictures(tmp_path: Path, count: i
         assert places[upper].y0 > places[lower].y0
         low, high = places[lower].y0 + 1e-6, places[upper].y0 - 1e-6
         assert not [box for box in places.values() if low < box.y0 < high]
-
-
-# --- text of any script
-
-ODD_NAMES = [
-    "$5 to $10",
-    r"$\frac{$",
-    "50% $x_1$",
-    "собака",
-    "\U0001f436 dog",
-    "two\nlines",
-    "\N{HIRAGANA LETTER NO}",
-    "\udce9t\udce9",  # a folder whose name is not UTF-8
-]
-
-
-@pytest.fixture(autouse=True)
-def no_warning(caplog: pytest.LogCaptureFixture):
-    """Matplotlib has two ways to warn on the console; users should see neither."""
-    with warnings.catch_warnings(), caplog.at_level(logging.WARNING, logger="matplotlib"):
-        warnings.simplefilter("error")
-        yield
-    assert caplog.records == []
-
-
-def confusion(names: list[str], path: Path) -> str:
-    """The texts in a drawn confusion matrix of these classes."""
-    figure = draw_confusion(
-        np.eye(len(names), dtype=np.int64),
-        names,
-        new=partial(plots.new_figure, title=f"test: all of {names[0]}"),
-    )
-    plots.save_figure(figure, path)
-    return texts(figure)
-
-
-def test_names_with_dollar_signs_and_other_scripts_are_drawn_literally(tmp_path: Path) -> None:
-    written = confusion(ODD_NAMES, tmp_path / "confusion.png").splitlines()
-    assert {*ODD_NAMES[:4], "\N{HIRAGANA LETTER NO}"} <= set(written)
-    assert "test: all of $5 to $10" in written
-
-
-def test_formula_is_not_typeset(tmp_path: Path) -> None:
-    """Matplotlib would set text between two `$` in italics; here it has its normal width."""
-    figure = plots.new_figure(4, 2)
-    literal = figure.text(0.1, 0.5, "$ab$")
-    plots.save_figure(figure, tmp_path / "literal.png")
-    with_dollars = literal.get_window_extent().width
-    literal.set_text("ab")
-    assert with_dollars > 1.5 * literal.get_window_extent().width
-
-
-def test_every_figure_accepts_unusual_class_names(tmp_path: Path) -> None:
-    pictures = [np.zeros((8, 8), np.uint8)] * len(ODD_NAMES)
-    figure = plots.draw_grid(
-        pictures, [plots.caption(name, 0.5, name[::-1]) for name in ODD_NAMES], "$ and $"
-    )
-    assert_shows_something(drawn(figure, tmp_path))
-    for name in ODD_NAMES:
-        figure = plots.draw_explanation(pictures[0], np.eye(4), f"{name}: rollout")
-        assert_shows_something(drawn(figure, tmp_path))
-
-
-def test_missing_letters_are_drawn_in_another_installed_font(tmp_path: Path) -> None:
-    letter = "\N{HIRAGANA LETTER NO}"  # in STIX, which matplotlib includes, and not in DejaVu Sans
-    figure = plots.new_figure(4, 2, f"a {letter}")
-    plots.save_figure(figure, tmp_path / "seen.png")
-    assert letter in texts(figure)
-    assert plots.NOTE not in texts(figure)
-
-
-@pytest.fixture
-def no_cjk_font(monkeypatch: pytest.MonkeyPatch):
-    """A machine without fonts for East Asian letters."""
-    caches = (plots._default_letters, plots._families_with)
-    monkeypatch.setattr(plots, "_letters", lambda path: frozenset(range(0x2E80)))
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
-
-
-def test_letters_without_a_font_are_drawn_as_code_points_with_a_note(no_cjk_font, tmp_path: Path) -> None:
-    cat, dog = "\N{CJK UNIFIED IDEOGRAPH-732B}", "\N{CJK UNIFIED IDEOGRAPH-72D7}"
-    written = confusion([cat, dog], tmp_path / "confusion.png").splitlines()
-    assert {"U+732B", "U+72D7", "test: all of U+732B", plots.NOTE} <= set(written)

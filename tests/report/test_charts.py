@@ -10,7 +10,8 @@ import pytest
 from tests.explain.figures import assert_shows_something, drawn, texts
 from tests.report import Reader
 from vitascope.explain import plots
-from vitascope.report.charts import draw_confusion, draw_curves
+from vitascope.explain.lettering import width_of
+from vitascope.report.charts import LONGEST_NAME, draw_confusion, draw_curves
 from vitascope.report.svg import blank_figure, embed
 
 
@@ -80,7 +81,7 @@ def test_long_names_that_begin_alike_stay_different_in_the_confusion_matrix(tmp_
     (axes,) = figure.axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert len(set(labels)) == 3
-    assert all(len(label) <= 20 for label in labels)
+    assert all(width_of(label, 9) <= LONGEST_NAME for label in labels)
     assert axes.get_position().width > 0.4  # the names leave room for the matrix
 
 

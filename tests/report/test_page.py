@@ -42,7 +42,7 @@ def test_tables_escape_their_cells() -> None:
 
 def test_image_descriptions_are_escaped_and_unchanged() -> None:
     text = 'a "<b>" & more'
-    read = Reader(image_element(np.zeros((3, 8, 8), np.uint8), text))
+    read = Reader(image_element(np.zeros((8, 8, 3), np.uint8), text))
     ((name, attributes),) = read.elements
     assert (name, attributes["alt"], attributes["class"]) == ("img", text, "coarse")
 

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import ExifTags, Image
@@ -40,6 +40,28 @@ Box: TypeAlias = tuple[float, float, float, float]
 
 MAX_RESIZED = 1 << 26
 """Limit of pixels between resize and crop, 200 MB."""
+LONGEST_SHOWN = 768
+"""Longer side of a picture to look at, in pixels."""
+MOST_OBLONG = 3
+"""Proportions up to which all of a picture is shown; of a longer strip only the model's part is large enough
+to see."""
+
+
+class Framed(NamedTuple):
+    """A picture as a model gets it, and as people see it."""
+
+    pixels: Pixels
+    """The model's input, uint8 (C, h, w)."""
+    picture: Pixels
+    """The upright picture with its padding, if it has any, uint8 (C, H, W)."""
+    box: Box
+    """The part of `picture` that became `pixels`."""
+
+    @classmethod
+    def whole(cls, pixels: Pixels, picture: Pixels | None = None) -> Framed:
+        """A picture that the model sees all of; without `picture` its own pixels are shown."""
+        picture = pixels if picture is None else picture
+        return cls(pixels, picture, (0.0, 0.0, float(picture.shape[2]), float(picture.shape[1])))
 
 
 def _whole(start: float, end: float, size: int) -> tuple[int, int]:
@@ -147,8 +169,46 @@ class Preprocess:
         is_mean = self.resize == "border"
         return tuple(round(255 * value) for value in self.mean) if is_mean else (0,) * self.channels
 
+    @property
+    def _fill(self) -> int | tuple[int, ...]:
+        """`border` as Pillow takes it."""
+        return self.border if self.channels > 1 else self.border[0]
+
+    @property
+    def _filter(self) -> Image.Resampling:
+        """`interpolation` as Pillow takes it."""
+        return Image.Resampling[self.interpolation.upper()]
+
     def pixels(self, source: ImageSource) -> Pixels:
         """A picture as uint8 (C, H, W), resized and cropped; an ImageError names one that cannot be read."""
+        return _planes(self.fit(self._read(source)))
+
+    def framed(self, source: ImageSource, longest: int = LONGEST_SHOWN) -> Framed:
+        """A picture as the model gets it, and at its own resolution for people.
+
+        The longer side of the latter has at most `longest` pixels. A picture smaller than the model's input
+        is enlarged to that; of a strip beyond `MOST_OBLONG`, the model's part is shown. Raises as `pixels`.
+        """
+        image = self._read(source)
+        pixels = _planes(self.fit(image))
+        rows, columns = self.image_size
+        left, top, right, bottom = self.box(image.width, image.height)
+        x, y = max(0.0, -left), max(0.0, -top)  # padding before the picture
+        width, height = x + max(image.width, right), y + max(image.height, bottom)
+        finer = min((right - left) / columns, (bottom - top) / rows)  # the picture than the model's input
+        if max(width, height) > MOST_OBLONG * min(width, height):
+            times = max(1, int(min(finer, longest / max(rows, columns))))
+            return Framed.whole(pixels, _planes(self.at_size((times * rows, times * columns)).fit(image)))
+        scale = min(max(1.0, 1 / finer), longest / max(width, height))
+        canvas = Image.new(image.mode, (round(width * scale), round(height * scale)), self._fill)
+        across, down = canvas.width / width, canvas.height / height  # `scale`, to whole pixels
+        size = max(1, round(image.width * across)), max(1, round(image.height * down))
+        canvas.paste(image.resize(size, self._filter), (round(x * across), round(y * down)))
+        box = (left + x) * across, (top + y) * down, (right + x) * across, (bottom + y) * down
+        return Framed(pixels, _planes(canvas), box)
+
+    def _read(self, source: ImageSource) -> Image.Image:
+        """A picture in the model's colours; an ImageError if its resize would take too much memory."""
         image = self._in_colours(read_image(source, exif_orientation=self.exif_orientation))
         if self.resize_to is not None:
             height, width = self.resized_hw(image.height, image.width)
@@ -157,7 +217,7 @@ class Preprocess:
                     f"{source_name(source)}: {image.height}x{image.width} pixels would be resized to "
                     f"{height}x{width}, more than {MAX_RESIZED:,} pixels"
                 )
-        return _planes(self.fit(image))
+        return image
 
     def whole_pixels(self, source: ImageSource) -> Pixels:
         """All of a picture as uint8 (C, H, W), neither resized nor cropped."""
@@ -211,23 +271,32 @@ class Preprocess:
         if self.resize_to is not None:
             height, width = self.resized_hw(image.height, image.width)
             y, x = self.crop_offset(height, width)
-            resized = image.resize((width, height), Image.Resampling[self.interpolation.upper()])
+            resized = image.resize((width, height), self._filter)
             if height >= self.image_size[0] and width >= self.image_size[1]:
                 return resized.crop((x, y, x + self.image_size[1], y + self.image_size[0]))
-            fill = self.border if self.channels > 1 else self.border[0]
-            canvas = Image.new(image.mode, self.image_size[::-1], fill)
+            canvas = Image.new(image.mode, self.image_size[::-1], self._fill)
             canvas.paste(resized, (-x, -y))
             return canvas
-        height, width = self.image_size
-        left, top = image.width * (1 - self.crop_pct) / 2, image.height * (1 - self.crop_pct) / 2
-        box = (left, top, image.width - left, image.height - top)
-        if self.resize == "crop":
-            scale = max(width / image.width, height / image.height) / self.crop_pct
-            seen_width, seen_height = width / scale, height / scale
-            left, top = (image.width - seen_width) / 2, (image.height - seen_height) / 2
-            box = (max(0.0, left), max(0.0, top), left + seen_width, top + seen_height)
-            box = (box[0], box[1], min(box[2], image.width), min(box[3], image.height))
-        return self._resized(image, box)
+        return self._resized(image, self.box(image.width, image.height))
+
+    def box(self, width: int, height: int) -> Box:
+        """The part of an upright picture that becomes the model's input, in the picture's pixels.
+
+        By the rule of whole pixels it reaches beyond a picture that is padded.
+        """
+        if self.resize_to is not None:
+            rows, columns = self.resized_hw(height, width)
+            y, x = self.crop_offset(rows, columns)
+            across, down = width / columns, height / rows
+            return x * across, y * down, (x + self.image_size[1]) * across, (y + self.image_size[0]) * down
+        if self.resize == "squash":
+            left, top = width * (1 - self.crop_pct) / 2, height * (1 - self.crop_pct) / 2
+            return left, top, width - left, height - top
+        scale = max(self.image_size[1] / width, self.image_size[0] / height) / self.crop_pct
+        seen_width, seen_height = self.image_size[1] / scale, self.image_size[0] / scale
+        left, top = (width - seen_width) / 2, (height - seen_height) / 2
+        right, bottom = min(left + seen_width, width), min(top + seen_height, height)
+        return max(0.0, left), max(0.0, top), right, bottom
 
     def resized_hw(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of a picture after the resize to `resize_to` and before the crop."""
@@ -255,7 +324,7 @@ class Preprocess:
         return top, left
 
     def _resized(self, image: Image.Image, box: Box) -> Image.Image:
-        return image.resize(self.image_size[::-1], Image.Resampling[self.interpolation.upper()], box=box)
+        return image.resize(self.image_size[::-1], self._filter, box=box)
 
     def as_pictures(self, images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSource]:
         """`as_pictures` for `explain`, which cannot import this module."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -20,28 +19,26 @@ from vitascope.explain import learned, plots
 from vitascope.explain.attention import attending, head_maps, patch_attention
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.inputs import normalized, required_preprocess
-from vitascope.explain.methods import DEFAULT_METHOD, METHODS, check_settings, heatmap, methods_for
+from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, check_settings, heatmap, methods_for
+from vitascope.explain.pictures import FloatArray, Picture, beside_itself, to_picture
 from vitascope.explain.targets import ClassDifference, FeatureCosine, TargetLike
 from vitascope.model.classifier import Classifier
 
 log = logging.getLogger(__name__)
 
+ONE_OF_SEVERAL = 320
+"""Longer side of a picture in a figure of several, in pixels."""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Picture:
-    """A picture as the model gets it."""
+    """A picture as the model gets it, and as people see it."""
 
     name: str
-    pixels: Tensor
-    """uint8 (C, H, W)."""
     image: Tensor
     """Normalized floats (1, C, H, W)."""
+    shown: Picture
     truth: str | None
-
-    @property
-    def shown(self) -> npt.NDArray[np.uint8]:
-        """(H, W) or (H, W, 3)."""
-        return plots.to_picture(self.pixels.numpy())
 
 
 def draw(
@@ -84,7 +81,7 @@ def draw(
         return view.draw(model)
     if pictures is None:
         raise UserError(f"{method} explains pictures: give one" + (" or more" if takes == "some" else ""))
-    read = _read(model, pictures, truths)
+    read = _read(model, pictures, truths, are_shown=view is None or view.shows_pictures)
     if takes == "one" and len(read) > 1:
         raise UserError(f"{method} explains one picture, not {len(read)}")
     single = len(read) == 1 and truths is None
@@ -92,15 +89,14 @@ def draw(
     if view is not None:
         return view.draw(model, read, subject, **settings | ({} if target is None else {"target": target}))
     maps = [heatmap(model, each.image, method, target, **settings)[0].cpu().numpy() for each in read]
+    notes = [_note(model, each, METHODS[method], target, heat) for each, heat in zip(read, maps, strict=True)]
     own = "".join(f", {name} {value}" for name, value in settings.items())
     title = METHODS[method].title + own + _about(model, target)
     if single:
         title = _with_prediction(model, read[0], subject, title)
-        return plots.draw_explanation(read[0].shown, maps[0], title)
-    pairs = [plots.beside_itself(each.shown, heat) for each, heat in zip(read, maps, strict=True)]
-    captions = [("", plots.INK)] * len(read)
-    if model.config.gives_classes:
-        captions = [plots.caption(*_predicted(model, each), each.truth) for each in read]
+        return plots.draw_explanation(read[0].shown, maps[0], title, notes[0])
+    pairs = [beside_itself(each.shown, heat) for each, heat in zip(read, maps, strict=True)]
+    captions = [_caption(model, each, note) for each, note in zip(read, notes, strict=True)]
     return plots.draw_grid(pairs, captions, f"{title} over {subject}")
 
 
@@ -109,14 +105,23 @@ def check_method(method: str, given: Sequence[str]) -> None:
     check_settings(method, given, {name: view.settings for name, view in VIEWS.items()})
 
 
-def _read(model: Classifier, pictures: Any, truths: Sequence[str] | None) -> list[_Picture]:
-    """The pictures as the model gets them, without those of several that cannot be read."""
+def _read(
+    model: Classifier, pictures: Any, truths: Sequence[str] | None, *, are_shown: bool
+) -> list[_Picture]:
+    """The pictures, without those of several that cannot be read; only the model's pixels if they are not
+    shown, because thousands of photographs may not fit into memory."""
     preprocess = required_preprocess(model)
     sources = preprocess.as_pictures(pictures)
+    limit = () if len(sources) == 1 else (ONE_OF_SEVERAL,)
     read = []
     for index, source in enumerate(sources):
         try:
-            pixels = torch.from_numpy(preprocess.pixels(source))
+            if are_shown:
+                pixels, picture, box = preprocess.framed(source, *limit)
+                shown = Picture.of_channels(picture, box)
+            else:
+                pixels = preprocess.pixels(source)
+                shown = Picture.whole(to_picture(pixels))
         except UserError as error:
             if len(sources) == 1:
                 raise
@@ -124,7 +129,8 @@ def _read(model: Classifier, pictures: Any, truths: Sequence[str] | None) -> lis
             continue
         name = Path(source).name if isinstance(source, str | os.PathLike) else "the picture"
         truth = None if truths is None else truths[index]
-        read.append(_Picture(name, pixels, normalized(model, pixels[None]), truth))
+        image = normalized(model, torch.from_numpy(pixels)[None])
+        read.append(_Picture(name, image, shown, truth))
     if not read:
         raise UserError("no picture that can be read")
     return read
@@ -134,12 +140,11 @@ def _draw_all(
     model: Classifier, pictures: Sequence[_Picture], subject: str, target: TargetLike = None
 ) -> Figure:
     (picture,) = pictures
-    heatmaps = {
-        method.title: method(model, picture.image, target)[0].cpu().numpy()
-        for method in methods_for(model, target).values()
-    }
+    methods = methods_for(model, target).values()
+    heatmaps = {each.title: each(model, picture.image, target)[0].cpu().numpy() for each in methods}
+    notes = {each.title: _note(model, picture, each, target, heatmaps[each.title]) for each in methods}
     title = _with_prediction(model, picture, subject, f"every method{_about(model, target)}")
-    return plots.draw_explanations(picture.shown, heatmaps, title)
+    return plots.draw_explanations(picture.shown, heatmaps, title, notes)
 
 
 def _draw_heads(model: Classifier, pictures: Sequence[_Picture], subject: str) -> Figure:
@@ -166,7 +171,7 @@ def _draw_patch(
     figure = plots.draw_explanation(picture.shown, heat, title)
     framed = np.zeros((gh, gw), dtype=bool)
     framed[row, column] = True
-    plots.frame_patches(figure.axes[0], framed, plots.SERIES[1])
+    plots.frame_patches(figure.axes[0], framed, plots.SERIES[1], picture.shown.box)
     return figure
 
 
@@ -202,6 +207,7 @@ class View:
     takes: Literal["nothing", "one", "some"]
     """The number of pictures."""
     settings: tuple[str, ...] = ()
+    shows_pictures: bool = True
 
 
 VIEWS = {
@@ -209,7 +215,7 @@ VIEWS = {
     "heads": View(_draw_heads, "one"),
     "patch": View(_draw_patch, "one", ("patch", "layer", "head")),
     "features": View(_draw_features, "some", ("layer",)),
-    "distance": View(_draw_distance, "some"),
+    "distance": View(_draw_distance, "some", shows_pictures=False),
     "positions": View(draw_positions, "nothing"),
     "filters": View(draw_filters, "nothing"),
 }
@@ -220,6 +226,13 @@ def _predicted(model: Classifier, picture: _Picture) -> tuple[str, float]:
     """The predicted class and its probability."""
     score, index = pooled_and_logits(model, picture.image)[1][0].softmax(dim=0).max(dim=0)
     return _class_name(model, int(index)), float(score)
+
+
+def _caption(model: Classifier, picture: _Picture, note: str) -> plots.Caption:
+    """The prediction, if the model has classes, and whether a note says that there is no evidence for it."""
+    if not model.config.gives_classes:
+        return plots.Caption(note=note)
+    return plots.Caption(*_predicted(model, picture), picture.truth, note and "no evidence")
 
 
 def _class_name(model: Classifier, index: int) -> str:
@@ -234,6 +247,19 @@ def _with_prediction(model: Classifier, picture: _Picture, subject: str, what: s
         return f"{what} over {subject}"
     guess, score = _predicted(model, picture)
     return f"{guess} ({score:.0%}): {what}"
+
+
+def _note(
+    model: Classifier, picture: _Picture, method: Method, target: TargetLike, heatmap: FloatArray
+) -> str:
+    """The sentence for a heatmap that is zero everywhere; empty for any other."""
+    if heatmap.any():
+        return ""
+    about = _about(model, target).removeprefix(" of ")
+    if not about and method.has_target:
+        about = _predicted(model, picture)[0]
+    where = " at this layer" if "layer" in method.settings else ""
+    return f"no evidence{about and f' for {about}'}{where}"
 
 
 def _about(model: Classifier, target: TargetLike) -> str:

@@ -23,6 +23,10 @@ class PreprocessLike(Protocol):
     def pixels(self, source: Any) -> Any:
         """Resize and crop a picture: a NumPy array, uint8 (C, H, W)."""
 
+    def framed(self, source: Any, longest: int = ...) -> tuple[Any, Any, tuple[float, float, float, float]]:
+        """The same pixels; all of the picture in its own resolution, with at most `longest` pixels a side,
+        uint8 (C, H, W); and the part of it that became them: left, top, right and bottom."""
+
     def normalize(self, pixels: Tensor) -> Tensor:
         """Turn uint8 pixels or floats in [0, 1], (B, C, H, W), into a model's input."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitascope.explain.plots import GREY, INK, RIGHT, SERIES, WRONG, new_figure, plain, short
+from vitascope.explain.lettering import fitted, note_on, width_of, without_font, writer
+from vitascope.explain.plots import GREY, INK, RIGHT, SERIES, WRONG, new_figure, plain
 from vitascope.run.measures import Calibration
 from vitascope.run.run import Run
 
@@ -26,6 +28,8 @@ WITH_COUNTS = 30
 """Classes up to which the cells show their counts."""
 BALANCED_GAP = 0.05
 """Difference of accuracy and balanced accuracy above which the latter has a curve of its own."""
+LONGEST_NAME = 2.2
+"""Inches of a class name beside the confusion matrix; the middle of a longer one is cut."""
 LineStyle = Literal["solid", "dashed", "dotted"]
 RUN_COLOURS = (*SERIES, "#0f8583", "#7b4ba8", "#b83f86", "#86691b", RIGHT, WRONG)
 """Colours of several runs; the ninth begins again with the next of `RUN_STYLES`."""
@@ -36,6 +40,7 @@ TITLE = "title:"
 
 Records = Sequence[Mapping[str, Any]]
 NewFigure = Callable[[float, float], Figure]
+Fonts = Literal["installed", "browser"]
 
 
 def curve_names(epochs: Records, steps: Records) -> list[str]:
@@ -171,16 +176,19 @@ def plot_runs(axes: Axes, curves: Sequence[Curve], name: str, by: str) -> None:
 
 
 def draw_confusion(
-    confusion: npt.NDArray[np.int64], class_names: Sequence[str], *, new: NewFigure = new_figure
+    confusion: npt.NDArray[np.int64],
+    class_names: Sequence[str],
+    *,
+    new: NewFigure = new_figure,
+    fonts: Fonts = "installed",
 ) -> Figure:
     """Counts (K, K), true class down and predicted class across: correct ones blue, mistakes red.
 
     Stronger colours are larger shares of the true class; of mistakes, their square roots, as most are small.
+    `fonts` write the names.
     """
     K = len(class_names)
-    side = min(12.0, max(4.0, 1.5 + 0.5 * K))
-    figure = new(side, side)
-    axes = figure.subplots()
+    figure, axes = _matrix_axes(class_names, new, fonts)
     totals = confusion.sum(axis=1)
     shares = confusion / np.maximum(totals, 1)[:, None]
     strengths = np.where(np.eye(K, dtype=bool), shares, np.sqrt(shares))
@@ -194,23 +202,49 @@ def draw_confusion(
             (guess - 0.5, true - 0.5), 1, 1, color=colour, alpha=opacities[true, guess], linewidth=0
         )
         cell.set_gid(f"{TITLE}{confusion[true, guess]} of {totals[true]} {class_names[true]}: {note}")
-        cell.set_in_layout(False)
         axes.add_patch(cell)
         if K <= WITH_COUNTS:
             count, ink = str(confusion[true, guess]), "white" if strengths[true, guess] > 0.8 else INK
-            text = axes.text(guess, true, count, ha="center", va="center", color=ink, fontsize=9)
-            text.set_in_layout(False)
-    if K <= MAX_CLASSES:
-        names, size = [short(name, 20) for name in class_names], 9 if K <= WITH_COUNTS else 6
-        turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-        axes.set_xticks(range(K), names, fontsize=size, **(turned if max(map(len, names)) > 2 else {}))
-        axes.set_yticks(range(K), names, fontsize=size)
-    axes.set(xlabel="predicted", ylabel="true", xlim=(-0.5, K - 0.5), ylim=(K - 0.5, -0.5), aspect="equal")
+            axes.text(guess, true, count, ha="center", va="center", color=ink, fontsize=9)
+    axes.set(xlim=(-0.5, K - 0.5), ylim=(K - 0.5, -0.5))
     axes.hlines(np.arange(K + 1) - 0.5, -0.5, K - 0.5, color=GREY, linewidth=0.3, clip_on=False)
     axes.vlines(np.arange(K + 1) - 0.5, -0.5, K - 0.5, color=GREY, linewidth=0.3, clip_on=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     return figure
+
+
+def _matrix_axes(class_names: Sequence[str], new: NewFigure, fonts: Fonts) -> tuple[Figure, Axes]:
+    """A figure, and square axes in it with the names on both sides, for which it has room.
+
+    The names are measured here, because matplotlib would take their width from the matrix, and because the
+    browser writes the page's in another font.
+    """
+    K = len(class_names)
+    named, size = K <= MAX_CLASSES, 9 if K <= WITH_COUNTS else 6
+    letters = "".join(class_names) if fonts == "installed" else ""
+    write, missing = writer(letters), without_font(letters)
+    names = [fitted(name, LONGEST_NAME, size, write) for name in class_names] if named else []
+    widest = max((width_of(write(name), size) for name in names), default=0.0)
+    is_turned = max(map(len, names), default=0) > 2
+    side = min(10.5, max(2.5, 0.5 * K))
+    left, right = widest + 0.45, 0.15
+    width = left + side + right
+    note = 0.13 * len(note_on(missing, width).splitlines()) if missing and named else 0.0
+    below = note + 0.45 + (math.sqrt(0.5) * widest + 0.1 if is_turned else 0.15)
+    figure = new(width, below + side)
+    height = below + side + 0.15 + 0.25 * len(figure.get_suptitle().splitlines())
+    figure.set_layout_engine("none")
+    figure.set_size_inches(width, height)
+    axes = figure.add_axes((left / width, below / height, side / width, side / height))
+    if named:
+        turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(range(K), names, fontsize=size, **(turned if is_turned else {}))
+        axes.set_yticks(range(K), names, fontsize=size)
+    across, down = (left + side / 2) / width, (below + side / 2) / height
+    figure.text(across, (note + 0.1) / height, "predicted", ha="center", va="bottom", fontsize=10)
+    figure.text(0.1 / width, down, "true", ha="left", va="center", rotation=90, fontsize=10)
+    return figure, axes
 
 
 def draw_calibration(measured: Calibration, *, new: NewFigure = new_figure) -> Figure:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
-from vitascope.explain.plots import short
+from vitascope.explain.lettering import short
 from vitascope.model.classifier import Classifier
-from vitascope.report.charts import MAX_CLASSES, WITH_COUNTS, draw_calibration, draw_confusion
+from vitascope.report.charts import MAX_CLASSES, draw_calibration, draw_confusion
 from vitascope.report.page import sure
 from vitascope.report.svg import blank_figure, embed
-from vitascope.report.thumbnails import Pixels, attention_over, name_of_image, read_pixels
+from vitascope.report.thumbnails import attention_over, name_of_image, read_pictures
 from vitascope.run.measures import ConfusedPair, calibration, surest_mistakes, wilson_interval, worst_pairs
 from vitascope.run.predictions import Predictions
 
@@ -37,16 +38,16 @@ def classification(
     mistakes = surest_mistakes(predictions.confidences, predictions.correct, MISTAKES).tolist()
     paired = [_images_of(pair, predictions) for pair in pairs[:PAIRS]]
     wanted = dict.fromkeys([*mistakes, *(place for wrong, right in paired for place in [*wrong, *right])])
-    pixels: dict[int, Pixels] = {}  # by place in the predictions
+    pictures: dict[int, Framed] = {}  # by place in the predictions
     if images is not None:
         indices = {place: int(predictions.indices[place]) for place in wanted}
-        found = read_pixels(images, indices.values(), model)
-        pixels = {place: found[index] for place, index in indices.items() if index in found}
+        found = read_pictures(images, indices.values(), model)
+        pictures = {place: found[index] for place, index in indices.items() if index in found}
     return {
         "classes": _classes(predictions, confusion),
-        "confusion": _confusion(predictions, confusion, pairs, paired, pixels),
+        "confusion": _confusion(predictions, confusion, pairs, paired, pictures),
         "calibration": _calibration(predictions),
-        "mistakes": _mistakes(predictions, mistakes, model, images, pixels) if mistakes else None,
+        "mistakes": _mistakes(predictions, mistakes, model, images, pictures) if mistakes else None,
     }
 
 
@@ -94,23 +95,22 @@ def _confusion(
     confusion: npt.NDArray[np.int64],
     pairs: list[ConfusedPair],
     paired: list[tuple[list[int], list[int]]],
-    pixels: dict[int, Pixels],
+    pictures: dict[int, Framed],
 ) -> dict[str, Any]:
     """The matrix, and images of the most confused pairs."""
     names, K = predictions.class_names, len(predictions.class_names)
     matrix = None
     if K <= MAX_CLASSES:
         alt = f"Confusion matrix of {K} classes: {np.trace(confusion)} of {confusion.sum()} correct"
-        draw = partial(draw_confusion, confusion, names, new=blank_figure)
-        side = 150 + K * (44 if K <= WITH_COUNTS else 17)
-        matrix = embed(draw, "confusion", alt, width=max(340, side), least=min(side, max(300, 22 * K)))
+        draw = partial(draw_confusion, confusion, names, new=blank_figure, fonts="browser")
+        matrix = embed(draw, "confusion", alt, per_inch=88, least=0.75)
     cards = []
     for pair, (wrong, right) in zip(pairs, paired, strict=False):
         card = {"true": names[pair.true], "predicted": names[pair.predicted], "pair": pair}
-        known = [place for place in [*wrong, *right] if place in pixels]
+        known = [place for place in [*wrong, *right] if place in pictures]
         card["images"] = [
             {
-                "pixels": pixels[place],
+                "picture": pictures[place],
                 "true": names[predictions.labels[place]],
                 "wrong": place in wrong,
                 "confidence": predictions.confidences[place],
@@ -145,11 +145,11 @@ def _mistakes(
     places: Iterable[int],
     model: Classifier,
     images: ImageSet | None,
-    pixels: dict[int, Pixels],
+    pictures: dict[int, Framed],
 ) -> dict[str, Any]:
     """The mistakes of the highest confidence, with their images and the attention over them."""
     names = predictions.class_names
-    attention = attention_over(model, {place: pixels[place] for place in places if place in pixels})
+    attention = attention_over(model, {place: pictures[place] for place in places if place in pictures})
     listed = [
         {
             "name": name_of_image(images, int(predictions.indices[place]))
@@ -159,7 +159,7 @@ def _mistakes(
             "confidence": sure(predictions.confidences[place]),
             "true": names[predictions.labels[place]],
             "probability": sure(predictions.probabilities[place, predictions.labels[place]]),
-            "pixels": pixels.get(place),
+            "picture": pictures.get(place),
             "attention": attention.get(place),
         }
         for place in places
@@ -169,5 +169,5 @@ def _mistakes(
         "total": int((~predictions.correct).sum()),
         "with_images": images is not None,
         "with_attention": bool(attention),
-        "missing": len(listed) - len(pixels.keys() & set(places)),
+        "missing": len(listed) - len(pictures.keys() & set(places)),
     }

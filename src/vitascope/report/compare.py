@@ -12,7 +12,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from vitascope.explain.plots import new_figure, save_figure, short
+from vitascope.explain.lettering import short
+from vitascope.explain.plots import new_figure, save_figure
 from vitascope.report.charts import RUN_COLOURS, RUN_STYLES, Curve, kept_place, plot_runs
 from vitascope.report.comparison import RunComparison, seed_group
 from vitascope.report.page import render

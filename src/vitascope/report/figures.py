@@ -15,11 +15,12 @@ from matplotlib.patches import Patch
 from vitascope.data.splits import ImageSet
 from vitascope.explain import plots
 from vitascope.explain.figures import draw_filters, draw_positions
+from vitascope.explain.pictures import shown, to_picture
 from vitascope.model.classifier import Classifier
 from vitascope.model.patches import ConvPatches
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.charts import draw_confusion, draw_curves, kept_epoch
-from vitascope.report.thumbnails import Pixels, attention_over
+from vitascope.report.thumbnails import Pixels, attention_over, picture_of
 from vitascope.run.measures import confusion_matrix, score_of
 from vitascope.run.run import Run
 from vitascope.storage import replacing
@@ -27,6 +28,8 @@ from vitascope.weights.preprocess import preprocess_of
 
 HIDDEN = "#d4d4d4"
 """Colour of [mask]."""
+TILE = 320
+"""Longer side of a picture in a grid, in pixels; it is drawn with about half of them."""
 
 
 def draw_figures(
@@ -49,17 +52,17 @@ def draw_figures(
     curves = draw_curves(epochs, run.records("step"), kept_epoch(run, epochs))
     figures = {"curves": curves, "confusion": matrix}
 
-    shown = choose_shown(labels, probabilities)
-    pixels = {index: preprocess_of(model).pixels(images.sources[index]) for index in shown.tolist()}
+    preprocess = preprocess_of(model)
+    chosen = choose_shown(labels, probabilities).tolist()
+    framed = {index: preprocess.framed(images.sources[index], TILE) for index in chosen}
     captions = [
-        plots.caption(names[classes[index]], float(probabilities[index].max()), names[labels[index]])
-        for index in pixels
+        plots.Caption(names[classes[index]], float(probabilities[index].max()), names[labels[index]])
+        for index in chosen
     ]
-    pictures = [plots.to_picture(tile) for tile in pixels.values()]
+    pictures = [shown(picture_of(each)) for each in framed.values()]
     figures["predictions"] = plots.draw_grid(pictures, captions, f"{images.name} predictions")
     if isinstance(model, VisionTransformer):
-        side = max(model.config.image_hw)
-        seen = [plots.to_picture(tile) for tile in attention_over(model, pixels, side).values()]
+        seen = list(attention_over(model, framed).values())
         figures["attention"] = plots.draw_grid(seen, captions, "the same under attention rollout")
         figures |= draw_embedding(model)
     return _save(run, figures)
@@ -108,7 +111,7 @@ def draw_masked_patches(
     for line, (name, pixels) in zip(figure.subplots(len(rows), n, squeeze=False), rows.items(), strict=True):
         line[0].set_ylabel(name, fontsize=11, color=plots.INK)
         for index, axes in enumerate(line):
-            axes.imshow(plots.to_picture(pixels[index]), cmap="gray", vmin=0, vmax=255)
+            axes.imshow(to_picture(pixels[index]), cmap="gray", vmin=0, vmax=255)
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
             if name == "given":

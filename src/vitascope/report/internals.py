@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
+from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.explain.learned import attention_distance, uniform_distance
 from vitascope.explain.plots import draw_attention_distance
@@ -20,7 +21,7 @@ from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.figures import draw_embedding
 from vitascope.report.svg import PAGE_STYLE, embed
-from vitascope.report.thumbnails import Pixels, attention_over, data_uri, name_of_image, read_pixels
+from vitascope.report.thumbnails import attention_over, data_uri, name_of_image, read_pictures
 from vitascope.run.run import Run
 from vitascope.weights.preprocess import preprocess_of
 
@@ -37,21 +38,21 @@ def attention(model: Classifier, images: ImageSet | None) -> dict[str, Any] | No
     if images is None:
         return {"missing": "The images cannot be found."}
     spread = np.unique(np.linspace(0, len(images) - 1, min(FOR_DISTANCE, len(images))).astype(int))
-    pixels = read_pixels(images, spread, model)
-    if not pixels:
+    pictures = read_pictures(images, spread, model)
+    if not pictures:
         return {"missing": "None of the images can be read any more."}
-    examples = dict(list(pixels.items())[:: max(1, len(pixels) // EXAMPLES)][:EXAMPLES])
+    examples = dict(list(pictures.items())[:: max(1, len(pictures) // EXAMPLES)][:EXAMPLES])
     seen = attention_over(model, examples)
     return {
         "missing": "",
-        "examples": [(pixels[index], seen[index], name_of_image(images, index)) for index in examples],
-        "distance": _distance(model, pixels) if model.config.grid != (1, 1) else None,
-        "count": len(pixels),
+        "examples": [(pictures[index], seen[index], name_of_image(images, index)) for index in examples],
+        "distance": _distance(model, pictures.values()) if model.config.grid != (1, 1) else None,
+        "count": len(pictures),
     }
 
 
-def _distance(model: VisionTransformer, pixels: Mapping[int, Pixels]) -> str:
-    tiles = torch.from_numpy(np.stack(list(pixels.values()))).to(next(model.parameters()).device)
+def _distance(model: VisionTransformer, pictures: Iterable[Framed]) -> str:
+    tiles = torch.from_numpy(np.stack([each.pixels for each in pictures])).to(next(model.parameters()).device)
     images = preprocess_of(model).normalize(tiles)
     distances = attention_distance(model, images).cpu().numpy()  # (depth, heads)
 

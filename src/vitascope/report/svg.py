@@ -44,16 +44,24 @@ _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 def embed(
-    draw: Callable[[], Figure], name: str, alt: str, *, width: int | None = None, least: int | None = None
+    draw: Callable[[], Figure],
+    name: str,
+    alt: str,
+    *,
+    width: int | None = None,
+    per_inch: int | None = None,
+    least: float = 0.0,
 ) -> Markup:
-    """A figure as `<svg>`, described by `alt`, from `least` to `width` pixels wide.
+    """A figure as `<svg>`, described by `alt`, at most `width` pixels wide, or `per_inch` times its width.
 
-    The same figure gives the same text. Identifiers of figures with other names differ.
+    On a narrow screen it shrinks to the share `least` of that, and is scrolled. The same figure gives the
+    same text. Identifiers of figures with other names differ.
     """
     written = io.StringIO()
     with matplotlib.rc_context(PAGE_STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the browser has its own fonts
-        draw().savefig(written, format="svg", transparent=True, metadata=_NO_METADATA, dpi=144)
+        figure = draw()
+        figure.savefig(written, format="svg", transparent=True, metadata=_NO_METADATA, dpi=144)
     text = re.sub(r"<!--.*?-->\s*", "", written.getvalue(), flags=re.DOTALL).strip()
     view = re.search(r'<svg [^>]*viewBox="([^"]+)"[^>]*>(.*)</svg>', text, flags=re.DOTALL)
     assert view is not None
@@ -64,8 +72,11 @@ def embed(
     inside = re.sub(r">\s+<", "><", inside)
     for colour, variable in COLOURS.items():
         inside = inside.replace(colour, f"var({variable})")
-    sizes = {"max-width": width, "min-width": least}
-    style = "; ".join(f"{key}: {value}px" for key, value in sizes.items() if value is not None)
+    if per_inch is not None:
+        width = round(per_inch * figure.get_figwidth())
+    style = "" if width is None else f"max-width: {width}px"
+    if width is not None and least:
+        style += f"; min-width: {round(least * width)}px"
     return Markup('<svg viewBox="{}" role="img" aria-label="{}" style="{}">{}</svg>').format(
         view[1], alt, style, Markup(inside)
     )

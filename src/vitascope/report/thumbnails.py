@@ -1,4 +1,4 @@
-"""Small images for the page: pixels as the model gets them, alone or under attention."""
+"""Small pictures for the page, alone or under attention: the model's part bright, the rest dimmed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from markupsafe import Markup
 from PIL import Image
 
 from vitascope.data.decoding import ImageError, source_name
+from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
-from vitascope.explain import plots, rollout
+from vitascope.explain import rollout
+from vitascope.explain.pictures import Picture, overlay, shown
 from vitascope.model.classifier import Classifier
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.preprocess import preprocess_of
@@ -29,49 +31,49 @@ COARSE = 64
 _BATCH = 4  # attention is large
 
 
-def read_pixels(images: ImageSet, indices: Iterable[int], model: Classifier) -> dict[int, Pixels]:
-    """Pixels (C, H, W) as the model gets them, by index, without images that cannot be read."""
+def read_pictures(
+    images: ImageSet, indices: Iterable[int], model: Classifier, longest: int = SIDE
+) -> dict[int, Framed]:
+    """Pictures as the model gets them, and as people see them with at most `longest` pixels a side; by index,
+    without those that cannot be read."""
     found = {}
     for index in dict.fromkeys(int(index) for index in indices):
         try:
-            found[index] = preprocess_of(model).pixels(images.sources[index])
+            found[index] = preprocess_of(model).framed(images.sources[index], longest)
         except ImageError:
             continue  # the caller reports missing ones
     return found
 
 
-def attention_over(model: Classifier, pixels: Mapping[int, Pixels], side: int = SIDE) -> dict[int, Pixels]:
-    """Images (C, H, W) under attention rollout, (3, h, w), `side` large at most; none for a ResNet."""
+def attention_over(model: Classifier, pictures: Mapping[int, Framed]) -> dict[int, Pixels]:
+    """Pictures under attention rollout, (h, w, 3); none for a ResNet."""
     if not isinstance(model, VisionTransformer):
         return {}
-    device, keys = next(model.parameters()).device, list(pixels)
+    device, keys = next(model.parameters()).device, list(pictures)
     found = {}
     for start in range(0, len(keys), _BATCH):
         some = keys[start : start + _BATCH]
-        batch = torch.from_numpy(np.stack([pixels[key] for key in some])).to(device)
+        batch = torch.from_numpy(np.stack([pictures[key].pixels for key in some])).to(device)
         heatmaps = rollout(model, preprocess_of(model).normalize(batch)).cpu().numpy()
         for key, heatmap in zip(some, heatmaps, strict=True):
-            small = _shrunk(plots.to_picture(pixels[key]), side)
-            found[key] = np.moveaxis(plots.overlay(plots.enlarged(small, 96), heatmap), -1, 0)
+            found[key] = overlay(picture_of(pictures[key]).enlarged(96), heatmap)
     return found
 
 
-def _shrunk(picture: Pixels, side: int) -> Pixels:
-    scale = side / max(picture.shape[:2])
-    if scale >= 1:
-        return picture
-    height, width = (max(1, round(length * scale)) for length in picture.shape[:2])
-    return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS))
+def picture_of(framed: Framed) -> Picture:
+    """The picture as people see it."""
+    return Picture.of_channels(framed.picture, framed.box)
 
 
-def image_element(pixels: Pixels, alt: str) -> Markup:
-    """An image (C, H, W) as `<img>`: without loss if it is tiny, else a small JPEG."""
-    picture = _shrunk(plots.to_picture(pixels), SIDE)
-    height, width = picture.shape[:2]
+def image_element(picture: Pixels | Framed, alt: str) -> Markup:
+    """An image, (H, W) or (H, W, 3), as `<img>`: without loss if it is tiny, else a small JPEG."""
+    drawn = shown(picture_of(picture)) if isinstance(picture, Framed) else picture
+    drawn = Picture.whole(drawn).shrunk(SIDE).pixels
+    height, width = drawn.shape[:2]
     coarse = max(height, width) <= COARSE
     written = io.BytesIO()
     kind, options = ("PNG", {}) if coarse else ("JPEG", {"quality": 80})
-    Image.fromarray(picture).save(written, kind, optimize=True, **options)
+    Image.fromarray(drawn).save(written, kind, optimize=True, **options)
     return Markup('<img src="{}" alt="{}" width="{}" height="{}" class="{}">').format(
         data_uri(written.getvalue(), kind.lower()), alt, width, height, "coarse" if coarse else "smooth"
     )

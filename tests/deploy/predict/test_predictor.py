@@ -133,7 +133,7 @@ def test_predictor_explains_one_picture_or_several() -> None:
     images = predict.preprocess.normalize(torch.from_numpy(predict.engine.pixels(image))[None])
     own = METHODS[DEFAULT_METHOD](predict.engine.model, images, found.target)[0]
     np.testing.assert_array_equal(found.heatmap, own.numpy())
-    assert Image.open(io.BytesIO(found._repr_png_())).size == found.overlay.size == (256, 256)
+    assert Image.open(io.BytesIO(found._repr_png_())).size == found.overlay.size
     first, _ = predict.explain([image, noise(30, 30)], method="grad-cam", target="bee")
     assert (first.target, repr(first)) == (1, "Explanation(grad-cam of 'bee', heatmap (4, 4))")
     with pytest.raises(UserError, match="target does not apply to rollout"):
@@ -153,6 +153,21 @@ def test_explanation_is_saved_as_its_picture(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"heat\.png"):
         found.save(path / "below.png")
     assert {each.name for each in tmp_path.iterdir()} == {"new", "heat.jpg"}
+
+
+def test_explanation_shows_the_photograph_under_its_heatmap() -> None:
+    photo = noise(300, 400)
+    found = predictor().explain(photo, method="rollout")
+    np.testing.assert_array_equal(found.picture, photo)
+    assert found.box == (50, 0, 350, 300)
+    assert found.overlay.size == (400, 300)
+
+
+def test_explanation_without_evidence_says_so() -> None:
+    found = predictor().explain(noise(50, 40))
+    blank = dataclasses.replace(found, heatmap=np.zeros_like(found.heatmap))
+    assert repr(blank).endswith("heatmap (4, 4), no evidence)")
+    assert (np.asarray(blank.overlay) == 255).all(axis=-1).any()  # white letters
 
 
 def test_pictures_may_be_any_iterable() -> None:

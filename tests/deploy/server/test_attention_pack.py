@@ -118,7 +118,7 @@ def test_prediction_and_class_maps_match_the_library() -> None:
         (
             {"distillation_token": True, "num_registers": 2},
             ["class token", "distillation token", "register 1", "register 2"],
-            "class and distillation token",
+            "class and distillation tokens",
             False,
         ),
         ({"pool": "cls_mean"}, ["class token"], "class token and all patches", True),

@@ -22,7 +22,7 @@ from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap,
 from vitascope.deploy.server.explorer import MEDIA_TYPES, samples_for, web_files
 from vitascope.deploy.server.settings import Settings
 
-NAMES = ("<img src=x onerror=alert(1)>", "b", "c", "d", "e")
+NAMES = ("<img src=x onerror=alert(1)>", "Dogs", "sports car, sport car", "catalog", "e")
 
 
 def engine_of(**options: Any) -> TorchEngine:
@@ -183,7 +183,7 @@ def test_non_picture_is_rejected_with_a_message(client: TestClient) -> None:
 
 def test_samples_are_listed_and_can_be_sent_back(client: TestClient, engine: TorchEngine) -> None:
     listed = client.get("/v1/samples").json()
-    assert [sample["name"] for sample in listed] == list(PHOTOS)
+    assert [sample["name"] for sample in listed] == ["dog", "automobile"]
     assert all(sample["title"] == f"{sample['name']} ({CREDIT})" for sample in listed)
     picture = client.get("/v1/samples/dog")
     assert picture.headers["Content-Type"] == "image/jpeg"
@@ -191,8 +191,14 @@ def test_samples_are_listed_and_can_be_sent_back(client: TestClient, engine: Tor
     assert client.get("/v1/samples/none").status_code == 404
 
 
+def test_samples_of_classes_that_the_model_does_not_know_are_not_offered(client: TestClient) -> None:
+    assert client.get("/v1/samples/horse").status_code == 404
+    assert samples_for(engine_of(class_names=("shirt", "shoe", "bag", "coat", "hat"))) == []
+    assert [each.name for each in samples_for(engine_of())] == list(PHOTOS)  # its classes have no names
+
+
 def test_grey_model_has_one_sample_per_digit() -> None:
-    samples = samples_for(1)
+    samples = samples_for(engine_of(in_channels=1))
     assert [sample.name for sample in samples] == [f"digit-{digit}" for digit in range(10)]
     assert len({sample.content for sample in samples}) == 10
     for sample in samples:
@@ -200,7 +206,7 @@ def test_grey_model_has_one_sample_per_digit() -> None:
 
 
 def test_model_with_other_channels_has_no_samples() -> None:
-    assert samples_for(2) == ()
+    assert samples_for(engine_of(in_channels=2)) == []
 
 
 # With a token

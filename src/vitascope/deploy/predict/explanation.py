@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 
-from vitascope.data.preprocess import Pixels
+from vitascope.data.preprocess import Framed, Pixels
 from vitascope.deploy.predict.engine import Engine, TorchEngine
 from vitascope.errors import UserError
 from vitascope.explain.forward import pooled_and_logits
@@ -34,14 +34,20 @@ class Explanation:
     heatmap: npt.NDArray[np.float32]
     """(grid_h, grid_w), at least 0, the largest value 1."""
     picture: npt.NDArray[np.uint8]
-    """The model's input: (H, W) or (H, W, 3)."""
+    """At its own resolution, up to 768 pixels, with its padding: (H, W) or (H, W, 3)."""
+    box: tuple[float, float, float, float]
+    """The part of `picture` that the model sees: left, top, right and bottom, in pixels."""
 
     @property
     def overlay(self) -> Image.Image:
-        """The picture under its heatmap."""
-        from vitascope.explain.plots import enlarged, overlay  # imports matplotlib, which takes a second
+        """The picture, the part that the model sees under the heatmap and the rest dimmed."""
+        from vitascope.explain.pictures import Picture, overlay  # imports matplotlib, which takes a second
 
-        return Image.fromarray(overlay(enlarged(self.picture), self.heatmap))
+        drawn = Image.fromarray(overlay(Picture(self.picture, self.box).enlarged(), self.heatmap))
+        if not self.heatmap.any():
+            middle = drawn.width / 2, drawn.height / 2
+            ImageDraw.Draw(drawn).text(middle, "no evidence", fill="white", anchor="mm", font_size=24)
+        return drawn
 
     def png(self) -> bytes:
         """`overlay` as a PNG file."""
@@ -70,7 +76,8 @@ class Explanation:
 
     def __repr__(self) -> str:
         about = "" if self.label is None else f" of {self.label!r}"
-        return f"Explanation({self.method}{about}, heatmap {self.heatmap.shape})"
+        evidence = "" if self.heatmap.any() else ", no evidence"
+        return f"Explanation({self.method}{about}, heatmap {self.heatmap.shape}{evidence})"
 
 
 def explain_pixels(
@@ -81,7 +88,19 @@ def explain_pixels(
     *,
     batch_size: int | None = None,
 ) -> Explanation:
-    """Explain the prediction of one picture, uint8 (C, H, W); `target` None is the predicted class.
+    """`explain_framed` of a picture of which only the model's input, uint8 (C, H, W), is known."""
+    return explain_framed(engine, Framed.whole(pixels), method, target, batch_size=batch_size)
+
+
+def explain_framed(
+    engine: Engine,
+    framed: Framed,
+    method: str = DEFAULT_METHOD,
+    target: int | str | None = None,
+    *,
+    batch_size: int | None = None,
+) -> Explanation:
+    """Explain the prediction of one picture; `target` None is the predicted class.
 
     `batch_size` is that of the forward passes of a method that needs many; None is the method's own.
     """
@@ -95,11 +114,15 @@ def explain_pixels(
         raise UserError(
             f"{method} needs {lacks}, which this model lacks; methods for it: {', '.join(supported)}"
         )
-    images = engine.preprocess.normalize(torch.from_numpy(pixels)[None]).to(engine.device)  # (1, C, H, W)
+    images = engine.preprocess.normalize(torch.from_numpy(framed.pixels)[None]).to(
+        engine.device
+    )  # (1, C, H, W)
     index = None
     if chosen.has_target:
         logits = pooled_and_logits(model, images)[1]
         index = int(logits.argmax()) if target is None else class_index(target, model.config)
     heatmap = chosen(model, images, index, batch_size=batch_size)[0].cpu().numpy()
-    picture = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
-    return Explanation(method, index, None if index is None else engine.label(index), heatmap, picture)
+    label = None if index is None else engine.label(index)
+    shown = framed.picture
+    picture = shown[0] if len(shown) == 1 else shown.transpose(1, 2, 0)
+    return Explanation(method, index, label, heatmap, picture, framed.box)

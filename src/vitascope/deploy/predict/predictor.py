@@ -19,7 +19,7 @@ from vitascope.data.formats.folder import IMAGE_SUFFIXES
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import StreamingPool
 from vitascope.deploy.predict.engine import Engine, TorchEngine
-from vitascope.deploy.predict.explanation import Explanation, explain_pixels
+from vitascope.deploy.predict.explanation import Explanation, explain_framed
 from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.errors import UserError
 from vitascope.explain.methods import DEFAULT_METHOD
@@ -207,7 +207,7 @@ class Predictor:
                 support.
         """
         found = [
-            explain_pixels(self.engine, self.engine.pixels(picture), method, target)
+            explain_framed(self.engine, self.engine.preprocess.framed(picture), method, target)
             for picture in as_pictures(images)
         ]
         return found[0] if is_one_picture(images) else found

@@ -156,7 +156,7 @@ def _token_names(config: ViTConfig) -> dict[str, Any]:
     tokens += [f"register {number}" for number in range(1, readout.num_registers + 1)]
     reads = "class token and all patches" if readout.pool == "cls_mean" else "all patches"
     if readout.pool == "cls":
-        reads = "class and distillation token" if readout.distillation_token else "class token"
+        reads = "class and distillation tokens" if readout.distillation_token else "class token"
     return {
         "depth": config.depth,
         "heads": config.num_heads,

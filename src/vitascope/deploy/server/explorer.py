@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from PIL import Image
 
-from vitascope.data.samples import CREDIT, PHOTOS
+from vitascope.data.samples import CREDIT, PHOTOS, SYNONYMS
 from vitascope.deploy.server import openapi
 from vitascope.deploy.server.service import Service
 from vitascope.errors import UserError
+
+if TYPE_CHECKING:
+    from vitascope.deploy.predict.engine import Engine  # torch is imported later
 
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -47,12 +51,13 @@ class WebFile(NamedTuple):
 
 
 class SamplePicture(NamedTuple):
-    """An encoded picture, its name in the URL, and a title with its source."""
+    """An encoded picture, its name in the URL, a title with its source, and words for what it shows."""
 
     name: str
     title: str
     media_type: str
     content: bytes
+    words: tuple[str, ...]
 
 
 def router(service: Service) -> APIRouter:
@@ -103,15 +108,13 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/samples", responses=openapi.responses({"model": list[openapi.Sample]}, 503))
     def samples() -> list[dict[str, str]]:
-        """The names and titles of pictures to try."""
-        return [
-            {"name": one.name, "title": one.title} for one in samples_for(service.engine.preprocess.channels)
-        ]
+        """The names and titles of pictures to try, of classes that the model knows."""
+        return [{"name": one.name, "title": one.title} for one in samples_for(service.engine)]
 
     @routes.get("/v1/samples/{name}", response_class=Response, responses=openapi.responses(PICTURE, 404, 503))
     def sample(name: str) -> Response:
         """A picture to try."""
-        for one in samples_for(service.engine.preprocess.channels):
+        for one in samples_for(service.engine):
             if one.name == name:
                 return Response(one.content, media_type=one.media_type)
         raise HTTPException(404, "no such sample; /v1/samples lists them")
@@ -129,13 +132,25 @@ def web_files() -> dict[str, WebFile]:
     return found
 
 
+def samples_for(engine: Engine) -> list[SamplePicture]:
+    """Pictures of the classes that a model knows by name; all that suit its channels if its classes have no
+    names."""
+    words = {word.lower() for name in engine.class_names for word in re.findall(r"[^\W_]+", name)}
+    return [
+        one
+        for one in _samples(engine.preprocess.channels)
+        if not words or any(each in words or f"{each}s" in words for each in one.words)
+    ]
+
+
 @cache
-def samples_for(channels: int) -> tuple[SamplePicture, ...]:
+def _samples(channels: int) -> tuple[SamplePicture, ...]:
     """Photographs for 3 channels; for 1, the first test image of each of scikit-learn's digits."""
     found = []
     if channels == 3:
         for name, path in PHOTOS.items():
-            found.append(SamplePicture(name, f"{name} ({CREDIT})", "image/jpeg", path.read_bytes()))
+            title = f"{name} ({CREDIT})"
+            found.append(SamplePicture(name, title, "image/jpeg", path.read_bytes(), SYNONYMS[name]))
     if channels == 1:
         from vitascope.data.datasets import open_data
 
@@ -145,7 +160,7 @@ def samples_for(channels: int) -> tuple[SamplePicture, ...]:
             first = int(np.flatnonzero(test.labels == label)[0])
             Image.fromarray(np.asarray(test.sources[first])).save(file, "PNG")
             title = f"A handwritten {name} (scikit-learn's digits)"
-            found.append(SamplePicture(f"digit-{name}", title, "image/png", file.getvalue()))
+            found.append(SamplePicture(f"digit-{name}", title, "image/png", file.getvalue(), (name,)))
     return tuple(found)
 
 

@@ -1,10 +1,12 @@
 // The controls beside the picture: created once per model, and updated with the view.
 
 import { ANSWER } from "./answer.js";
-import { change, view } from "./view.js";
+import { change, restOf, view } from "./view.js";
 import { tokenName } from "./words.js";
 
 const FOUND = 8; // search results, at most
+
+const HOVERS = matchMedia("(hover: hover)"); // false on a screen that is only touched
 
 const at = (id) => document.getElementById(id);
 
@@ -55,7 +57,7 @@ export class Controls {
         return chip(head, { head }, () => change({ mode: "attention", head }), name);
       }),
     );
-    const queries = [[null, "follow the pointer"]];
+    const queries = HOVERS.matches ? [[null, "follow the pointer"]] : [];
     if (inside.reads !== inside.tokens[0]) queries.push([ANSWER, inside.reads]);
     for (let token = 0; token < prefix; token++) queries.push([token, inside.tokens[token]]);
     at("queries").replaceChildren(
@@ -79,9 +81,10 @@ export class Controls {
     at("layer-value").textContent = `${view.layer} of 0–${answer.inside.depth - 1}`;
     at("unread").hidden = answer.inside.patches_read_last || view.layer < answer.inside.depth - 1 || !byLayer;
     for (const button of at("heads").children) press(button, button.choice.head === view.head);
+    const held = HOVERS.matches ? view.held : (view.held ?? restOf(answer));
     const patch = view.held !== null && view.held !== ANSWER && view.held >= answer.prefix;
     for (const button of at("queries").children) {
-      if (!button.choice.patch) press(button, button.choice.held === view.held);
+      if (!button.choice.patch) press(button, button.choice.held === held);
       else {
         button.hidden = !patch;
         if (patch) button.textContent = `${tokenName(answer, view.held)} ×`;

@@ -20,6 +20,60 @@ export function drawPicture(context, picture, { x, y, width, height }) {
   context.drawImage(picture, x, y, width, height);
 }
 
+/**
+ * Draw a photograph {canvas, box} over a place: the model's part bright, the rest in dark grey.
+ *
+ * @param seen the model's own pixels, to be drawn instead of its part; or null.
+ */
+export function drawPhoto(context, photo, place, seen) {
+  drawPicture(context, photo.canvas, place);
+  const part = partOf(photo, place);
+  if (part.width < place.width - 1 || part.height < place.height - 1) {
+    dim(context, place);
+    context.fillStyle = "rgb(150 150 150)"; // a line around the part
+    context.fillRect(part.x - 1, part.y - 1, part.width + 2, part.height + 2);
+    const { x, y, width, height } = photo.box;
+    context.drawImage(photo.canvas, x, y, width, height, part.x, part.y, part.width, part.height);
+  }
+  if (seen) drawPicture(context, seen, part);
+}
+
+/** The place of the model's part of a photograph that is drawn over a place. */
+export function partOf({ canvas, box }, place) {
+  const [across, down] = [place.width / canvas.width, place.height / canvas.height];
+  return {
+    x: place.x + box.x * across,
+    y: place.y + box.y * down,
+    width: box.width * across,
+    height: box.height * down,
+  };
+}
+
+function dim(context, { x, y, width, height }) {
+  context.save();
+  context.globalCompositeOperation = "saturation";
+  context.fillStyle = "black"; // has none
+  context.fillRect(x, y, width, height);
+  context.globalCompositeOperation = "source-over";
+  context.fillStyle = "rgb(0 0 0 / .7)";
+  context.fillRect(x, y, width, height);
+  context.restore();
+}
+
+/** Write a note across the middle of a box. */
+export function drawNote(context, text, { x, y, width, height }, zoom) {
+  if (!text) return;
+  context.font = `600 ${14 * zoom}px ${getComputedStyle(document.documentElement).fontFamily}`;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  const wide = Math.min(width, context.measureText(text).width + 20 * zoom);
+  const [across, down] = [x + width / 2, y + height / 2];
+  context.fillStyle = "rgb(0 0 0 / .75)";
+  context.fillRect(across - wide / 2, down - 15 * zoom, wide, 30 * zoom);
+  context.fillStyle = "white";
+  context.fillText(text, across, down, width);
+}
+
 /** Draw a map {cells, most} over a box, cell by cell or smoothly. */
 export function drawHeat(context, map, grid, { x, y, width, height }, { strength, smooth }) {
   scratch.width = grid[1];

@@ -4,15 +4,13 @@ import { Controls } from "./controls.js";
 import { listen } from "./keyboard.js";
 import { Panel } from "./panel.js";
 import { savePng } from "./save.js";
-import { fetchModel, fetchSample, fetchSamples, takeToken, useToken } from "./server.js";
+import { fetchModel, fetchSample, fetchSamples, takeToken, useToken, whenReady } from "./server.js";
 import { change, mapOf, onChange, redraw, targetOf, view } from "./view.js";
 import { commandOf, placeOf, titleOf } from "./words.js";
 import { Wall } from "./wall.js";
 
 const at = (id) => document.getElementById(id);
 const QUIET = 350; // milliseconds without a change before the view is announced and missing parts are fetched
-
-const LOADING = 1000; // milliseconds between requests to a server that is loading its model
 
 const panels = [];
 let active = null;
@@ -153,18 +151,18 @@ function describe({ about, inside, pixels, grid, probabilities }) {
 
 async function load() {
   try {
-    introduce(await fetchModel());
-    const listed = await fetchSamples();
+    const wait = (reason) => panels.forEach((panel) => panel.awaitSamples(reason));
+    introduce(await whenReady(fetchModel, wait));
+    const listed = await whenReady(fetchSamples, wait);
     samples = await Promise.all(
       listed.map(async ({ name, title }) => {
-        const blob = await fetchSample(name);
+        const blob = await whenReady(() => fetchSample(name), wait);
         return { name, title, blob, url: URL.createObjectURL(blob) };
       }),
     );
   } catch (error) {
     if ([null, load].includes(panels[0].again)) panels[0].showFault(error.message, load); // else it shows a picture's error
     events.failed(error, load);
-    if (error.status === 503) setTimeout(load, LOADING);
     return;
   }
   for (const panel of panels) {

@@ -2,11 +2,11 @@
 
 import { Answer, ANSWER } from "./answer.js";
 import { css } from "./colours.js";
-import { drawHeat, drawPicture, drawRamp, fitted, outline } from "./draw.js";
-import { fetchAttention } from "./server.js";
-import { asCanvas, sharpCrop } from "./sharp.js";
+import { drawHeat, drawNote, drawPhoto, drawRamp, fitted, outline, partOf } from "./draw.js";
+import { fetchAttention, whenReady } from "./server.js";
+import { asCanvas, onlySeen, photograph } from "./sharp.js";
 import { change, mapOf, queryOf, redraw, targetOf, toggleHold, view } from "./view.js";
-import { percent, placeOf, titleOf, tokenName } from "./words.js";
+import { noteOf, percent, placeOf, titleOf, tokenName } from "./words.js";
 
 const SHOWN = 5; // classes of a prediction
 
@@ -70,12 +70,14 @@ export class Panel {
     let kept = picture;
     try {
       kept = await inMemory(picture);
-      const answer = new Answer(await fetchAttention(kept, {}, coming.signal), kept);
+      const request = () => fetchAttention(kept, {}, coming.signal);
+      const reply = await whenReady(request, (reason) => this.setBusy(true, reason), coming.signal);
+      const answer = new Answer(reply, kept);
       const seen = asCanvas(answer.pixels);
-      const sharp = await sharpCrop(kept, answer.pixels, answer.about.framing);
+      const photo = (await photograph(kept, answer.pixels, answer.about.framing)) ?? onlySeen(seen);
       if (coming.signal.aborted) return;
       this.answer?.bring(null);
-      Object.assign(this, { answer, name, seen, sharp: sharp ?? seen });
+      Object.assign(this, { answer, name, seen, photo });
       this.show();
       this.events.opened(this);
     } catch (error) {
@@ -94,8 +96,16 @@ export class Panel {
     this.answer?.bring(null);
   }
 
+  /** Show in an empty panel why the samples are not there yet. */
+  awaitSamples(reason) {
+    this.find(".coming").hidden = !reason;
+    this.find(".coming").lastChild.textContent = waiting(reason);
+  }
+
   /** Offer samples in an empty panel. */
   offer(samples, open) {
+    this.awaitSamples("");
+    this.find(".or-try").hidden = !samples.length;
     const buttons = samples.map(({ name, title, url }) => {
       const button = document.createElement("button");
       button.type = "button";
@@ -112,8 +122,7 @@ export class Panel {
   }
 
   show() {
-    const [, H, W] = this.answer.pixels.shape;
-    this.element.style.setProperty("--ratio", W / H);
+    this.element.style.setProperty("--ratio", this.photo.canvas.width / this.photo.canvas.height);
     this.element.classList.add("full");
     this.find(".name").textContent = this.name;
     this.find(".name").title = this.name;
@@ -123,8 +132,9 @@ export class Panel {
     redraw();
   }
 
-  setBusy(busy) {
+  setBusy(busy, reason = "") {
     this.find(".busy").hidden = !busy;
+    this.find(".busy").lastChild.textContent = reason ? waiting(reason) : "The model is looking …";
     this.element.setAttribute("aria-busy", busy);
   }
 
@@ -140,13 +150,13 @@ export class Panel {
 
   // The pointer
 
-  /** The patch at an event's place. */
+  /** The patch at an event's place; null in what the model does not see. */
   patchAt(event) {
-    const box = this.canvas.getBoundingClientRect();
+    const { x, y, width, height } = partOf(this.photo, this.canvas.getBoundingClientRect());
     const [rows, columns] = this.answer.grid;
-    const within = (share, cells) => Math.min(cells - 1, Math.max(0, Math.floor(share * cells)));
-    const row = within((event.clientY - box.top) / box.height, rows);
-    return row * columns + within((event.clientX - box.left) / box.width, columns);
+    const row = Math.floor(((event.clientY - y) / height) * rows);
+    const column = Math.floor(((event.clientX - x) / width) * columns);
+    return row >= 0 && row < rows && column >= 0 && column < columns ? row * columns + column : null;
   }
 
   point(event) {
@@ -164,6 +174,7 @@ export class Panel {
   release(event) {
     if (!this.answer?.inside) return;
     const patch = this.patchAt(event);
+    if (patch === null) return;
     if (event.pointerType !== "mouse") change({ held: this.answer.prefix + patch });
     else if (patch === this.pressed) toggleHold(this.answer, patch);
   }
@@ -174,11 +185,13 @@ export class Panel {
     if (!this.answer) return;
     const { width, height, zoom } = fitted(this.canvas);
     if (!width || !height) return;
-    const box = { x: 0, y: 0, width, height };
+    const place = { x: 0, y: 0, width, height };
+    const box = partOf(this.photo, place);
     const context = this.canvas.getContext("2d");
-    context.drawImage(this.backdrop(box), 0, 0);
+    context.drawImage(this.backdrop(place), 0, 0);
     const map = this.answer.grid && mapOf(this.answer);
     if (map) drawHeat(context, map, this.answer.grid, box, view);
+    drawNote(context, noteOf(this.answer), box, zoom);
     if (this.answer.grid) this.drawPatches(context, box, zoom);
     this.showWait();
     this.canvas.setAttribute("aria-label", `${this.name}. ${titleOf(this.answer)}`);
@@ -195,14 +208,16 @@ export class Panel {
   }
 
   /** The picture at the canvas's size, scaled only when either changes, because pointer moves must be fast. */
-  backdrop(box) {
-    const picture = view.sharp ? this.sharp : this.seen;
+  backdrop(place) {
+    const { photo } = this;
+    const seen = view.sharp ? null : this.seen;
     const old = this.scaled;
-    if (old?.picture !== picture || old.canvas.width !== box.width || old.canvas.height !== box.height) {
+    const { width, height } = place;
+    if (old?.photo !== photo || old.seen !== seen || old.canvas.width !== width || old.canvas.height !== height) {
       const canvas = document.createElement("canvas");
-      Object.assign(canvas, { width: box.width, height: box.height });
-      drawPicture(canvas.getContext("2d"), picture, box);
-      this.scaled = { picture, canvas };
+      Object.assign(canvas, { width, height });
+      drawPhoto(canvas.getContext("2d"), photo, place, seen);
+      this.scaled = { photo, seen, canvas };
     }
     return this.scaled.canvas;
   }
@@ -301,6 +316,11 @@ export class Panel {
   }
 }
 
+/** A server's reason to wait as a line of its own. */
+function waiting(reason) {
+  return reason && `${reason[0].toUpperCase()}${reason.slice(1)} …`;
+}
+
 /** A copy of a picture in memory, which can be sent again if its file is gone. */
 async function inMemory(picture) {
   try {
@@ -315,5 +335,5 @@ function highest(map, answer) {
   if (!map && view.mode !== "class" && answer.inside?.carried === "none") return "too many tokens to show";
   if (!map) return "…";
   if (map.row) return percent(map.most);
-  return map.cells.some((value) => value > 0) ? "most" : "most; no evidence here";
+  return "most";
 }

@@ -1,10 +1,10 @@
 // The view as a picture to share: titles, maps, the scale, the predictions.
 
 import { css } from "./colours.js";
-import { drawHeat, drawPicture, outline } from "./draw.js";
+import { drawHeat, drawNote, drawPhoto, outline, partOf } from "./draw.js";
 import { ANSWER } from "./answer.js";
 import { mapOf, view } from "./view.js";
-import { percent, titleOf } from "./words.js";
+import { noteOf, percent, titleOf } from "./words.js";
 
 const ZOOM = 2; // pixels per unit of the layout
 const WIDTH = 460;
@@ -27,7 +27,7 @@ export async function savePng(panels) {
 function compose(panels) {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
-  const heights = panels.map(({ answer }) => (WIDTH * answer.pixels.shape[1]) / answer.pixels.shape[2]);
+  const heights = panels.map(({ photo: { canvas } }) => (WIDTH * canvas.height) / canvas.width);
   const tallest = Math.max(...heights);
   const canvas = document.createElement("canvas");
   canvas.width = ZOOM * (EDGE + panels.length * (WIDTH + EDGE));
@@ -48,7 +48,7 @@ function compose(panels) {
   return canvas;
 }
 
-function drawPanel(context, { answer, name, sharp, seen }, box, colour) {
+function drawPanel(context, { answer, name, photo, seen }, box, colour) {
   const font = getComputedStyle(document.documentElement).fontFamily;
   const write = (text, x, y, { size = 14, weight = 400, ink = "--ink", most = WIDTH } = {}) => {
     context.font = `${weight} ${size}px ${font}`;
@@ -60,11 +60,15 @@ function drawPanel(context, { answer, name, sharp, seen }, box, colour) {
   write(what, box.x, EDGE + LINE / 2, { size: 15, weight: 600 });
   write(whose, box.x, EDGE + 1.5 * LINE);
   write(name, box.x, EDGE + 2.5 * LINE, { size: 13, ink: "--muted" });
-  drawPicture(context, view.sharp ? sharp : seen, box);
+  drawPhoto(context, photo, box, view.sharp ? null : seen);
+  const part = partOf(photo, box);
   const map = answer.grid && mapOf(answer);
-  if (map) drawHeat(context, map, answer.grid, box, view);
-  if (map && answer.inside && view.mode !== "class" && view.held !== ANSWER && view.held >= answer.prefix) {
-    outline(context, answer.grid, view.held - answer.prefix, box, 1);
+  if (map) drawHeat(context, map, answer.grid, part, view);
+  drawNote(context, noteOf(answer), part, 1);
+  context.textBaseline = "middle";
+  const holdsPatch = view.held !== null && view.held !== ANSWER && view.held >= answer.prefix;
+  if (map && answer.inside && view.mode !== "class" && holdsPatch) {
+    outline(context, answer.grid, view.held - answer.prefix, part, 1);
   }
   let y = box.y + box.height + LINE;
   if (map) drawScale(context, box, y, map, write);

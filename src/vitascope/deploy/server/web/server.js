@@ -11,6 +11,7 @@ export class RequestError extends Error {
 }
 
 const KEPT = "vitascope token";
+const PAUSE = 1000; // milliseconds between requests to a server that is not ready
 let token = "";
 
 /** Set the token to send; it is kept until this tab is closed. */
@@ -37,6 +38,20 @@ export function takeToken() {
     // as above
   }
   return false;
+}
+
+/** Repeat a request until the server is ready, and report its reason for each time that it is not. */
+export async function whenReady(request, report, signal) {
+  for (;;) {
+    try {
+      return await request();
+    } catch (error) {
+      if (error.status !== 503) throw error;
+      report(error.message);
+      await new Promise((resolve) => setTimeout(resolve, PAUSE));
+      signal?.throwIfAborted();
+    }
+  }
 }
 
 /** A picture's prediction and attention, or one layer's attention if `part` names one. */

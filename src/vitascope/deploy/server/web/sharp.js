@@ -1,6 +1,7 @@
-// The same crop in more pixels: the model's own are few.
+// The picture in its own pixels: the model's are few.
 
 const LONGEST = 1200;
+const MOST_OBLONG = 3; // as in preprocess.py
 const TOLERANCE = 12; // of 255: two ways of resizing differ by less in the mean
 
 /** The model's own pixels (C, H, W) as a canvas. */
@@ -16,12 +17,12 @@ export function asCanvas({ shape: [C, H, W], data }) {
 }
 
 /**
- * The part of the picture that the model sees, in the picture's own sharpness.
+ * All of the picture in its own sharpness, with its padding: {canvas, box}, `box` is the part that the model sees.
  *
- * Null if that would not show the model's pixels: the browser cannot read the file, or reads it
- * differently.
+ * Null if that would not show the model's pixels: the picture has fewer, or the browser cannot read the file, or
+ * reads it differently. Of a long strip, only the model's part is shown.
  */
-export async function sharpCrop(picture, seen, framing) {
+export async function photograph(picture, seen, framing) {
   const [C, H, W] = seen.shape;
   let bitmap;
   try {
@@ -31,23 +32,52 @@ export async function sharpCrop(picture, seen, framing) {
     return null; // a format that Pillow reads and browsers do not
   }
   const box = seenBox(bitmap.width, bitmap.height, H, W, framing);
-  const zoom = Math.min(Math.max(box.width / W, box.height / H), LONGEST / Math.max(H, W));
-  if (zoom <= 1) return null;
-  const canvas = newCanvas(Math.round(W * zoom), Math.round(H * zoom));
+  if (Math.max(box.width / W, box.height / H) <= 1) return null;
+  const { shown, size } = extent(bitmap, box, H, W);
+  const canvas = newCanvas(...size);
   const context = canvas.getContext("2d", { willReadFrequently: true });
   const [red, green = red, blue = red] = framing.border;
   context.fillStyle = `rgb(${red} ${green} ${blue})`;
   context.fillRect(0, 0, canvas.width, canvas.height);
-  const [x, y] = [-box.left * (canvas.width / box.width), -box.top * (canvas.height / box.height)];
+  const [across, down] = [canvas.width / shown.width, canvas.height / shown.height];
+  const place = [-shown.left * across, -shown.top * down, bitmap.width * across, bitmap.height * down];
   context.fillStyle = "white"; // decoding.py lays transparency over white too
-  context.fillRect(x, y, bitmap.width * (canvas.width / box.width), bitmap.height * (canvas.height / box.height));
+  context.fillRect(...place);
   context.imageSmoothingQuality = "high";
-  context.drawImage(bitmap, box.left, box.top, box.width, box.height, 0, 0, canvas.width, canvas.height);
+  context.drawImage(bitmap, ...place);
   if (C === 1) toGrey(context);
-  return difference(canvas, seen) < TOLERANCE ? canvas : null;
+  const part = {
+    x: (box.left - shown.left) * across,
+    y: (box.top - shown.top) * down,
+    width: box.width * across,
+    height: box.height * down,
+  };
+  return difference(canvas, part, seen) < TOLERANCE ? { canvas, box: part } : null;
 }
 
-/** `Preprocess.fit`'s part of a picture, in its pixels. */
+/** The model's own pixels in place of the photograph. */
+export function onlySeen(canvas) {
+  return { canvas, box: { x: 0, y: 0, width: canvas.width, height: canvas.height } };
+}
+
+/** What is shown of a picture, in its pixels, and the width and height to show it with. */
+function extent(bitmap, box, H, W) {
+  const [left, top] = [Math.min(0, box.left), Math.min(0, box.top)];
+  const whole = {
+    left,
+    top,
+    width: Math.max(bitmap.width, box.left + box.width) - left,
+    height: Math.max(bitmap.height, box.top + box.height) - top,
+  };
+  const isStrip = Math.max(whole.width, whole.height) > MOST_OBLONG * Math.min(whole.width, whole.height);
+  const shown = isStrip ? box : whole;
+  // A strip may be squashed: its part is shown in the model's proportions.
+  const own = isStrip ? [W, H].map((side) => side * Math.max(box.width / W, box.height / H)) : [whole.width, whole.height];
+  const zoom = Math.min(1, LONGEST / Math.max(...own));
+  return { shown, size: own.map((side) => Math.max(1, Math.round(side * zoom))) };
+}
+
+/** `Preprocess.box`: the part of a picture that the model sees, in its pixels. */
 export function seenBox(width, height, H, W, framing) {
   const { resize, crop_pct: share } = framing;
   if (framing.resize_to) return wholeBox(width, height, H, W, framing);
@@ -97,11 +127,11 @@ function toGrey(context) {
   context.putImageData(image, 0, 0);
 }
 
-/** The mean difference between a canvas, reduced to their size, and the model's pixels. */
-function difference(canvas, { shape: [C, H, W], data }) {
+/** The mean difference between a part of a canvas, reduced to their size, and the model's pixels. */
+function difference(canvas, part, { shape: [C, H, W], data }) {
   const small = newCanvas(W, H).getContext("2d", { willReadFrequently: true });
   small.imageSmoothingQuality = "high";
-  small.drawImage(canvas, 0, 0, W, H);
+  small.drawImage(canvas, part.x, part.y, part.width, part.height, 0, 0, W, H);
   const found = small.getImageData(0, 0, W, H).data;
   let sum = 0;
   for (let c = 0; c < C; c++) {

@@ -46,6 +46,11 @@ export function queryOf(answer) {
   return view.pointed === null ? ANSWER : answer.prefix + view.pointed;
 }
 
+/** The query that is shown while nothing is held or pointed at, as a token of the controls. */
+export function restOf({ inside }) {
+  return inside.reads === inside.tokens[0] ? 0 : ANSWER;
+}
+
 /** Hold a patch, or release it if it is held. */
 export function toggleHold(answer, patch) {
   const token = answer.prefix + patch;

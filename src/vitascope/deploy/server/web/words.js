@@ -1,7 +1,7 @@
 // The shown map in words: for the caption, the screen reader, the saved picture and the command line.
 
 import { ANSWER } from "./answer.js";
-import { queryOf, targetOf, view } from "./view.js";
+import { mapOf, queryOf, targetOf, view } from "./view.js";
 
 /** `12.3%`, with the digits that matter. */
 export function percent(share) {
@@ -28,11 +28,29 @@ export function tokenName(answer, query) {
 export function titleOf(answer) {
   if (!answer.grid) return "Prediction";
   if (view.mode === "class" || !answer.inside) {
-    return `${answer.about.methods[view.method]}: evidence for “${answer.label(targetOf(answer))}”`;
+    return `${answer.about.methods[view.method]}: ${evidenceOf(answer)}`;
   }
-  const name = tokenName(answer, queryOf(answer));
-  if (view.mode === "rollout") return `Rollout: flow into the ${name}, over all layers`;
-  return `Layer ${view.layer}, ${headName()}: where the ${name} looks`;
+  const query = queryOf(answer);
+  const name = tokenName(answer, query);
+  const whose = name.startsWith("all ") ? name : `the ${name}`;
+  if (view.mode === "rollout") return `Rollout: flow into ${whose}, over all layers`;
+  const isOne = query !== ANSWER || name === answer.inside.tokens[0];
+  return `Layer ${view.layer}, ${headName()}: where ${whose} ${isOne ? "looks" : "look"}`;
+}
+
+/** A class map's content, `evidence for “dog”` or `no evidence for “dog”`. */
+function evidenceOf(answer) {
+  return `${isBlank(answer) ? "no " : ""}evidence for “${answer.label(targetOf(answer))}”`;
+}
+
+/** The note across a class map that is zero everywhere; empty for any other map. */
+export function noteOf(answer) {
+  return isBlank(answer) ? evidenceOf(answer) : "";
+}
+
+function isBlank(answer) {
+  const map = answer.grid && mapOf(answer);
+  return Boolean(map) && !map.row && map.cells.every((value) => value === 0);
 }
 
 /** `head 3`, or the mean. */
