@@ -135,14 +135,15 @@ def test_tracker_that_fails_is_off_after_one_warning(run, monkeypatch, caplog, n
     assert message.startswith(f"the tracker {name} failed: ConnectionError: gone; it gets no more metrics")
 
 
-class Unprintable(Exception):
+class UnprintableError(Exception):
     def __str__(self) -> str:
         raise SystemExit
 
 
 @every
 @pytest.mark.parametrize(
-    ("error", "named"), [(SystemExit(3), "SystemExit: 3"), (Unprintable(), "Unprintable, whose message")]
+    ("error", "named"),
+    [(SystemExit(3), "SystemExit: 3"), (UnprintableError(), "UnprintableError, whose message")],
 )
 def test_anything_that_a_tracker_raises_is_a_failure_of_it(
     run, monkeypatch, caplog, name, error, named
@@ -158,7 +159,7 @@ def test_anything_that_a_tracker_raises_is_a_failure_of_it(
 
 
 @every
-@pytest.mark.parametrize("error", [SystemExit(3), Unprintable()])
+@pytest.mark.parametrize("error", [SystemExit(3), UnprintableError()])
 def test_whatever_a_tracker_raises_at_the_start_leaves_no_run(
     data, tmp_path, monkeypatch, name, error
 ) -> None:

@@ -130,7 +130,7 @@ class Tracker:
     Its library runs in one thread: MLflow knows the active run of a thread only. It is a daemon thread with a
     time limit, so that a library that hangs holds up neither the training nor the end of the process.
 
-    A failure of the tracker is one warning, and it gets nothing any more; but a new run that cannot start is a
+    A failure of the tracker is one warning, and it gets nothing any more. A new run that cannot start is a
     `UserError`.
     """
 
