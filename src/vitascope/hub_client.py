@@ -82,7 +82,11 @@ def status_of(error: Exception) -> int | None:
 
 def unreachable(error: Exception) -> str:
     """The reason why the hub gave no answer, or is down or busy; empty for another error."""
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HTTPError,  # type: ignore[attr-defined]
+        LocalEntryNotFoundError,
+    )
 
     if isinstance(error, NotTheHubError):
         return str(error)
