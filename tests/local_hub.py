@@ -27,6 +27,11 @@ class Hub:
         self.private: dict[str, bool] = {}
         self.tokens: list[str | None] = []
         self.refuses = False
+        self.instead: dict[str, bytes] = {}
+        """What a proxy answers in the hub's place, by a part of the path."""
+        self.hangs = ""
+        """A part of the paths that get no answer until `released`."""
+        self.released = threading.Event()
 
     def post(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
         """The answer to an upload request."""
@@ -57,11 +62,15 @@ class Hub:
         """The answer to a download request: the file names of a repository, or one file."""
         if path.startswith("/api/models/"):
             repo = path.removeprefix("/api/models/").partition("/revision/")[0]
+            if repo not in self.repositories:
+                return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
             names = [{"rfilename": name} for name in self.repositories[repo]]
             return 200, {}, json.dumps({"id": repo, "sha": COMMIT, "siblings": names}).encode()
         repo, _, rest = path.removeprefix("/").partition("/resolve/")
         if repo not in self.repositories:  # the client asks for its own settings, too
             return 404, {}, b"{}"
+        if rest.partition("/")[2] not in self.repositories[repo]:
+            return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}, b""
         content = self.repositories[repo][rest.partition("/")[2]]
         etag = hashlib.sha256(content).hexdigest()
         return 200, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'}, content
@@ -72,15 +81,29 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.replaced():
+            return
         self.hub.tokens.append(self.headers.get("Authorization"))
         status, answer = self.hub.post(self.path.split("?")[0], body)
         self.reply(status, {"Content-Type": "application/json"}, json.dumps(answer).encode())
 
     def do_GET(self) -> None:
+        if self.replaced():
+            return
         self.reply(*self.hub.get(self.path.split("?")[0]))
 
     def do_HEAD(self) -> None:
         self.do_GET()
+
+    def replaced(self) -> bool:
+        """Whether somebody else answers."""
+        if self.hub.hangs and self.hub.hangs in self.path:
+            self.hub.released.wait()
+        for part, body in self.hub.instead.items():
+            if part in self.path:
+                self.reply(200, {"Content-Type": "text/html"}, body)
+                return True
+        return False
 
     def reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self.send_response(status)
@@ -110,6 +133,7 @@ def local_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
     huggingface_hub.close_session()
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     yield hub
+    hub.released.set()
     server.shutdown()
     server.server_close()
     huggingface_hub.close_session()

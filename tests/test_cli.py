@@ -566,6 +566,16 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
     assert main(["predict", "runs/tuned", "data/red/0.png"]) == 0
 
 
+def test_trained_model_is_not_advised_to_start_from_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    colours(tmp_path / "grey", {"cat": (128, 128, 128), "dog": (128, 128, 128)}, 4)
+    assert main(["evaluate", "cifar10", "--data", str(tmp_path / "grey")]) == 0
+    out = capsys.readouterr().out
+    assert "no better than always guessing the most frequent class" in out
+    assert "--weights" not in out
+
+
 # --- errors
 
 
@@ -576,6 +586,12 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
         (["--data", "x"], "unknown command '--data'"),
         (["train", "--epoch", "3"], "unknown option '--epoch'; nearest: --epochs"),
         (["train", "--embed_dims=3"], "nearest: --embed-dim"),
+        (["train", "--learning-rate", "1e-3"], "unknown option '--learning-rate'; nearest: --lr;"),
+        (["train", "--learning_rate=1e-3"], "nearest: --lr;"),
+        (["train", "--batch", "8"], "unknown option '--batch'; nearest: --batch-size;"),
+        (["train", "--dataset", "data"], "unknown option '--dataset'; nearest: --data;"),
+        (["evaluate", "runs/tiny", "--bs", "8"], "unknown option '--bs'; nearest: --batch-size;"),
+        (["pretrain", "--target", "mae", "--patch-size", "1"], "set patch_size to 2 or more"),
         (["train", "stray"], "unexpected argument 'stray'; did you mean --data stray?"),
         (["train", "runs/tiny"], "did you mean --resume runs/tiny?"),
         (["evaluate", "runs/tiny", "data"], "unexpected argument 'data'; did you mean --data data?"),

@@ -2,7 +2,10 @@
 
 import pytest
 
-from vitascope.errors import UserError, check_choice, printable
+from vitascope import errors
+from vitascope.errors import UserError, check_choice, nearest, printable
+from vitascope.model.config import OPTIONS
+from vitascope.training.recipes import GROUP_OF
 
 
 @pytest.mark.parametrize(
@@ -35,3 +38,38 @@ def test_messages_of_errors_are_printable() -> None:
     assert message.isprintable()
     assert len(message) <= 1500
     assert message.endswith("it is one of timm, jax")
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "found"),
+    [
+        ("--learning-rate", ["--layer-decay", "--lr"], "--lr"),
+        ("--learning_rate", ["--layer-decay", "--lr"], "--lr"),
+        ("learning_rate", ["layer_decay", "lr"], "lr"),
+        ("--batch", ["--patch-size", "--batch-size"], "--batch-size"),
+        ("bs", GROUP_OF, "batch_size"),
+        ("wd", GROUP_OF, "weight_decay"),
+        ("n_epochs", GROUP_OF, "epochs"),
+        ("num_epochs", ["warmup_epochs", "epochs"], "epochs"),
+        ("arch", GROUP_OF, "model"),
+        ("img_size", GROUP_OF, "image_size"),
+        ("dataset", GROUP_OF, "data"),
+        ("output", ["out", "seed"], "out"),
+        ("output", ["run", "seed"], "run"),
+        ("hidden_size", OPTIONS, "embed_dim"),
+        ("epoch", GROUP_OF, "epochs"),
+    ],
+)
+def test_usual_names_of_the_field_lead_to_ours(name: str, known: list[str], found: str) -> None:
+    assert nearest(name, known) == f"; nearest: {found}"
+
+
+def test_name_that_means_nothing_known_has_no_nearest() -> None:
+    assert nearest("learning_rate", ["depth", "top_k"]) == ""
+    assert nearest("qqq", GROUP_OF) == ""
+
+
+def test_synonyms_are_of_options_that_exist_and_no_options_themselves() -> None:
+    ours = {*GROUP_OF, *OPTIONS, "out", "top_k"}  # the last two: of other commands than train
+    assert errors._SYNONYMS.keys() <= ours
+    assert not {name for theirs in errors._SYNONYMS.values() for name in theirs.split()} & set(GROUP_OF)

@@ -2,6 +2,8 @@
 
 import itertools
 import sys
+import threading
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,8 +18,18 @@ class Service:
         self.runs: dict[str, SimpleNamespace] = {}
         self.broken = ""
         """The reason why every call fails, if it does."""
+        self.raised: Iterator[BaseException | None] = iter(())
+        """What each of the next calls raises."""
+        self.released = threading.Event()
+        """Unset while calls hang."""
+        self.released.set()
+        self.calls = 0
 
     def reach(self) -> None:
+        self.calls += 1
+        self.released.wait()
+        if (error := next(self.raised, None)) is not None:
+            raise error
         if self.broken:
             raise ConnectionError(self.broken)
 

@@ -66,11 +66,53 @@ class Interrupted(Exception):  # noqa: N818 - a stop, not an error
         self.command = f"vitascope report {folder}" if finished else f"vitascope train --resume {folder}"
 
 
+_SYNONYMS = {
+    "accumulate": "accum_iter accumulate_grad_batches grad_accum gradient_accumulation_steps",
+    "batch_size": "batch bs per_device_train_batch_size train_batch_size",
+    "clip_grad": "clip_grad_norm grad_clip gradient_clip_val max_grad_norm",
+    "corrupt": "mask_ratio masking_ratio",
+    "data": "data_dir data_path dataset dataset_dir train_dir",
+    "depth": "layers n_layers num_hidden_layers num_layers",
+    "device": "cuda gpu gpus",
+    "drop_path": "drop_path_rate stochastic_depth",
+    "dropout": "drop drop_rate hidden_dropout_prob",
+    "embed_dim": "d_model dim hidden_dim hidden_size width",
+    "ema": "ema_decay model_ema model_ema_decay",
+    "epochs": "max_epochs n_epochs num_epochs num_train_epochs",
+    "image_size": "image_res img img_size imgsz input_size resolution size",
+    "label_smoothing": "label_smoothing_factor smoothing",
+    "lr": "base_lr learning_rate max_lr",
+    "model": "arch architecture backbone model_name",
+    "num_classes": "classes n_classes nb_classes num_labels",
+    "num_heads": "heads n_heads num_attention_heads",
+    "optimizer": "opt optim",
+    "out": "output output_dir output_file",
+    "patch_size": "patch",
+    "patience": "early_stopping early_stopping_patience",
+    "precision": "amp bf16 dtype fp16 half mixed_precision",
+    "run": "log_dir logdir out out_dir output output_dir run_dir save_dir work_dir",
+    "schedule": "lr_schedule lr_scheduler lr_scheduler_type sched scheduler",
+    "seed": "random_seed random_state",
+    "steps": "iterations iters max_iters max_steps num_steps",
+    "top_k": "k topk",
+    "tracker": "logger report_to",
+    "weight_decay": "decay wd",
+    "weights": "checkpoint ckpt finetune init_from pretrained",
+    "workers": "j jobs n_jobs num_workers",
+}
+"""Our names of options, and what other libraries and programs call them."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; nearest: vit_b16` for a name that is close to a known one, else the empty string."""
+    """`; nearest: vit_b16` for a name that means or resembles a known one, else the empty string."""
     if len(name) > 200:  # no name that anybody typed; comparing takes long
         return ""
-    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    plain = {each.lstrip("-").replace("-", "_"): each for each in known}
+    asked = name.lstrip("-").replace("-", "_").lower()
+    for ours, theirs in _SYNONYMS.items():
+        if ours in plain and asked in theirs.split():
+            return f"; nearest: {plain[ours]}"
+    match = difflib.get_close_matches(name, list(plain.values()), n=1, cutoff=0.5)
     return f"; nearest: {match[0]}" if match else ""
 
 

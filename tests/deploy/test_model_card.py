@@ -1,6 +1,9 @@
 """Pushing to the hub: the uploaded files, the model card, and loading from there."""
 
 import dataclasses
+import errno
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import yaml
 import vitascope as vs
 from tests.local_hub import Hub, local_hub
 from tests.training import tiny_config, undrawn, write_folder
+from vitascope.deploy.model_card import model_card
 
 NAMES = ("ant", "bee", "cat")
 
@@ -75,6 +79,7 @@ def test_card_of_a_run_has_its_test_accuracy(hub: Hub, small_run: Path) -> None:
     (index,) = metadata_of(card)["model-index"]
     (metric,) = index["results"][0]["metrics"]
     assert metric == {"type": "accuracy", "value": round(test["accuracy"], 4)}
+    assert "Trained for 1 epoch on" in card
     assert f"{test['images']} test images: {test['accuracy']:.2%}" in card
 
 
@@ -83,6 +88,56 @@ def test_card_of_a_run_names_its_data_without_the_folders_above(hub: Hub, small_
     card = hub.repositories["me/digits"]["README.md"].decode()
     assert "on `photos`" in card
     assert str(small_run.parent) not in card
+
+
+@pytest.mark.parametrize("target", ["mean_color", "mae"])
+def test_card_of_a_pretraining_claims_no_classes(
+    hub: Hub, small_run: Path, tmp_path: Path, target: str
+) -> None:
+    data = small_run.parent / "photos"
+    with undrawn():
+        run = vs.pretrain(
+            tiny_config(data, task="masked", target=target, run=str(tmp_path / "body"), epochs=1)
+        ).run
+    vs.push_to_hub(run, "me/body")
+    card = hub.repositories["me/body"]["README.md"].decode()
+    (test,) = vs.Run(run).records("test")
+    assert f"Loss for hidden patches of {test['images']} test images: {test['loss']:.3f}." in card
+    assert (
+        f"Pre-trained without labels for 1 epoch on `photos`: it predicted hidden patches (target `{target}`)"
+        in card
+    )
+    assert metadata_of(card)["pipeline_tag"] == "image-feature-extraction"
+    for claim in ("ccuracy", "model-index", "classification", "Predictor"):
+        assert claim not in card
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"steps": 3}, "Trained for 0.75 epochs on"),
+        (
+            {"epochs": 9, "patience": 1, "lr": 1e-12},
+            "Trained for 2 epochs on `photos`, when early stopping ended",
+        ),
+    ],
+)
+def test_card_states_the_epochs_that_a_run_took(small_run: Path, tmp_path: Path, options, words: str) -> None:
+    config = tiny_config(
+        small_run.parent / "photos", run=str(tmp_path / "run"), **{"epochs": None, **options}
+    )
+    with undrawn():
+        run = vs.train(config).run
+    assert words in model_card(vs.from_pretrained(run), "me/x", vs.Run(run))
+
+
+def test_card_that_cannot_be_written_creates_no_repository(hub: Hub, small_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(small_run, run)
+    (run / "metrics.jsonl").write_text('{"kind": 3}\n{}\n')
+    with pytest.raises(vs.UserError, match=r"metrics\.jsonl is broken"):
+        vs.push_to_hub(run, "me/digits")
+    assert not hub.repositories
 
 
 def test_name_without_owner_uses_the_tokens_owner(hub: Hub, model) -> None:
@@ -101,6 +156,51 @@ def test_rejected_upload_reports_the_reason_and_advice(hub: Hub, model) -> None:
     hub.refuses = True
     with pytest.raises(vs.UserError, match=r"me/insects: the hub did not accept the model: .*hf auth login"):
         vs.push_to_hub(model, "me/insects")
+
+
+@pytest.mark.parametrize("where", ["create", "preupload", "commit"])
+@pytest.mark.parametrize("body", [b"<html>Log in</html>", b"", b"{}", b"[]", b"null", b'{"url": 5}'])
+def test_answer_that_is_not_the_hubs_is_named(hub: Hub, model, where: str, body: bytes) -> None:
+    hub.instead[where] = body
+    with pytest.raises(
+        vs.UserError, match=r"me/insects: .*does not answer as a hub does \(.*a wrong HF_ENDPOINT\)"
+    ) as raised:
+        vs.push_to_hub(model, "me/insects")
+    assert "hf auth login" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["https://example.com/me/insects", "me/others", "/"])
+def test_model_is_not_uploaded_to_another_repository(hub: Hub, model, url: str) -> None:
+    hub.repositories["me/others"] = {}
+    hub.instead["create"] = json.dumps({"url": url}).encode()
+    with pytest.raises(vs.UserError, match=r"me/insects: .*does not answer as a hub does"):
+        vs.push_to_hub(model, "me/insects")
+    assert hub.repositories == {"me/others": {}}
+
+
+@pytest.mark.parametrize("where", ["create", "preupload", "commit"])
+def test_hub_that_does_not_answer_is_given_up(hub: Hub, model, monkeypatch, where: str) -> None:
+    monkeypatch.setattr("vitascope.hub_client.LIMIT", 0.5)
+    monkeypatch.setattr("vitascope.hub_client.SLOWEST", 1e9)
+    hub.hangs = where
+    with pytest.raises(
+        vs.UserError, match=r"me/insects: .* http://.* did not answer within 0.5 s; try again"
+    ):
+        vs.push_to_hub(model, "me/insects")
+    hub.released.set()
+
+
+def test_full_temporary_folder_is_named(hub: Hub, model, monkeypatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    with pytest.raises(
+        vs.UserError, match=r"No space left on device .*set TMPDIR to another folder"
+    ) as raised:
+        vs.push_to_hub(model, "me/insects")
+    assert "hf auth login" not in str(raised.value)
+    assert not hub.repositories
 
 
 def test_bad_repository_name_is_rejected_before_anything_is_sent(hub: Hub, model) -> None:

@@ -51,6 +51,22 @@ def test_a_run_takes_its_folder_as_text_and_shows_it(tmp_path: Path) -> None:
     assert repr(Run(path)) == f"Run({path})"
 
 
+@pytest.mark.parametrize(
+    ("weights", "start"),
+    [
+        (None, "few images need trained weights: --weights cifar10"),
+        ("cifar10", "few images may need the weights of a larger model, such as google/vit-base"),
+        ("google/vit-base-patch16-224-in21k", ""),
+    ],
+)
+def test_advice_for_a_better_start_depends_on_the_start(
+    tmp_path: Path, weights: str | None, start: str
+) -> None:
+    advice = created(tmp_path / "r", weights=weights).better_start
+    assert advice.startswith(start)
+    assert bool(advice) == bool(start)
+
+
 def test_a_run_can_be_pickled(tmp_path: Path) -> None:
     run = created(tmp_path / "r")
     assert run.config == pickle.loads(pickle.dumps(run)).config  # noqa: S301 - ours

@@ -1,16 +1,21 @@
 """Experiment trackers get the metrics of a run, and never end it."""
 
 import logging
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from tests.trackers import MODULES, install
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.errors import Interrupted, UserError
+from vitascope.run import trackers
+from vitascope.run.metrics import MetricsWriter
 from vitascope.run.run import Run
 from vitascope.run.trackers import TRACKERS, Tracker, check_tracker
 from vitascope.training import train
@@ -38,6 +43,13 @@ def numbers(run: Run) -> list[tuple[int, str, float]]:
         for name, value in record.items()
         if name != "step" and isinstance(value, int | float)
     ]
+
+
+def write_steps(run: Run, count: int) -> None:
+    writer = run.write_metrics()
+    for step in range(1, count + 1):
+        writer.record("step", step, {"loss": 0.5})
+    writer.close()
 
 
 def only(service: SimpleNamespace) -> SimpleNamespace:
@@ -115,18 +127,129 @@ def test_tracker_that_fails_is_off_after_one_warning(run, monkeypatch, caplog, n
     service = install(monkeypatch, name)
     with caplog.at_level(logging.WARNING), run.lock():
         run.start_tracker(name)
-        writer = run.write_metrics()
-        writer.record("step", 1, {"loss": 1.0})
-        service.broken = "gone"
-        writer.record("step", 2, {"loss": 0.5})
-        service.broken = ""
-        writer.record("step", 3, {"loss": 0.4})
-        writer.close()
-        service.broken = "gone"
+        service.raised = iter([None, ConnectionError("gone"), ConnectionError("again")])
+        write_steps(run, 3)
     assert [record["step"] for record in run.metrics] == [1, 2, 3]
-    assert only(service).metrics == [(1, "step/loss", 1.0)]
+    assert only(service).metrics == [(1, "step/loss", 0.5)]
     (message,) = (record.getMessage() for record in caplog.records)
     assert message.startswith(f"the tracker {name} failed: ConnectionError: gone; it gets no more metrics")
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+@every
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [(SystemExit(3), "SystemExit: 3"), (UnprintableError(), "UnprintableError, whose message")],
+)
+def test_anything_that_a_tracker_raises_is_a_failure_of_it(
+    run, monkeypatch, caplog, name, error, named
+) -> None:
+    service = install(monkeypatch, name)
+    with caplog.at_level(logging.WARNING), run.lock():
+        run.start_tracker(name)
+        service.raised = iter([error])
+        write_steps(run, 2)
+    assert [record["step"] for record in run.metrics] == [1, 2]
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith(f"the tracker {name} failed: {named}")
+
+
+@every
+@pytest.mark.parametrize("error", [SystemExit(3), UnprintableError()])
+def test_whatever_a_tracker_raises_at_the_start_leaves_no_run(
+    data, tmp_path, monkeypatch, name, error
+) -> None:
+    install(monkeypatch, name).raised = iter([error])
+    with pytest.raises(
+        UserError, match=f"the tracker {name} failed: {type(error).__name__}.*; train without"
+    ):
+        train.train(tiny_config(data, run=str(tmp_path / "run"), tracker=name))
+    assert not (tmp_path / "run").exists()
+
+
+# Trackers that hang
+
+
+@pytest.fixture
+def impatient(monkeypatch) -> None:
+    monkeypatch.setattr(trackers, "START_LIMIT", 0.3)
+    monkeypatch.setattr(trackers, "LIMIT", 0.1)
+
+
+@every
+@pytest.mark.usefixtures("impatient")
+def test_training_ends_beside_a_tracker_that_hangs(data, tmp_path, monkeypatch, caplog, name) -> None:
+    service = install(monkeypatch, name)
+    record = MetricsWriter.record
+
+    def hanging(*rest: Any) -> None:
+        service.released.clear()
+        record(*rest)
+
+    monkeypatch.setattr(MetricsWriter, "record", hanging)
+    with caplog.at_level(logging.WARNING), undrawn():
+        train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=2, tracker=name))
+    assert [record["kind"] for record in Run(tmp_path / "run").metrics][-1] == "test"
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith(f"the tracker {name} failed: no answer within 0.1 s; it gets no more metrics")
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == f"tracker {name}")
+    service.released.set()
+
+
+@every
+@pytest.mark.usefixtures("impatient")
+def test_tracker_that_hangs_is_off_after_one_warning(run, monkeypatch, caplog, name) -> None:
+    service = install(monkeypatch, name)
+    with caplog.at_level(logging.WARNING), run.lock():
+        run.start_tracker(name)
+        service.released.clear()
+        write_steps(run, 1)
+        time.sleep(0.2)
+        write_steps(run, 2)
+        assert len(caplog.records) == 1
+        calls = service.calls
+        service.released.set()
+        (thread,) = (each for each in threading.enumerate() if each.name == f"tracker {name}")
+        thread.join()
+    assert service.calls == calls
+    assert len(caplog.records) == 1
+
+
+@every
+@pytest.mark.usefixtures("impatient")
+def test_tracker_that_hangs_at_the_end_ends_nevertheless(run, monkeypatch, caplog, name) -> None:
+    service = install(monkeypatch, name)
+    with caplog.at_level(logging.WARNING), run.lock():
+        run.start_tracker(name)
+        service.released.clear()
+    assert "no answer within 0.1 s" in caplog.records[0].getMessage()
+    service.released.set()
+
+
+@every
+@pytest.mark.usefixtures("impatient")
+def test_tracker_that_hangs_at_the_start_leaves_no_run(data, tmp_path, monkeypatch, caplog, name) -> None:
+    service = install(monkeypatch, name)
+    service.released.clear()
+    with pytest.raises(UserError, match=f"the tracker {name} failed: no answer within 0.3 s; train without"):
+        train.train(tiny_config(data, run=str(tmp_path / "run"), tracker=name))
+    assert not (tmp_path / "run").exists()
+    assert not caplog.records
+    service.released.set()
+
+
+def test_interrupt_while_a_tracker_hangs_at_the_end_is_raised(run, monkeypatch) -> None:
+    service = install(monkeypatch, "mlflow")
+    with pytest.raises(KeyboardInterrupt), run.lock():  # noqa: PT012
+        run.start_tracker("mlflow")
+        service.released.clear()
+        main = threading.main_thread().ident
+        threading.Timer(0.2, signal.pthread_kill, [main, signal.SIGINT]).start()
+    service.released.set()
 
 
 @every

@@ -151,6 +151,12 @@ def test_body_of_another_shape_is_rejected_with_advice(data, tmp_path, task, opt
         resolve_config(TrainConfig(**given), open_data(str(data)))
 
 
+@pytest.mark.parametrize(("target", "patch_size"), [("mean_color", 1), ("mae", 2)])
+def test_patches_of_digits_suit_the_target(target: str, patch_size: int) -> None:
+    config, model = resolve_config(TrainConfig(task="masked", target=target), open_data("digits"))
+    assert (config.architecture.patch_size, model.patch_hw) == (patch_size, (patch_size, patch_size))
+
+
 @pytest.mark.parametrize(
     ("options", "share"), [({}, 0.5), ({"target": "mae"}, 0.75), ({"target": "mae", "corrupt": 0.6}, 0.6)]
 )

@@ -210,6 +210,10 @@ def test_model_no_better_than_the_most_frequent_class_gets_a_hint(
     out = capsys.readouterr().out
     assert "no better than always guessing the most frequent class, as far as 2 images show" in out
     assert ("few images need trained weights: --weights cifar10" in out) != weights
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    evaluated = capsys.readouterr().out
+    assert "no better than always guessing" in evaluated
+    assert ("few images need trained weights: --weights cifar10" in evaluated) != weights
 
 
 def test_counts_of_one_are_singular(data, tmp_path, no_pictures, capsys) -> None:

@@ -83,6 +83,8 @@ def test_train_takes_options_as_keywords_and_derives_the_recipe(monkeypatch) -> 
     assert masked == vs.TrainConfig.from_recipe("masked", epochs=3)
     with pytest.raises(UserError, match="unknown training option 'epocs'; nearest: epochs"):
         vs.train(data="digits", epocs=1)
+    with pytest.raises(UserError, match="unknown training option 'learning_rate'; nearest: lr"):
+        vs.train(data="digits", learning_rate=0.1)
     with pytest.raises(UserError, match="leave out recipe"):
         vs.train(vs.TrainConfig(), recipe="base")
     with pytest.raises(UserError, match="must be a TrainConfig, not a str"):

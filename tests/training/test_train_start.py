@@ -171,7 +171,7 @@ def test_plain_training_warns_of_a_class_without_training_images(without_dim, tm
 @pytest.mark.parametrize(
     ("options", "end"),
     [
-        ({}, "options: class_weights=balanced, sampling=balanced"),
+        ({}, "class_weights=balanced or sampling=balanced would balance them"),
         ({"class_weights": "balanced"}, "class_weights=balanced"),
         ({"sampling": "balanced"}, "sampling=balanced"),
     ],

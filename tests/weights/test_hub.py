@@ -33,6 +33,7 @@ class FakeHub:
         self.commits: dict[str, dict[str, bytes]] = {NEW: {"config.json": b"{}", "model.safetensors": b"new"}}
         self.branches = {"main": NEW}
         self.errors: dict[str, tuple[int, dict[str, str]]] = {}  # part of "METHOD /path" to an answer
+        self.pages: dict[str, bytes] = {}  # part of "METHOD /path" to what a proxy answers
         self.cut: set[str] = set()  # files that are sent only in part
         self.requests: list[str] = []
         self.port = 0
@@ -43,6 +44,9 @@ class FakeHub:
         for part, (status, headers) in self.errors.items():
             if part in request:
                 return status, headers, b"{}"
+        for part, page in self.pages.items():
+            if part in request:
+                return 200, {}, page
         words = request.split(" ", 1)[1].strip("/").split("/")
         if words[0] == "files":
             return 200, {}, self.commits["files"][words[1]]
@@ -394,6 +398,26 @@ def test_offline_similar_cached_models_are_named(tmp_path: Path) -> None:
 def test_without_network_and_cache_the_error_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     unplug(monkeypatch)
     assert "the hub cannot be reached, and revision 'main' is not complete in the cache" in fetch_error()
+
+
+@pytest.mark.parametrize(
+    "page", [b"<html>Log in</html>", b"", b"{}", b"[]", b"null", b'{"id": "o/n"}', b"[" * 100_000]
+)
+def test_an_answer_that_is_not_the_hubs_is_named_or_the_cache_is_used(
+    fake: FakeHub, tmp_path: Path, page: bytes
+) -> None:
+    fake.pages["api/models"] = page
+    assert re.search(
+        r"http://\S+ does not answer as a hub does \(.*a wrong HF_ENDPOINT\), and revision", fetch_error()
+    )
+    cached = cache(tmp_path, WHOLE)
+    assert fetch_hub("o/n") == cached
+
+
+def test_files_of_an_unknown_size_are_fetched(fake: FakeHub) -> None:
+    siblings = [{"rfilename": "model.safetensors", "size": "big"}, {"rfilename": "config.json", "size": -1}]
+    fake.pages["api/models"] = json.dumps({"id": "o/n", "sha": NEW, "siblings": siblings}).encode()
+    assert names_in(fetch_hub("o/n")) == {"config.json", "model.safetensors"}
 
 
 # --- torchvision

@@ -33,6 +33,7 @@ class Evaluate:
 
     def call(self) -> None:
         """Measure and print."""
+        from vitascope.run.run import Run
         from vitascope.training.evaluate import evaluate
 
         evaluation = evaluate(
@@ -41,7 +42,8 @@ class Evaluate:
         if self.json:
             print(json.dumps(as_json(evaluation)))
         else:
-            print("\n".join(lines(evaluation)))
+            run = Run(self.model)
+            print("\n".join(lines(evaluation, run.better_start if run.exists else "")))
 
 
 def as_json(evaluation: Evaluation) -> dict[str, object]:
@@ -55,8 +57,9 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
     }
 
 
-def lines(evaluation: Evaluation) -> Iterator[str]:
-    """The summary, and one line per class with its most frequent mistake."""
+def lines(evaluation: Evaluation, better_start: str) -> Iterator[str]:
+    """The summary, with advice for a model that has learned little, and one line per class with its most
+    frequent mistake."""
     yield from (f"left out: {reason}" for reason in evaluation.unreadable)
     score = evaluation.score
     yield (
@@ -64,7 +67,7 @@ def lines(evaluation: Evaluation) -> Iterator[str]:
         f"{counted(score.total, 'image')}; loss {evaluation.loss:.3f}"
     )
     yield f"  {score.compared()}"
-    if warning := score.warning():
+    if warning := score.warning(better_start):
         yield f"  {warning}"
     names = tuple(printable(name, 80) for name in evaluation.class_names)
     width = max(map(len, names))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from vitascope.errors import UserError, printable
+from vitascope.hub_client import ask, client_errors, misunderstood, unreachable
 from vitascope.model.classifier import Classifier
 from vitascope.run.run import Run, load_with_run
+from vitascope.storage import explaining_failure
 from vitascope.weights.preprocess import preprocess_of
 from vitascope.weights.saving import save_pretrained
 
@@ -47,26 +51,57 @@ def push_to_hub(
         UserError: the hub rejects the request (the id, the token, the rights), or cannot be reached.
         CheckpointError: as `from_pretrained` and `save_pretrained`.
     """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
-
     model, run = load_with_run(model)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = save_pretrained(model, Path(scratch) / "model", format=format)
-        api = HfApi(token=token)
-        try:
-            repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id  # with its owner
-            (folder / "README.md").write_text(model_card(model, repo_id, run), encoding="utf-8")
-            done = api.upload_folder(
-                repo_id=repo_id, folder_path=folder, commit_message="Upload a vitascope model"
-            )
-        except (HTTPError, HFValidationError, OSError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(
-                f"{repo_id}: the hub did not accept the model: {reason}; log in with `hf auth login`, or "
-                "give a token that may write there"
-            ) from error
-    return str(done.commit_url)
+    model_card(model, repo_id, run)  # what can fail in it, fails before anything is created
+    with _saved(model, format) as folder, _explaining(repo_id):
+        return _push(folder, repo_id, lambda created: model_card(model, created, run), private, token)
+
+
+@contextmanager
+def _saved(model: Classifier, format: str) -> Iterator[Path]:
+    """The model in a temporary folder."""
+    place = Path(os.environ.get("TMPDIR") or "/tmp")
+    with ExitStack() as stack:
+        with explaining_failure(place, "the model", "make room, or set TMPDIR to another folder"):
+            scratch = stack.enter_context(tempfile.TemporaryDirectory())
+            folder = save_pretrained(model, Path(scratch) / "model", format=format)
+        yield folder
+
+
+def _push(folder: Path, repo_id: str, card: Callable[[str], str], private: bool, token: str | None) -> str:
+    """Create the repository, unless it exists, and upload the files with the card; the URL of the commit."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    api = HfApi(token=token)
+    created = ask(lambda: api.create_repo(repo_id, private=private, exist_ok=True)).repo_id
+    if repo_id.lower() not in (created.lower(), created.rpartition("/")[2].lower()):
+        raise misunderstood(f"the repository {created}")
+    contents = {path.name: path for path in sorted(folder.iterdir())}
+    files = [CommitOperationAdd(name, path) for name, path in contents.items()]
+    files.append(CommitOperationAdd("README.md", card(created).encode()))
+
+    def commit() -> str:
+        done = api.create_commit(created, files, commit_message="Upload a vitascope model")
+        return str(done.commit_url)
+
+    return ask(commit, size=sum(path.stat().st_size for path in contents.values()))
+
+
+@contextmanager
+def _explaining(repo_id: str) -> Iterator[None]:
+    """Turn the exceptions of the hub's client into one line with the way out."""
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        yield
+    except client_errors() as error:
+        if answer := unreachable(error):
+            raise UserError(f"{repo_id}: the model was not uploaded: {answer}; try again") from error
+        reason = " ".join(str(error).split())
+        advice = "log in with `hf auth login`, or give a token that may write there"
+        if isinstance(error, HFValidationError):
+            advice = "name it `owner/name`"
+        raise UserError(f"{repo_id}: the hub did not accept the model: {reason}; {advice}") from error
 
 
 def model_card(model: Classifier, repo_id: str, run: Run | None = None) -> str:
@@ -76,37 +111,37 @@ def model_card(model: Classifier, repo_id: str, run: Run | None = None) -> str:
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     preprocess = yaml.safe_dump(plain, sort_keys=False)
     parameters = sum(part.numel() for part in model.parameters())
+    task = "image-classification" if config.gives_classes else "image-feature-extraction"
+    metadata: dict[str, Any] = {
+        "library_name": "vitascope",
+        "tags": ["vision-transformer", task],
+        "pipeline_tag": task,
+    }
+    name = repo_id.rpartition("/")[2]
     sections = [
-        f"# {repo_id.rpartition('/')[2]}",
+        f"# {name}",
         f"{config.summary}; {parameters / 1e6:.2f} M parameters. Made with vitascope.",
-        f"## Load\n\n```python\nimport vitascope as vs\n\npredictor = vs.Predictor({repo_id!r})\n"
-        'predictor("image.jpg")\n```',
+        f"## Load\n\n```python\n{_example(repo_id, config.gives_classes)}```",
         f"## Preprocessing\n\nLoading the model loads it:\n\n```yaml\n{preprocess}```",
         f"## Classes\n\n{_classes(config.class_names, config.num_classes)}",
     ]
-    metadata: dict[str, Any] = {
-        "library_name": "vitascope",
-        "tags": ["vision-transformer", "image-classification"],
-    }
-    if config.gives_classes:
-        metadata["pipeline_tag"] = "image-classification"
     if run is not None and (tests := run.records("test")):
-        result = tests[-1]
         data = Path(str(run.config["data"])).name  # the folders above it may name a person
-        sections.append(_results(run, data, result))
-        metadata["model-index"] = [  # the hub's pages show it as a table
-            {
-                "name": repo_id.rpartition("/")[2],
-                "results": [
-                    {
-                        "task": {"type": "image-classification"},
-                        "dataset": {"name": data, "type": data, "split": result["split"]},
-                        "metrics": [{"type": "accuracy", "value": round(float(result["accuracy"]), 4)}],
-                    }
-                ],
-            }
-        ]
+        sections.append(f"## Training and results\n\n{_training(run, data)} {_results(run, tests[-1])}")
+        if run.classifies:
+            metadata["model-index"] = [{"name": name, "results": [_indexed(data, tests[-1])]}]
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n" + "\n\n".join(sections) + "\n"
+
+
+def _example(repo_id: str, gives_classes: bool) -> str:
+    """The lines of Python that use the model."""
+    if gives_classes:
+        return f'import vitascope as vs\n\npredictor = vs.Predictor({repo_id!r})\npredictor("image.jpg")\n'
+    return (
+        f"import vitascope as vs\n\nmodel = vs.from_pretrained({repo_id!r})\n"
+        "model.embed(images)  # features of normalized images\n"
+        f'vs.train(data="photos", weights={repo_id!r})  # learns the classes of your images\n'
+    )
 
 
 def _classes(names: tuple[str, ...], count: int) -> str:
@@ -118,13 +153,38 @@ def _classes(names: tuple[str, ...], count: int) -> str:
     return ", ".join(names)
 
 
-def _results(run: Run, data: str, result: dict[str, Any]) -> str:
-    """The section about a run: its data, its length and its accuracy."""
-    lines = [f"## Training and results\n\nTrained for {run.config['epochs']} epochs on `{printable(data)}`."]
-    if "accuracy_low" in result:
-        lines.append(
-            f"Accuracy on {result['images']:,} {result['split']} images: {result['accuracy']:.2%} "
-            f"(95% interval {result['accuracy_low']:.1%} to {result['accuracy_high']:.1%}; "
-            f"always guessing the most frequent class: {result['majority']:.2%})."
-        )
-    return " ".join(lines)
+def _training(run: Run, data: str) -> str:
+    """What the model has learned from, how and for how long: a run may end before its last epoch."""
+    ran = run.records("epoch")
+    epochs = ran[-1]["epoch"] if ran else run.config["epochs"]
+    length = f"for {epochs:,} epoch{'' if epochs == 1 else 's'} on `{printable(data)}`"
+    if run.records("stop"):
+        length += ", when early stopping ended the run"
+    if run.classifies:
+        return f"Trained {length}."
+    return (
+        f"Pre-trained without labels {length}: it predicted hidden patches (target `{run.config['target']}`)."
+    )
+
+
+def _results(run: Run, result: dict[str, Any]) -> str:
+    """How good the model is on the images that it was tested on."""
+    images = f"{result['images']:,} {result['split']} images"
+    if not run.classifies:
+        return f"Loss for hidden patches of {images}: {result['loss']:.3f}."
+    if "accuracy_low" not in result:  # of an older run
+        return f"Accuracy on {images}: {result['accuracy']:.2%}."
+    return (
+        f"Accuracy on {images}: {result['accuracy']:.2%} "
+        f"(95% interval {result['accuracy_low']:.1%} to {result['accuracy_high']:.1%}; "
+        f"always guessing the most frequent class: {result['majority']:.2%})."
+    )
+
+
+def _indexed(data: str, result: dict[str, Any]) -> dict[str, Any]:
+    """The accuracy as the hub's pages show it in a table."""
+    return {
+        "task": {"type": "image-classification"},
+        "dataset": {"name": data, "type": data, "split": result["split"]},
+        "metrics": [{"type": "accuracy", "value": round(float(result["accuracy"]), 4)}],
+    }

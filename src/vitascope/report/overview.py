@@ -34,7 +34,7 @@ def header(run: Run, model: Classifier | None) -> dict[str, Any]:
         "measured_on_val": bool(
             tests and tests[-1]["split"] == "val" and run.config.get("keep") != "last" and run.classifies
         ),
-        "warning": "" if score is None else score.warning(from_scratch=not run.config.get("weights")),
+        "warning": "" if score is None else score.warning(run.better_start),
         "tiles": _tiles(run, model, score),
     }
 

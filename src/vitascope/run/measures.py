@@ -151,16 +151,12 @@ class Score:
             f"{self.macro_f1:.2%}; always guessing the most frequent class: {self.majority:.2%}"
         )
 
-    def warning(self, *, from_scratch: bool = True) -> str:
+    def warning(self, advice: str = "") -> str:
         """A line about a model that is no better than guessing, with advice; empty if it is better."""
         if not self.no_better:
             return ""
         text = f"no better than always guessing the most frequent class, as far as {self.total:,} images show"
-        advice = (
-            "; few images need trained weights: --weights cifar10, which comes with vitascope, or those of a "
-            "larger model, such as google/vit-base-patch16-224-in21k"
-        )
-        return text + advice if from_scratch else text
+        return f"{text}; {advice}" if advice else text
 
 
 def score_of(labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.floating]) -> Score:

@@ -233,6 +233,19 @@ class Run:
         """Whether the run learns classes; otherwise, it learns hidden patches."""
         return bool(self.config["task"] == "classify")
 
+    @property
+    def better_start(self) -> str:
+        """Weights to start from, for a run that has learned little; empty if it had such a start."""
+        weights, larger = self.config.get("weights"), "such as google/vit-base-patch16-224-in21k"
+        if not weights:
+            return (
+                "few images need trained weights: --weights cifar10, which comes with vitascope, or those "
+                f"of a larger model, {larger}"
+            )
+        if built_in(weights) is not None:
+            return f"few images may need the weights of a larger model, {larger}"
+        return ""
+
     @functools.cached_property
     def environment(self) -> Mapping[str, Any]:
         """Start time, command, versions and machine; empty if there is no `environment.json`."""

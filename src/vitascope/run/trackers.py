@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import os
+import queue
+import threading
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from vitascope.errors import UserError, check_choice
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 PROJECT = "vitascope"
 """Project in Trackio and W&B, unless their environment variables name another."""
+START_LIMIT, LIMIT = 120.0, 60.0
+"""Seconds that a tracker may take to start, and later for one call, or at the end for all that is left."""
+MOST_WAITING = 100
+"""Records that wait for a slow tracker; with more, the training waits for it too."""
 
 
 class TrackedRun(Protocol):
@@ -118,47 +127,95 @@ class Tracker:
         config: the options of the run.
         run_id: the tracker's run to continue; None for a new one.
 
-    A failure of the tracker is a warning, and it gets nothing any more; but a new run that cannot start is a
+    Its library runs in one thread: MLflow knows the active run of a thread only. It is a daemon thread with a
+    time limit, so that a library that hangs holds up neither the training nor the end of the process.
+
+    A failure of the tracker is one warning, and it gets nothing any more. A new run that cannot start is a
     `UserError`.
     """
 
     def __init__(self, tracker: str, name: str, config: Mapping[str, Any], run_id: str | None) -> None:
         check_tracker(tracker)
         self.name, self.run_id = tracker, run_id
-        self._failed = False
-        self._run: TrackedRun | None = None
-        try:
-            self._run = TRACKERS[tracker](name, config, run_id)
-            self.run_id = self._run.run_id
-        except Exception as error:
-            if run_id is None:
-                raise UserError(f"{self._complaint(error)}; train without a tracker, or set it up") from error
-            self._fail(error)
+        self._records: queue.Queue[tuple[Mapping[str, float], int] | int] = queue.Queue(MOST_WAITING)
+        self._began: float | None = None  # when the thread's present call into the library began
+        self._failure = ""
+        self._hangs = self._warned = False
+        self._started, self._ended = threading.Event(), threading.Event()
+
+        def start() -> TrackedRun:
+            return TRACKERS[tracker](name, config, run_id)
+
+        threading.Thread(target=self._follow, args=(start,), name=f"tracker {tracker}", daemon=True).start()
+        if not self._started.wait(START_LIMIT):
+            self._give_up(START_LIMIT)
+        if self._failure and run_id is None:
+            raise UserError(f"{self._failure}; train without a tracker, or set it up")
+        self._warn()
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log numbers by name."""
-        self._call(lambda run: run.log(values, step))
+        """Pass numbers by name on to the tracker; waits only if it is far behind."""
+        if (began := self._began) is not None and time.monotonic() - began > LIMIT:
+            self._give_up(LIMIT)
+        if not self._failure:
+            self._put((values, step))
+        self._warn()
 
     def finish(self, exit_code: int) -> None:
-        """End the tracker's run: with 0 as finished, otherwise as failed."""
-        if not self._failed:
-            self._call(lambda run: run.finish(exit_code))
-        elif self._run is not None:
-            with contextlib.suppress(Exception):  # of the failure that is reported already
-                self._run.finish(exit_code)
+        """End the tracker's run, after all that it was given: with 0 as finished, otherwise as failed."""
+        if not self._hangs:
+            self._put(exit_code)
+        if not self._hangs and not self._ended.wait(LIMIT):
+            self._give_up(LIMIT)
+        self._warn()
 
-    def _call(self, call: Callable[[TrackedRun], None]) -> None:
-        if self._run is None or self._failed:
-            return
+    def _put(self, record: tuple[Mapping[str, float], int] | int) -> None:
         try:
-            call(self._run)
-        except Exception as error:  # noqa: BLE001 - whatever it raises, it must not end the training
-            self._fail(error)
+            self._records.put(record, timeout=LIMIT)
+        except queue.Full:
+            self._give_up(LIMIT)
 
-    def _fail(self, error: Exception) -> None:
-        self._failed = True
-        log.warning("%s; it gets no more metrics of this run, which continues", self._complaint(error))
+    def _give_up(self, seconds: float) -> None:
+        self._hangs = True
+        self._failure = self._failure or f"the tracker {self.name} failed: no answer within {seconds:g} s"
 
-    def _complaint(self, error: Exception) -> str:
+    def _warn(self) -> None:
+        if self._failure and not self._warned:
+            self._warned = True
+            log.warning("%s; it gets no more metrics of this run, which continues", self._failure)
+
+    def _follow(self, start: Callable[[], TrackedRun]) -> None:
+        """The thread's program: start the run, log every record until one fails, end the run."""
+        run = self._call(start)
+        if run is not None:
+            self.run_id = run.run_id
+        self._started.set()
+        while run is not None and not self._hangs:
+            record = self._records.get()
+            if isinstance(record, int):
+                self._call(partial(run.finish, record))
+                break
+            if not self._failure:
+                self._call(partial(run.log, *record))
+        self._ended.set()
+
+    def _call(self, call: Callable[[], T]) -> T | None:
+        """The result of a call into the library; None if it fails."""
+        self._began = time.monotonic()
+        try:
+            return call()
+        except BaseException as error:  # noqa: BLE001 - whatever it raises, SystemExit too, is a failure of it
+            self._failure = self._failure or f"the tracker {self.name} failed: {_described(error)}"
+            return None
+        finally:
+            self._began = None
+
+
+def _described(error: BaseException) -> str:
+    """The type and the message of an exception, whose own method may fail."""
+    kind = type(error).__name__
+    try:
         reason = " ".join(str(error).split())[:300]
-        return f"the tracker {self.name} failed: {type(error).__name__}: {reason}".removesuffix(": ")
+    except BaseException as other:  # noqa: BLE001 - as above
+        return f"{kind}, whose message cannot be printed ({type(other).__name__})"
+    return f"{kind}: {reason}".removesuffix(": ")

@@ -26,6 +26,7 @@ from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier, build
+from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import explaining_memory, resolve_precision, reuse_freed_memory
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vit import VisionTransformer
@@ -52,7 +53,7 @@ from vitascope.training.recipes import (
 )
 from vitascope.training.selection import Selection, select
 from vitascope.training.signals import stopped_at_once
-from vitascope.training.tasks.autoencoder import MaskedAutoencoding
+from vitascope.training.tasks.autoencoder import MaskedAutoencoding, check_encoder
 from vitascope.training.tasks.classify import Classify, Distill, balanced_weights
 from vitascope.training.tasks.masked import Masked
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
@@ -258,7 +259,10 @@ def _open(config: TrainConfig, run: Run | None = None) -> tuple[TrainConfig, Mod
         check_tracker(config.engine.tracker)
     if run is None:
         splits = open_data(config.data, seed=config.seed, labelled=config.task == "classify")
-        return *resolve_config(config, splits), splits
+        config, model_config = resolve_config(config, splits)
+        if config.task == "masked" and config.masking.target == "mae":
+            check_encoder(cast("ViTConfig", model_config))
+        return config, model_config, splits
     # The first process compares all images by content, the others by name.
     opened = run.open_data(check=("train", "val", "test") if distributed.is_first() else ())
     if opened.restored is not None and not opened.restored.complete:
@@ -408,7 +412,8 @@ def _uneven(images: ImageSet, balance: Balance) -> str:
     counts = {name: count for name, count in class_counts(images).items() if count}
     fewest, most = (choose(counts, key=counts.__getitem__) for choose in (min, max))
     chosen = [name for name, value in dataclasses.asdict(balance).items() if value == "balanced"]
-    advice = f"{chosen[0]}=balanced" if chosen else "options: class_weights=balanced, sampling=balanced"
+    options = [f"{name}=balanced" for name in chosen]
+    advice = options[0] if options else "class_weights=balanced or sampling=balanced would balance them"
     images_per_class = f"{counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most}) training images per class"
     return printable(f"uneven: {images_per_class}; {advice}")
 

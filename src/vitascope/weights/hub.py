@@ -9,14 +9,14 @@ import contextlib
 import difflib
 import errno
 import http.client
-import json
 import logging
 import re
 import urllib.error
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from vitascope.errors import nearest
+from vitascope.hub_client import ask, client_errors, misunderstood, status_of, unreachable
 from vitascope.storage import free_mb
 from vitascope.weights.files import CheckpointError, described, rejection, shard_files
 
@@ -65,21 +65,33 @@ def is_hub_id(ref: str) -> bool:
 def fetch_hub(repo_id: str, revision: str | None = None) -> Path:
     """Fetch a model's settings and one form of its weights into the hub's cache; returns the folder. If the
     hub cannot be reached, that revision is used as it was last fetched completely, with a warning."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
 
     repo_id, revision = _OF_TIMM.sub("", repo_id), revision or constants.DEFAULT_REVISION
     with _explaining(repo_id, revision):
         try:
-            info = HfApi().model_info(repo_id, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        except _transport_errors() as error:
-            if not _unreachable(error) or (folder := _cached(repo_id, revision)) is None:
+            commit, sizes = ask(lambda: _described(repo_id, revision))
+        except client_errors() as error:
+            if not unreachable(error) or (folder := _cached(repo_id, revision)) is None:
                 raise
             if not constants.HF_HUB_OFFLINE:
                 log.warning("%s: no hub (%s); using %s", repo_id, type(error).__name__, folder)
             return folder
-    commit = str(info.sha)
     with _explaining(repo_id, commit[:7]):
-        return _download(repo_id, revision, commit, [file.rfilename for file in info.siblings or []])
+        return _download(repo_id, revision, commit, sizes)
+
+
+def _described(repo_id: str, revision: str) -> tuple[str, dict[str, int | None]]:
+    """The commit of a revision, and its files with their sizes in bytes, where the hub knows them."""
+    from huggingface_hub import HfApi, constants
+
+    limit = constants.HF_HUB_ETAG_TIMEOUT
+    info = HfApi().model_info(repo_id, revision=revision, timeout=limit, files_metadata=True)
+    if not re.fullmatch("[0-9a-f]{40}", str(info.sha)):
+        raise misunderstood(f"the commit {info.sha!r}")
+    sizes = {str(file.rfilename): file.size for file in info.siblings or []}
+    known = {name for name, size in sizes.items() if type(size) is int and 0 <= size < 2**50}
+    return str(info.sha), {name: size if name in known else None for name, size in sizes.items()}
 
 
 def weights_name(place: object, names: Iterable[str]) -> str | None:
@@ -100,26 +112,29 @@ def weights_name(place: object, names: Iterable[str]) -> str | None:
     return None
 
 
-def _download(repo_id: str, revision: str, commit: str, names: list[str]) -> Path:
+def _download(repo_id: str, revision: str, commit: str, sizes: Mapping[str, int | None]) -> Path:
     """Fetch the snapshot of a commit, in an order that leaves it without weights until it is complete."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
-    weights = weights_name(repo_id, names)
+    def fetch(name: str, size: int | None = 0, *, of: str = commit) -> Path:
+        return Path(ask(lambda: hf_hub_download(repo_id, name, revision=of), size=size))
+
+    weights = weights_name(repo_id, sizes)
     if weights is None:
-        if reason := described(names):
+        if reason := described(list(sizes)):
             raise rejection(repo_id, reason)
-        has = f"it has {', '.join(sorted(names)[:8])}" if names else "it is empty"
+        has = f"it has {', '.join(sorted(sizes)[:8])}" if sizes else "it is empty"
         raise rejection(repo_id, f"no weights in a readable form ({', '.join(WEIGHTS)}, .pth, .npz); {has}")
     for name in SETTINGS:
         with contextlib.suppress(RemoteEntryNotFoundError):  # the cache notes that there is none
-            hf_hub_download(repo_id, name, revision=commit)
-    path = Path(hf_hub_download(repo_id, weights, revision=commit))
+            fetch(name)
+    path = fetch(weights, sizes[weights])
     if weights.endswith(INDEX):
         for shard in sorted(set(shard_files(path).values())):
-            hf_hub_download(repo_id, shard, revision=commit)
+            fetch(shard, sizes.get(shard))
     with contextlib.suppress(RemoteEntryNotFoundError):  # only now does the cache's branch name this commit
-        hf_hub_download(repo_id, SETTINGS[0], revision=revision)
+        fetch(SETTINGS[0], of=revision)
     return path.parent
 
 
@@ -167,27 +182,6 @@ def _instead(repo_id: str) -> str:
     return f"; cached models: {', '.join(similar)}" if similar else ""
 
 
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """The exceptions of the hub's client and of its transport, whichever library that is."""
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
-
-    return (HTTPError, OSError, ValueError, RuntimeError)  # the last: of hf_xet
-
-
-def _status(error: Exception) -> int | None:
-    return getattr(getattr(error, "response", None), "status_code", None)
-
-
-def _unreachable(error: Exception) -> bool:
-    """Whether the hub did not answer, or is down or busy."""
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    if isinstance(error, HfHubHTTPError):
-        return (_status(error) or 500) >= 500 or _status(error) in (408, 429)
-    no_answer = (_transport_errors()[0], LocalEntryNotFoundError, ConnectionError, TimeoutError)
-    return isinstance(error, (*no_answer, json.JSONDecodeError))  # the last: a proxy's page
-
-
 @contextlib.contextmanager
 def _explaining(repo_id: str, revision: str) -> Iterator[None]:
     """Turn the exceptions of the hub's client into one line with the way out."""
@@ -195,9 +189,7 @@ def _explaining(repo_id: str, revision: str) -> Iterator[None]:
 
     try:
         yield
-    except CheckpointError:
-        raise
-    except _transport_errors() as error:
+    except client_errors() as error:
         reason = _disk_reason(error, Path(constants.HF_HUB_CACHE), "HF_HOME")
         raise rejection(repo_id, reason or _hub_reason(error, repo_id, revision)) from error
 
@@ -211,12 +203,11 @@ def _hub_reason(error: Exception, repo_id: str, revision: str) -> str:
         reason = "no such model on the hub, nor a local path; a private one looks the same: `hf auth login`"
     elif isinstance(error, errors.RevisionNotFoundError):
         reason = f"no revision {revision!r}; its branches and tags are at {HUB_URL}/{repo_id}/tree/main"
-    elif _status(error) == 401:
+    elif status_of(error) == 401:
         reason = "the hub does not accept your token (401); log in with `hf auth login`, or unset HF_TOKEN"
     elif constants.HF_HUB_OFFLINE:
         reason = f"revision {revision!r} is not complete in the cache, and HF_HUB_OFFLINE is set"
-    elif _unreachable(error):
-        answer = f"the hub answers {_status(error)}" if _status(error) else "the hub cannot be reached"
+    elif answer := unreachable(error):
         reason = f"{answer}, and revision {revision!r} is not complete in the cache; try again"
     else:
         reason = f"cannot be fetched: {error}"

@@ -291,6 +291,8 @@ def test_the_given_revision_is_requested_from_the_hub(
     [
         ("DatasetNotFoundError", "owner/name: no such folder, nor a data set on the hub"),
         (ConnectionError("Couldn't reach"), "owner/name: the hub cannot be reached"),
+        (KeyError("id"), r"owner/name: .* does not answer as a hub does \(KeyError: 'id'"),
+        (TypeError("a list"), r"owner/name: .* does not answer as a hub does \(TypeError: a list"),
         (
             ValueError("Config name is missing.\nPick one"),
             r"owner/name: cannot be opened: .* missing\. Pick one$",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shards import numbered_classes
 from vitascope.data.splits import ImageSet, LazySources, Splits, complete_splits
 from vitascope.errors import UserError, nearest_path
+from vitascope.hub_client import misunderstood
 
 TABLES = {".parquet": "parquet", ".arrow": "arrow"}
 """The library's builder for each kind of file."""
@@ -258,6 +260,8 @@ def _explaining(data: str) -> Iterator[None]:
         ) from error
     except ConnectionError as error:
         raise UserError(f"{data}: the hub cannot be reached, and its cache has no such data set") from error
+    except (LookupError, TypeError, AttributeError, json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{data}: cannot be opened: {misunderstood(error)}") from error
     except (DatasetsError, HTTPError, OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise UserError(f"{data}: cannot be opened: {reason}") from error

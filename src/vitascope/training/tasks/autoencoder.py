@@ -37,7 +37,7 @@ class MaskedAutoencoder(nn.Module):
     def __init__(self, body: VisionTransformer, outputs: int, masking: Masking) -> None:
         super().__init__()
         check_body(body, (*UNMIXED, *CONVOLUTIONAL))
-        check_selection(body.config)
+        check_encoder(body.config)
         d = masking.decoder_dim
         config = ViTConfig(
             image_size=body.config.image_size,
@@ -84,8 +84,13 @@ def erased(images: Tensor, places: Tensor, grid: tuple[int, int]) -> Tensor:
     return images * kept.repeat_interleave(H // gh, dim=2).repeat_interleave(W // gw, dim=3)
 
 
-def check_selection(config: ViTConfig) -> None:
-    """Reject an encoder that needs the whole grid of patches."""
+def check_encoder(config: ViTConfig) -> None:
+    """Reject an encoder that needs the whole grid of patches, or has patches without a variance."""
+    if config.in_channels * math.prod(config.patch_hw) == 1:
+        raise UserError(
+            "patch_size 1: a patch of one grey pixel has no variance, and a masked autoencoder normalizes "
+            "each patch by its own; set patch_size to 2 or more, or choose another target"
+        )
     positions, attention = config.embedding.positions, config.block.attention
     found = f"{attention} attention" if attention != "global" else f"{positions} positions"
     if attention != "global" or positions == "relative":

@@ -89,7 +89,7 @@ class Classify:
         """Evaluate the finished model and print its accuracy."""
         tested = predict_split(finished.model, finished.loader, precision=finished.precision)
         score = tested.score
-        warning = score.warning(from_scratch=finished.config.weights is None)
+        warning = score.warning(finished.run.better_start)
         print_first(
             f"{tested.split:<6} {tested.accuracy:.2%} right: {score.right} of "
             f"{counted(score.total, 'image')}, after {finished.seconds:.1f} s of training\n"

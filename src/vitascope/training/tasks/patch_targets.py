@@ -126,10 +126,6 @@ class NormalizedPixelTarget(PixelTarget):
     caption: ClassVar[str] = "predicted\n(contrast given)"
     """The pictures have the mean and contrast of the right answer, which are not predicted."""
 
-    def __post_init__(self) -> None:
-        if self.outputs == 1:
-            raise UserError("a patch of one grey pixel has no variance to normalize by; use larger patches")
-
     def targets(self, images: Tensor) -> Tensor:
         """The pixels of images in [0, 1], with mean 0 and variance 1 in each patch."""
         patches = super().targets(images)  # (B, N, C * ph * pw)
