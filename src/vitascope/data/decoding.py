@@ -164,7 +164,10 @@ def _eight_bit_pixels(source: np.ndarray[Any, Any] | torch.Tensor) -> npt.NDArra
     if pixels.ndim == 3:
         channels_last, channels_first = pixels.shape[-1] in (1, 3, 4), pixels.shape[0] in (1, 3)
         if channels_first and channels_last and name == "a tensor":
-            raise ImageError(f"{name} {kind} is (C, H, W) or (H, W, C): give an array, which is (H, W, C)")
+            raise ImageError(
+                f"{name} {kind} is (C, H, W) or (H, W, C): give an array, which is (H, W, C), by "
+                "tensor.permute(1, 2, 0).numpy() or tensor.numpy()"
+            )
         if channels_first and not channels_last:
             pixels = pixels.transpose(1, 2, 0)
     if pixels.size == 0 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[-1] in (1, 3, 4))):
@@ -173,7 +176,8 @@ def _eight_bit_pixels(source: np.ndarray[Any, Any] | torch.Tensor) -> npt.NDArra
         pixels = _scaled(pixels, name)
     elif pixels.dtype != np.uint8:
         raise ImageError(
-            f"{name} must be uint8, from 0 to 255, or floats, from 0 to 1, not {kind}: convert it"
+            f"{name} must be uint8, from 0 to 255, or floats, from 0 to 1, not {kind}: convert it by "
+            f"{'astype(numpy.uint8)' if name == 'an array' else 'tensor.byte()'}"
         )
     return pixels[..., 0] if pixels.shape[2:] == (1,) else pixels
 

@@ -373,10 +373,8 @@ def test_client_that_ends_its_side_after_the_request_gets_its_response() -> None
                 writer.write(prediction(7))
                 writer.write_eof()
                 if held:
-                    await until(lambda: any(each._half_closed for each in server.held))
-                    await asyncio.sleep(
-                        0.3
-                    )  # some ticks of the server, in which it looks for clients that left
+                    await until(lambda: server._service.in_flight == 1)
+                    await asyncio.sleep(0.3)  # some ticks, in which the server looks for clients that left
                     engine.go.set()
                 answer = await asyncio.wait_for(reader.read(), 20)
                 head, _, body = answer.partition(b"\r\n\r\n")
