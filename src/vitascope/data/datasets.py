@@ -13,12 +13,13 @@ from vitascope.data.decoding import ImageError, ImageSource, header_size
 from vitascope.data.formats import digits
 from vitascope.data.formats.archive import Archive
 from vitascope.data.formats.cifar import Cifar
-from vitascope.data.formats.folder import IMAGE_SUFFIXES, Folder
+from vitascope.data.formats.folder import Folder
 from vitascope.data.formats.format import DataFormat, DataPackage
 from vitascope.data.formats.hub import HubDataset, looks_like_hub_id
 from vitascope.data.formats.idx import Idx
 from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
 from vitascope.data.formats.shards import Shards
+from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, Splits
 from vitascope.errors import UserError, nearest, nearest_path, printable
 

@@ -24,9 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import Encoded
-from vitascope.data.formats.folder import IMAGE_SUFFIXES, files_of_splits, has_class_folders
+from vitascope.data.formats.folder import files_of_splits, has_class_folders
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shard_index import INDEX, read_index
+from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, LazySources, Splits, complete_splits
 from vitascope.data.tars import archive_errors, open_tar, tar_fault, tar_members
 from vitascope.errors import UserError
