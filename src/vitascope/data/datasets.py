@@ -81,10 +81,10 @@ def open_pictures(data: str) -> Sequence[ImageSource]:
     return format.images_to_show(place)
 
 
-def list_images(data: str, *, seed: int = 0) -> Inventory:
+def list_images(data: str) -> Inventory:
     """All images of a data set, in any split, to find those of an earlier split."""
     format, place = _find(data)
-    return format.inventory(place, seed=seed)
+    return format.inventory(place)
 
 
 def _find(data: str) -> tuple[DataFormat, str]:

@@ -17,7 +17,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias, cast
+from typing import IO, Any, TypeAlias, cast
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
@@ -31,6 +31,12 @@ class Encoded(ABC):
     @abstractmethod
     def read_bytes(self) -> bytes:
         """The encoded picture; an OSError or EOFError becomes an `ImageError` that names the picture."""
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[IO[bytes], int, int]]:
+        """An open file with the encoded picture, the place of its first byte there, and its bytes."""
+        content = self.read_bytes()
+        yield io.BytesIO(content), 0, len(content)
 
 
 ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray[Any, Any]"

@@ -6,97 +6,26 @@ to another. The record keeps every image in the part that it was in when the run
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gzip
-import hashlib
-import io
 import itertools
 import json
-import os
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
-from tqdm import tqdm
 
-from vitascope.data.decoding import Encoded, ImageSource, source_name
-from vitascope.data.formats.shards import ShardMember
-from vitascope.data.splits import ImageSet, Inventory, Splits, check_known_classes
+from vitascope.data.contents import UNREADABLE, contents_of, image_name
+from vitascope.data.decoding import Encoded, ImageSource
+from vitascope.data.splits import ImageSet, Inventory, LazySources, Splits, check_known_classes
 from vitascope.errors import UserError
 
 VERSION = 1
-WHOLE = 32 * 1024
-"""Bytes up to which a file is hashed completely."""
-PIECE = 4096
-"""Bytes of each of the pieces of a larger file that are hashed, `WHOLE` in all."""
-UNREADABLE = "unreadable"
-"""The content of a file that cannot be opened."""
 _FAULTS = (OSError, EOFError, zlib.error, RecursionError, ValueError, KeyError, TypeError, AttributeError)
-_THREADS = 16
 _NAMED = 3  # images that a message names
-
-
-def content_of(source: ImageSource) -> str:
-    """The identity of an image's content: the size in bytes and a BLAKE2b hash of the encoded picture (a file
-    and its copy in a shard have the same), or of the pixels of an array."""
-    if isinstance(source, np.ndarray | Image.Image):
-        pixels = np.ascontiguousarray(source)
-        return f"{pixels.nbytes}-{_digest(repr(pixels.shape).encode(), pixels.tobytes())}"
-    try:
-        with _opened(source) as (file, start, size):
-            places, length = [start], size
-            if size > WHOLE:  # pieces from the first byte to the last: a photograph costs 32 KB of reading
-                step, length = (size - PIECE) / (WHOLE // PIECE - 1), PIECE
-                places = [start + round(step * number) for number in range(WHOLE // PIECE)]
-            pieces = []
-            for place in places:
-                file.seek(place)
-                pieces.append(file.read(length))
-    except (OSError, EOFError):
-        return UNREADABLE
-    return f"{size}-{_digest(*pieces)}"
-
-
-def _digest(*parts: bytes) -> str:
-    return hashlib.blake2b(b"".join(parts), digest_size=12).hexdigest()
-
-
-@contextlib.contextmanager
-def _opened(source: ImageSource) -> Iterator[tuple[IO[bytes], int, int]]:
-    """An open file, the place of the encoded picture in it, and its bytes."""
-    if isinstance(source, ShardMember):
-        with open(source.path, "rb", buffering=0) as file:
-            yield file, source.offset, source.size
-    elif isinstance(source, str | os.PathLike):
-        with open(source, "rb", buffering=0) as file:
-            yield file, 0, os.fstat(file.fileno()).st_size
-    else:
-        content = source.read_bytes() if isinstance(source, Encoded) else source
-        assert isinstance(content, bytes)
-        yield io.BytesIO(content), 0, len(content)
-
-
-def contents_of(sources: Sequence[ImageSource]) -> list[str]:
-    """`content_of` each source, with a bar if that takes long."""
-    with ThreadPoolExecutor(_THREADS) as pool:  # on a network drive, each file waits
-        found = pool.map(content_of, sources) if len(sources) > _THREADS else map(content_of, sources)
-        bar = tqdm(found, "images identified", len(sources), delay=3, leave=False, disable=None)
-        return list(bar)
-
-
-def image_name(source: ImageSource, root: Path | None) -> str:
-    """An image's name in the record: its path below the data's folder; empty for pixels in memory."""
-    if not isinstance(source, str | os.PathLike | Encoded):
-        return ""
-    name = source_name(source).replace("\\", "/")
-    return name if root is None else name.removeprefix(root.as_posix()).lstrip("/:")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +49,7 @@ class RecordedPart:
 
     names: tuple[str, ...]  # relative to the data's folder; empty where images have none
     labels: npt.NDArray[np.int64]  # (N,), indices into the record's class names
-    contents: tuple[str, ...]  # from `content_of`
+    contents: npt.NDArray[np.bytes_]  # (N,), from `contents_of`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +71,8 @@ class SplitRecord:
 
     def trained_on(self, images: ImageSet) -> npt.NDArray[np.bool_]:
         """Whether each image has the content of a training image, (N,)."""
-        known = set(self.parts["train"].contents) - {UNREADABLE}
-        return np.array([content in known for content in contents_of(images.sources)], dtype=np.bool_)
+        known = set(self.parts["train"].contents.tolist()) - {UNREADABLE}
+        return np.isin(images.identified().contents, np.array(list(known), dtype=np.bytes_))
 
     def write(self, path: Path) -> None:
         """Write the record as gzipped JSON lines: a header, then one line per image."""
@@ -157,8 +86,10 @@ class SplitRecord:
         with open(path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
             packed.write(json.dumps(head).encode() + b"\n")
             for split, part in self.parts.items():
-                for name, label, content in zip(part.names, part.labels.tolist(), part.contents, strict=True):
-                    line = {"split": split, "name": name, "label": label, "content": content}
+                for name, label, content in zip(
+                    part.names, part.labels.tolist(), part.contents.tolist(), strict=True
+                ):
+                    line = {"split": split, "name": name, "label": label, "content": content.decode()}
                     packed.write(json.dumps(line).encode() + b"\n")
 
     @classmethod
@@ -177,7 +108,9 @@ class SplitRecord:
             parts = {}
             for split, found in lines.items():
                 names, labels, contents = zip(*found, strict=True) if found else ((), (), ())
-                parts[split] = RecordedPart(names, np.array(labels, dtype=np.int64), contents)
+                parts[split] = RecordedPart(
+                    names, np.array(labels, dtype=np.int64), np.array(contents, dtype=np.bytes_)
+                )
             record = cls(tuple(head["class_names"]), parts, head["data"])
             if record.images() != head["images"] or not {"train", "val"} <= parts.keys():
                 raise ValueError(f"{record.images()} of {head['images']} images")
@@ -196,9 +129,9 @@ def record_of(splits: Splits, place: str = "") -> SplitRecord:
         split: RecordedPart(
             tuple(image_name(source, splits.root) for source in images.sources),
             images.labels,
-            tuple(contents_of(images.sources)),
+            images.contents,
         )
-        for split, images in splits.parts.items()
+        for split, images in splits.identified().parts.items()
     }
     return SplitRecord(splits.train.class_names, parts, place)
 
@@ -224,17 +157,19 @@ class Restored:
         part, found = self.record.parts[split], self.found[split]
         begin = 0
         for images in self.inventory.sets:
-            if np.array_equal(found, np.arange(begin, begin + len(images))):  # sources of shards stay that
-                return ImageSet(split, images.sources, part.labels, self.record.class_names)
+            inside = bool(((begin <= found) & (found < begin + len(images))).all())
+            if inside and isinstance(images.sources, LazySources):  # sources of shards stay that
+                sources = images.sources.take(found - begin)
+                return ImageSet(split, sources, part.labels, self.record.class_names, part.contents)
             begin += len(images)
         now = _all_sources(self.inventory)
-        sources: list[ImageSource] = []
+        listed: list[ImageSource] = []
         for index, place in enumerate(found.tolist()):
             other = self.changed[split][index]
             reason = "another content than in training" if other else "no longer there"
             gone = Gone(part.names[index] or f"{split} image {index}", reason)
-            sources.append(now[place] if place >= 0 else gone)
-        return ImageSet(split, sources, part.labels, self.record.class_names)
+            listed.append(now[place] if place >= 0 else gone)
+        return ImageSet(split, listed, part.labels, self.record.class_names, part.contents)
 
     def present(self, split: str, class_names: tuple[str, ...]) -> ImageSet:
         """The images of a part that still exist. A renamed one has the class of its new folder."""
@@ -319,18 +254,18 @@ def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -
     names = [image_name(source, inventory.root) for source in sources]
     recorded = {name: split for split, part in record.parts.items() for name in part.names if name}
     read = [index for index, name in enumerate(names) if not name or recorded.get(name) in {None, *check}]
-    contents = dict(zip(read, contents_of([sources[index] for index in read]), strict=True))
+    contents = dict(zip(read, contents_of([sources[index] for index in read]).tolist(), strict=True))
     by_name = {name: index for index, name in enumerate(names) if name}
 
     found = {split: np.full(len(part.names), -1, dtype=np.int64) for split, part in record.parts.items()}
     for split, part in record.parts.items():
-        for index, (name, content) in enumerate(zip(part.names, part.contents, strict=True)):
+        for index, (name, content) in enumerate(zip(part.names, part.contents.tolist(), strict=True)):
             place = by_name.get(name)
             if place is not None and contents.get(place, content) == content:
                 found[split][index] = place
 
     claimed = {place for places in found.values() for place in places.tolist()}
-    pool: dict[str, deque[int]] = defaultdict(deque)  # images that no name claims, by content
+    pool: dict[bytes, deque[int]] = defaultdict(deque)  # images that no name claims, by content
     for index, content in contents.items():
         if index not in claimed:
             pool[content].append(index)

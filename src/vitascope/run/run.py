@@ -298,7 +298,7 @@ class Run:
         if data is None and record.place and not Path(where).expanduser().exists():
             moved = Path(os.path.normpath(self.path.absolute() / record.place))  # with the run
             where = str(moved) if moved.exists() else where
-        restored = restore(record, list_images(where, seed=seed), [record.final] if check is None else check)
+        restored = restore(record, list_images(where), [record.final] if check is None else check)
         if not any((found >= 0).any() for found in restored.found.values()):
             raise UserError(
                 f"{where}: contains none of the {record.images():,} images that {self.path} was trained and "

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from vitascope.data.copies import find_copies
 from vitascope.data.datasets import class_counts, described, open_data
 from vitascope.data.formats.digits import digits_baseline
 from vitascope.data.splits import ImageSet, Splits, absent_classes
@@ -242,6 +243,8 @@ def _open(config: TrainConfig, run: Run | None = None) -> tuple[TrainConfig, Mod
         check_tracker(config.engine.tracker)
     if run is None:
         splits = open_data(config.data, seed=config.seed, labelled=config.task == "classify")
+        if distributed.is_first():  # which records and announces them
+            splits = splits.identified()
         return *resolve_config(config, splits), splits
     # The first process compares all images by content, the others by name.
     opened = run.open_data(check=("train", "val", "test") if distributed.is_first() else ())
@@ -345,8 +348,10 @@ def make_task(
 
 def _announce(trainer: Trainer, chosen: str = "") -> None:
     """Print the data, the model and the run, and the options that were chosen by the data."""
-    config = trainer.config
-    lines = described(trainer.splits)
+    if not distributed.is_first():
+        return
+    config, copies = trainer.config, find_copies(trainer.splits)
+    lines = [*described(trainer.splits), *copies.described()]
     if config.task == "classify" and trainer.splits.train.uneven:
         lines.append(_uneven(trainer.splits.train, config.balance))
     data = "\n       ".join(lines)
@@ -362,8 +367,10 @@ def _announce(trainer: Trainer, chosen: str = "") -> None:
         + f"run    {trainer.run.path}: {_length(trainer)}"
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}{in_parts}"
     )
+    for warning in copies.warnings(labelled=config.task == "classify"):
+        log.warning("%s", warning)
     absent = absent_classes(trainer.splits.train) if config.task == "classify" else ""
-    if absent and distributed.is_first():
+    if absent:
         log.warning("%s; a class without images is not learned", absent)
 
 

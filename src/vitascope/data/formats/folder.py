@@ -50,18 +50,18 @@ class Folder(DataFormat):
     def matches(self, data: str) -> bool:
         return os.path.isdir(data)
 
-    def open(self, data: str, *, seed: int) -> Splits:
+    def read(self, data: str) -> Inventory:
         root = Path(data)
         folder = split_folder(root, "train")
         if folder is None:
-            found = {"all": read_tree(root)}
-        else:
-            found = {"train": read_tree(folder, name="train")}
-            for split in ("val", "test"):
-                images = _optional_split(root, split, found["train"].class_names)
-                found |= {} if images is None else {split: images}
-        splits = complete_splits(found, data, seed=seed, root=root)
-        return dataclasses.replace(splits, passed_over=passed_over(root, splits.parts.values()))
+            return Inventory((read_tree(root),), channels=3, root=root)
+        train = read_tree(folder, name="train")
+        others = [_optional_split(root, split, train.class_names) for split in ("val", "test")]
+        return Inventory((train, *(images for images in others if images is not None)), channels=3, root=root)
+
+    def open(self, data: str, *, seed: int) -> Splits:
+        splits = super().open(data, seed=seed)
+        return dataclasses.replace(splits, passed_over=passed_over(Path(data), splits.parts.values()))
 
     def open_unlabelled(self, data: str, *, seed: int) -> Splits:
         """All images below the folder, or below its `train/`, unless there are class folders: a tenth by seed
@@ -74,7 +74,7 @@ class Folder(DataFormat):
         if len(files) < 2:
             raise UserError(f"{folder}: {len(files)} images; at least 2 are needed")
         images = ImageSet("train", files, np.zeros(len(files), dtype=np.int64), ("image",))
-        splits = complete_splits({"train": images}, data, seed=seed, root=root)
+        splits = complete_splits(Inventory((images,), channels=3, root=root), data, seed=seed)
         return dataclasses.replace(splits, passed_over=passed_over(folder, splits.parts.values()))
 
     def evaluation_set(self, data: str, class_names: tuple[str, ...]) -> ImageSet:
@@ -92,7 +92,7 @@ class Folder(DataFormat):
             raise UserError(f"{data}: no images in this folder")
         return files
 
-    def inventory(self, data: str, *, seed: int) -> Inventory:
+    def inventory(self, data: str) -> Inventory:
         """All images below the folder; an image outside of class folders is of the class ""."""
         root = Path(data)
         files = image_files(root)
