@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         line on standard error. 130 and 143: stopped by Ctrl-C or SIGTERM, with everything saved.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="surrogateescape")  # paths that are not UTF-8 are printed as they are
     try:
         if args[:1] == ["help"]:
             args = [*args[1:2], "--help"]

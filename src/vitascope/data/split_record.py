@@ -12,7 +12,7 @@ import itertools
 import json
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +51,20 @@ class RecordedPart:
     labels: npt.NDArray[np.int64]  # (N,), indices into the record's class names
     contents: npt.NDArray[np.bytes_]  # (N,), from `contents_of`
 
+    def subset(self, rows: npt.NDArray[np.int64]) -> RecordedPart:
+        """Some of the images, in the order given."""
+        return RecordedPart(
+            tuple(self.names[row] for row in rows.tolist()), self.labels[rows], self.contents[rows]
+        )
+
+    def with_more(self, other: RecordedPart) -> RecordedPart:
+        """These images, and then others."""
+        return RecordedPart(
+            (*self.names, *other.names),
+            np.concatenate([self.labels, other.labels]),
+            np.concatenate([self.contents, other.contents]),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class SplitRecord:
@@ -59,6 +73,8 @@ class SplitRecord:
     class_names: tuple[str, ...]
     parts: dict[str, RecordedPart]  # `train`, `val` and, where there was one, `test`
     place: str = ""  # the data's path relative to the run, so that a project can be moved; or empty
+    skipped: dict[str, RecordedPart] = dataclasses.field(default_factory=dict)
+    """Images of the parts that were missing when the run was resumed, which went on without them."""
 
     @property
     def final(self) -> str:
@@ -66,31 +82,37 @@ class SplitRecord:
         return "test" if "test" in self.parts else "val"
 
     def images(self) -> int:
-        """The number of images in all parts."""
+        """The number of images in all parts, without skipped ones."""
         return sum(len(part.names) for part in self.parts.values())
 
+    def lines(self) -> Iterator[tuple[str, RecordedPart, bool]]:
+        """Each part with its images, and again with those that were skipped."""
+        yield from ((split, part, False) for split, part in self.parts.items())
+        yield from ((split, part, True) for split, part in self.skipped.items())
+
     def trained_on(self, images: ImageSet) -> npt.NDArray[np.bool_]:
-        """Whether each image has the content of a training image, (N,)."""
-        known = set(self.parts["train"].contents.tolist()) - {UNREADABLE}
-        return np.isin(images.identified().contents, np.array(list(known), dtype=np.bytes_))
+        """Whether each image has the content of a training image, even of a skipped one, (N,)."""
+        known = np.concatenate([part.contents for split, part, _ in self.lines() if split == "train"])
+        return np.isin(images.identified().contents, known[known != UNREADABLE])
 
     def write(self, path: Path) -> None:
         """Write the record as gzipped JSON lines: a header, then one line per image."""
         head = {
             "version": VERSION,
-            "images": self.images(),
+            "images": sum(len(part.names) for _, part, _ in self.lines()),
             "data": self.place,
             "class_names": self.class_names,
             "parts": list(self.parts),
         }
         with open(path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
             packed.write(json.dumps(head).encode() + b"\n")
-            for split, part in self.parts.items():
+            for split, part, skipped in self.lines():
+                more = {"skipped": True} if skipped else {}
                 for name, label, content in zip(
                     part.names, part.labels.tolist(), part.contents.tolist(), strict=True
                 ):
                     line = {"split": split, "name": name, "label": label, "content": content.decode()}
-                    packed.write(json.dumps(line).encode() + b"\n")
+                    packed.write(json.dumps(line | more).encode() + b"\n")
 
     @classmethod
     def read(cls, path: Path) -> SplitRecord:
@@ -102,18 +124,21 @@ class SplitRecord:
                     raise UserError(
                         f"{path}: version {head['version']!r}, this vitascope reads {VERSION}; update it"
                     )
-                lines: dict[str, list[tuple[str, int, str]]] = {split: [] for split in head["parts"]}
+                lines: dict[bool, dict[str, list[tuple[str, int, str]]]] = {
+                    False: {split: [] for split in head["parts"]},
+                    True: defaultdict(list),
+                }
                 for line in map(json.loads, file):
-                    lines[line["split"]].append((line["name"], line["label"], line["content"]))
-            parts = {}
-            for split, found in lines.items():
-                names, labels, contents = zip(*found, strict=True) if found else ((), (), ())
-                parts[split] = RecordedPart(
-                    names, np.array(labels, dtype=np.int64), np.array(contents, dtype=np.bytes_)
-                )
-            record = cls(tuple(head["class_names"]), parts, head["data"])
-            if record.images() != head["images"] or not {"train", "val"} <= parts.keys():
-                raise ValueError(f"{record.images()} of {head['images']} images")
+                    part = lines[line.get("skipped", False)][line["split"]]
+                    part.append((line["name"], line["label"], line["content"]))
+            parts, skipped = (
+                {split: _recorded_part(found) for split, found in lines[kind].items()}
+                for kind in (False, True)
+            )
+            record = cls(tuple(head["class_names"]), parts, head["data"], skipped)
+            count = sum(len(part.names) for _, part, _ in record.lines())
+            if count != head["images"] or not {"train", "val"} <= parts.keys():
+                raise ValueError(f"{count} of {head['images']} images")
         except UserError:
             raise
         except _FAULTS as error:
@@ -121,6 +146,11 @@ class SplitRecord:
                 f"{path} is damaged ({error}); restore it, or remove it to skip the check of the split"
             ) from error
         return record
+
+
+def _recorded_part(lines: Sequence[tuple[str, int, str]]) -> RecordedPart:
+    names, labels, contents = zip(*lines, strict=True) if lines else ((), (), ())
+    return RecordedPart(names, np.array(labels, dtype=np.int64), np.array(contents, dtype=np.bytes_))
 
 
 def record_of(splits: Splits, place: str = "") -> SplitRecord:
@@ -142,6 +172,8 @@ class Restored:
 
     record: SplitRecord
     inventory: Inventory
+    names: list[str]  # of the images in `inventory.sets`, in class folders of the record's names
+    aliases: dict[str, str]  # class folders that have another name now, with their name in the record
     found: dict[str, npt.NDArray[np.int64]]  # places in `inventory.sets`; -1 if missing or changed
     changed: dict[str, npt.NDArray[np.bool_]]  # whether a file of an image's name has another content now
     renamed: dict[str, npt.NDArray[np.bool_]]  # whether an image was found by its content only
@@ -181,7 +213,7 @@ class Restored:
                 f"{self.note()}; restore them, or give other images to measure on"
             )
         now = _all_sources(self.inventory)
-        classes = [images.class_names[label] for images in self.inventory.sets for label in images.labels]
+        classes = [self.aliases.get(name, name) for name in _classes(self.inventory)]
         named = [
             classes[found[row]] if self.renamed[split][row] else self.record.class_names[labels[row]]
             for row in there
@@ -195,6 +227,21 @@ class Restored:
             class_names,
         )
 
+    def remaining(self) -> SplitRecord:
+        """The record of a run that goes on without the images that are missing or changed, which are skipped
+        from now on; renamed images have their new names. A part without any image left is a UserError."""
+        parts, skipped = {}, dict(self.record.skipped)
+        for split, part in self.record.parts.items():
+            found = self.found[split]
+            there, gone = np.flatnonzero(found >= 0), np.flatnonzero(found < 0)
+            if not len(there):
+                raise UserError(f"none of the {len(found):,} {split} images is left: {self.note()}")
+            names = tuple(self.names[place] for place in found[there].tolist())
+            parts[split] = dataclasses.replace(part.subset(there), names=names)
+            if len(gone):
+                skipped[split] = skipped.get(split, _recorded_part(())).with_more(part.subset(gone))
+        return dataclasses.replace(self.record, parts=parts, skipped=skipped)
+
     @property
     def complete(self) -> bool:
         """Whether every image exists under its own name, unchanged as far as contents were read."""
@@ -202,7 +249,7 @@ class Restored:
         return not renamed and all((found >= 0).all() for found in self.found.values())
 
     def counts(self) -> dict[str, int]:
-        """The number of images that are missing, changed, renamed and new."""
+        """The number of images that are missing, changed, renamed and new, without skipped ones."""
         by_part = {change: sum(parts.values()) for change, parts in self._by_part().items()}
         return {**by_part, "new": self.new}
 
@@ -224,8 +271,12 @@ class Restored:
                 changes.append(f"{total:,} {change} ({listed})")
         if self.new:
             changes.append(f"{self.new:,} new")
+        if skipped := {split: len(part.names) for split, part in self.record.skipped.items()}:
+            listed = ", ".join(f"{count:,} {split}" for split, count in skipped.items())
+            changes.append(f"{sum(skipped.values()):,} skipped since the run was resumed ({listed})")
+        changes += [f"the class folder {old} is called {now} now" for now, old in self.aliases.items()]
         had = set(self.record.class_names)
-        has = {name for images in self.inventory.sets for name in images.class_names}
+        has = {self.aliases.get(name, name) for name in _classes(self.inventory)}
         labelled = had != {"image"}
         for change, classes in (("gone", had - has), ("new", has - had)):
             if classes and labelled:
@@ -247,14 +298,26 @@ def _all_sources(inventory: Inventory) -> list[ImageSource]:
     return list(itertools.chain.from_iterable(images.sources for images in inventory.sets))
 
 
+def _classes(inventory: Inventory) -> list[str]:
+    """The class of each image."""
+    return [images.class_names[label] for images in inventory.sets for label in images.labels.tolist()]
+
+
 def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -> Restored:
     """Find the images of a recorded split in the data as they are now: by name (in the parts in `check`, only
-    if the content is the same as well), the rest by content among images that the record does not name."""
+    if the content is the same as well), the rest by content among images that the record does not name.
+
+    A class folder with another name is recognized by the contents of its images, which keep their names then.
+    """
     sources = _all_sources(inventory)
     names = [image_name(source, inventory.root) for source in sources]
-    recorded = {name: split for split, part in record.parts.items() for name in part.names if name}
+    recorded = {name: split for split, part, _ in record.lines() for name in part.names if name}
     read = [index for index, name in enumerate(names) if not name or recorded.get(name) in {None, *check}]
     contents = dict(zip(read, contents_of([sources[index] for index in read]).tolist(), strict=True))
+    aliases = _renamed_classes(record, inventory, contents)
+    if aliases:
+        pairs = zip(names, _classes(inventory), strict=True)
+        names = [_in_class(name, now, aliases[now]) if now in aliases else name for name, now in pairs]
     by_name = {name: index for index, name in enumerate(names) if name}
 
     found = {split: np.full(len(part.names), -1, dtype=np.int64) for split, part in record.parts.items()}
@@ -281,4 +344,32 @@ def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -
                 changed[split][index] = name in by_name
     claimed = {place for places in found.values() for place in places.tolist()}
     new = sum(1 for index, name in enumerate(names) if index not in claimed and name not in recorded)
-    return Restored(record, inventory, found, changed, renamed, new)
+    return Restored(record, inventory, names, aliases, found, changed, renamed, new)
+
+
+def _renamed_classes(
+    record: SplitRecord, inventory: Inventory, contents: Mapping[int, bytes]
+) -> dict[str, str]:
+    """The class folders that the record does not have, with images of one class that has no folder any more:
+    their names, and the names of these classes."""
+    classes = _classes(inventory)
+    gone = set(record.class_names) - set(classes)
+    if not gone or gone == {"image"}:  # of pictures without classes
+        return {}
+    known: dict[bytes, set[str]] = defaultdict(set)
+    for _, part, _ in record.lines():
+        for label, content in zip(part.labels.tolist(), part.contents.tolist(), strict=True):
+            known[content].add(record.class_names[label])
+    known.pop(UNREADABLE, None)
+    meant: dict[str, set[str]] = defaultdict(set)
+    for index, content in contents.items():
+        if classes[index] not in record.class_names:
+            meant[classes[index]] |= known.get(content, set()) & gone
+    return {now: next(iter(old)) for now, old in meant.items() if len(old) == 1}
+
+
+def _in_class(name: str, now: str, recorded: str) -> str:
+    """An image's name in a class folder of the recorded name: at the top, or in the folder of a split."""
+    parts = name.split("/")
+    place = next((place for place in (0, 1) if parts[place : place + 1] == [now]), None)
+    return name if place is None else "/".join([*parts[:place], recorded, *parts[place + 1 :]])

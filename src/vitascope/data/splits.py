@@ -207,15 +207,24 @@ def check_every_class(images: ImageSet, option: str) -> None:
         raise UserError(f"{absent}; {option} needs images of every class: add some, or leave the option out")
 
 
+class UnknownClassesError(UserError):
+    """Images have classes that a model does not have; the first of them is `first`."""
+
+    def __init__(self, message: object, first: str) -> None:
+        super().__init__(message)
+        self.first = first
+
+
 def check_known_classes(
     found: Sequence[str], known: Sequence[str], where: str, what: str = "classes"
 ) -> None:
-    """Reject classes that are not among the known ones."""
+    """Reject classes that are not among the known ones, with an `UnknownClassesError`."""
     unknown = [name for name in found if name not in known]
     if unknown:
-        raise UserError(
+        raise UnknownClassesError(
             f"{where}: {len(unknown)} of {len(found)} {what} are not among the {len(known)} known "
-            f"classes: {_some(unknown)}{nearest(unknown[0], known)}"
+            f"classes: {_some(unknown)}{nearest(unknown[0], known)}",
+            unknown[0],
         )
 
 
