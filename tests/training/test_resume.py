@@ -13,6 +13,7 @@ import torch
 
 from tests.forked import ending, fork
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder, write_uneven
+from vitascope.cli import main
 from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.split_record import SplitRecord
@@ -374,7 +375,7 @@ def test_skipped_images_that_are_back_stay_training_images(tmp_path) -> None:
         run = killed(tiny_config(folder, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
         name = SplitRecord.read(run / "split.jsonl.gz").parts["train"].names[0]
         shutil.move(folder / name, tmp_path / "away.png")
-        train.resume(run, missing="skip")
+        assert main(["train", "--resume", str(run), "--missing", "skip"]) == 0
     shutil.move(tmp_path / "away.png", folder / name)
     opened = Run(run).open_data()
     assert opened.restored.counts()["new"] == 0

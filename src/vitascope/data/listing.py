@@ -52,7 +52,8 @@ def visible_files(
 def _below(
     folder: str, entered: frozenset[tuple[int, int]], failed: Callable[[str, OSError], None]
 ) -> Iterator[os.DirEntry[str]]:  # only the names in one folder and in its parents are in memory
-    files, folders = [], []
+    files: list[os.DirEntry[str]] = []
+    folders: list[os.DirEntry[str]] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

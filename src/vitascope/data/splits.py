@@ -127,8 +127,12 @@ class Splits:
 
     def identified(self) -> Splits:
         """The same splits with the `contents` of all images."""
-        read = {name: images.identified() for name, images in self.parts.items()}
-        return dataclasses.replace(self, **read)
+        return dataclasses.replace(
+            self,
+            train=self.train.identified(),
+            val=self.val.identified(),
+            test=None if self.test is None else self.test.identified(),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
