@@ -372,6 +372,25 @@ def test_compare_prints_a_table_or_json_and_writes_a_page(
     assert all(Path(line).is_file() for line in out[-2:])
 
 
+def test_names_that_are_not_utf8_are_trained_printed_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = colours(Path("p\udce9"), {"r\udce9d": (200, 40, 40), "blue": (40, 40, 200)}, 10)
+    with monkeypatch.context() as patch:
+        out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
+        patch.setattr("sys.stdout", out)
+        assert main(["train", "--data", str(data), *SHAPE, *SHORT]) == 0
+        assert main(["report", "runs/p\ufffd"]) == 0
+        assert main(["predict", "runs/p\ufffd", str(data), "--json"]) == 0
+    page = Path("runs", "p\ufffd", "report.html").read_text(encoding="utf-8")
+    assert r"r\udce9d" in page
+    out.seek(0)
+    printed = out.read().splitlines()
+    assert printed[0].startswith("data   p\udce9: 16 train, 2 val, 2 test images")
+    assert json.loads(printed[-1])["image"].startswith("p\udce9/r\udce9d/")
+
+
 def test_default_run_folders_are_numbered(here: SimpleNamespace) -> None:
     for name in ("data", "data-2"):
         with undrawn():
@@ -621,6 +640,8 @@ def test_trained_model_is_not_advised_to_start_from_itself(
         (["train", "--config", "runs/tiny/config.yaml", "--recipe", "digits"], "leave out --recipe"),
         (["train", "--resume", "runs/tiny", "--epochs", "7"], "leave out --epochs"),
         (["train", "--resume", "data"], "data: not a run folder"),
+        (["train", "--data", "data", "--missing", "skip"], "add --resume RUN"),
+        (["train", "--data", "data", "--run", "runs/\udce9", *SHAPE], "a run folder needs a name in UTF-8"),
         (["train", "--resume", "nowhere"], "nowhere: not a run folder"),
         (["train", "--resume", "runs/tiny"], "has finished"),
         (["train", "--resume", "runs/tiny", "--data", "data"], "has finished"),  # as typed, not as stored

@@ -30,7 +30,7 @@ from vitascope.cli import main
 from vitascope.cli.export import Export
 from vitascope.cli.parsing import parse
 from vitascope.cli.serve import Serve
-from vitascope.data import datasets, download, loading, pack, reading, splits, tars
+from vitascope.data import datasets, download, listing, loading, pack, reading, splits, tars
 from vitascope.data.formats import folder, hub, published, shards
 from vitascope.deploy.predict.runtimes import open_engine
 from vitascope.model.sizes import named_config
@@ -366,7 +366,7 @@ def test_every_kind_of_data_has_its_line() -> None:
 def test_numbers_and_names_of_the_data_page_are_those_of_the_code(monkeypatch) -> None:
     text = " ".join(DATA_PAGE.read_text(encoding="utf-8").split())
     assert splits.VAL_SHARE == splits.TEST_SHARE == loading.MAX_UNREADABLE == 0.1  # "a tenth"
-    assert set(re.findall(r"`([^`]+)`", marked(DATA_PAGE, "suffixes"))) == folder.IMAGE_SUFFIXES
+    assert set(re.findall(r"`([^`]+)`", marked(DATA_PAGE, "suffixes"))) == listing.IMAGE_SUFFIXES
     assert {"valid", "validation"} < set(folder.SPLIT_FOLDERS["val"])
     for phrase in (
         f"fit into {loading.MEMORY_BUDGET // 2**30} GiB",

@@ -14,7 +14,7 @@ FROZEN = {
     "batch_size=8, precision='auto', device='auto')",
     "convert": "(ref, folder, *, format='vitascope', revision=None, images=())",
     "create_model": "(name, *, weights=None, **overrides)",
-    "evaluate": "(model, data=None, *, batch_size=128, precision='auto', device='auto')",
+    "evaluate": "(model, data=None, *, rename=None, batch_size=128, precision='auto', device='auto')",
     "export": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, images=None)",
     "from_pretrained": "(ref, revision=None, *, family=None, config=None, dtype=None, device=None)",
     "list_models": "()",
@@ -22,7 +22,7 @@ FROZEN = {
     "push_to_hub": "(model, repo_id, *, private=False, token=None, format='vitascope')",
     "quantize": "(model, path=None, *, format='onnx', input='pictures', dynamic_resolution=False, data=None, "
     "calibration=None, calibration_images=300, max_drop=0.01)",
-    "resume": "(run, **engine)",
+    "resume": "(run, *, missing='error', **engine)",
     "save_pretrained": "(model, folder, *, format='vitascope')",
     "train": "(config=None, *, recipe=None, **options)",
     "Predictor.__init__": "(model, *, precision='auto', device='auto', batch_size=32)",

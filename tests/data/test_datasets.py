@@ -317,7 +317,7 @@ def test_a_flat_folder_is_rejected_with_the_command_that_sorts_it(
     folder = tmp_path / "it's flat" / below
     for label, count in (("cat", 5), ("golden_retriever", 4)):
         for number in range(count):
-            write_picture(folder / name.format(label, number))
+            write_picture(folder / name.format(label, number), seed=10 * count + number)
     with pytest.raises(UserError, match=r"labels in their names \(cat: 5, golden_retriever: 4\)") as raised:
         open_data(str(tmp_path / "it's flat"))
     assert len(list(folder.iterdir())) == 9  # nothing is sorted without a request

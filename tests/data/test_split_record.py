@@ -13,13 +13,9 @@ from vitascope.data.datasets import list_images, open_data
 from vitascope.data.decoding import ImageError, read_image
 from vitascope.data.pack import pack
 from vitascope.data.split_record import (
-    PIECE,
-    UNREADABLE,
-    WHOLE,
     Gone,
     Restored,
     SplitRecord,
-    content_of,
     record_of,
     restore,
 )
@@ -170,27 +166,6 @@ def test_training_images_are_recognized_by_content_in_any_form(photos: Path, tmp
     pack(str(photos), tmp_path / "shards")
     assert record.trained_on(open_data(str(tmp_path / "shards")).train).all()
     assert not record.trained_on(open_data(str(tmp_path / "shards")).final).any()
-
-
-@pytest.mark.parametrize("size", [0, 1, WHOLE, WHOLE + 1, 10 * WHOLE])
-def test_the_content_is_identified_by_size_and_bytes(tmp_path: Path, size: int) -> None:
-    content = bytearray(np.random.default_rng(0).bytes(size))
-    path = tmp_path / "x.bin"
-    path.write_bytes(content)
-    first = content_of(path)
-    assert content_of(bytes(content)) == first
-    path.write_bytes(content + b"\0")
-    assert content_of(path) != first
-    places = {0, size - 1, size // 2} if size <= WHOLE else {0, PIECE - 1, size - PIECE, size - 1}
-    for place in places if size else ():
-        other = content.copy()
-        other[place] ^= 1
-        path.write_bytes(other)
-        assert content_of(path) != first
-
-
-def test_a_file_that_cannot_be_opened_has_no_content(tmp_path: Path) -> None:
-    assert content_of(tmp_path / "missing.png") == UNREADABLE
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "fewer", "version", "nested"])

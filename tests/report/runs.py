@@ -50,9 +50,9 @@ def write_run(
             labels=truths,
             probabilities=np.eye(len(classes), dtype=np.float32)[answers],
         )
-        contents = tuple(content for content, *_ in images)
+        contents = np.array([content for content, *_ in images], dtype=np.bytes_)
         part = RecordedPart(("",) * len(images), truths, contents)
-        empty = RecordedPart((), np.array([], dtype=np.int64), ())
+        empty = RecordedPart((), np.array([], dtype=np.int64), np.array([], dtype=np.bytes_))
         SplitRecord(classes, {"train": empty, "val": empty, split: part}).write(run.path / layout.SPLIT)
         test = {"split": split, "images": len(images), "loss": loss, "seconds": 25.0}
         if task == "classify":

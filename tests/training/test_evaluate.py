@@ -182,6 +182,74 @@ def test_moved_project_finds_its_own_data_only(project, caplog) -> None:
         Run.open(run).test_images().sources  # noqa: B018
 
 
+def test_copied_project_measures_its_own_images_and_says_so(made, tmp_path, monkeypatch, caplog) -> None:
+    copy = Path(shutil.copytree(made, tmp_path / "copy"))
+    monkeypatch.chdir(tmp_path)
+    deleted = paths(copy, "test")[0]
+    deleted.unlink()
+    opened = Run.open(copy / "runs" / "photos").open_data()
+    assert opened.splits.root == copy / "photos"
+    original = made / "photos"
+    assert f"uses the data beside the run, {copy / 'photos'}, not those in {original}" in opened.note
+    assert len(evaluate(copy / "runs" / "photos", device="cpu").labels) == 5
+    assert caplog.text.count("beside the run") == 1
+    assert Run.open(made / "runs" / "photos").open_data().note == ""
+    shutil.rmtree(copy / "photos")  # a run that was copied alone
+    assert Run.open(copy / "runs" / "photos").open_data().splits.root == original
+
+
+def test_renamed_class_folder_is_recognized_by_its_contents(project, caplog) -> None:
+    run = project / "runs" / "photos"
+    before = evaluate(run, device="cpu")
+    (project / "photos" / "dog").rename(project / "photos" / "a dog")
+    after = evaluate(run, device="cpu")
+    assert "has changed since" in caplog.text
+    assert "the class folder dog is called a dog now" in caplog.text
+    assert after.changes == before.changes == {"missing": 0, "changed": 0, "renamed": 0, "new": 0}
+    assert (after.probabilities == before.probabilities).all()
+    assert (after.labels == before.labels).all()
+
+
+def test_image_that_moved_to_a_renamed_class_folder_has_the_class_of_that(project) -> None:
+    run = project / "runs" / "photos"
+    cat = next(path for path in paths(project, "test") if path.parent.name == "cat")
+    (project / "photos" / "dog").rename(project / "photos" / "hound")
+    cat.rename(project / "photos" / "hound" / "no cat.png")
+    assert evaluate(run, device="cpu").labels.tolist() == [1, 0, 0, 1, 1, 1]
+
+
+def test_classes_of_other_data_are_renamed_on_request(project, capsys) -> None:
+    run, other = project / "runs" / "photos", project / "other"
+    write_tree(other, {"cat": 4, "dogs": 5}, size=(17, 17))
+    arguments = ["evaluate", str(run), "--data", str(other), "--device", "cpu", "--json"]
+    assert main(arguments) == 2
+    assert (
+        "nearest: dog; if dogs is one of them under another name, add --rename dogs="
+        in capsys.readouterr().err
+    )
+    assert main([*arguments, "--rename", "dogs=dog"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["classes"], found["images"]) == (["cat", "dog"], 9)
+    assert np.sum(found["confusion"], axis=1).tolist() == [4, 5]
+    for rename, message in (
+        ("dogs=dig", "unknown class of the model 'dig'; nearest: dog"),
+        ("dogs", "--rename dogs: expected NAME=CLASS"),
+        ("wolf=dog", "no images of a class 'wolf'"),
+    ):
+        extra = ["dogs=dog"] if rename.startswith("wolf") else []
+        assert main([*arguments, "--rename", *extra, rename]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--rename", "dogs=dog"]) == 2
+    assert "rename is about the classes of other data: set data" in capsys.readouterr().err
+
+
+def test_best_model_of_a_run_is_not_measured_on_its_training_images(project) -> None:
+    run = project / "runs" / "photos"
+    shutil.copytree(run / "model", run / "checkpoints" / "best", dirs_exist_ok=True)
+    found = evaluate(run / "checkpoints" / "best", project / "photos", device="cpu")
+    assert (found.trained_on, len(found.labels)) == (48, 12)
+
+
 def test_run_without_a_split_record_reports_that_it_cannot_be_verified(project, caplog) -> None:
     run = project / "runs" / "photos"
     (run / SPLIT).unlink()

@@ -13,7 +13,10 @@ import torch
 
 from tests.forked import ending, fork
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder, write_uneven
+from vitascope.cli import main
+from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
+from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
 from vitascope.run.run import Run
 from vitascope.training import loop, train
@@ -285,9 +288,25 @@ def test_run_with_edited_options_is_rejected_with_the_difference(broken_off, lin
 def test_other_classes_are_rejected_with_the_difference(tmp_path) -> None:
     folder = write_folder(tmp_path / "data")
     run = killed(tiny_config(folder, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
-    (folder / "dark").rename(folder / "dim")
+    shutil.rmtree(folder / "dark")
+    shutil.copytree(folder / "light", folder / "dim")
     with pytest.raises(UserError, match="classes gone: dark, classes new: dim"):
         train.resume(run)
+
+
+def test_run_resumes_bitwise_after_its_class_folders_were_renamed(tmp_path, caplog) -> None:
+    folder = write_folder(tmp_path / "data")
+    config = tiny_config(folder, run=str(tmp_path / "whole"), epochs=2, checkpoint_seconds=0.0)
+    with undrawn():
+        whole = train.train(config)
+        run = killed(config.replace(run=str(tmp_path / "run")))
+        (folder / "light").rename(folder / "a")
+        (folder / "dark").rename(folder / "b")
+        resumed = train.resume(run)
+    assert "the class folder light is called a now, the class folder dark is called b now" in caplog.text
+    assert_bitwise(resumed.model.state_dict(), whole.model.state_dict())
+    assert resumed.evaluation.class_names == ("dark", "light")
+    assert (resumed.evaluation.labels == whole.evaluation.labels).all()
 
 
 def test_new_images_are_ignored_and_changed_or_missing_ones_are_rejected(tmp_path, caplog) -> None:
@@ -310,6 +329,71 @@ def test_new_images_are_ignored_and_changed_or_missing_ones_are_rejected(tmp_pat
     (folder / "light" / "004.png").unlink()
     with pytest.raises(UserError, match=r"cannot be resumed: .* 1 missing \(.*\), 20 new: light/004\.png"):
         train.resume(stopped)
+
+
+def test_run_without_some_images_is_resumed_on_request_and_from_then_on_bitwise(tmp_path) -> None:
+    folder = write_folder(tmp_path / "data")
+    options = {"epochs": 4, "checkpoint_seconds": 0.0, "keep": "last"}
+    with undrawn():
+        run = killed(tiny_config(folder, run=str(tmp_path / "run"), **options))
+        record = SplitRecord.read(run / "split.jsonl.gz")
+        for split, count in (("train", 6), ("test", 1)):
+            for name in record.parts[split].names[:count]:
+                (folder / name).unlink()
+        with pytest.raises(
+            UserError, match=r"7 missing .*--missing skip`, or take its best .*checkpoints/best"
+        ):
+            train.resume(run)
+        again = Path(shutil.copytree(run, tmp_path / "again"))
+        whole = train.resume(run, missing="skip")
+        step = loop.Trainer._training_step
+
+        def or_die(self: loop.Trainer, *arguments):
+            if self.step == 13:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(self, *arguments)
+
+        def begin() -> None:
+            loop.Trainer._training_step = or_die
+            train.resume(again, missing="skip")
+
+        assert ending(fork(begin)) == -signal.SIGKILL
+        resumed = train.resume(again)  # the images that it skips are recorded
+    assert len(whole.evaluation.labels) == len(record.parts["test"].names) - 1
+    states = [load_checkpoint_at(checkpoints(path)[-1]) for path in (run, again)]
+    assert [step for step, _ in states] == [20, 20]  # as planned: 4 epochs of 5 steps
+    assert_bitwise(*(state["model"] for _, state in states))
+    assert_bitwise(whole.model.state_dict(), resumed.model.state_dict())
+    skipped = SplitRecord.read(run / "split.jsonl.gz").skipped
+    assert {split: len(part.names) for split, part in skipped.items()} == {"train": 6, "test": 1}
+    assert "7 skipped since the run was resumed (6 train, 1 test)" in Run(run).open_data().note
+
+
+def test_skipped_images_that_are_back_stay_training_images(tmp_path) -> None:
+    folder = write_folder(tmp_path / "data")
+    with undrawn():
+        run = killed(tiny_config(folder, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
+        name = SplitRecord.read(run / "split.jsonl.gz").parts["train"].names[0]
+        shutil.move(folder / name, tmp_path / "away.png")
+        assert main(["train", "--resume", str(run), "--missing", "skip"]) == 0
+    shutil.move(tmp_path / "away.png", folder / name)
+    opened = Run(run).open_data()
+    assert opened.restored.counts()["new"] == 0
+    assert folder / name not in opened.splits.train.sources
+    assert (
+        SplitRecord.read(run / "split.jsonl.gz").trained_on(read_tree(folder)).sum()
+        == len(opened.splits.train) + 1
+    )
+
+
+def test_part_without_any_image_left_is_not_skipped(tmp_path) -> None:
+    folder = write_folder(tmp_path / "data")
+    run = killed(tiny_config(folder, run=str(tmp_path / "run"), checkpoint_seconds=0.0))
+    for name in SplitRecord.read(run / "split.jsonl.gz").parts["val"].names:
+        (folder / name).unlink()
+    with pytest.raises(UserError, match="none of the 2 val images is left: 2 missing"):
+        train.resume(run, missing="skip")
+    assert not SplitRecord.read(run / "split.jsonl.gz").skipped
 
 
 def test_only_engine_options_may_change_on_resume(broken_off) -> None:

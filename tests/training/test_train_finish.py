@@ -198,10 +198,12 @@ def test_the_result_is_printed_before_anything_is_drawn(data, tmp_path, printed_
 def test_model_no_better_than_the_most_frequent_class_gets_a_hint(
     tmp_path, no_pictures, capsys, weights: bool
 ) -> None:
-    """All images are identical, so that there is nothing to learn."""
+    """All images are the same but for one pixel, so that there is nothing to learn."""
     same = write_folder(tmp_path / "same", per_class=12)
-    for path in same.rglob("*.png"):
-        Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(path)
+    for number, path in enumerate(sorted(same.rglob("*.png"))):
+        pixels = np.zeros((16, 16, 3), np.uint8)
+        pixels[0, 0] = number % 12, number // 12, 0
+        Image.fromarray(pixels).save(path)
     config = tiny_config(same, run=str(tmp_path / "run"), epochs=1)
     if weights:
         save_pretrained(build(resolve_config(config, open_data(str(same)))[1]), tmp_path / "weights")

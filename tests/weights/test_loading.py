@@ -279,8 +279,20 @@ def test_folder_or_file_that_is_no_model_is_rejected(tmp_path: Path) -> None:
 
 def test_the_error_for_an_unfinished_run_names_the_command(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("data: digits\n")
-    with pytest.raises(CheckpointError, match=r"no finished model.*--resume"):
+    with pytest.raises(CheckpointError, match=r"no finished model.*--resume [^,]*$"):
         from_pretrained(tmp_path)
+
+
+def test_the_error_for_an_unfinished_run_names_its_best_model_which_loads(tmp_path: Path) -> None:
+    run = tmp_path / "my run"
+    run.mkdir()
+    (run / "config.yaml").write_text("data: digits\n")
+    save_pretrained(small_model(), run / "checkpoints" / "best")
+    with pytest.raises(
+        CheckpointError, match=r"--resume '.*my run'`, or take its best model so far"
+    ) as raised:
+        from_pretrained(run)
+    from_pretrained(str(raised.value).rpartition(", ")[2])
 
 
 def test_revision_of_a_local_folder_is_rejected(folder: Path) -> None:

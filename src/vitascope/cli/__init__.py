@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -50,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         line on standard error. 130 and 143: stopped by Ctrl-C or SIGTERM, with everything saved.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    args = [*args[1:2], "--help"] if args[:1] == ["help"] else args
+    _print_any_path()
     try:
-        if args[:1] == ["help"]:
-            args = [*args[1:2], "--help"]
         if not args or args[0] in ("-h", "--help"):
             print(overview())
             return 0
@@ -85,6 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 128 + stop.signum  # under torchrun the first process prints it
         print(f"vitascope: {stop}; continue with: {stop.command}", file=sys.stderr)
         return 128 + stop.signum
+
+
+def _print_any_path() -> None:
+    """Let standard output print paths that are not UTF-8 as they are, instead of ending the program."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="surrogateescape")
 
 
 def overview() -> str:

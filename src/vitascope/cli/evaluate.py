@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
 
 from vitascope.cli.parsing import Device, Json, MaybeText, Model, Precision
-from vitascope.errors import printable
+from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ class Evaluate:
     """`digits`, or a folder with test/<class>/, val/<class>/ or <class>/.
     Images that the run was trained on are left out and counted.
     Default: the run's own test images."""
+    rename: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=CLASS ...", help_behavior_hint="")] = ()
+    """Classes of --data that have another name in the model, such as `--rename birds=bird`."""
     batch_size: int = 128
     """Images per batch."""
     precision: Precision = "auto"
@@ -37,13 +41,26 @@ class Evaluate:
         from vitascope.training.evaluate import evaluate
 
         evaluation = evaluate(
-            self.model, self.data, batch_size=self.batch_size, precision=self.precision, device=self.device
+            self.model,
+            self.data,
+            rename=renamed(self.rename),
+            batch_size=self.batch_size,
+            precision=self.precision,
+            device=self.device,
         )
         if self.json:
             print(json.dumps(as_json(evaluation)))
         else:
             run = Run(self.model)
             print("\n".join(lines(evaluation, run.better_start if run.exists else "")))
+
+
+def renamed(given: Sequence[str]) -> dict[str, str]:
+    """The classes of NAME=CLASS each."""
+    for text in given:
+        if "=" not in text:
+            raise UserError(f"--rename {text}: expected NAME=CLASS, such as birds=bird")
+    return dict(text.rsplit("=", 1) for text in given)
 
 
 def as_json(evaluation: Evaluation) -> dict[str, object]:

@@ -240,7 +240,7 @@ def own_test_images(ref: str) -> ImageSet:
 
 def is_picture(word: str) -> bool:
     """Whether a word in the place of MODEL is a PICTURE, by its ending."""
-    from vitascope.data.formats.folder import IMAGE_SUFFIXES
+    from vitascope.data.listing import IMAGE_SUFFIXES
 
     return Path(word).suffix.lower() in IMAGE_SUFFIXES and not Path(word).is_dir()
 

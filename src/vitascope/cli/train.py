@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -34,6 +34,9 @@ class RunCommand(TrainConfig):
     """config.yaml of a run that provides the defaults instead of a recipe: repeats that run."""
     resume: MaybeText = None
     """Run to resume, one of its checkpoints, or `auto`; only engine options may change."""
+    missing: Literal["error", "skip"] = "error"
+    """What `--resume` does where images of the run are missing or changed.
+    `skip` goes on without them, which is recorded."""
 
     def __post_init__(self) -> None:
         """Check nothing: `chosen` creates a `TrainConfig`, whose errors are one clear line."""
@@ -49,7 +52,7 @@ class RunCommand(TrainConfig):
         from vitascope.training.train import PretrainResult
 
         if self.resume is not None:
-            result = train.resume(self.resume, **dataclasses.asdict(self.engine))
+            result = train.resume(self.resume, missing=self.missing, **dataclasses.asdict(self.engine))
         elif self.task == "masked":
             result = train.pretrain(self.chosen())
         else:
@@ -104,6 +107,8 @@ def parse_run(command: type[R], name: str, args: Sequence[str]) -> R:
     first = parse(command, name, args)
     if first.resume is not None:
         return _parse_resume(command, name, args, first)
+    if first.missing != "error":
+        raise UserError("--missing is about the images of a run that is resumed: add --resume RUN")
     task = "masked" if command is Pretrain else "classify"
     if first.config is not None:
         if first.recipe is not None:

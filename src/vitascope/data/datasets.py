@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,15 @@ from vitascope.data.decoding import ImageError, ImageSource, header_size
 from vitascope.data.formats import digits
 from vitascope.data.formats.archive import Archive
 from vitascope.data.formats.cifar import Cifar
-from vitascope.data.formats.folder import IMAGE_SUFFIXES, Folder
+from vitascope.data.formats.folder import Folder
 from vitascope.data.formats.format import DataFormat, DataPackage
 from vitascope.data.formats.hub import HubDataset, looks_like_hub_id
 from vitascope.data.formats.idx import Idx
 from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
 from vitascope.data.formats.shards import Shards
+from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.splits import ImageSet, Inventory, Splits
-from vitascope.errors import UserError, nearest, nearest_path, printable
+from vitascope.errors import UserError, check_choice, nearest, nearest_path, printable
 
 FORMATS: tuple[DataFormat | DataPackage, ...] = (
     *(digits.Digits(), PublishedSet(), Cifar(), Idx(), HubDataset(), Shards()),
@@ -62,13 +64,24 @@ def open_data(data: str, *, seed: int = 0, labelled: bool = True) -> Splits:
     return format.open(place, seed=seed) if labelled else format.open_unlabelled(place, seed=seed)
 
 
-def open_for_evaluation(data: str, class_names: tuple[str, ...]) -> ImageSet:
+def open_for_evaluation(
+    data: str, class_names: tuple[str, ...], rename: Mapping[str, str] | None = None
+) -> ImageSet:
     """The images to measure a model on: the test split, else `val`, else all images of a folder.
 
-    Labels are indices into the model's `class_names`; a class that is not among them raises UserError.
+    Labels are indices into the model's `class_names`; a class that is not among them raises UserError, unless
+    `rename` has the model's name for it.
     """
+    others = rename or {}
+    for name in others.values():
+        check_choice("class of the model", name, class_names)
     format, place = _find(data)
-    return format.evaluation_set(place, class_names)
+    images = format.evaluation_set(place, (*class_names, *others))
+    for name, count in zip(others, images.counts[len(class_names) :].tolist(), strict=True):
+        if not count:
+            raise UserError(f"{data}: no images of a class {name!r}, which is to be renamed")
+    labels = np.array([*range(len(class_names)), *map(class_names.index, others.values())], dtype=np.int64)
+    return dataclasses.replace(images, labels=labels[images.labels], class_names=class_names)
 
 
 def open_pictures(data: str) -> Sequence[ImageSource]:
@@ -80,10 +93,10 @@ def open_pictures(data: str) -> Sequence[ImageSource]:
     return format.images_to_show(place)
 
 
-def list_images(data: str, *, seed: int = 0) -> Inventory:
+def list_images(data: str) -> Inventory:
     """All images of a data set, in any split, to find those of an earlier split."""
     format, place = _find(data)
-    return format.inventory(place, seed=seed)
+    return format.inventory(place)
 
 
 def _find(data: str) -> tuple[DataFormat, str]:

@@ -40,6 +40,12 @@ class Encoded(ABC):
     def read_bytes(self) -> bytes:
         """The encoded picture; an OSError or EOFError becomes an `ImageError` that names the picture."""
 
+    @contextmanager
+    def opened(self) -> Iterator[tuple[IO[bytes], int, int]]:
+        """An open file with the encoded picture, the place of its first byte there, and its bytes."""
+        content = self.read_bytes()
+        yield io.BytesIO(content), 0, len(content)
+
 
 ImageSource: TypeAlias = (
     "str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray[Any, Any] | torch.Tensor"

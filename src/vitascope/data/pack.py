@@ -27,8 +27,8 @@ from vitascope.data.decoding import (
     open_image,
     source_name,
 )
-from vitascope.data.formats.folder import IMAGE_SUFFIXES
 from vitascope.data.formats.shard_index import Index, Shard
+from vitascope.data.listing import IMAGE_SUFFIXES
 from vitascope.data.loading import check_unreadable
 from vitascope.data.randomness import epoch_order
 from vitascope.data.splits import ImageSet

@@ -6,97 +6,26 @@ to another. The record keeps every image in the part that it was in when the run
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gzip
-import hashlib
-import io
 import itertools
 import json
-import os
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
-from tqdm import tqdm
 
-from vitascope.data.decoding import Encoded, ImageSource, source_name
-from vitascope.data.formats.shards import ShardMember
-from vitascope.data.splits import ImageSet, Inventory, Splits, check_known_classes
+from vitascope.data.contents import UNREADABLE, contents_of, image_name
+from vitascope.data.decoding import Encoded, ImageSource
+from vitascope.data.splits import ImageSet, Inventory, LazySources, Splits, check_known_classes
 from vitascope.errors import UserError
 
 VERSION = 1
-WHOLE = 32 * 1024
-"""Bytes up to which a file is hashed completely."""
-PIECE = 4096
-"""Bytes of each of the pieces of a larger file that are hashed, `WHOLE` in all."""
-UNREADABLE = "unreadable"
-"""The content of a file that cannot be opened."""
 _FAULTS = (OSError, EOFError, zlib.error, RecursionError, ValueError, KeyError, TypeError, AttributeError)
-_THREADS = 16
 _NAMED = 3  # images that a message names
-
-
-def content_of(source: ImageSource) -> str:
-    """The identity of an image's content: the size in bytes and a BLAKE2b hash of the encoded picture (a file
-    and its copy in a shard have the same), or of the pixels of an array."""
-    if isinstance(source, np.ndarray | Image.Image):
-        pixels = np.ascontiguousarray(source)
-        return f"{pixels.nbytes}-{_digest(repr(pixels.shape).encode(), pixels.tobytes())}"
-    try:
-        with _opened(source) as (file, start, size):
-            places, length = [start], size
-            if size > WHOLE:  # pieces from the first byte to the last: a photograph costs 32 KB of reading
-                step, length = (size - PIECE) / (WHOLE // PIECE - 1), PIECE
-                places = [start + round(step * number) for number in range(WHOLE // PIECE)]
-            pieces = []
-            for place in places:
-                file.seek(place)
-                pieces.append(file.read(length))
-    except (OSError, EOFError):
-        return UNREADABLE
-    return f"{size}-{_digest(*pieces)}"
-
-
-def _digest(*parts: bytes) -> str:
-    return hashlib.blake2b(b"".join(parts), digest_size=12).hexdigest()
-
-
-@contextlib.contextmanager
-def _opened(source: ImageSource) -> Iterator[tuple[IO[bytes], int, int]]:
-    """An open file, the place of the encoded picture in it, and its bytes."""
-    if isinstance(source, ShardMember):
-        with open(source.path, "rb", buffering=0) as file:
-            yield file, source.offset, source.size
-    elif isinstance(source, str | os.PathLike):
-        with open(source, "rb", buffering=0) as file:
-            yield file, 0, os.fstat(file.fileno()).st_size
-    else:
-        content = source.read_bytes() if isinstance(source, Encoded) else source
-        assert isinstance(content, bytes)
-        yield io.BytesIO(content), 0, len(content)
-
-
-def contents_of(sources: Sequence[ImageSource]) -> list[str]:
-    """`content_of` each source, with a bar if that takes long."""
-    with ThreadPoolExecutor(_THREADS) as pool:  # on a network drive, each file waits
-        found = pool.map(content_of, sources) if len(sources) > _THREADS else map(content_of, sources)
-        bar = tqdm(found, "images identified", len(sources), delay=3, leave=False, disable=None)
-        return list(bar)
-
-
-def image_name(source: ImageSource, root: Path | None) -> str:
-    """An image's name in the record: its path below the data's folder; empty for pixels in memory."""
-    if not isinstance(source, str | os.PathLike | Encoded):
-        return ""
-    name = source_name(source).replace("\\", "/")
-    return name if root is None else name.removeprefix(root.as_posix()).lstrip("/:")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +49,21 @@ class RecordedPart:
 
     names: tuple[str, ...]  # relative to the data's folder; empty where images have none
     labels: npt.NDArray[np.int64]  # (N,), indices into the record's class names
-    contents: tuple[str, ...]  # from `content_of`
+    contents: npt.NDArray[np.bytes_]  # (N,), from `contents_of`
+
+    def subset(self, rows: npt.NDArray[np.int64]) -> RecordedPart:
+        """Some of the images, in the order given."""
+        return RecordedPart(
+            tuple(self.names[row] for row in rows.tolist()), self.labels[rows], self.contents[rows]
+        )
+
+    def with_more(self, other: RecordedPart) -> RecordedPart:
+        """These images, and then others."""
+        return RecordedPart(
+            (*self.names, *other.names),
+            np.concatenate([self.labels, other.labels]),
+            np.concatenate([self.contents, other.contents]),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +73,8 @@ class SplitRecord:
     class_names: tuple[str, ...]
     parts: dict[str, RecordedPart]  # `train`, `val` and, where there was one, `test`
     place: str = ""  # the data's path relative to the run, so that a project can be moved; or empty
+    skipped: dict[str, RecordedPart] = dataclasses.field(default_factory=dict)
+    """Images of the parts that were missing when the run was resumed, which went on without them."""
 
     @property
     def final(self) -> str:
@@ -137,29 +82,37 @@ class SplitRecord:
         return "test" if "test" in self.parts else "val"
 
     def images(self) -> int:
-        """The number of images in all parts."""
+        """The number of images in all parts, without skipped ones."""
         return sum(len(part.names) for part in self.parts.values())
 
+    def lines(self) -> Iterator[tuple[str, RecordedPart, bool]]:
+        """Each part with its images, and again with those that were skipped."""
+        yield from ((split, part, False) for split, part in self.parts.items())
+        yield from ((split, part, True) for split, part in self.skipped.items())
+
     def trained_on(self, images: ImageSet) -> npt.NDArray[np.bool_]:
-        """Whether each image has the content of a training image, (N,)."""
-        known = set(self.parts["train"].contents) - {UNREADABLE}
-        return np.array([content in known for content in contents_of(images.sources)], dtype=np.bool_)
+        """Whether each image has the content of a training image, even of a skipped one, (N,)."""
+        known = np.concatenate([part.contents for split, part, _ in self.lines() if split == "train"])
+        return np.isin(images.identified().contents, known[known != UNREADABLE])
 
     def write(self, path: Path) -> None:
         """Write the record as gzipped JSON lines: a header, then one line per image."""
         head = {
             "version": VERSION,
-            "images": self.images(),
+            "images": sum(len(part.names) for _, part, _ in self.lines()),
             "data": self.place,
             "class_names": self.class_names,
             "parts": list(self.parts),
         }
         with open(path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
             packed.write(json.dumps(head).encode() + b"\n")
-            for split, part in self.parts.items():
-                for name, label, content in zip(part.names, part.labels.tolist(), part.contents, strict=True):
-                    line = {"split": split, "name": name, "label": label, "content": content}
-                    packed.write(json.dumps(line).encode() + b"\n")
+            for split, part, skipped in self.lines():
+                more = {"skipped": True} if skipped else {}
+                for name, label, content in zip(
+                    part.names, part.labels.tolist(), part.contents.tolist(), strict=True
+                ):
+                    line = {"split": split, "name": name, "label": label, "content": content.decode()}
+                    packed.write(json.dumps(line | more).encode() + b"\n")
 
     @classmethod
     def read(cls, path: Path) -> SplitRecord:
@@ -171,16 +124,21 @@ class SplitRecord:
                     raise UserError(
                         f"{path}: version {head['version']!r}, this vitascope reads {VERSION}; update it"
                     )
-                lines: dict[str, list[tuple[str, int, str]]] = {split: [] for split in head["parts"]}
+                lines: dict[bool, dict[str, list[tuple[str, int, str]]]] = {
+                    False: {split: [] for split in head["parts"]},
+                    True: defaultdict(list),
+                }
                 for line in map(json.loads, file):
-                    lines[line["split"]].append((line["name"], line["label"], line["content"]))
-            parts = {}
-            for split, found in lines.items():
-                names, labels, contents = zip(*found, strict=True) if found else ((), (), ())
-                parts[split] = RecordedPart(names, np.array(labels, dtype=np.int64), contents)
-            record = cls(tuple(head["class_names"]), parts, head["data"])
-            if record.images() != head["images"] or not {"train", "val"} <= parts.keys():
-                raise ValueError(f"{record.images()} of {head['images']} images")
+                    part = lines[line.get("skipped", False)][line["split"]]
+                    part.append((line["name"], line["label"], line["content"]))
+            parts, skipped = (
+                {split: _recorded_part(found) for split, found in lines[kind].items()}
+                for kind in (False, True)
+            )
+            record = cls(tuple(head["class_names"]), parts, head["data"], skipped)
+            count = sum(len(part.names) for _, part, _ in record.lines())
+            if count != head["images"] or not {"train", "val"} <= parts.keys():
+                raise ValueError(f"{count} of {head['images']} images")
         except UserError:
             raise
         except _FAULTS as error:
@@ -190,15 +148,20 @@ class SplitRecord:
         return record
 
 
+def _recorded_part(lines: Sequence[tuple[str, int, str]]) -> RecordedPart:
+    names, labels, contents = zip(*lines, strict=True) if lines else ((), (), ())
+    return RecordedPart(names, np.array(labels, dtype=np.int64), np.array(contents, dtype=np.bytes_))
+
+
 def record_of(splits: Splits, place: str = "") -> SplitRecord:
     """The record of the splits that a run begins with."""
     parts = {
         split: RecordedPart(
             tuple(image_name(source, splits.root) for source in images.sources),
             images.labels,
-            tuple(contents_of(images.sources)),
+            images.contents,
         )
-        for split, images in splits.parts.items()
+        for split, images in splits.identified().parts.items()
     }
     return SplitRecord(splits.train.class_names, parts, place)
 
@@ -209,6 +172,8 @@ class Restored:
 
     record: SplitRecord
     inventory: Inventory
+    names: list[str]  # of the images in `inventory.sets`, in class folders of the record's names
+    aliases: dict[str, str]  # class folders that have another name now, with their name in the record
     found: dict[str, npt.NDArray[np.int64]]  # places in `inventory.sets`; -1 if missing or changed
     changed: dict[str, npt.NDArray[np.bool_]]  # whether a file of an image's name has another content now
     renamed: dict[str, npt.NDArray[np.bool_]]  # whether an image was found by its content only
@@ -224,17 +189,19 @@ class Restored:
         part, found = self.record.parts[split], self.found[split]
         begin = 0
         for images in self.inventory.sets:
-            if np.array_equal(found, np.arange(begin, begin + len(images))):  # sources of shards stay that
-                return ImageSet(split, images.sources, part.labels, self.record.class_names)
+            inside = bool(((begin <= found) & (found < begin + len(images))).all())
+            if inside and isinstance(images.sources, LazySources):  # sources of shards stay that
+                sources = images.sources.take(found - begin)
+                return ImageSet(split, sources, part.labels, self.record.class_names, part.contents)
             begin += len(images)
         now = _all_sources(self.inventory)
-        sources: list[ImageSource] = []
+        listed: list[ImageSource] = []
         for index, place in enumerate(found.tolist()):
             other = self.changed[split][index]
             reason = "another content than in training" if other else "no longer there"
             gone = Gone(part.names[index] or f"{split} image {index}", reason)
-            sources.append(now[place] if place >= 0 else gone)
-        return ImageSet(split, sources, part.labels, self.record.class_names)
+            listed.append(now[place] if place >= 0 else gone)
+        return ImageSet(split, listed, part.labels, self.record.class_names, part.contents)
 
     def present(self, split: str, class_names: tuple[str, ...]) -> ImageSet:
         """The images of a part that still exist. A renamed one has the class of its new folder."""
@@ -246,7 +213,7 @@ class Restored:
                 f"{self.note()}; restore them, or give other images to measure on"
             )
         now = _all_sources(self.inventory)
-        classes = [images.class_names[label] for images in self.inventory.sets for label in images.labels]
+        classes = [self.aliases.get(name, name) for name in _classes(self.inventory)]
         named = [
             classes[found[row]] if self.renamed[split][row] else self.record.class_names[labels[row]]
             for row in there
@@ -260,6 +227,21 @@ class Restored:
             class_names,
         )
 
+    def remaining(self) -> SplitRecord:
+        """The record of a run that goes on without the images that are missing or changed, which are skipped
+        from now on; renamed images have their new names. A part without any image left is a UserError."""
+        parts, skipped = {}, dict(self.record.skipped)
+        for split, part in self.record.parts.items():
+            found = self.found[split]
+            there, gone = np.flatnonzero(found >= 0), np.flatnonzero(found < 0)
+            if not len(there):
+                raise UserError(f"none of the {len(found):,} {split} images is left: {self.note()}")
+            names = tuple(self.names[place] for place in found[there].tolist())
+            parts[split] = dataclasses.replace(part.subset(there), names=names)
+            if len(gone):
+                skipped[split] = skipped.get(split, _recorded_part(())).with_more(part.subset(gone))
+        return dataclasses.replace(self.record, parts=parts, skipped=skipped)
+
     @property
     def complete(self) -> bool:
         """Whether every image exists under its own name, unchanged as far as contents were read."""
@@ -267,7 +249,7 @@ class Restored:
         return not renamed and all((found >= 0).all() for found in self.found.values())
 
     def counts(self) -> dict[str, int]:
-        """The number of images that are missing, changed, renamed and new."""
+        """The number of images that are missing, changed, renamed and new, without skipped ones."""
         by_part = {change: sum(parts.values()) for change, parts in self._by_part().items()}
         return {**by_part, "new": self.new}
 
@@ -289,8 +271,12 @@ class Restored:
                 changes.append(f"{total:,} {change} ({listed})")
         if self.new:
             changes.append(f"{self.new:,} new")
+        if skipped := {split: len(part.names) for split, part in self.record.skipped.items()}:
+            listed = ", ".join(f"{count:,} {split}" for split, count in skipped.items())
+            changes.append(f"{sum(skipped.values()):,} skipped since the run was resumed ({listed})")
+        changes += [f"the class folder {old} is called {now} now" for now, old in self.aliases.items()]
         had = set(self.record.class_names)
-        has = {name for images in self.inventory.sets for name in images.class_names}
+        has = {self.aliases.get(name, name) for name in _classes(self.inventory)}
         labelled = had != {"image"}
         for change, classes in (("gone", had - has), ("new", has - had)):
             if classes and labelled:
@@ -312,25 +298,37 @@ def _all_sources(inventory: Inventory) -> list[ImageSource]:
     return list(itertools.chain.from_iterable(images.sources for images in inventory.sets))
 
 
+def _classes(inventory: Inventory) -> list[str]:
+    """The class of each image."""
+    return [images.class_names[label] for images in inventory.sets for label in images.labels.tolist()]
+
+
 def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -> Restored:
     """Find the images of a recorded split in the data as they are now: by name (in the parts in `check`, only
-    if the content is the same as well), the rest by content among images that the record does not name."""
+    if the content is the same as well), the rest by content among images that the record does not name.
+
+    A class folder with another name is recognized by the contents of its images, which keep their names then.
+    """
     sources = _all_sources(inventory)
     names = [image_name(source, inventory.root) for source in sources]
-    recorded = {name: split for split, part in record.parts.items() for name in part.names if name}
+    recorded = {name: split for split, part, _ in record.lines() for name in part.names if name}
     read = [index for index, name in enumerate(names) if not name or recorded.get(name) in {None, *check}]
-    contents = dict(zip(read, contents_of([sources[index] for index in read]), strict=True))
+    contents = dict(zip(read, contents_of([sources[index] for index in read]).tolist(), strict=True))
+    aliases = _renamed_classes(record, inventory, contents)
+    if aliases:
+        pairs = zip(names, _classes(inventory), strict=True)
+        names = [_in_class(name, now, aliases[now]) if now in aliases else name for name, now in pairs]
     by_name = {name: index for index, name in enumerate(names) if name}
 
     found = {split: np.full(len(part.names), -1, dtype=np.int64) for split, part in record.parts.items()}
     for split, part in record.parts.items():
-        for index, (name, content) in enumerate(zip(part.names, part.contents, strict=True)):
+        for index, (name, content) in enumerate(zip(part.names, part.contents.tolist(), strict=True)):
             place = by_name.get(name)
             if place is not None and contents.get(place, content) == content:
                 found[split][index] = place
 
     claimed = {place for places in found.values() for place in places.tolist()}
-    pool: dict[str, deque[int]] = defaultdict(deque)  # images that no name claims, by content
+    pool: dict[bytes, deque[int]] = defaultdict(deque)  # images that no name claims, by content
     for index, content in contents.items():
         if index not in claimed:
             pool[content].append(index)
@@ -346,4 +344,32 @@ def restore(record: SplitRecord, inventory: Inventory, check: Collection[str]) -
                 changed[split][index] = name in by_name
     claimed = {place for places in found.values() for place in places.tolist()}
     new = sum(1 for index, name in enumerate(names) if index not in claimed and name not in recorded)
-    return Restored(record, inventory, found, changed, renamed, new)
+    return Restored(record, inventory, names, aliases, found, changed, renamed, new)
+
+
+def _renamed_classes(
+    record: SplitRecord, inventory: Inventory, contents: Mapping[int, bytes]
+) -> dict[str, str]:
+    """The class folders that the record does not have, with images of one class that has no folder any more:
+    their names, and the names of these classes."""
+    classes = _classes(inventory)
+    gone = set(record.class_names) - set(classes)
+    if not gone or gone == {"image"}:  # of pictures without classes
+        return {}
+    known: dict[bytes, set[str]] = defaultdict(set)
+    for _, part, _ in record.lines():
+        for label, content in zip(part.labels.tolist(), part.contents.tolist(), strict=True):
+            known[content].add(record.class_names[label])
+    known.pop(UNREADABLE, None)
+    meant: dict[str, set[str]] = defaultdict(set)
+    for index, content in contents.items():
+        if classes[index] not in record.class_names:
+            meant[classes[index]] |= known.get(content, set()) & gone
+    return {now: next(iter(old)) for now, old in meant.items() if len(old) == 1}
+
+
+def _in_class(name: str, now: str, recorded: str) -> str:
+    """An image's name in a class folder of the recorded name: at the top, or in the folder of a split."""
+    parts = name.split("/")
+    place = next((place for place in (0, 1) if parts[place : place + 1] == [now]), None)
+    return name if place is None else "/".join([*parts[:place], recorded, *parts[place + 1 :]])

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.contents import contents_of, first_of_content
 from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.randomness import epoch_order
 from vitascope.errors import UserError, nearest, printable
+from vitascope.formatting import counted
 
 VAL_SHARE = 0.1
 TEST_SHARE = 0.1
 UNEVEN = 3
 """Ratio of the numbers of images of two classes above which training mentions it."""
+
+
+def _not_read() -> npt.NDArray[np.bytes_]:
+    return np.empty(0, dtype=np.bytes_)
 
 
 class LazySources(Sequence[Encoded]):
@@ -52,6 +58,8 @@ class ImageSet:
     sources: Sequence[ImageSource]
     labels: npt.NDArray[np.int64]
     class_names: tuple[str, ...]
+    contents: npt.NDArray[np.bytes_] = dataclasses.field(default_factory=_not_read, repr=False)
+    """From `contents_of`, (N,), where they were read; see `identified`."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -74,7 +82,13 @@ class ImageSet:
             some: Sequence[ImageSource] = all_of_them.take(indices)
         else:
             some = [all_of_them[index] for index in indices]
-        return ImageSet(name, some, self.labels[indices], self.class_names)
+        contents = self.contents[indices] if len(self.contents) else self.contents
+        return ImageSet(name, some, self.labels[indices], self.class_names, contents)
+
+    def identified(self) -> ImageSet:
+        """The same images with their `contents`, which are read unless they are known."""
+        known = len(self.contents) == len(self)
+        return self if known else dataclasses.replace(self, contents=contents_of(self.sources))
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """The order of an epoch: a permutation of range(len(self)), a function of seed and epoch."""
@@ -116,53 +130,73 @@ class Splits:
         given = {"train": self.train, "val": self.val, "test": self.test}
         return {name: images for name, images in given.items() if images is not None}
 
+    def identified(self) -> Splits:
+        """The same splits with the `contents` of all images."""
+        return dataclasses.replace(
+            self,
+            train=self.train.identified(),
+            val=self.val.identified(),
+            test=None if self.test is None else self.test.identified(),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Inventory:
-    """All images of a data set now, in any split; channels and root as in `Splits`."""
+    """All images of a data set now, in the splits that it has; channels and root as in `Splits`."""
 
-    sets: tuple[ImageSet, ...]  # their classes need not be those of a run
+    sets: tuple[ImageSet, ...]  # called `train`, `val` and `test`, or `all`; their classes may be any
     channels: int
     root: Path | None
 
+    @property
+    def by_name(self) -> dict[str, ImageSet]:
+        """The sets that have images, by their names."""
+        return {images.name: images for images in self.sets if len(images)}
 
-def complete_splits(
-    found: Mapping[str, ImageSet], place: str, *, seed: int, channels: int = 3, root: Path | None = None
-) -> Splits:
+
+def complete_splits(found: Inventory, place: str, *, seed: int) -> Splits:
     """The splits of a data set that has `train` and perhaps `val` and `test`, or only `all`. Missing ones are
     drawn by seed: a tenth of each class is `val`, and of `all` another tenth `test`."""
-    if "all" in found:
-        _check_sizes(found["all"], 3, "train, val and test")
-        rest, test = stratified_split(found["all"], TEST_SHARE, "test", seed)
+    given = found.by_name
+    if "all" in given:
+        everything = given["all"].identified()
+        _check_sizes(everything, 3, "train, val and test")
+        rest, test = stratified_split(everything, TEST_SHARE, "test", seed)
         parts = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed)
-        return Splits(*parts, test, channels, root)
-    train, val = found.get("train"), found.get("val")
-    if not train:
-        raise UserError(f"{place}: no images to train on; it has {', '.join(found) or 'none at all'}")
-    if not val:
+        return Splits(*parts, test, found.channels, found.root)
+    train, val = given.get("train"), given.get("val")
+    if train is None:
+        raise UserError(f"{place}: no images to train on; it has {', '.join(given) or 'none at all'}")
+    if val is None:
         train, val = stratified_split(train, VAL_SHARE, "val", seed)
-    return Splits(train, val, found.get("test"), channels, root)
+    return Splits(train, val, given.get("test"), found.channels, found.root)
 
 
 def stratified_split(images: ImageSet, share: float, name: str, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Divide images into a rest and a share of each class, at least one image, by seed."""
+    """Divide images into a rest and a share of each class, at least one image, by seed. Images of the same
+    content stay together: only the first of them is drawn, and the others follow it."""
+    images = images.identified()
     _check_sizes(images, 2, f"{images.name} and {name}")
-    part: list[int] = []
+    first = first_of_content(images.contents)
+    drawn: list[int] = []
     for label in range(len(images.class_names)):
-        members = np.flatnonzero(images.labels == label)
+        members = np.flatnonzero((images.labels == label) & (first == np.arange(len(images))))
         members = np.random.default_rng([seed, label]).permutation(members)
-        part.extend(members[: max(1, round(share * len(members)))].tolist())
-    taken = np.sort(np.array(part, dtype=np.int64))
-    left = np.setdiff1d(np.arange(len(images)), taken)
-    return images.subset("train", left), images.subset(name, taken)
+        drawn.extend(members[: max(1, round(share * len(members)))].tolist())
+    taken = np.isin(first, drawn)
+    return images.subset("train", np.flatnonzero(~taken)), images.subset(name, np.flatnonzero(taken))
 
 
 def _check_sizes(images: ImageSet, needed: int, parts: str) -> None:
-    for class_name, count in zip(images.class_names, images.counts.tolist(), strict=True):
-        if count < needed:
-            images_of_it = "1 image" if count == 1 else f"{count} images"
+    """Reject a class with too few different images for some parts."""
+    different = first_of_content(images.contents) == np.arange(len(images))
+    counts = np.bincount(images.labels[different], minlength=len(images.class_names))
+    for name, count, single in zip(images.class_names, images.counts.tolist(), counts.tolist(), strict=True):
+        if single < needed:
+            copies = f", {single} if copies count once" if single < count else ""
             raise UserError(
-                f"class {class_name!r} has {images_of_it}; {parts} need one each, so at least {needed}"
+                f"class {name!r} has {counted(count, 'image')}{copies}; {parts} need one each, so at least "
+                f"{needed}"
             )
 
 
@@ -182,15 +216,24 @@ def check_every_class(images: ImageSet, option: str) -> None:
         raise UserError(f"{absent}; {option} needs images of every class: add some, or leave the option out")
 
 
+class UnknownClassesError(UserError):
+    """Images have classes that a model does not have; the first of them is `first`."""
+
+    def __init__(self, message: object, first: str) -> None:
+        super().__init__(message)
+        self.first = first
+
+
 def check_known_classes(
     found: Sequence[str], known: Sequence[str], where: str, what: str = "classes"
 ) -> None:
-    """Reject classes that are not among the known ones."""
+    """Reject classes that are not among the known ones, with an `UnknownClassesError`."""
     unknown = [name for name in found if name not in known]
     if unknown:
-        raise UserError(
+        raise UnknownClassesError(
             f"{where}: {len(unknown)} of {len(found)} {what} are not among the {len(known)} known "
-            f"classes: {_some(unknown)}{nearest(unknown[0], known)}"
+            f"classes: {_some(unknown)}{nearest(unknown[0], known)}",
+            unknown[0],
         )
 
 

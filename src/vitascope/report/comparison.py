@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vitascope.data.split_record import UNREADABLE
+from vitascope.data.contents import UNREADABLE
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted, duration
 from vitascope.report.overview import option_text
@@ -353,7 +353,7 @@ class ImageAnswers:
     """Whether a classifier is right for each of its test images."""
 
     classes: frozenset[str] = frozenset()
-    right: Mapping[tuple[str, str, int], bool] = dataclasses.field(default_factory=dict)
+    right: Mapping[tuple[bytes, str, int], bool] = dataclasses.field(default_factory=dict)
     """By content and class of an image, and the number of this copy of it: runs may have other splits, and
     the data may lie elsewhere now."""
     unknown: str = ""
@@ -371,9 +371,9 @@ class ImageAnswers:
         if part is None or not fits or (part.labels[indices] != predictions.labels).any():
             return cls(unknown=f"the predictions of {run.name} do not fit its record of the split")
         names, right = predictions.class_names, {}
-        copies: Counter[tuple[str, str]] = Counter()
+        copies: Counter[tuple[bytes, str]] = Counter()
         for index, label, correct in zip(indices, predictions.labels, predictions.correct, strict=True):
-            image = (part.contents[index], names[label])
+            image = (bytes(part.contents[index]), names[label])
             if image[0] != UNREADABLE:
                 right[(*image, copies[image])] = bool(correct)
                 copies[image] += 1

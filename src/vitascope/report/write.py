@@ -56,7 +56,8 @@ def write_report(
             )
     text = render(overview.header(run, model), sections)
     with replacing(run.report) as aside:
-        aside.write_text(text, encoding="utf-8")
+        # The name of a folder need not be UTF-8: such bytes become escapes, as on the console.
+        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
     return run.report
 
 

@@ -8,7 +8,8 @@
     metrics.jsonl     one line per recorded step and epoch, and the final test; see `MetricsWriter`
     events.out...     the same for TensorBoard
     tracker.json      the ids of the run in experiment trackers
-    checkpoints/      the states that `--resume` continues from, while the run is unfinished
+    checkpoints/      the states that `--resume` continues from, while the run is unfinished, and `best/`,
+                      the model of the lowest validation loss so far
     model/            the finished model
     predictions.npz   its predictions on the images that it is measured on
     figures/          PNGs
@@ -27,6 +28,7 @@ ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 TRACKER = "tracker.json"
 CHECKPOINTS = "checkpoints"
+BEST = f"{CHECKPOINTS}/best"
 MODEL = "model"
 PREDICTIONS = "predictions.npz"
 FIGURES = "figures"

@@ -26,7 +26,7 @@ from vitascope.run.environment import describe_environment
 from vitascope.run.metrics import MetricsWriter, read_metrics
 from vitascope.run.predictions import Predictions
 from vitascope.run.trackers import Tracker
-from vitascope.storage import explaining_failure, locked, replacing, settle, write_json
+from vitascope.storage import explaining_failure, locked, replacing, write_json
 from vitascope.weights.builtin import built_in
 from vitascope.weights.loading import from_pretrained
 
@@ -95,7 +95,7 @@ class Run:
         self.config_file = self.path / layout.CONFIG
         self.metrics_file = self.path / layout.METRICS
         self.checkpoints = self.path / layout.CHECKPOINTS
-        self.start, self.best = self.checkpoints / "start", self.checkpoints / "best"
+        self.start, self.best = self.checkpoints / "start", self.path / layout.BEST
         self.model_folder = self.path / layout.MODEL
         self.figures = self.path / layout.FIGURES
         self.report = self.path / layout.REPORT
@@ -126,8 +126,11 @@ class Run:
                 device does not exist.
         """
         environment = describe_environment(config["device"], processes)
-        default = Path("runs") / (Path(config["data"]).expanduser().resolve().name or "data")
+        data = os.fsencode(Path(config["data"]).expanduser().resolve().name).decode(errors="replace")
+        default = Path("runs") / (data or "data")
         path = default if config["run"] is None else Path(config["run"])
+        if os.fsencode(path).decode(errors="replace") != str(path):
+            raise UserError(f"{path}: a run folder needs a name in UTF-8, for safetensors and TensorBoard")
         with explaining_failure(path, "the run folder", "make room, or choose another folder"):
             path = _new_folder(path, numbered=config["run"] is None)
             run = cls(path)
@@ -138,6 +141,15 @@ class Run:
                 shutil.rmtree(path, ignore_errors=True)
                 raise
         return run
+
+    @classmethod
+    def of_model(cls, ref: str | os.PathLike[str]) -> Run | None:
+        """The run of a model, which is the run folder or the finished or best model in one; or None."""
+        path = Path(ref)
+        for owner in (path, path.parent, path.parent.parent):
+            if layout.is_run(owner) and path in (owner, owner / layout.MODEL, owner / layout.BEST):
+                return cls(owner)
+        return None
 
     @classmethod
     def find(cls, ref: str | os.PathLike[str]) -> tuple[Run, Path | None]:
@@ -289,10 +301,25 @@ class Run:
         """Write which image is in which split."""
         data = Path(self.config["data"]).expanduser()
         from_run = os.path.relpath(data, self.path) if splits.root is not None and data.exists() else ""
+        self._write_split(record_of(splits, from_run))
+
+    def _write_split(self, record: SplitRecord) -> None:
         path = self.path / layout.SPLIT
-        aside = path.with_name(f".{path.name}")
-        record_of(splits, from_run).write(aside)
-        settle(aside, path)
+        with replacing(path) as aside:
+            record.write(aside)
+
+    def skip_missing(self) -> bool:
+        """Record that the run goes on without missing or changed images; returns whether there are any.
+
+        Raises:
+            UserError: no image of a part is left; an older run, without a record of its split.
+        """
+        restored = self.open_data(check=("train", "val", "test")).restored
+        if restored is None:
+            raise UserError(f"{self.path}: an older run, without a record of its split, can skip no images")
+        if not restored.complete:
+            self._write_split(restored.remaining())
+        return not restored.complete
 
     def split_record(self) -> SplitRecord | None:
         """Which image was in which split; None for an older run, which did not record it."""
@@ -303,7 +330,8 @@ class Run:
         """Open the run's data, split as in training.
 
         Args:
-            data: where the data are now; None for where they were, absolutely or relative to the run.
+            data: where the data are now; None for where they were, relative to the run (a copied project has
+                its own) or absolutely.
             check: splits whose images are compared with the record by content, not by name alone; None for
                 the split that the finished model is measured on.
 
@@ -319,18 +347,29 @@ class Run:
                 "are still those that it was trained and tested on cannot be verified"
             )
             return RunData(open_data(where, seed=seed, labelled=labelled), None, note)
-        if data is None and record.place and not Path(where).expanduser().exists():
-            moved = Path(os.path.normpath(self.path.absolute() / record.place))  # with the run
-            where = str(moved) if moved.exists() else where
-        restored = restore(record, list_images(where, seed=seed), [record.final] if check is None else check)
+        where, notes = self._place(where, record) if data is None else (where, [])
+        restored = restore(record, list_images(where), [record.final] if check is None else check)
         if not any((found >= 0).any() for found in restored.found.values()):
             raise UserError(
                 f"{where}: contains none of the {record.images():,} images that {self.path} was trained and "
                 "tested on; these are other data"
             )
-        changes = restored.note()
-        note = f"{where} has changed since {self.path} began: {changes}" if changes else ""
-        return RunData(restored.as_recorded(), restored, note)
+        if changes := restored.note():
+            notes.append(f"{where} has changed since {self.path} began: {changes}")
+        return RunData(restored.as_recorded(), restored, "; ".join(notes))
+
+    def _place(self, recorded: str, record: SplitRecord) -> tuple[str, list[str]]:
+        """Where the run's data are, and a line if there are others: beside the run, as when it began, else in
+        the recorded place."""
+        beside = Path(os.path.normpath(self.path.absolute() / record.place))
+        given = Path(recorded).expanduser()
+        if not record.place or not beside.exists():
+            return recorded, []
+        if not given.exists():
+            return str(beside), []
+        if given.samefile(beside):
+            return recorded, []
+        return str(beside), [f"uses the data beside the run, {beside}, not those in {recorded}"]
 
     def test_images(self, class_names: tuple[str, ...] | None = None) -> ImageSet:
         """The images of `RunData.test_images`; logs how the data differ."""

@@ -82,7 +82,7 @@ def resolve_config(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, Mo
         model=name,
         image_size=model_config.image_hw[0],
         patch_size=model_config.patch_hw[0] if isinstance(model_config, ViTConfig) else None,
-        batch_size=fitting_batch_size(config.optimization.batch_size, len(splits.train)),
+        batch_size=_batch_size(config.optimization, len(splits.train)),
         epochs=_epochs(config.optimization, len(splits.train)),
         **_augmentation(config.augmentation, splits),
         corrupt=config.masking.share if config.task == "masked" else config.masking.corrupt,
@@ -159,8 +159,10 @@ def _augmentation(asked: AugmentationOptions, splits: Splits) -> dict[str, float
 
 def _epochs(length: Optimization, images: int) -> int | None:
     """The epochs of a run whose length is not given otherwise; by default, more for fewer images."""
-    if length.steps is not None or length.minutes is not None or length.lengths:
+    if length.steps is not None or length.minutes is not None:
         return None
+    if length.lengths:
+        return length.epochs
     return length.epochs or max(FEWEST_EPOCHS, min(MOST_EPOCHS, round(IMAGES_SHOWN / images)))
 
 
@@ -228,6 +230,12 @@ def _default_sizes(asked: TrainConfig, model: str, side: int) -> dict[str, int]:
 def _of_group(group: str, asked: Architecture) -> dict[str, Any]:
     """The model options of a group that are asked for."""
     return {name: value for name, value in asked.model_options().items() if OPTIONS[name] == group}
+
+
+def _batch_size(asked: Optimization, images: int) -> int:
+    """The batch size that fits the images; recorded lengths are steps of the recorded one."""
+    recorded = asked.batch_size if asked.lengths else None
+    return recorded or fitting_batch_size(asked.batch_size, images)
 
 
 def fitting_batch_size(batch_size: int | None, images: int) -> int:

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
-from vitascope.data.splits import ImageSet
+from vitascope.data.splits import ImageSet, UnknownClassesError
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier, evaluation_mode
 from vitascope.model.hardware import resolve_device, resolve_precision, reuse_freed_memory
-from vitascope.run.layout import MODEL
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.training.distributed import gather
@@ -146,6 +145,7 @@ def evaluate(
     model: str | os.PathLike[str] | Classifier,
     data: str | os.PathLike[str] | None = None,
     *,
+    rename: Mapping[str, str] | None = None,
     batch_size: int = 128,
     precision: str = "auto",
     device: str = "auto",
@@ -157,6 +157,8 @@ def evaluate(
     Args:
         model: a MODEL (run folder, model folder or file, hub id), or a model.
         data: a DATA argument with the classes of the model; None for the test images of a run.
+        rename: the model's names of classes that have other names in `data`: `{"birds": "bird"}`. Class
+            folders of a run's own data are recognized by their contents.
         batch_size: images per batch.
         precision: `auto`, `fp32` or `bf16`.
         device: `auto`, or a torch device.
@@ -173,8 +175,10 @@ def evaluate(
         raise UserError(f"{ref or 'the model'} has no head: it returns features, which cannot be evaluated")
     names = loaded.config.class_names
     trained_on, changes = 0, None
+    if rename and data is None:
+        raise UserError("rename is about the classes of other data: set data")
     if data is not None:
-        images = open_for_evaluation(os.fspath(data), names)
+        images = _labelled_images(os.fspath(data), names, rename)
         if ref is not None:
             images, trained_on = without_training_images(images, os.fspath(data), ref)
     elif ref is None or not Run(ref).exists:
@@ -196,13 +200,20 @@ def evaluate(
     return dataclasses.replace(evaluation, trained_on=trained_on, changes=changes)
 
 
+def _labelled_images(data: str, class_names: tuple[str, ...], rename: Mapping[str, str] | None) -> ImageSet:
+    try:
+        return open_for_evaluation(data, class_names, rename)
+    except UnknownClassesError as error:
+        raise UserError(
+            f"{error}; if {error.first} is one of them under another name, add --rename {error.first}=CLASS"
+        ) from error
+
+
 def without_training_images(images: ImageSet, data: str, ref: Path) -> tuple[ImageSet, int]:
     """Leave out the images that a run was trained on, unless they are all; also returns their number."""
-    run = Run(ref)  # a run folder, or the model folder in it: others have no record
-    if ref.name == MODEL and run.split_record() is None:
-        run = Run(ref.parent)
-    record = run.split_record()
-    if record is None:
+    run = Run.of_model(ref)
+    record = None if run is None else run.split_record()
+    if run is None or record is None:
         return images, 0
     known = record.trained_on(images)
     count, total = int(known.sum()), len(images)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import re
 import shlex
 import shutil
@@ -16,14 +17,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from vitascope.data.copies import find_copies
 from vitascope.data.datasets import class_counts, described, open_data
 from vitascope.data.formats.digits import digits_baseline
 from vitascope.data.splits import ImageSet, Splits, absent_classes
-from vitascope.errors import UserError, printable
+from vitascope.errors import UserError, check_choice, printable
 from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
@@ -32,12 +34,13 @@ from vitascope.model.sizes import ModelConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.write import write_report
 from vitascope.run.layout import has_model
-from vitascope.run.run import Run
+from vitascope.run.run import Run, RunData
 from vitascope.run.trackers import check_tracker
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
+from vitascope.training.checkpoint.state import with_images_of
 from vitascope.training.defaults import chosen_by_data, enlargement, resolve_config
 from vitascope.training.evaluate import Evaluation, data_frame, html_table
 from vitascope.training.loop import Trainer, images_at_once
@@ -51,6 +54,7 @@ from vitascope.training.recipes import (
     TrainConfig,
     default_start,
 )
+from vitascope.training.schedule import Schedule
 from vitascope.training.selection import Selection, select
 from vitascope.training.signals import stopped_at_once
 from vitascope.training.tasks.autoencoder import MaskedAutoencoding, check_encoder
@@ -153,15 +157,22 @@ def pretrain(
     return cast("PretrainResult", _run(config.replace(keep="last")))
 
 
-def resume(run: str | PathLike[str], **engine: Any) -> TrainResult | PretrainResult:
+def resume(
+    run: str | PathLike[str], *, missing: Literal["error", "skip"] = "error", **engine: Any
+) -> TrainResult | PretrainResult:
     """Resume an interrupted run, with any number of processes.
 
     On a CPU, with the same number of processes, the final weights are bitwise identical to those of an
-    uninterrupted run.
+    uninterrupted run. A run that skips missing images ends with other weights: it takes as many steps as
+    planned, at the same learning rates, but the order is drawn anew from the images that are left, and the
+    validation loss is that of the validation images that are left. The images that it skips are recorded, so
+    that it is resumed bitwise from then on.
 
     Args:
         run: a run folder, for its newest valid checkpoint, or its start if it has none; one of its
             checkpoints, `RUN/checkpoints/step-N`; or `auto` for the newest unfinished run in runs/.
+        missing: `skip` resumes the run without the images that are missing or changed, from now on; `error`
+            rejects data in which there are any.
         **engine: changes of engine options, such as `device="cuda"`.
 
     Raises:
@@ -170,6 +181,7 @@ def resume(run: str | PathLike[str], **engine: Any) -> TrainResult | PretrainRes
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
     started = time.monotonic()
+    check_choice("value of missing", missing, ("error", "skip"))
     found, checkpoint = Run.find(run)
     config = TrainConfig.from_dict(found.config)
     for name in engine:
@@ -186,14 +198,13 @@ def resume(run: str | PathLike[str], **engine: Any) -> TrainResult | PretrainRes
         )
     device = distributed.join_processes(config.engine.device)
     with _locked(found), explaining_memory():
-        config, model_config, splits = distributed.by_all(lambda: _open(config, found))
-        trainer = build_trainer(found, config, model_config, splits, device)
-        if checkpoint is None:
-            trainer.restore(folders.load_checkpoint(found.path))
-        else:
-            trainer.restore(folders.load_checkpoint_at(checkpoint))
-            if distributed.is_first():
-                folders.discard_newer(checkpoint)
+        if missing == "skip":
+            config = distributed.by_first(lambda: _skip_missing(found, config))
+        config, model_config, data = distributed.by_all(lambda: _open_again(config, found))
+        trainer = build_trainer(found, config, model_config, data.splits, device)
+        trainer.restore(_checkpoint(found, checkpoint, data, trainer.identity))
+        if checkpoint is not None and distributed.is_first():
+            folders.discard_newer(checkpoint)
         distributed.by_first(lambda: found.start_tracker(config.engine.tracker))
         if config.optimization.minutes is not None:
             trainer.start_budget(time.monotonic() - started)
@@ -253,23 +264,59 @@ def _run(config: TrainConfig) -> TrainResult | PretrainResult:
         return _finish(trainer)
 
 
-def _open(config: TrainConfig, run: Run | None = None) -> tuple[TrainConfig, ModelConfig, Splits]:
-    """The resolved configuration, that of the model, and the data, which a resumed run has recorded."""
+def _open(config: TrainConfig) -> tuple[TrainConfig, ModelConfig, Splits]:
+    """The resolved configuration, that of the model, and the data of a new run."""
     if config.engine.tracker is not None:
         check_tracker(config.engine.tracker)
-    if run is None:
-        splits = open_data(config.data, seed=config.seed, labelled=config.task == "classify")
-        config, model_config = resolve_config(config, splits)
-        if config.task == "masked" and config.masking.target == "mae":
-            check_encoder(cast("ViTConfig", model_config))
-        return config, model_config, splits
+    splits = open_data(config.data, seed=config.seed, labelled=config.task == "classify")
+    if distributed.is_first():  # which records and announces them
+        splits = splits.identified()
+    config, model_config = resolve_config(config, splits)
+    if config.task == "masked" and config.masking.target == "mae":
+        check_encoder(cast("ViTConfig", model_config))
+    return config, model_config, splits
+
+
+def _open_again(config: TrainConfig, run: Run) -> tuple[TrainConfig, ModelConfig, RunData]:
+    """The configuration, that of the model, and the data that a resumed run has recorded."""
+    if config.engine.tracker is not None:
+        check_tracker(config.engine.tracker)
     # The first process compares all images by content, the others by name.
     opened = run.open_data(check=("train", "val", "test") if distributed.is_first() else ())
     if opened.restored is not None and not opened.restored.complete:
-        raise UserError(f"{run.path} cannot be resumed: {opened.note}; restore the data or start another run")
+        best = f", or take its best model so far, {run.best}" if has_model(run.best) else ""
+        raise UserError(
+            f"{run.path} cannot be resumed: {opened.note}; restore the data, resume with the images that are "
+            f"left by `vitascope train --resume {shlex.quote(str(run.path))} --missing skip`{best}"
+        )
     if opened.note and distributed.is_first():
         log.warning("%s", opened.note)
-    return *resolve_config(config, opened.splits), opened.splits
+    return *resolve_config(config, opened.splits), opened
+
+
+def _skip_missing(run: Run, config: TrainConfig) -> TrainConfig:
+    """Record that a run goes on without its missing images, in as many steps as planned."""
+    record, options = run.split_record(), config.optimization
+    if not run.skip_missing() or record is None:
+        return config
+    if options.lengths or (options.epochs is None and options.steps is None):
+        return config
+    assert options.batch_size is not None  # of a run's configuration
+    per_epoch = math.ceil(len(record.parts["train"].names) / options.batch_size)
+    lengths = Schedule.of(options, options.batch_size, per_epoch).lengths
+    run.record_options(lengths=[list(pair) for pair in lengths])
+    return config.replace(lengths=lengths)
+
+
+def _checkpoint(
+    run: Run, chosen: Path | None, data: RunData, identity: dict[str, Any]
+) -> tuple[int, dict[str, Any]] | None:
+    """The step and the state to resume from: of the chosen checkpoint, or of the newest, if there is one."""
+    found = folders.load_checkpoint(run.path) if chosen is None else folders.load_checkpoint_at(chosen)
+    if found is None or data.restored is None or not data.restored.record.skipped:
+        return found
+    step, state = found
+    return step, with_images_of(state, identity)
 
 
 @contextmanager
@@ -377,8 +424,11 @@ def make_task(
 
 def _announce_data(trainer: Trainer, asked: TrainConfig) -> None:
     """Print the data and the model, and the options that were chosen by the data."""
+    if not distributed.is_first():
+        return
     config, splits = trainer.config, trainer.splits
-    lines = described(splits)
+    copies = find_copies(splits)
+    lines = [*described(splits), *copies.described()]
     if config.task == "classify" and splits.train.uneven:
         lines.append(_uneven(splits.train, config.balance))
     parameters = sum(p.numel() for p in trainer.module.parameters())
@@ -388,7 +438,12 @@ def _announce_data(trainer: Trainer, asked: TrainConfig) -> None:
         enlargement(asked, trainer.model_config, splits),
     ]
     for name, texts in (("data ", [f"{config.data}: {lines[0]}", *lines[1:]]), ("model", model)):
-        distributed.print_first(f"{name}  " + "\n       ".join(filter(None, texts)))
+        print(f"{name}  " + "\n       ".join(filter(None, texts)), flush=True)
+    for warning in copies.warnings(labelled=config.task == "classify"):
+        log.warning("%s", warning)
+    absent = absent_classes(splits.train) if config.task == "classify" else ""
+    if absent:
+        log.warning("%s; a class without images is not learned", absent)
 
 
 def _announce_run(trainer: Trainer) -> None:
@@ -402,9 +457,6 @@ def _announce_run(trainer: Trainer) -> None:
         f"run    {trainer.run.path}: {_length(trainer)}"
         f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}{in_parts}"
     )
-    absent = absent_classes(trainer.splits.train) if config.task == "classify" else ""
-    if absent and distributed.is_first():
-        log.warning("%s; a class without images is not learned", absent)
 
 
 def _uneven(images: ImageSet, balance: Balance) -> str:

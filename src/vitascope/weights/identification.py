@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,8 +150,11 @@ def locate(ref: str, revision: str | None = None) -> Path:
         if path.is_file() or (path / CONFIG).is_file():  # a model folder, whatever else lies in it
             return path
         if layout.is_run(path) and not layout.is_finished(path):
+            best = path / layout.BEST
+            instead = f", or take its best model so far, {best}" if layout.has_model(best) else ""
             raise CheckpointError(
-                f"{path}: this run has no finished model; finish it with `vitascope train --resume {path}`"
+                f"{path}: this run has no finished model; finish it with `vitascope train --resume "
+                f"{shlex.quote(str(path))}`{instead}"
             )
         return path / layout.MODEL if layout.is_finished(path) else path
     if (file := hub.torchvision_file(ref)) is not None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from vitascope.data.decoding import ImageSource
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.pickled_arrays import read_pickle
-from vitascope.data.splits import ImageSet, Splits, complete_splits
+from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.tars import archive_errors, is_tar, open_tar, reject, tar_content, tar_members
 from vitascope.errors import UserError
 
@@ -78,7 +78,7 @@ class Cifar(DataFormat):
                     return False
         return False
 
-    def open(self, data: str, *, seed: int) -> Splits:
+    def read(self, data: str) -> Inventory:
         path = Path(data)
         parts: dict[str, _Batch] = {}
         class_names: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class Cifar(DataFormat):
             raise UserError(f"{path}: lacks {', '.join(missing)}")
         train = _image_set("train", [parts[name] for name in form.train], class_names)
         test = _image_set("test", [parts[form.test]], class_names)
-        return complete_splits({"train": train, "test": test}, data, seed=seed, root=path)
+        return Inventory((train, test), channels=3, root=path)
 
 
 def _image_set(name: str, batches: list[_Batch], class_names: tuple[str, ...]) -> ImageSet:

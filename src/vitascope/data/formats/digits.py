@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.formats.format import DataFormat
-from vitascope.data.splits import ImageSet, Splits, complete_splits
+from vitascope.data.splits import ImageSet, Inventory
 
 NAME = "digits"
 
@@ -17,11 +17,11 @@ class Digits(DataFormat):
     def matches(self, data: str) -> bool:
         return data == NAME
 
-    def open(self, data: str, *, seed: int) -> Splits:
+    def read(self, data: str) -> Inventory:
         pixels, labels, rest, test = digits_arrays()
         everything = ImageSet("all", list(pixels), labels, tuple("0123456789"))
-        found = {"train": everything.subset("train", rest), "test": everything.subset("test", test)}
-        return complete_splits(found, data, seed=seed, channels=1)
+        sets = (everything.subset("train", rest), everything.subset("test", test))
+        return Inventory(sets, channels=1, root=None)
 
 
 def digits_arrays() -> tuple[

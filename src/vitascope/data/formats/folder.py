@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from vitascope.data.decoding import ImageSource
 from vitascope.data.formats.format import DataFormat
+from vitascope.data.listing import IMAGE_SUFFIXES, image_files, is_image, suffix_of, visible_files
 from vitascope.data.splits import ImageSet, Inventory, Splits, check_known_classes, complete_splits
 from vitascope.errors import UserError
 
-IMAGE_SUFFIXES = {
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".avif", ".jp2", ".heic", ".heif"),
-}
-"""Suffixes of image files, in any case."""
 SPLIT_FOLDERS = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation"),
@@ -55,31 +50,31 @@ class Folder(DataFormat):
     def matches(self, data: str) -> bool:
         return os.path.isdir(data)
 
-    def open(self, data: str, *, seed: int) -> Splits:
+    def read(self, data: str) -> Inventory:
         root = Path(data)
         folder = split_folder(root, "train")
         if folder is None:
-            found = {"all": read_tree(root)}
-        else:
-            found = {"train": read_tree(folder, name="train")}
-            for split in ("val", "test"):
-                images = _optional_split(root, split, found["train"].class_names)
-                found |= {} if images is None else {split: images}
-        splits = complete_splits(found, data, seed=seed, root=root)
-        return dataclasses.replace(splits, passed_over=passed_over(root, splits.parts.values()))
+            return Inventory((read_tree(root),), channels=3, root=root)
+        train = read_tree(folder, name="train")
+        others = [_optional_split(root, split, train.class_names) for split in ("val", "test")]
+        return Inventory((train, *(images for images in others if images is not None)), channels=3, root=root)
+
+    def open(self, data: str, *, seed: int) -> Splits:
+        splits = super().open(data, seed=seed)
+        return dataclasses.replace(splits, passed_over=passed_over(Path(data), splits.parts.values()))
 
     def open_unlabelled(self, data: str, *, seed: int) -> Splits:
         """All images below the folder, or below its `train/`, unless there are class folders: a tenth by seed
         is the validation set, and there is no test set."""
         root = Path(data)
         folder = split_folder(root, "train") or root
-        if sum(bool(image_files(path)) for path in _visible_folders(folder)) > 1:
-            return self.open(data, seed=seed)
         files = image_files(folder)
+        if len(_by_class_folder(folder, files)) > 1:
+            return self.open(data, seed=seed)
         if len(files) < 2:
             raise UserError(f"{folder}: {len(files)} images; at least 2 are needed")
         images = ImageSet("train", files, np.zeros(len(files), dtype=np.int64), ("image",))
-        splits = complete_splits({"train": images}, data, seed=seed, root=root)
+        splits = complete_splits(Inventory((images,), channels=3, root=root), data, seed=seed)
         return dataclasses.replace(splits, passed_over=passed_over(folder, splits.parts.values()))
 
     def evaluation_set(self, data: str, class_names: tuple[str, ...]) -> ImageSet:
@@ -97,7 +92,7 @@ class Folder(DataFormat):
             raise UserError(f"{data}: no images in this folder")
         return files
 
-    def inventory(self, data: str, *, seed: int) -> Inventory:
+    def inventory(self, data: str) -> Inventory:
         """All images below the folder; an image outside of class folders is of the class ""."""
         root = Path(data)
         files = image_files(root)
@@ -113,11 +108,19 @@ class Folder(DataFormat):
 
 
 def passed_over(root: Path, used: Iterable[ImageSet]) -> tuple[str, ...]:
-    """The unused visible files below a folder, as "60 .mov", and class folders without images."""
-    unused = _kinds(root) - Counter(_kind(str(source)) for images in used for source in images.sources)
-    return tuple(_listed(unused)) + tuple(
-        f"the folder {folder.relative_to(root)}, which contains no image ({_listed_or_empty(kinds)})"
+    """The unused visible files below a folder, as "60 .mov", class folders without images, and folders that
+    cannot be listed."""
+    unlisted: dict[str, str] = {}
+    kinds = _kinds(root, lambda folder, error: unlisted.update({folder: error.strerror or str(error)}))
+    unused = kinds - Counter(suffix_of(str(source)) for images in used for source in images.sources)
+    without = {
+        folder: f"contains no image ({_listed_or_empty(kinds)})"
         for folder, kinds in _classes_without_images(root)
+    }
+    without |= {Path(folder): f"cannot be listed ({reason})" for folder, reason in unlisted.items()}
+    return (
+        *_listed(unused),
+        *(f"the folder {folder.relative_to(root)}, which {fault}" for folder, fault in without.items()),
     )
 
 
@@ -130,18 +133,9 @@ def _classes_without_images(root: Path) -> list[tuple[Path, Counter[str]]]:
     return [(folder, found) for folder, found in kinds.items() if not IMAGE_SUFFIXES & found.keys()]
 
 
-def _kinds(folder: Path) -> Counter[str]:
-    """The number of visible files of each kind below a folder."""
-    found: Counter[str] = Counter()
-    for _, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found.update(_kind(name) for name in files if not name.startswith("."))
-    return found
-
-
-def _kind(name: str) -> str:
-    """The suffix of a file's name."""
-    return os.path.splitext(name)[1].lower()
+def _kinds(folder: Path, failed: Callable[[str, OSError], None] = lambda folder, error: None) -> Counter[str]:
+    """The number of visible files of each kind, their suffix, below a folder."""
+    return Counter(suffix_of(entry.name) for entry in visible_files(folder, failed))
 
 
 def _listed(kinds: Counter[str]) -> list[str]:
@@ -176,8 +170,8 @@ def _optional_split(root: Path, split: str, class_names: tuple[str, ...]) -> Ima
 def read_tree(root: Path, *, name: str = "all", class_names: tuple[str, ...] | None = None) -> ImageSet:
     """Images in `root/<class>/`, at any depth below it, in the order of their names, labelled by the places
     of the folders' names in `class_names` (the model's), or among themselves."""
-    files = {folder.name: image_files(folder) for folder in _visible_folders(root)}
-    found = tuple(folder for folder, paths in files.items() if paths)
+    files = _by_class_folder(root, image_files(root))
+    found = tuple(files)
     if not found:
         expected = f"expected {root}/<class>/<image>"
         instead = _sorting_advice(root) or _instead(root)
@@ -191,6 +185,17 @@ def read_tree(root: Path, *, name: str = "all", class_names: tuple[str, ...] | N
     labelled = [(path, class_names.index(folder)) for folder in found for path in files[folder]]
     labels = np.array([label for _, label in labelled], dtype=np.int64)
     return ImageSet(name, [path for path, _ in labelled], labels, class_names)
+
+
+def _by_class_folder(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
+    """The files below a folder by the name of the class folder in it; those outside of class folders are left
+    out."""
+    found: dict[str, list[Path]] = {}
+    for path in files:
+        name, *below = path.relative_to(root).parts
+        if below:
+            found.setdefault(name, []).append(path)
+    return found
 
 
 def labels_in_names(folder: Path) -> dict[Path, str]:
@@ -239,17 +244,6 @@ def _instead(root: Path) -> str:
     )
 
 
-def image_files(folder: Path) -> list[Path]:
-    """Files below a folder with a suffix of images, sorted, without hidden ones."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in IMAGE_SUFFIXES
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.is_file()
-    )
-
-
 def files_of_splits(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
     """Files with these suffixes by split, from the name of their folder or their own; else of `all`."""
     found: dict[str, list[Path]] = {}
@@ -271,8 +265,7 @@ def files_of_splits(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[P
 
 def has_class_folders(folder: Path) -> bool:
     """Whether the folders in a folder contain images, so that other files there do not matter."""
-    files = itertools.chain.from_iterable(path.rglob("*") for path in _visible_folders(folder))
-    return any(file.suffix.lower() in IMAGE_SUFFIXES for file in files)
+    return any(is_image(entry) for path in _visible_folders(folder) for entry in visible_files(path))
 
 
 def _visible(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

@@ -22,7 +22,7 @@ from vitascope.data.decoding import Encoded
 from vitascope.data.formats.folder import SPLIT_FOLDERS, files_of_splits, has_class_folders, split_of
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shards import numbered_classes
-from vitascope.data.splits import ImageSet, LazySources, Splits, complete_splits
+from vitascope.data.splits import ImageSet, Inventory, LazySources
 from vitascope.errors import UserError, nearest_path
 from vitascope.hub_client import misunderstood
 
@@ -43,9 +43,9 @@ class HubDataset(DataFormat):
         local = bool(nearest_path(data)) or (len(path.parts) > 1 and path.parent.is_dir())
         return looks_like_hub_id(data) and (not local or "@" in data)
 
-    def open(self, data: str, *, seed: int) -> Splits:
+    def read(self, data: str) -> Inventory:
         root = Path(data) if Path(data).is_dir() else None
-        return complete_splits(read_hub_dataset(data), data, seed=seed, root=root)
+        return Inventory(tuple(read_hub_dataset(data).values()), channels=3, root=root)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

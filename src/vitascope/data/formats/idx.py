@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.formats.format import DataFormat
-from vitascope.data.splits import ImageSet, Splits, complete_splits
+from vitascope.data.splits import ImageSet, Inventory
 from vitascope.errors import UserError
 
 FASHION_NAMES = (
@@ -38,7 +38,7 @@ class Idx(DataFormat):
     def matches(self, data: str) -> bool:
         return _find(Path(data), "train-images", 3) is not None
 
-    def open(self, data: str, *, seed: int) -> Splits:
+    def read(self, data: str) -> Inventory:
         folder = Path(data)
         images, labels = _images_and_labels(folder, "train")
         class_names = tuple(map(str, range(int(labels.max()) + 1)))
@@ -52,8 +52,7 @@ class Idx(DataFormat):
                 )
         train = ImageSet("train", list(images), labels, class_names)
         test = ImageSet("test", list(test_images), test_labels, class_names)
-        found_sets = {"train": train, "test": test}
-        return complete_splits(found_sets, data, seed=seed, channels=1, root=folder)
+        return Inventory((train, test), channels=1, root=folder)
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:

@@ -17,17 +17,19 @@ import json
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import Encoded
-from vitascope.data.formats.folder import IMAGE_SUFFIXES, files_of_splits, has_class_folders
+from vitascope.data.formats.folder import files_of_splits, has_class_folders
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shard_index import INDEX, read_index
-from vitascope.data.splits import ImageSet, LazySources, Splits, complete_splits
+from vitascope.data.listing import IMAGE_SUFFIXES
+from vitascope.data.splits import ImageSet, Inventory, LazySources
 from vitascope.data.tars import archive_errors, open_tar, tar_fault, tar_members
 from vitascope.errors import UserError
 
@@ -49,10 +51,10 @@ class Shards(DataFormat):
         has_tars = any(files_of_splits(path, (".tar",)).values())
         return has_tars and not has_class_folders(path)
 
-    def open(self, data: str, *, seed: int) -> Splits:
+    def read(self, data: str) -> Inventory:
         index = read_index(Path(data))
         channels = 3 if index is None else index.channels
-        return complete_splits(read_shards(Path(data)), data, seed=seed, channels=channels, root=Path(data))
+        return Inventory(tuple(read_shards(Path(data)).values()), channels, Path(data))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,6 +77,11 @@ class ShardMember(Encoded):
         if len(content) < self.size:
             raise EOFError(f"the shard ends {self.size - len(content):,} bytes too early")
         return content
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[IO[bytes], int, int]]:
+        with open(self.path, "rb", buffering=0) as file:
+            yield file, self.offset, self.size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

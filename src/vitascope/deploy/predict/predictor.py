@@ -15,7 +15,7 @@ from typing import overload
 import torch
 
 from vitascope.data.decoding import ImageError, ImageSource, as_pictures, is_one_picture, read_image
-from vitascope.data.formats.folder import IMAGE_SUFFIXES
+from vitascope.data.listing import is_image, visible_files
 from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import StreamingPool
 from vitascope.deploy.predict.engine import Engine, TorchEngine
@@ -292,33 +292,20 @@ def check_workers(workers: int | None) -> None:
 def find_images(places: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Iterator[str]:
     """Yield image files, and those below folders that have an image's suffix and are not hidden.
 
-    A folder's files come first, then its folders, each by name. Links to folders are not followed.
+    A folder's files come first, then its folders, each by name. Links to folders are entered, but not those
+    that lead back to a folder above them.
     """
     several = [places] if isinstance(places, str | os.PathLike) else places
     for place in (os.fspath(place) for place in several):
         if os.path.isdir(place):
-            yield from _below(place)
+            yield from (entry.path for entry in visible_files(place, _unlisted) if is_image(entry))
         elif os.path.exists(place):
             yield place
         else:
             raise UserError(f"{place}: no such file")
 
 
-def _below(folder: str) -> Iterator[str]:  # only the names in one folder and in its parents are in memory
-    files, folders = [], []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
-                elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file():
-                    files.append(entry.name)
-    except OSError as error:
+def _unlisted(folder: str, error: OSError) -> None:
+    """Reject a folder that cannot be listed, unless it has vanished."""
+    if not isinstance(error, FileNotFoundError):
         raise UserError(f"{folder}: cannot be listed: {error.strerror}") from error
-    for name in sorted(files):
-        yield os.path.join(folder, name)
-    del files
-    for name in sorted(folders):
-        yield from _below(os.path.join(folder, name))

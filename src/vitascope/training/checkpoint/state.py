@@ -24,6 +24,7 @@ from vitascope.training.distributed import world_size
 from vitascope.training.recipes import GROUP_OF, TrainConfig
 
 _PLACES = ("data", "run", "weights", "teacher")  # files may be moved
+_COUNT, _NAMES = "training images", "names and labels of the training images, SHA-256"
 _WHOLE = StateDictOptions(full_state_dict=True, strict=True)
 
 
@@ -73,12 +74,18 @@ def run_identity(config: TrainConfig, model_config: ModelConfig, images: ImageSe
         if group not in ("architecture", "engine") and name not in ("lengths", "validations")
     ]
     return {
-        "training images": len(images),
+        _COUNT: len(images),
         "classes": list(images.class_names),
-        "names and labels of the training images, SHA-256": hashlib.sha256(content).hexdigest()[:16],
+        _NAMES: hashlib.sha256(content).hexdigest()[:16],
         **{f"model: {name}": value for name, value in model.items() if name not in excluded},
         **{name: config.option(name) for name in compared if name not in _PLACES},
     }
+
+
+def with_images_of(state: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's state with the training images of another identity: those of a run that skips some."""
+    images = {name: identity[name] for name in (_COUNT, _NAMES)}
+    return {**state, "identity": {**state["identity"], **images}}
 
 
 def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:

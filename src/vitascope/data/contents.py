@@ -1,0 +1,96 @@
+"""What an image is, whatever its name: the identity of its content, and images with the same one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from tqdm import tqdm
+
+from vitascope.data.decoding import Encoded, ImageSource, source_name
+
+WHOLE = 32 * 1024
+"""Bytes up to which a file is hashed completely."""
+PIECE = 4096
+"""Bytes of each of the pieces of a larger file that are hashed, `WHOLE` in all."""
+UNREADABLE = b"unreadable"
+"""The content of a file that cannot be opened."""
+_EMPTY = b"0-"  # how the contents of empty files begin
+_THREADS = 16
+
+
+def content_of(source: ImageSource) -> bytes:
+    """The identity of an image's content: the size in bytes and a BLAKE2b hash of the encoded picture (a file
+    and its copy in a shard have the same), or of the pixels of an array."""
+    if isinstance(source, np.ndarray | Image.Image):
+        pixels = np.ascontiguousarray(source)
+        return _identity(pixels.nbytes, repr(pixels.shape).encode(), pixels.tobytes())
+    try:
+        with _opened(source) as (file, start, size):
+            places, length = [start], size
+            if size > WHOLE:  # pieces from the first byte to the last: a photograph costs 32 KB of reading
+                step, length = (size - PIECE) / (WHOLE // PIECE - 1), PIECE
+                places = [start + round(step * number) for number in range(WHOLE // PIECE)]
+            pieces = []
+            for place in places:
+                file.seek(place)
+                pieces.append(file.read(length))
+    except (OSError, EOFError):
+        return UNREADABLE
+    return _identity(size, *pieces)
+
+
+def _identity(size: int, *pieces: bytes) -> bytes:
+    return f"{size}-{hashlib.blake2b(b''.join(pieces), digest_size=12).hexdigest()}".encode()
+
+
+@contextlib.contextmanager
+def _opened(source: ImageSource) -> Iterator[tuple[IO[bytes], int, int]]:
+    """An open file, the place of the encoded picture in it, and its bytes."""
+    if isinstance(source, Encoded):
+        with source.opened() as found:
+            yield found
+    elif isinstance(source, str | os.PathLike):
+        with open(source, "rb", buffering=0) as file:
+            yield file, 0, os.fstat(file.fileno()).st_size
+    else:
+        assert isinstance(source, bytes)
+        yield io.BytesIO(source), 0, len(source)
+
+
+def contents_of(sources: Sequence[ImageSource]) -> npt.NDArray[np.bytes_]:
+    """`content_of` each source, (N,), with a bar if that takes long."""
+    with ThreadPoolExecutor(_THREADS) as pool:  # on a network drive, each file waits
+        in_memory = len(sources) and isinstance(sources[0], np.ndarray)
+        alone = in_memory or len(sources) <= _THREADS
+        found = map(content_of, sources) if alone else pool.map(content_of, sources)
+        bar = tqdm(found, "images identified", len(sources), delay=3, leave=False, disable=None)
+        return np.array(list(bar), dtype=np.bytes_)
+
+
+def first_of_content(contents: npt.NDArray[np.bytes_]) -> npt.NDArray[np.int64]:
+    """For each image, the index of the first one that has its content: (N,).
+
+    An image without a copy is the first itself, and so are unreadable and empty files.
+    """
+    _, firsts, places = np.unique(contents, return_index=True, return_inverse=True)
+    own = np.arange(len(contents))
+    without = (contents == UNREADABLE) | np.char.startswith(contents, _EMPTY)
+    return np.where(without, own, firsts[places])
+
+
+def image_name(source: ImageSource, root: Path | None) -> str:
+    """An image's path below the data's folder; empty for pixels in memory."""
+    if not isinstance(source, str | os.PathLike | Encoded):
+        return ""
+    name = source_name(source).replace("\\", "/")
+    return name if root is None else name.removeprefix(root.as_posix()).lstrip("/:")

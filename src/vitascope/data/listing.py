@@ -1,0 +1,86 @@
+"""The files below a folder: the one way in which training, evaluation and prediction find images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+IMAGE_SUFFIXES = {
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".avif", ".jp2", ".heic", ".heif"),
+}
+"""Suffixes of image files, in any case."""
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Files below a folder with a suffix of images, sorted, without hidden ones."""
+    return sorted(Path(entry.path) for entry in visible_files(folder) if is_image(entry))
+
+
+def is_image(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a file, or a link to one, with a suffix of images."""
+    return suffix_of(entry.name) in IMAGE_SUFFIXES and _leads_to(entry.is_file)
+
+
+def suffix_of(name: str) -> str:
+    """The suffix of a file's name, in lower case."""
+    return os.path.splitext(name)[1].lower()
+
+
+def visible_files(
+    folder: str | os.PathLike[str], failed: Callable[[str, OSError], None] = lambda folder, error: None
+) -> Iterator[os.DirEntry[str]]:
+    """Everything below a folder but folders and hidden entries: a folder's files first, then its folders,
+    each by name.
+
+    Links to folders are entered, except those that lead to a folder in which they lie themselves.
+
+    Args:
+        folder: where to begin.
+        failed: called with each folder that cannot be listed, because it has vanished for example.
+    """
+    place = Path(folder).absolute()
+    try:
+        above = frozenset(_identity(os.stat(path)) for path in (place, *place.parents))
+    except OSError as error:
+        failed(os.fspath(folder), error)
+        return iter(())
+    return _below(os.fspath(folder), above, failed)
+
+
+def _below(
+    folder: str, entered: frozenset[tuple[int, int]], failed: Callable[[str, OSError], None]
+) -> Iterator[os.DirEntry[str]]:  # only the names in one folder and in its parents are in memory
+    files: list[os.DirEntry[str]] = []
+    folders: list[os.DirEntry[str]] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.name.startswith("."):
+                    (folders if _leads_to(entry.is_dir) else files).append(entry)
+    except OSError as error:
+        failed(folder, error)
+    yield from sorted(files, key=lambda entry: entry.name)
+    del files
+    for entry in sorted(folders, key=lambda entry: entry.name):
+        try:
+            found = _identity(entry.stat())
+        except OSError as error:
+            failed(entry.path, error)
+            continue
+        if found not in entered:
+            yield from _below(entry.path, entered | {found}, failed)
+
+
+def _leads_to(is_kind: Callable[[], bool]) -> bool:
+    """Whether an entry is of a kind; a link that leads nowhere is of none."""
+    try:
+        return is_kind()
+    except OSError:  # a link to itself, for example
+        return False
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    """What the paths of one folder have in common."""
+    return status.st_dev, status.st_ino

@@ -1,0 +1,116 @@
+"""The files of a folder: every function finds the same ones, also behind links and while files vanish."""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.data import write_picture, write_tree
+from vitascope.data.datasets import described, list_images, open_data, open_pictures
+from vitascope.data.formats.folder import Folder, read_tree
+from vitascope.data.listing import image_files, visible_files
+from vitascope.data.loading import Loader
+from vitascope.data.preprocess import Preprocess
+from vitascope.data.split_record import record_of, restore
+from vitascope.deploy.predict.predictor import find_images
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A folder of links to two class folders."""
+    write_tree(tmp_path / "disk", {"felines": 12, "canines": 12})
+    root = tmp_path / "photos"
+    root.mkdir()
+    (root / "cat").symlink_to(tmp_path / "disk" / "felines")
+    (root / "dog").symlink_to("../disk/canines")
+    return root
+
+
+def test_linked_class_folders_are_found_again(linked: Path) -> None:
+    splits = open_data(str(linked))
+    found = restore(record_of(splits), list_images(str(linked)), ("train", "val", "test"))
+    assert (found.complete, found.note()) == (True, "")
+    assert found.as_recorded().train.sources == splits.train.sources
+    assert sum(map(len, splits.parts.values())) == 24
+
+
+def test_every_function_finds_the_same_files(linked: Path) -> None:
+    shelf = write_tree(linked.parent / "shelf", {"old": 2})
+    (linked / "dog" / "more").symlink_to(shelf)
+    expected = image_files(linked)
+    assert len(expected) == 26
+    assert read_tree(linked).sources == expected
+    assert list_images(str(linked)).sets[0].sources == expected
+    assert open_pictures(str(linked)) == expected
+    assert sorted(map(Path, find_images(linked))) == expected
+    assert not [line for line in described(open_data(str(linked))) if "unused" in line]
+
+
+def test_links_that_lead_back_are_not_entered(tmp_path: Path) -> None:
+    root = write_tree(tmp_path / "photos", {"cat": 3, "dog": 3})
+    expected = image_files(root)
+    (root / "cat" / "up").symlink_to(root)
+    (root / "cat" / "here").symlink_to(".")
+    (root / "loop").symlink_to(tmp_path)
+    (root / "dog" / "self").symlink_to("self")
+    (root / "dog" / "nowhere.png").symlink_to("nothing.png")
+    assert image_files(root) == read_tree(root).sources == list_images(str(root)).sets[0].sources == expected
+    write_picture(tmp_path / "a" / "1.png")
+    write_picture(tmp_path / "b" / "2.png")
+    (tmp_path / "a" / "to_b").symlink_to("../b")
+    (tmp_path / "b" / "to_a").symlink_to("../a")
+    assert [path.relative_to(tmp_path).as_posix() for path in image_files(tmp_path / "a")] == [
+        "a/1.png",
+        "a/to_b/2.png",
+    ]
+
+
+def test_without_links_the_order_is_that_of_the_paths(tmp_path: Path) -> None:
+    for name in ("b/10.png", "b/9.png", "b.x/1.png", "B/1.PNG", "a/z/1.png", "a/y.png", "a-1/1.jpg"):
+        write_picture(tmp_path / name)
+    write_picture(tmp_path / "a" / ".hidden" / "1.png")
+    (tmp_path / "a" / "folder.png").mkdir()
+    shown = [path for path in tmp_path.rglob("*") if path.is_file() and ".hidden" not in path.parts]
+    assert image_files(tmp_path) == sorted(shown)
+
+
+def test_a_folder_that_vanishes_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_tree(tmp_path / "photos", {"cat": 6, "dog": 6})
+    scandir, gone = os.scandir, root / "cat" / "gone"
+
+    def vanishing(path="."):
+        if not isinstance(path, int) and Path(path) == gone:
+            shutil.rmtree(gone, ignore_errors=True)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    for listed in (lambda: Folder().open(str(root), seed=0), lambda: list(find_images(root))):
+        write_picture(gone / "1.png")
+        listed()
+        assert not gone.exists()
+    write_picture(gone / "1.png")
+    failed: list[str] = []
+    assert len(list(visible_files(root, lambda folder, error: failed.append(folder)))) == 12
+    assert failed == [str(gone)]
+
+
+def test_a_file_that_vanishes_after_it_was_listed_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_tree(tmp_path / "photos", {"cat": 12, "dog": 12})
+    scandir, gone = os.scandir, root / "cat" / "005.png"
+
+    def vanishing(path="."):
+        entries = list(scandir(path))
+        if Path(path) == gone.parent:
+            gone.unlink(missing_ok=True)
+        return contextlib.nullcontext(entries)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    loader = Loader(read_tree(root), Preprocess(image_size=(8, 8)), 4)
+    assert len(loader) == 23
+    assert loader.unreadable == {str(gone): f"{gone}: no such file"}
