@@ -32,9 +32,9 @@ ALLOWED = {
     "pickles": set(),
     "_version": set(),
     "formatting": set(),
-    "hub_client": set(),
+    "network": set(),
 }
-FOR_ALL = {"errors", "formatting", "hub_client", "storage", "pickles", "_version"}
+FOR_ALL = {"errors", "formatting", "network", "storage", "pickles", "_version"}
 
 
 def module_of(path: Path) -> str:

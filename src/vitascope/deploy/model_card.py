@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from vitascope.errors import UserError, printable
-from vitascope.hub_client import ask, client_errors, misunderstood, unreachable
 from vitascope.model.classifier import Classifier
+from vitascope.network import ask, client_errors, misunderstood, unreachable
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import explaining_failure
 from vitascope.weights.preprocess import preprocess_of
