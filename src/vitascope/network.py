@@ -107,9 +107,9 @@ def status_of(error: Exception) -> int | None:
 
 def unreachable(error: Exception) -> str:
     """The reason why the hub gave no answer, or is down or busy; empty for another error."""
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         HfHubHTTPError,
-        HTTPError,  # type: ignore[attr-defined]
+        HTTPError,
         LocalEntryNotFoundError,
     )
 

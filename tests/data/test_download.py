@@ -260,7 +260,8 @@ def test_parallel_downloads_load_a_file_once(server: Server, tmp_path: Path) -> 
 
 def test_killed_download_is_resumed(server: Server, tmp_path: Path) -> None:
     file = published(server.url)
-    slow = "import http.client, sys, time; from vitascope import network; from vitascope.data import download as d\n"
+    slow = "import http.client, sys, time; from vitascope import network\n"
+    slow += "from vitascope.data import download as d\n"
     slow += "network._CHUNK = 1000; R = http.client.HTTPResponse; read = R.read1\n"
     slow += "R.read1 = lambda *a: (time.sleep(0.001), read(*a))[1]\n"
     slow += f"from pathlib import Path; d.fetch(d.Published(**{dataclasses.asdict(file)}), Path(sys.argv[1]))"

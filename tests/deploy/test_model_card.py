@@ -108,6 +108,7 @@ def test_card_of_a_pretraining_claims_no_classes(
         in card
     )
     assert metadata_of(card)["pipeline_tag"] == "image-feature-extraction"
+    assert "## Classes\n\nNone: the model returns features.\n" in card
     for claim in ("ccuracy", "model-index", "classification", "Predictor"):
         assert claim not in card
 
