@@ -32,10 +32,10 @@ ALLOWED = {
     "pickles": set(),
     "_version": set(),
     "formatting": set(),
-    "hub_client": set(),
     "intervals": set(),
+    "network": set(),
 }
-FOR_ALL = {"errors", "formatting", "hub_client", "intervals", "storage", "pickles", "_version"}
+FOR_ALL = {"errors", "formatting", "intervals", "network", "storage", "pickles", "_version"}
 
 
 def module_of(path: Path) -> str:

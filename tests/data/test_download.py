@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from vitascope import network
 from vitascope.data import download
 from vitascope.data.datasets import open_data
 from vitascope.data.download import Published, cache_folder, fetch
@@ -109,6 +110,17 @@ def test_download_starts_again_if_the_server_has_no_ranges(server: Server, tmp_p
     part_of(tmp_path).write_bytes(CONTENT[:300_000])
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
     assert server.asked == ["bytes=300000-"]
+
+
+def test_address_that_sends_hardly_anything_is_left_for_the_next(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "LIMIT", 0.0)
+    monkeypatch.setattr(network, "STALLED", 1e15)
+    with pytest.raises(UserError, match=r"/file: only [\d,]+ bytes in 0\.. s; .*/file: only"):
+        fetch(published(server.url, server.url), tmp_path)
+    monkeypatch.setattr(network, "STALLED", 0)
+    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("sends_length", [True, False])
@@ -248,9 +260,10 @@ def test_parallel_downloads_load_a_file_once(server: Server, tmp_path: Path) -> 
 
 def test_killed_download_is_resumed(server: Server, tmp_path: Path) -> None:
     file = published(server.url)
-    slow = "import http.client, sys, time; from vitascope.data import download as d; d._CHUNK = 1000\n"
-    slow += "R = http.client.HTTPResponse; read = R.read\n"
-    slow += "R.read = lambda *a: (time.sleep(0.001), read(*a))[1]\n"
+    slow = "import http.client, sys, time; from vitascope import network\n"
+    slow += "from vitascope.data import download as d\n"
+    slow += "network._CHUNK = 1000; R = http.client.HTTPResponse; read = R.read1\n"
+    slow += "R.read1 = lambda *a: (time.sleep(0.001), read(*a))[1]\n"
     slow += f"from pathlib import Path; d.fetch(d.Published(**{dataclasses.asdict(file)}), Path(sys.argv[1]))"
     process = subprocess.Popen([sys.executable, "-c", slow, str(tmp_path)], stderr=subprocess.DEVNULL)
     while not (part_of(tmp_path).exists() and part_of(tmp_path).stat().st_size > 5000):

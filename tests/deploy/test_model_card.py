@@ -108,6 +108,7 @@ def test_card_of_a_pretraining_claims_no_classes(
         in card
     )
     assert metadata_of(card)["pipeline_tag"] == "image-feature-extraction"
+    assert "## Classes\n\nNone: the model returns features.\n" in card
     for claim in ("ccuracy", "model-index", "classification", "Predictor"):
         assert claim not in card
 
@@ -180,8 +181,8 @@ def test_model_is_not_uploaded_to_another_repository(hub: Hub, model, url: str) 
 
 @pytest.mark.parametrize("where", ["create", "preupload", "commit"])
 def test_hub_that_does_not_answer_is_given_up(hub: Hub, model, monkeypatch, where: str) -> None:
-    monkeypatch.setattr("vitascope.hub_client.LIMIT", 0.5)
-    monkeypatch.setattr("vitascope.hub_client.SLOWEST", 1e9)
+    monkeypatch.setattr("vitascope.network.LIMIT", 0.5)
+    monkeypatch.setattr("vitascope.network.SLOWEST", 1e9)
     hub.hangs = where
     with pytest.raises(
         vs.UserError, match=r"me/insects: .* http://.* did not answer within 0.5 s; try again"

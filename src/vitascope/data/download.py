@@ -17,6 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from vitascope.errors import UserError
+from vitascope.network import StalledError, chunks
 from vitascope.storage import explaining_failure, locked, settle
 
 RETRIES = 4
@@ -25,7 +26,6 @@ PAUSE = 1.0
 """Seconds before the second connection; the pause doubles with each connection without a new byte."""
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as dropped."""
-_CHUNK = 2**18
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,9 +131,10 @@ def _resume(url: str, file: Published, part: Path) -> None:
             total=file.size, initial=have, desc=file.name, unit="B", unit_scale=True, disable=not shown
         )
         with open(part, "ab" if have else "wb") as output, bar:
+            content = chunks(response, file.size - have)
             while have < file.size:
                 with _connection_errors():
-                    chunk = response.read(min(_CHUNK, file.size - have))
+                    chunk = next(content, b"")
                 if not chunk:
                     raise _DroppedError(f"the connection ended after {have:,} of {file.size:,} bytes")
                 output.write(chunk)
@@ -154,6 +155,8 @@ def _connection_errors() -> Iterator[None]:
         raise _MirrorError(f"HTTP status {error.code}") from error
     except urllib.error.URLError as error:  # no name, no route, no server, no certificate
         raise _MirrorError(f"no connection: {error.reason}") from error
+    except StalledError as error:
+        raise _MirrorError(str(error)) from error
     except (http.client.HTTPException, OSError) as error:
         raise _DroppedError(str(error) or type(error).__name__) from error
 

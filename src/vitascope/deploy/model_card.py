@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from vitascope.errors import UserError, printable
-from vitascope.hub_client import ask, client_errors, misunderstood, unreachable
 from vitascope.model.classifier import Classifier
+from vitascope.network import ask, client_errors, misunderstood, unreachable
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import explaining_failure
 from vitascope.weights.preprocess import preprocess_of
@@ -123,7 +123,7 @@ def model_card(model: Classifier, repo_id: str, run: Run | None = None) -> str:
         f"{config.summary}; {parameters / 1e6:.2f} M parameters. Made with vitascope.",
         f"## Load\n\n```python\n{_example(repo_id, config.gives_classes)}```",
         f"## Preprocessing\n\nLoading the model loads it:\n\n```yaml\n{preprocess}```",
-        f"## Classes\n\n{_classes(config.class_names, config.num_classes)}",
+        f"## Classes\n\n{_classes(model)}",
     ]
     if run is not None and (tests := run.records("test")):
         data = Path(str(run.config["data"])).name  # the folders above it may name a person
@@ -144,10 +144,12 @@ def _example(repo_id: str, gives_classes: bool) -> str:
     )
 
 
-def _classes(names: tuple[str, ...], count: int) -> str:
-    names = tuple(map(printable, names))
+def _classes(model: Classifier) -> str:
+    names, count = tuple(map(printable, model.config.class_names)), model.config.num_classes
+    if not model.config.gives_classes:
+        return "None: the model returns features."
     if not names:
-        return f"{count} classes without names." if count else "None: the model returns features."
+        return f"{count} classes without names."
     if len(names) > MAX_CLASSES:
         return f"{count} classes, from {names[0]} to {names[-1]}; `model.config.class_names` has them all."
     return ", ".join(names)

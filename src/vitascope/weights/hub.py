@@ -8,16 +8,21 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import hashlib
 import http.client
 import logging
+import os
 import re
 import urllib.error
+import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from tqdm import tqdm
+
 from vitascope.errors import nearest
-from vitascope.hub_client import ask, client_errors, misunderstood, status_of, unreachable
-from vitascope.storage import free_mb
+from vitascope.network import ask, chunks, client_errors, misunderstood, status_of, unreachable
+from vitascope.storage import free_mb, settle
 from vitascope.weights.files import CheckpointError, described, rejection, shard_files
 
 log = logging.getLogger(__name__)
@@ -32,6 +37,7 @@ VARIANT = re.compile(r"(pytorch_)?model\.(?!.*-of-)[\w-]+\.(safetensors|bin)")
 _OF_TIMM = re.compile("^hf[-_]hub:")  # how timm marks a name of the hub
 _RNG_STATE = re.compile(r"rng_state\w*\.pth")  # of transformers' Trainer: no weights
 FILE_ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz", ".json")
+TIMEOUT = 30.0  # seconds without a byte after which torchvision's server counts as unreachable
 TORCHVISION_URL = "https://download.pytorch.org/models/"
 TORCHVISION_FILES = {  # the first of a model is its default; eight digits of each name begin its SHA-256
     "vit_b_16.IMAGENET1K_V1": "vit_b_16-c867db91.pth",
@@ -249,12 +255,31 @@ def fetch_torchvision(name: str) -> Path:
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(url, str(path), hash_prefix=name.rsplit("-")[-1].split(".")[0])
+        if not _fetch_checked(url, path, name.rsplit("-")[-1].split(".")[0]):
+            raise rejection(url, "cut off or changed on its way; try again")
     except urllib.error.HTTPError as error:
         raise rejection(url, f"the server answers {error.code} {error.reason}") from error
-    except RuntimeError as error:
-        raise rejection(url, f"cut off or changed on its way ({error}); try again") from error
     except (OSError, http.client.HTTPException) as error:
         offline = f"no network ({getattr(error, 'reason', error)}), and not in {folder}"
         raise rejection(url, _disk_reason(error, folder, "TORCH_HOME") or offline) from error
     return path
+
+
+def _fetch_checked(url: str, path: Path, prefix: str) -> bool:
+    """Fetch a file, unless its SHA-256 does not begin with a prefix; returns whether it does."""
+    digest, aside = hashlib.sha256(), path.with_name(f".{os.getpid()}.{path.name}")
+    request = urllib.request.Request(url, headers={"User-Agent": "vitascope"})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as response, open(aside, "wb") as file:
+            total = int(response.headers.get("Content-Length") or 0)
+            with tqdm(total=total or None, desc=path.name, unit="B", unit_scale=True, disable=None) as bar:
+                for chunk in chunks(response):
+                    file.write(chunk)
+                    digest.update(chunk)
+                    bar.update(len(chunk))
+        right = digest.hexdigest().startswith(prefix)
+        if right:
+            settle(aside, path)
+        return right
+    finally:
+        aside.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shards import numbered_classes
 from vitascope.data.splits import ImageSet, Inventory, LazySources
 from vitascope.errors import UserError, nearest_path
-from vitascope.hub_client import misunderstood
+from vitascope.network import misunderstood
 
 TABLES = {".parquet": "parquet", ".arrow": "arrow"}
 """The library's builder for each kind of file."""

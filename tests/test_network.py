@@ -5,8 +5,8 @@ import threading
 import pytest
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-from vitascope import hub_client
-from vitascope.hub_client import NotTheHubError, ask, misunderstood, unreachable
+from vitascope import network
+from vitascope.network import NotTheHubError, ask, misunderstood, unreachable
 
 
 def raising(error: BaseException) -> None:
@@ -38,7 +38,7 @@ def test_errors_of_the_client_are_raised_as_they_are(error: Exception) -> None:
 
 
 def test_no_answer_ends_with_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_client, "LIMIT", 0.1)
+    monkeypatch.setattr(network, "LIMIT", 0.1)
     released = threading.Event()
     with pytest.raises(NotTheHubError, match=r"did not answer within 0.1 s|did not answer within 0.0 s"):
         ask(released.wait)

@@ -1,13 +1,15 @@
-"""Requests with the hub's client: within a time limit, whoever answers and whatever the answer is.
+"""Limits on what others may answer, and how slowly: requests with the hub's client, and downloads.
 
-A mirror or a proxy may answer in the hub's place. The client has no time limit for some requests, and raises
-whatever an answer of another form leads to.
+A mirror or a proxy may answer in the hub's place. The hub's client has no time limit for some requests, and
+raises whatever an answer of another form leads to.
 """
 
 from __future__ import annotations
 
+import http.client
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
@@ -19,6 +21,29 @@ LIMIT = 60.0
 """Seconds for a request, beside the transfer of a large file."""
 SLOWEST = 20_000
 """Bytes per second, on average, below which the transfer of a large file counts as hanging."""
+
+
+STALLED = 1_000
+"""Bytes per second, on average over `LIMIT`, below which a download counts as hanging."""
+_CHUNK = 2**18
+
+
+class StalledError(TimeoutError):
+    """A download that is too slow to wait for."""
+
+
+def chunks(response: http.client.HTTPResponse, size: int | None = None) -> Iterator[bytes]:
+    """The content of a response as it arrives, at most `size` bytes of it; StalledError if it hardly does."""
+    began, received, left = time.monotonic(), 0, _CHUNK if size is None else size
+    while chunk := response.read1(min(_CHUNK, left)):
+        yield chunk
+        received += len(chunk)
+        left = _CHUNK if size is None else left - len(chunk)
+        seconds = time.monotonic() - began
+        if seconds > LIMIT:
+            if received < seconds * STALLED:
+                raise StalledError(f"only {received:,} bytes in {duration(seconds)}")
+            began, received = time.monotonic(), 0
 
 
 class NotTheHubError(ConnectionError):
@@ -82,9 +107,9 @@ def status_of(error: Exception) -> int | None:
 
 def unreachable(error: Exception) -> str:
     """The reason why the hub gave no answer, or is down or busy; empty for another error."""
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         HfHubHTTPError,
-        HTTPError,  # type: ignore[attr-defined]
+        HTTPError,
         LocalEntryNotFoundError,
     )
 
