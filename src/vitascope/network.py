@@ -21,8 +21,6 @@ LIMIT = 60.0
 """Seconds for a request, beside the transfer of a large file."""
 SLOWEST = 20_000
 """Bytes per second, on average, below which the transfer of a large file counts as hanging."""
-
-
 STALLED = 1_000
 """Bytes per second, on average over `LIMIT`, below which a download counts as hanging."""
 _CHUNK = 2**18

@@ -204,6 +204,15 @@ def test_full_temporary_folder_is_named(hub: Hub, model, monkeypatch) -> None:
     assert not hub.repositories
 
 
+def test_full_disk_during_the_upload_is_not_a_matter_of_access(hub: Hub, model, monkeypatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_commit", full)
+    with pytest.raises(vs.UserError, match=r"not uploaded: .*No space left on device$"):
+        vs.push_to_hub(model, "me/insects")
+
+
 def test_bad_repository_name_is_rejected_before_anything_is_sent(hub: Hub, model) -> None:
     with pytest.raises(vs.UserError, match="no/such/name"):
         vs.push_to_hub(model, "no/such/name")

@@ -176,7 +176,6 @@ def test_whatever_a_tracker_raises_at_the_start_leaves_no_run(
 
 @pytest.fixture
 def impatient(monkeypatch) -> None:
-    monkeypatch.setattr(trackers, "START_LIMIT", 0.3)
     monkeypatch.setattr(trackers, "LIMIT", 0.1)
 
 
@@ -231,9 +230,9 @@ def test_tracker_that_hangs_at_the_end_ends_nevertheless(run, monkeypatch, caplo
 
 
 @every
-@pytest.mark.usefixtures("impatient")
 def test_tracker_that_hangs_at_the_start_leaves_no_run(data, tmp_path, monkeypatch, caplog, name) -> None:
     service = install(monkeypatch, name)
+    monkeypatch.setattr(trackers, "START_LIMIT", 0.3)
     service.released.clear()
     with pytest.raises(UserError, match=f"the tracker {name} failed: no answer within 0.3 s; train without"):
         train.train(tiny_config(data, run=str(tmp_path / "run"), tracker=name))

@@ -14,7 +14,7 @@ import yaml
 
 from vitascope.errors import UserError, printable
 from vitascope.model.classifier import Classifier
-from vitascope.network import ask, client_errors, misunderstood, unreachable
+from vitascope.network import ask, client_errors, misunderstood, status_of, unreachable
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import explaining_failure
 from vitascope.weights.preprocess import preprocess_of
@@ -98,10 +98,13 @@ def _explaining(repo_id: str) -> Iterator[None]:
         if answer := unreachable(error):
             raise UserError(f"{repo_id}: the model was not uploaded: {answer}; try again") from error
         reason = " ".join(str(error).split())
-        advice = "log in with `hf auth login`, or give a token that may write there"
         if isinstance(error, HFValidationError):
-            advice = "name it `owner/name`"
-        raise UserError(f"{repo_id}: the hub did not accept the model: {reason}; {advice}") from error
+            reason += "; name it `owner/name`"
+        elif status_of(error) is None:  # not the hub's own reason
+            raise UserError(f"{repo_id}: the model was not uploaded: {reason}") from error
+        elif status_of(error) in (401, 403, 404):
+            reason += "; log in with `hf auth login`, or give a token that may write there"
+        raise UserError(f"{repo_id}: the hub did not accept the model: {reason}") from error
 
 
 def model_card(model: Classifier, repo_id: str, run: Run | None = None) -> str:
