@@ -264,17 +264,16 @@ class Restored:
 
     def note(self) -> str:
         """The differences between the data and the record, in words; empty if there are none."""
-        changes = []
+        changes = [f"the class folder {old} is called {now} now" for now, old in self.aliases.items()]
+        if skipped := {split: len(part.names) for split, part in self.record.skipped.items()}:
+            listed = ", ".join(f"{count:,} {split}" for split, count in skipped.items())
+            changes.append(f"{sum(skipped.values()):,} skipped since the run was resumed ({listed})")
         for change, parts in self._by_part().items():
             if total := sum(parts.values()):
                 listed = ", ".join(f"{count:,} {split}" for split, count in parts.items() if count)
                 changes.append(f"{total:,} {change} ({listed})")
         if self.new:
             changes.append(f"{self.new:,} new")
-        if skipped := {split: len(part.names) for split, part in self.record.skipped.items()}:
-            listed = ", ".join(f"{count:,} {split}" for split, count in skipped.items())
-            changes.append(f"{sum(skipped.values()):,} skipped since the run was resumed ({listed})")
-        changes += [f"the class folder {old} is called {now} now" for now, old in self.aliases.items()]
         had = set(self.record.class_names)
         has = {self.aliases.get(name, name) for name in _classes(self.inventory)}
         labelled = had != {"image"}
