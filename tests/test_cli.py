@@ -51,8 +51,8 @@ MASKING = {"masking", "target", "corrupt", "decoder_dim", "decoder_depth"}
 DISTILLATION = {"teacher", "distill", "distill_weight", "temperature"}
 BALANCE = {"balance", "class_weights", "sampling"}
 SUPPRESSED = {
-    "train": {"task", "lengths", *MASKING},
-    "pretrain": {"task", "lengths", *BALANCE, *DISTILLATION, "distillation"},
+    "train": {"task", "lengths", "validations", *MASKING},
+    "pretrain": {"task", "lengths", "validations", *BALANCE, *DISTILLATION, "distillation"},
 }
 HELP_SOURCES = [
     ROOT / "training" / "options.py",
