@@ -93,6 +93,12 @@ def open_pictures(data: str) -> Sequence[ImageSource]:
     return format.images_to_show(place)
 
 
+def read_data(data: str) -> Inventory:
+    """The splits that a data set has, or `all` of its images in one; none is drawn."""
+    format, place = _find(data)
+    return format.read(place)
+
+
 def list_images(data: str) -> Inventory:
     """All images of a data set, in any split, to find those of an earlier split."""
     format, place = _find(data)

@@ -25,8 +25,8 @@ from vitascope.training.options import (
 
 BUILT_IN, NO_WEIGHTS = "cifar10", "none"
 FEW_TO_START = 2_000
-"""Training images up to which a run starts from the built-in model by default: the largest number for which
-benchmarks/few_images.py finds that better than random weights."""
+"""Images up to which a run starts from the built-in model by default: those of `train`, or all where no split
+is given. benchmarks/few_images.py measures where that is better than random weights."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
@@ -364,10 +364,11 @@ def default_start(asked: TrainConfig, *, scratch: bool = False) -> dict[str, str
     recipe, wanted = default_recipe(asked), asked.architecture
     new_model = wanted.model or wanted.options or wanted.chosen().keys() - {"image_size"}
     if recipe == "small-data" and not scratch and not new_model:
-        from vitascope.data.datasets import open_data  # slower to import than the options
+        from vitascope.data.datasets import read_data  # slower to import than the options
 
-        splits = open_data(asked.data, seed=asked.seed)
-        if splits.channels == 3 and len(splits.train) <= FEW_TO_START:
+        found = read_data(asked.data)
+        images = found.by_name.get("train", found.by_name.get("all", ()))
+        if found.channels == 3 and 0 < len(images) <= FEW_TO_START:
             return {"recipe": "finetune", "weights": BUILT_IN}
     return {"recipe": recipe}
 
