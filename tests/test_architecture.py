@@ -30,10 +30,12 @@ ALLOWED = {
     "errors": set(),
     "storage": set(),
     "pickles": set(),
+    "serialization": set(),
+    "arguments": set(),
     "_version": set(),
     "formatting": set(),
 }
-FOR_ALL = {"errors", "formatting", "storage", "pickles", "_version"}
+FOR_ALL = {"errors", "arguments", "formatting", "storage", "pickles", "serialization", "_version"}
 
 
 def module_of(path: Path) -> str:

@@ -19,7 +19,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from vitascope.data.decoding import Encoded, ImageSource, source_name
 from vitascope.data.formats.shards import ShardMember
 from vitascope.data.splits import ImageSet, Inventory, Splits, check_known_classes
 from vitascope.errors import UserError
+from vitascope.serialization import parse_json
 
 VERSION = 1
 WHOLE = 32 * 1024
@@ -38,7 +39,8 @@ PIECE = 4096
 """Bytes of each of the pieces of a larger file that are hashed, `WHOLE` in all."""
 UNREADABLE = "unreadable"
 """The content of a file that cannot be opened."""
-_FAULTS = (OSError, EOFError, zlib.error, RecursionError, ValueError, KeyError, TypeError, AttributeError)
+_LONGEST_LINE = 1 << 24  # characters: the names of a hundred thousand classes
+_FAULTS = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError)
 _THREADS = 16
 _NAMED = 3  # images that a message names
 
@@ -166,19 +168,23 @@ class SplitRecord:
         """The record in a file of `write`."""
         try:
             with gzip.open(path, "rt", encoding="utf-8") as file:
-                head = json.loads(file.readline())
+                head = parse_json(file.readline(_LONGEST_LINE))
                 if head["version"] != VERSION:
                     raise UserError(
                         f"{path}: version {head['version']!r}, this vitascope reads {VERSION}; update it"
                     )
+                class_names, place = tuple(head["class_names"]), head["data"]
+                if not all(isinstance(text, str) for text in (*class_names, *head["parts"], place)):
+                    raise ValueError("a name in its first line is not text")
                 lines: dict[str, list[tuple[str, int, str]]] = {split: [] for split in head["parts"]}
-                for line in map(json.loads, file):
-                    lines[line["split"]].append((line["name"], line["label"], line["content"]))
+                while text := file.readline(_LONGEST_LINE):
+                    line = parse_json(text)
+                    lines[line["split"]].append(_checked(line, len(class_names)))
             parts = {}
             for split, found in lines.items():
                 names, labels, contents = zip(*found, strict=True) if found else ((), (), ())
                 parts[split] = RecordedPart(names, np.array(labels, dtype=np.int64), contents)
-            record = cls(tuple(head["class_names"]), parts, head["data"])
+            record = cls(class_names, parts, place)
             if record.images() != head["images"] or not {"train", "val"} <= parts.keys():
                 raise ValueError(f"{record.images()} of {head['images']} images")
         except UserError:
@@ -188,6 +194,16 @@ class SplitRecord:
                 f"{path} is damaged ({error}); restore it, or remove it to skip the check of the split"
             ) from error
         return record
+
+
+def _checked(line: dict[str, Any], num_classes: int) -> tuple[str, int, str]:
+    """The name, the label and the content of an image's line; a ValueError for other types, or a class that
+    is not there."""
+    name, label, content = line["name"], line["label"], line["content"]
+    texts = isinstance(name, str) and isinstance(content, str)
+    if not texts or type(label) is not int or not 0 <= label < num_classes:
+        raise ValueError(f"{name!r:.80} with label {label!r:.80} and content {content!r:.80}")
+    return name, label, content
 
 
 def record_of(splits: Splits, place: str = "") -> SplitRecord:

@@ -26,6 +26,7 @@ from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier, build
+from vitascope.model.configuration import options_of
 from vitascope.model.hardware import explaining_memory, resolve_precision, reuse_freed_memory
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vit import VisionTransformer
@@ -161,7 +162,8 @@ def resume(run: str | PathLike[str], **engine: Any) -> TrainResult | PretrainRes
     """
     started = time.monotonic()
     found, checkpoint = Run.find(run)
-    config = TrainConfig.from_dict(found.config)
+    with options_of(found.config_file):
+        config = TrainConfig.from_dict(found.config)
     for name in engine:
         if GROUP_OF.get(name) != "engine":
             raise UserError(f"{name!r} cannot change when a run is resumed; only engine options can")
