@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -47,9 +47,9 @@ def _whole(text: str) -> int:
 _JSON = json.JSONDecoder(parse_float=_finite, parse_int=_whole, parse_constant=_finite)
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: str | os.PathLike[str]) -> Any:
     """The value of a YAML file; an OSError, or a ValueError with the reason in one line."""
-    with path.open(encoding="utf-8") as file:
+    with open(path, encoding="utf-8") as file:
         text = file.read(MAX_YAML + 1)
     if len(text) > MAX_YAML:
         raise ValueError(f"it has more than {MAX_YAML:,} characters")

@@ -319,9 +319,9 @@ class Run:
                 "are still those that it was trained and tested on cannot be verified"
             )
             return RunData(open_data(where, seed=seed, labelled=labelled), None, note)
-        if data is None and record.place and not Path(where).expanduser().exists():
+        if data is None and record.place and not os.path.exists(os.path.expanduser(where)):
             moved = Path(os.path.normpath(self.path.absolute() / record.place))  # with the run
-            where = str(moved) if moved.exists() else where
+            where = str(moved) if os.path.exists(moved) else where
         restored = restore(record, list_images(where, seed=seed), [record.final] if check is None else check)
         if not any((found >= 0).any() for found in restored.found.values()):
             raise UserError(
