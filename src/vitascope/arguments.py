@@ -15,19 +15,25 @@ from vitascope.errors import UserError, check_choice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_PICTURES = {"images", "pictures"}
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 def checked(function: F) -> F:
-    """Check the arguments of each call against the function's annotations; a wrong type is a `UserError`."""
+    """Check the arguments of each call against the function's annotations; a wrong type is a `UserError`.
+
+    What reads pictures rejects them by name, so they are left to it.
+    """
     signature = inspect.signature(function)
-    named = {
-        name
-        for name, parameter in signature.parameters.items()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    }
 
     @functools.cache
-    def kinds() -> dict[str, Any]:  # at the first call, when the modules that annotations name are imported
-        return {name: kind for name, kind in get_type_hints(function).items() if name in named}
+    def kinds() -> dict[str, Any]:  # at the first call: help and imports stay fast
+        found = get_type_hints(function)
+        return {
+            name: found[name]
+            for name, parameter in signature.parameters.items()
+            if name in found.keys() - _PICTURES and parameter.kind not in _VARIADIC
+        }
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -67,7 +73,7 @@ def has_type(value: object, kind: Any) -> bool:
 
 
 def _is_tuple(value: object, kinds: tuple[Any, ...]) -> bool:
-    """Whether a value has the types of `tuple[kind, ...]`, or of a tuple of fixed length; lists are tuples too."""
+    """Whether a list or tuple has the types of `tuple[kind, ...]`, or of a tuple of fixed length."""
     if not isinstance(value, tuple | list):
         return False
     expected = [kinds[0]] * len(value) if kinds[1:] == (...,) else kinds

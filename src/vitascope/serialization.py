@@ -1,7 +1,7 @@
 """JSON and YAML as our files have them: plain values and finite numbers, of bounded size and nesting.
 
-A file may be damaged, edited by hand or hostile. What the standard readers accept beyond our needs (NaN, numbers
-that no float holds, references between values, tags that name types) is a ValueError here.
+A file may be damaged, edited by hand or hostile. What the standard readers accept beyond our needs (NaN,
+numbers that no float holds, references between values, tags that name types) is a ValueError here.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
     if len(text) > MAX_YAML:
         raise ValueError(f"it has more than {MAX_YAML:,} characters")
     try:
-        value = yaml.load(text, _PlainLoader)  # noqa: S506 - a SafeLoader
+        value = yaml.load(text, _PlainLoader)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error  # YAML's own takes several lines
     _check_plain(value)
@@ -76,9 +76,9 @@ class _PlainLoader(yaml.SafeLoader):
         self.level += 1
         if self.level > MAX_NESTING:
             raise yaml.composer.ComposerError(None, None, "it is nested too deeply", event.start_mark)
-        node = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
         self.level -= 1
-        return node  # type: ignore[no-any-return]
+        return node
 
 
 def _check_plain(value: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +43,11 @@ COMMANDS: dict[str, type[Any]] = {
     "pack": Pack,
 }
 
+ADDRESS_SPACE = {"train": 2400, "pretrain": 2400, "models": 0}
+"""Megabytes of address space below which a command fails in whatever library needs some next."""
+OTHERS_ADDRESS_SPACE = 900
+"""The same for the other commands."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `vitascope` program and return its exit status.
@@ -65,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         command = COMMANDS[args[0]]
         reading = parse_run if issubclass(command, Train | Pretrain) else parse
-        reading(command, args[0], args[1:]).call()
+        request = reading(command, args[0], args[1:])
+        check_address_space(args[0])
+        request.call()
         return 0
     except UserError as error:
         if not error.printed_elsewhere:
@@ -77,6 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except MemoryError:
+        print("vitascope: error: out of memory; close other programs, or raise the limit", file=sys.stderr)
+        return 2
     except OSError as error:  # such as a full disk or a missing permission
         print(f"vitascope: error: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -85,6 +96,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 128 + stop.signum  # under torchrun the first process prints it
         print(f"vitascope: {stop}; continue with: {stop.command}", file=sys.stderr)
         return 128 + stop.signum
+
+
+def check_address_space(command: str) -> None:
+    """Reject a command that `ulimit -v` leaves too little address space for."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    least = ADDRESS_SPACE.get(command, OTHERS_ADDRESS_SPACE) * 10**6
+    if resource.RLIM_INFINITY != limit < least:
+        raise UserError(
+            f"the address space is limited to {limit / 1e6:,.0f} MB (ulimit -v), and {command} needs "
+            f"{least / 1e6:,.0f} MB or more: raise the limit, or remove it with `ulimit -v unlimited`"
+        )
 
 
 def overview() -> str:

@@ -33,7 +33,7 @@ class Encoded(ABC):
         """The encoded picture; an OSError or EOFError becomes an `ImageError` that names the picture."""
 
 
-ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray[Any, Any]"
+ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray[Any, Any]
 """A path, an encoded file's bytes or their place, a Pillow image, or uint8 pixels (H, W) or (H, W, C)."""
 
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")

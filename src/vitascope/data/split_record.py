@@ -202,7 +202,7 @@ def _checked(line: dict[str, Any], num_classes: int) -> tuple[str, int, str]:
     name, label, content = line["name"], line["label"], line["content"]
     texts = isinstance(name, str) and isinstance(content, str)
     if not texts or type(label) is not int or not 0 <= label < num_classes:
-        raise ValueError(f"{name!r:.80} with label {label!r:.80} and content {content!r:.80}")
+        raise ValueError("an image without a name, a content, or a label of its classes")
     return name, label, content
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError, printable
 from vitascope.model.classifier import Classifier
 from vitascope.run.run import Run, load_with_run
@@ -20,6 +21,7 @@ MAX_CLASSES = 50
 """Class names that a card lists; of more classes it states the number."""
 
 
+@checked
 def push_to_hub(
     model: Classifier | str | os.PathLike[str],
     repo_id: str,

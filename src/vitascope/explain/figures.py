@@ -15,6 +15,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError, printable
 from vitascope.explain import learned, plots
 from vitascope.explain.attention import attending, head_maps, patch_attention
@@ -44,6 +45,7 @@ class _Picture:
         return plots.to_picture(self.pixels.numpy())
 
 
+@checked
 def draw(
     model: Classifier,
     pictures: Any = None,

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from vitascope.arguments import checked
 from vitascope.explain.plots import new_figure, save_figure, short
 from vitascope.report.charts import RUN_COLOURS, RUN_STYLES, Curve, plot_runs, values_of
 from vitascope.report.comparison import ComparedRun, RunComparison, seed_group
@@ -26,6 +27,7 @@ BY = {"epoch": "epoch", "step": "step", "seconds": "training time"}
 """What curves are drawn by, in words."""
 
 
+@checked
 def compare(
     runs: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None
 ) -> RunComparison:

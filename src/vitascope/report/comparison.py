@@ -243,7 +243,9 @@ class RunComparison:
         """The best run and those that do not differ significantly from it, in words."""
         if self.best is None:
             return f"{counted(len(self.runs), 'training' if self.classifies else 'pre-training')}."
-        accuracy = next(each.score.right / each.score.total for each in self.runs if each.name == self.best and each.score)
+        accuracy = next(
+            each.score.right / each.score.total for each in self.runs if each.name == self.best and each.score
+        )
         rivals = [test.run for test in self.paired if test.verdict == "not significant"]
         others = f" Not significantly different: {', '.join(rivals)}." if rivals else ""
         return f"Highest accuracy: {self.best}, {accuracy:.2%}.{others}"

@@ -21,7 +21,18 @@ _NEEDED = {
 }
 """By kind, what a record has at least besides its step."""
 _TEXTS = {"kind", "split"}
-_NUMBERS = {"step", "epoch", "best_epoch", "seconds", "lr", "loss", "accuracy", "images", "correct", "unreadable"}
+_NUMBERS = {
+    "step",
+    "epoch",
+    "best_epoch",
+    "seconds",
+    "lr",
+    "loss",
+    "accuracy",
+    "images",
+    "correct",
+    "unreadable",
+}
 """Values that are numbers, beside those of training and validation; others may be either."""
 _COUNTS = {"step": 0, "images": 1, "correct": 0, "unreadable": 0}
 """The values that are whole numbers, with the least one."""

@@ -55,7 +55,7 @@ class Predictions:
 
     @property
     def score(self) -> Score:
-        """The accuracy with its interval, and the numbers to compare it with; UserError without predictions."""
+        """The accuracy with its interval, and the numbers to compare it with; UserError for no images."""
         if not len(self.labels):
             raise UserError(f"there are no predictions of {self.split} images, so they have no score")
         return score_of(self.labels, self.probabilities)

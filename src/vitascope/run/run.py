@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vitascope.arguments import checked
 from vitascope.data.datasets import list_images, open_data
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
@@ -90,6 +91,7 @@ class Run:
 
     path: Path
 
+    @checked
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.config_file = self.path / layout.CONFIG
@@ -105,6 +107,7 @@ class Run:
         return f"Run({self.path})"
 
     @classmethod
+    @checked
     def open(cls, folder: str | os.PathLike[str]) -> Run:
         """An existing run; another folder is a `UserError`."""
         run = cls(folder)
@@ -113,6 +116,7 @@ class Run:
         return run
 
     @classmethod
+    @checked
     def create(cls, config: Mapping[str, Any], *, processes: int = 1) -> Run:
         """Create a run folder with its `config.yaml` and `environment.json`.
 
@@ -140,6 +144,7 @@ class Run:
         return run
 
     @classmethod
+    @checked
     def find(cls, ref: str | os.PathLike[str]) -> tuple[Run, Path | None]:
         """The run to resume, and its checkpoint if `ref` is one.
 
@@ -201,7 +206,9 @@ class Run:
         path = self.path / layout.TRACKER
         known = self._read_object(path)
         if not all(isinstance(run_id, str) for run_id in known.values()):
-            raise UserError(f"{path} is broken: an id in it is not text; remove it to start a new tracked run")
+            raise UserError(
+                f"{path} is broken: an id in it is not text; remove it to start a new tracked run"
+            )
         self._tracker = Tracker(name, self.path.resolve().name, self.config, known.get(name))
         write_json(path, {**known, name: self._tracker.run_id})
 
@@ -263,7 +270,9 @@ class Run:
         found = read_metrics(self.metrics_file) if self.metrics_file.is_file() else []
         tests = [record for record in found if record["kind"] == "test"]
         if tests and self.classifies and not all({"accuracy", "correct"} <= test.keys() for test in tests):
-            raise UserError(f"{self.metrics_file} is broken: a test without accuracy and correct; remove its line")
+            raise UserError(
+                f"{self.metrics_file} is broken: a test without accuracy and correct; remove its line"
+            )
         return found
 
     def records(self, kind: str) -> list[dict[str, Any]]:
@@ -276,7 +285,7 @@ class Run:
 
     @functools.cached_property
     def predictions(self) -> Predictions | None:
-        """Predictions of the finished classifier on its test images, one or more; None if the run has none."""
+        """Predictions of the finished classifier on its test images; None if the run has none."""
         path = self.path / layout.PREDICTIONS
         found = Predictions.load(path) if path.is_file() else None
         return found if found is not None and len(found.labels) else None
@@ -299,6 +308,7 @@ class Run:
         path = self.path / layout.SPLIT
         return SplitRecord.read(path) if path.is_file() else None
 
+    @checked
     def open_data(self, data: str | None = None, *, check: Collection[str] | None = None) -> RunData:
         """Open the run's data, split as in training.
 
@@ -332,6 +342,7 @@ class Run:
         note = f"{where} has changed since {self.path} began: {changes}" if changes else ""
         return RunData(restored.as_recorded(), restored, note)
 
+    @checked
     def test_images(self, class_names: tuple[str, ...] | None = None) -> ImageSet:
         """The images of `RunData.test_images`; logs how the data differ."""
         opened = self.open_data()
@@ -342,9 +353,13 @@ class Run:
     @classmethod
     def _read_object(cls, path: Path) -> dict[str, Any]:
         """The object in a JSON file; empty if there is no file."""
-        found = cls._read(path, lambda path: parse_json(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        found = (
+            cls._read(path, lambda path: parse_json(path.read_text(encoding="utf-8")))
+            if path.is_file()
+            else {}
+        )
         if not isinstance(found, dict):
-            raise UserError(f"{path} is broken: {str(found)[:80]!r} is not an object")
+            raise UserError(f"{path} is broken: a {type(found).__name__}, not an object")
         return found
 
     @staticmethod

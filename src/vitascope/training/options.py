@@ -227,8 +227,8 @@ def _checked_lengths(lengths: Sequence[Sequence[int]]) -> tuple[tuple[int, int],
     for since, total in lengths:
         if not left < since < end or total <= since:
             raise UserError(
-                f"lengths must be pairs of a step and a larger length, the first at step 0, the others later and "
-                f"below the length before; not {[list(pair) for pair in lengths]}"
+                "lengths must be pairs of a step and a larger length, the first at step 0, the others later "
+                f"and below the length before; not {[list(pair) for pair in lengths]}"
             )
         left, end = since, total
     return tuple((since, total) for since, total in lengths)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+import os
 from typing import Any, ClassVar, Literal
 
 import tyro
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError, check_choice
 from vitascope.model.configuration import Configuration, options_of
 from vitascope.model.options import DEPENDENT_OPTIONS
@@ -96,7 +97,8 @@ class TrainConfig(Configuration):
         return base.replace(**options)
 
     @classmethod
-    def from_yaml(cls, path: Path) -> TrainConfig:
+    @checked
+    def from_yaml(cls, path: str | os.PathLike[str]) -> TrainConfig:
         """Read the `config.yaml` of a run.
 
         Raises:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from vitascope.arguments import checked
 from vitascope.data.datasets import class_counts, described, open_data
 from vitascope.data.formats.digits import digits_baseline
 from vitascope.data.splits import ImageSet, Splits, absent_classes
@@ -144,6 +145,7 @@ def pretrain(
     return cast("PretrainResult", _run(config.replace(keep="last")))
 
 
+@checked
 def resume(run: str | PathLike[str], **engine: Any) -> TrainResult | PretrainResult:
     """Resume an interrupted run, with any number of processes.
 

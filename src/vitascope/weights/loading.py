@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
@@ -20,6 +21,7 @@ from vitascope.weights.preprocess import check_preprocess
 log = logging.getLogger(__name__)
 
 
+@checked
 def from_pretrained(
     ref: str | os.PathLike[str],
     revision: str | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError, check_choice
 from vitascope.model.classifier import Classifier
 from vitascope.model.resnet import ResNet
@@ -14,6 +15,7 @@ from vitascope.weights.mapping import to_family
 from vitascope.weights.preprocess import preprocess_of
 
 
+@checked
 def save_pretrained(model: Classifier, folder: str | os.PathLike[str], *, format: str = "vitascope") -> Path:
     """Write a model folder, in our own format or as another library loads it; returns the folder.
 
