@@ -55,25 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: success. 1: some pictures could not be read, the others were predicted. 2: invalid request, with one
         line on standard error. 130 and 143: stopped by Ctrl-C or SIGTERM, with everything saved.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
     try:
-        if args[:1] == ["help"]:
-            args = [*args[1:2], "--help"]
-        if not args or args[0] in ("-h", "--help"):
-            print(overview())
-            return 0
-        if args[0] == "--version":
-            print(f"vitascope {__version__}")
-            return 0
-        if args[0] not in COMMANDS:
-            raise UserError(
-                f"unknown command {args[0]!r}{nearest(args[0], COMMANDS)}; see `vitascope --help`"
-            )
-        command = COMMANDS[args[0]]
-        reading = parse_run if issubclass(command, Train | Pretrain) else parse
-        request = reading(command, args[0], args[1:])
-        check_address_space(args[0])
-        request.call()
+        _answer(list(sys.argv[1:] if argv is None else argv))
         return 0
     except UserError as error:
         if not error.printed_elsewhere:
@@ -96,6 +79,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 128 + stop.signum  # under torchrun the first process prints it
         print(f"vitascope: {stop}; continue with: {stop.command}", file=sys.stderr)
         return 128 + stop.signum
+
+
+def _answer(args: list[str]) -> None:
+    """Print what the arguments ask for, or call a command."""
+    if args[:1] == ["help"]:
+        args = [*args[1:2], "--help"]
+    if not args or args[0] in ("-h", "--help"):
+        print(overview())
+        return
+    if args[0] == "--version":
+        print(f"vitascope {__version__}")
+        return
+    if args[0] not in COMMANDS:
+        raise UserError(f"unknown command {args[0]!r}{nearest(args[0], COMMANDS)}; see `vitascope --help`")
+    command = COMMANDS[args[0]]
+    reading = parse_run if issubclass(command, Train | Pretrain) else parse
+    request = reading(command, args[0], args[1:])
+    check_address_space(args[0])
+    request.call()
 
 
 def check_address_space(command: str) -> None:

@@ -50,8 +50,6 @@ def from_pretrained(
             left over or of another shape (listed).
         UserError: a `dtype` of integers, or a device that this machine lacks.
     """
-    if not isinstance(config, ViTConfig | None):
-        raise UserError(f"config is a {type(config).__name__}, not a ViTConfig; None reads the checkpoint's")
     if dtype is not None and not dtype.is_floating_point:
         raise UserError(f"dtype is {dtype}; a model has torch.float32, torch.bfloat16 or torch.float16")
     where = None if device is None else resolve_device(str(device))

@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 from vitascope.arguments import checked
-from vitascope.errors import UserError, check_choice
+from vitascope.errors import check_choice
 from vitascope.model.classifier import Classifier
-from vitascope.model.resnet import ResNet
-from vitascope.model.vit import VisionTransformer
 from vitascope.weights.identification import FAMILIES
 from vitascope.weights.mapping import to_family
 from vitascope.weights.preprocess import preprocess_of
@@ -34,7 +32,5 @@ def save_pretrained(model: Classifier, folder: str | os.PathLike[str], *, format
             written, or a folder with other weights that would be read instead.
     """
     check_choice("format", format, FAMILIES)
-    if not isinstance(model, VisionTransformer | ResNet):
-        raise UserError(f"a {type(model).__name__} is not a model of vitascope: VisionTransformer or ResNet")
     to_family(FAMILIES[format], model, preprocess_of(model), Path(folder))
     return Path(folder)
