@@ -30,12 +30,15 @@ ALLOWED = {
     "errors": set(),
     "storage": set(),
     "pickles": set(),
+    "serialization": set(),
+    "arguments": set(),
     "_version": set(),
     "formatting": set(),
     "intervals": set(),
     "network": set(),
 }
-FOR_ALL = {"errors", "formatting", "intervals", "network", "storage", "pickles", "_version"}
+FOR_ALL = {"errors", "arguments", "formatting", "intervals", "network", "pickles"}
+FOR_ALL |= {"serialization", "storage", "_version"}
 
 
 def module_of(path: Path) -> str:

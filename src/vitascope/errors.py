@@ -134,10 +134,14 @@ def nearest_path(ref: str) -> str:
     return f"; nearest: {found}"
 
 
+class UnknownNameError(UserError):
+    """A name that this version does not know: of an option, or of one of its choices."""
+
+
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Reject a value that is not one of the choices, naming them."""
     choices = list(choices)
     if value not in choices:
-        raise UserError(
+        raise UnknownNameError(
             f"unknown {name} {value!r}{nearest(str(value), choices)}; it is one of {', '.join(choices)}"
         )

@@ -66,8 +66,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def settle(aside: Path, path: Path) -> Path:
     """Flush a file or a folder of files to the disk, then rename it, so that even after a power cut the name
-    stands for the whole content; returns `path`."""
+    stands for the whole content; returns `path`. The files get the mode of any new file: some libraries write
+    theirs for the owner alone."""
     files = [aside, *aside.rglob("*")] if aside.is_dir() else [aside]
+    mask = _umask()
+    for below in files:
+        below.chmod((0o777 if below.is_dir() else 0o666) & ~mask)
     if len(files) > _MANY:
         os.sync()
     else:
@@ -76,6 +80,13 @@ def settle(aside: Path, path: Path) -> Path:
     os.replace(aside, path)
     flush(path.parent)
     return path
+
+
+def _umask() -> int:
+    """The permissions that new files lack. Asking means setting it, for a moment to the strictest."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def flush(path: Path) -> None:

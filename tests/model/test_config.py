@@ -271,7 +271,7 @@ def test_the_config_imports_no_torch() -> None:
         ({"image_size": (32, 32, 3)}, r"\(32, 32, 3\)"),
         ({"image_size": 32.5}, r"a size is a whole number or \(height, width\), not 32.5"),
         ({"window": "7x7"}, "window must be .* not '7x7'"),
-        ({"stem": "overlap", "stride": (4, 4, 4)}, r"a size .* not \(4, 4, 4\)"),
+        ({"stem": "overlap", "stride": (4, 4, 4)}, r"stride .* not \(4, 4, 4\)"),
         ({"embed_dim": 192, "num_heads": 5}, "num_heads 5 does not divide embed_dim 192; nearest: (4|6)"),
         ({"embed_dim": 6, "num_heads": 12}, "num_heads 12 does not divide embed_dim 6; nearest: 6"),
         ({"depth": 0}, "depth must be at least 1, not 0"),

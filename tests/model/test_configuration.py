@@ -68,7 +68,7 @@ def test_values_of_another_type_are_rejected_by_name(name: str, value: object) -
         ("start", "0", "start must be a number or null, not '0'"),
         ("names", None, "names must be a list of names, not None"),
         ("names", ("cat", 3), r"names must be a list of names, not \('cat', 3\)"),
-        ("size", 3.5, "size must be a list of whole numbers or a whole number, not 3.5"),
+        ("size", 3.5, "size must be a pair of whole numbers or a whole number, not 3.5"),
     ],
 )
 def test_errors_name_the_accepted_values(name: str, value: object, message: str) -> None:

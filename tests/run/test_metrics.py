@@ -49,7 +49,7 @@ def test_records_after_the_resumed_step_are_dropped(path: Path) -> None:
     first = MetricsWriter(path)
     for step in (10, 20, 30):
         first.record("step", step, {"loss": float(step)})
-    first.record("test", 20, {"split": "test", "images": 3})
+    first.record("test", 20, {"split": "test", "images": 3, "loss": 0.5, "seconds": 1.0})
     first.close()
     with path.open("a") as file:
         file.write('{"kind": "step", "st')  # a crash in the middle of a line

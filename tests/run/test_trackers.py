@@ -301,5 +301,5 @@ def test_environment_names_the_project(run, monkeypatch, name: str, variable: st
 def test_broken_record_of_the_tracker_is_named(run, monkeypatch) -> None:
     install(monkeypatch, "wandb")
     (run.path / "tracker.json").write_text("[]")
-    with run.lock(), pytest.raises(UserError, match=r"tracker\.json is broken: '\[\]' is not an object"):
+    with run.lock(), pytest.raises(UserError, match=r"tracker\.json is broken: a list, not an object"):
         run.start_tracker("wandb")

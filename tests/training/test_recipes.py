@@ -151,7 +151,7 @@ def test_value_of_the_wrong_type_in_a_file_is_rejected_by_name(tmp_path, text: s
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(UserError) as rejected:
         TrainConfig.from_yaml(tmp_path / "config.yaml")
-    assert str(rejected.value) == message
+    assert str(rejected.value) == f"{tmp_path / 'config.yaml'}: {message}"
 
 
 def test_invalid_yaml_is_rejected_in_one_line(tmp_path) -> None:

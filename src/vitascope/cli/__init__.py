@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,11 @@ COMMANDS: dict[str, type[Any]] = {
     "pack": Pack,
 }
 
+ADDRESS_SPACE = {"train": 2400, "pretrain": 2400, "models": 0}
+"""Megabytes of address space below which a command fails in whatever library needs some next."""
+OTHERS_ADDRESS_SPACE = 900
+"""The same for the other commands."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `vitascope` program and return its exit status.
@@ -50,23 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: success. 1: some pictures could not be read, the others were predicted. 2: invalid request, with one
         line on standard error. 130 and 143: stopped by Ctrl-C or SIGTERM, with everything saved.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
-    args = [*args[1:2], "--help"] if args[:1] == ["help"] else args
     _print_any_path()
     try:
-        if not args or args[0] in ("-h", "--help"):
-            print(overview())
-            return 0
-        if args[0] == "--version":
-            print(f"vitascope {__version__}")
-            return 0
-        if args[0] not in COMMANDS:
-            raise UserError(
-                f"unknown command {args[0]!r}{nearest(args[0], COMMANDS)}; see `vitascope --help`"
-            )
-        command = COMMANDS[args[0]]
-        reading = parse_run if issubclass(command, Train | Pretrain) else parse
-        reading(command, args[0], args[1:]).call()
+        _answer(list(sys.argv[1:] if argv is None else argv))
         return 0
     except UserError as error:
         if not error.printed_elsewhere:
@@ -78,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except MemoryError:
+        print("vitascope: error: out of memory; close other programs, or raise the limit", file=sys.stderr)
+        return 2
     except OSError as error:  # such as a full disk or a missing permission
         print(f"vitascope: error: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -92,6 +87,36 @@ def _print_any_path() -> None:
     """Let standard output print paths that are not UTF-8 as they are, instead of ending the program."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="surrogateescape")
+
+
+def _answer(args: list[str]) -> None:
+    """Print what the arguments ask for, or call a command."""
+    if args[:1] == ["help"]:
+        args = [*args[1:2], "--help"]
+    if not args or args[0] in ("-h", "--help"):
+        print(overview())
+        return
+    if args[0] == "--version":
+        print(f"vitascope {__version__}")
+        return
+    if args[0] not in COMMANDS:
+        raise UserError(f"unknown command {args[0]!r}{nearest(args[0], COMMANDS)}; see `vitascope --help`")
+    command = COMMANDS[args[0]]
+    reading = parse_run if issubclass(command, Train | Pretrain) else parse
+    request = reading(command, args[0], args[1:])
+    check_address_space(args[0])
+    request.call()
+
+
+def check_address_space(command: str) -> None:
+    """Reject a command that `ulimit -v` leaves too little address space for."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    least = ADDRESS_SPACE.get(command, OTHERS_ADDRESS_SPACE) * 10**6
+    if resource.RLIM_INFINITY != limit < least:
+        raise UserError(
+            f"the address space is limited to {limit / 1e6:,.0f} MB (ulimit -v), and {command} needs "
+            f"{least / 1e6:,.0f} MB or more: raise the limit, or remove it with `ulimit -v unlimited`"
+        )
 
 
 def overview() -> str:

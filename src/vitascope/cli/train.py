@@ -10,6 +10,7 @@ import tyro
 
 from vitascope.cli.parsing import MaybePath, parse
 from vitascope.errors import UserError
+from vitascope.model.configuration import options_of
 from vitascope.training.options import Balance, Distillation, Masking, MaybeText
 from vitascope.training.recipes import (
     GROUP_OF,
@@ -145,7 +146,8 @@ def _parse_resume(command: type[R], name: str, args: Sequence[str], first: R) ->
     from vitascope.run.run import Run, lasting_paths
 
     run, _ = Run.find(first.resume or "")
-    base = TrainConfig.from_dict(run.config)
+    with options_of(run.config_file):
+        base = TrainConfig.from_dict(run.config)
     parsed = parse(command, name, args, _with_defaults(command, base, resume=first.resume))
     given, stored = (config.replace(**lasting_paths(config.to_dict())) for config in (parsed, base))
     changed = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -108,6 +109,7 @@ def list_images(data: str) -> Inventory:
 def _find(data: str) -> tuple[DataFormat, str]:
     """The format of a data set, and the data to open with it."""
     place = os.path.expanduser(data)
+    _check_name(data, place)
     for format in FORMATS if data else ():
         if format.matches(place):
             return (format, place) if isinstance(format, DataFormat) else _find(str(format.contents(place)))
@@ -118,6 +120,17 @@ def _find(data: str) -> tuple[DataFormat, str]:
         raise UserError(f"{data}: no such folder{mistyped}; for the hub: {data}@main")
     hint = "" if os.sep in data else nearest(data, NAMES)
     raise UserError(f"{data or repr(data)}: no such folder{hint or mistyped or f'; {_ACCEPTED}'}")
+
+
+def _check_name(data: str, place: str) -> None:
+    """Reject what no file can be called."""
+    try:
+        os.stat(place)
+    except ValueError as error:
+        raise UserError(f"{data}: no such folder: {error}") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(f"{data}: no such folder: {error.strerror}") from error
 
 
 def median_size(images: ImageSet, sample: int = 100) -> tuple[int, int]:

@@ -47,11 +47,14 @@ class Encoded(ABC):
         yield io.BytesIO(content), 0, len(content)
 
 
-ImageSource: TypeAlias = (
-    "str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray[Any, Any] | torch.Tensor"
-)
-"""A path, an encoded file's bytes or their place, a Pillow image, or the pixels of one picture: uint8, or
-floats in [0, 1]; (H, W), (H, W, C) or (C, H, W)."""
+if TYPE_CHECKING:
+    ImageSource: TypeAlias = (
+        str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray[Any, Any] | torch.Tensor
+    )
+    """A path, an encoded file's bytes or their place, a Pillow image, or the pixels of one picture: uint8, or
+    floats in [0, 1]; (H, W), (H, W, C) or (C, H, W)."""
+else:  # the decoder processes import no torch
+    ImageSource = str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray
 
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 

@@ -14,6 +14,7 @@ import zlib
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,11 @@ from vitascope.data.contents import UNREADABLE, contents_of, image_name
 from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.splits import ImageSet, Inventory, LazySources, Splits, check_known_classes
 from vitascope.errors import UserError
+from vitascope.serialization import parse_json
 
 VERSION = 1
-_FAULTS = (OSError, EOFError, zlib.error, RecursionError, ValueError, KeyError, TypeError, AttributeError)
+_LONGEST_LINE = 1 << 24  # characters: the names of a hundred thousand classes
+_FAULTS = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError)
 _NAMED = 3  # images that a message names
 
 
@@ -119,23 +122,27 @@ class SplitRecord:
         """The record in a file of `write`."""
         try:
             with gzip.open(path, "rt", encoding="utf-8") as file:
-                head = json.loads(file.readline())
+                head = parse_json(file.readline(_LONGEST_LINE))
                 if head["version"] != VERSION:
                     raise UserError(
                         f"{path}: version {head['version']!r}, this vitascope reads {VERSION}; update it"
                     )
+                class_names, place = tuple(head["class_names"]), head["data"]
+                if not all(isinstance(text, str) for text in (*class_names, *head["parts"], place)):
+                    raise ValueError("a name in its first line is not text")
                 lines: dict[bool, dict[str, list[tuple[str, int, str]]]] = {
                     False: {split: [] for split in head["parts"]},
                     True: defaultdict(list),
                 }
-                for line in map(json.loads, file):
+                while text := file.readline(_LONGEST_LINE):
+                    line = parse_json(text)
                     part = lines[line.get("skipped", False)][line["split"]]
-                    part.append((line["name"], line["label"], line["content"]))
+                    part.append(_checked(line, len(class_names)))
             parts, skipped = (
                 {split: _recorded_part(found) for split, found in lines[kind].items()}
                 for kind in (False, True)
             )
-            record = cls(tuple(head["class_names"]), parts, head["data"], skipped)
+            record = cls(class_names, parts, place, skipped)
             count = sum(len(part.names) for _, part, _ in record.lines())
             if count != head["images"] or not {"train", "val"} <= parts.keys():
                 raise ValueError(f"{count} of {head['images']} images")
@@ -151,6 +158,16 @@ class SplitRecord:
 def _recorded_part(lines: Sequence[tuple[str, int, str]]) -> RecordedPart:
     names, labels, contents = zip(*lines, strict=True) if lines else ((), (), ())
     return RecordedPart(names, np.array(labels, dtype=np.int64), np.array(contents, dtype=np.bytes_))
+
+
+def _checked(line: dict[str, Any], num_classes: int) -> tuple[str, int, str]:
+    """The name, the label and the content of an image's line; a ValueError for other types, or a class that
+    is not there."""
+    name, label, content = line["name"], line["label"], line["content"]
+    texts = isinstance(name, str) and isinstance(content, str)
+    if not texts or type(label) is not int or not 0 <= label < num_classes:
+        raise ValueError("an image without a name, a content, or a label of its classes")
+    return name, label, content
 
 
 def record_of(splits: Splits, place: str = "") -> SplitRecord:

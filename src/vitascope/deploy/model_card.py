@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError, printable
 from vitascope.model.classifier import Classifier
 from vitascope.network import ask, client_errors, misunderstood, status_of, unreachable
@@ -24,6 +25,7 @@ MAX_CLASSES = 50
 """Class names that a card lists; of more classes it states the number."""
 
 
+@checked
 def push_to_hub(
     model: Classifier | str | os.PathLike[str],
     repo_id: str,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError
 from vitascope.explain.heatmaps import to_unit
 from vitascope.explain.inputs import Images, as_images
@@ -17,6 +18,7 @@ from vitascope.model.vit import VisionTransformer
 
 
 @torch.no_grad()
+@checked
 def attention(model: Classifier, images: Images, layer: int = -1, head: int | None = None) -> Tensor:
     """The attention of the image's representation to each patch, in one layer.
 
@@ -43,6 +45,7 @@ def attention(model: Classifier, images: Images, layer: int = -1, head: int | No
 
 
 @torch.no_grad()
+@checked
 def head_maps(model: Classifier, images: Images) -> Tensor:
     """The `attention` map of every layer and head, in one pass; one layer's weights are held at a time.
 
@@ -68,6 +71,7 @@ def head_maps(model: Classifier, images: Images) -> Tensor:
 
 
 @torch.no_grad()
+@checked
 def patch_attention(
     model: Classifier, images: Images, patch: tuple[int, int], layer: int = -1, head: int | None = None
 ) -> Tensor:

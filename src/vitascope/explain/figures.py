@@ -14,6 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError, printable
 from vitascope.explain import learned, plots
 from vitascope.explain.attention import attending, head_maps, patch_attention
@@ -41,6 +42,7 @@ class _Picture:
     truth: str | None
 
 
+@checked
 def draw(
     model: Classifier,
     pictures: Any = None,

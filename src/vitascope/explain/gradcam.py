@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError, check_choice
 from vitascope.explain.attention import check_layer
 from vitascope.explain.heatmaps import to_unit
@@ -22,6 +23,7 @@ Variant = Literal["grad-cam", "grad-cam++", "hires-cam", "layer-cam"]
 Layer = int | Literal["last"]
 
 
+@checked
 def grad_cam(
     model: Classifier,
     images: Images,

@@ -15,7 +15,7 @@ from vitascope.model.preprocess import PreprocessLike
 
 T = TypeVar("T")
 
-Images: TypeAlias = "Tensor | Any"
+Images: TypeAlias = Tensor | Any
 """Normalized floats (B, C, H, W), or one or many pictures: paths, bytes, Pillow images, uint8 arrays."""
 
 

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from vitascope.arguments import checked
 from vitascope.explain.forward import call_hook, pooled_and_logits
 from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
 from vitascope.explain.inputs import Images, as_images
@@ -15,6 +16,7 @@ from vitascope.model.classifier import Classifier, evaluation_mode
 
 
 @torch.inference_mode(False)  # the caller's inference mode has no gradients
+@checked
 def integrated_gradients(
     model: Classifier,
     images: Images,

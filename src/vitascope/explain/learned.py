@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError
 from vitascope.explain.attention import attending, check_layer, stream_attention
 from vitascope.explain.inputs import Images, as_images
@@ -25,6 +26,7 @@ _ROUNDING = 1e-6
 
 
 @torch.no_grad()
+@checked
 def attention_distance(model: Classifier, images: Images) -> Tensor:
     """The mean distance over which each head attends: its receptive field.
 
@@ -99,6 +101,7 @@ _WITHOUT_TABLE = {
 
 
 @torch.no_grad()
+@checked
 def position_similarity(model: Classifier) -> Tensor:
     """Cosine similarity between the position embeddings of every two patches of the model's own grid.
 
@@ -137,6 +140,7 @@ class PatchFilters:
     """float32 (k,): each one's share of the filters' variance."""
 
 
+@checked
 def patch_filters(model: Classifier, count: int = 28) -> PatchFilters:
     """The pixel patterns that the patch embedding distinguishes.
 
@@ -167,6 +171,7 @@ def patch_filters(model: Classifier, count: int = 28) -> PatchFilters:
 
 
 @torch.no_grad()
+@checked
 def feature_colours(model: Classifier, images: Images, layer: int = -1) -> Tensor:
     """The first three principal components of the patches' features, as red, green and blue.
 

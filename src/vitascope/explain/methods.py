@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError, check_choice
 from vitascope.explain.attention import attention
 from vitascope.explain.gradcam import grad_cam
@@ -74,6 +75,7 @@ DEFAULT_METHOD = "integrated-gradients"
 """Of the library, the command and the server: the most faithful in `benchmarks/faithfulness.py`."""
 
 
+@checked
 def heatmap(
     model: Classifier,
     images: Images,

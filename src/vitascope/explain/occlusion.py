@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitascope.arguments import checked
 from vitascope.explain.forward import pooled_and_logits
 from vitascope.explain.heatmaps import cell_of_pixels, check_count, grid_of, to_unit
 from vitascope.explain.inputs import Images, as_images
@@ -16,6 +17,7 @@ from vitascope.model.classifier import Classifier
 
 
 @torch.no_grad()
+@checked
 def occlusion(
     model: Classifier,
     images: Images,

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError, check_choice
 from vitascope.explain.attention import attending, read_rows, stream_attention, to_heatmap
 from vitascope.explain.heatmaps import to_unit
@@ -21,6 +22,7 @@ Fusion = Literal["mean", "max", "min"]
 
 
 @torch.no_grad()
+@checked
 def rollout(model: Classifier, images: Images, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
     """The flow of each patch into the image's representation, over all layers.
 
@@ -78,6 +80,7 @@ def without_smallest(weights: Tensor, share: float) -> Tensor:
     return flat.view_as(weights)
 
 
+@checked
 def gradient_rollout(model: Classifier, images: Images, target: TargetLike = None) -> Tensor:
     """The flow of each patch into the target's score, over all layers, by attention that raises it.
 

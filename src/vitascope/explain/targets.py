@@ -112,7 +112,7 @@ class FeatureCosine(Target):
         super().check(config, images)
 
 
-TargetLike: TypeAlias = "Target | int | str | Sequence[int | str] | Tensor | None"
+TargetLike: TypeAlias = Target | int | str | Sequence[int | str] | Tensor | None
 """A class by number or name, one per image, a `Target`, or None: the predicted class."""
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
+import os
 import reprlib
-from collections.abc import Hashable, Mapping
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self, cast, get_type_hints
 
-from vitascope.errors import UserError, check_choice, nearest
+from vitascope._version import __version__
+from vitascope.arguments import check_value
+from vitascope.errors import UnknownNameError, UserError, nearest
 
 
 class Configuration:
@@ -33,10 +36,10 @@ class Configuration:
         for name in options.keys() - fields.keys():
             group = group_of.get(name)
             if group is None:
-                raise UserError(f"unknown {self.option_kind} {name!r}{nearest(name, group_of)}")
-            grouped.setdefault(group, {})[name] = options[name]
+                raise UnknownNameError(f"unknown {self.option_kind} {name!r}{nearest(name, group_of)}")
+            grouped.setdefault(group, {})[name] = _plain(options[name])
         for name, field in fields.items():
-            value = options.get(name, dataclasses.MISSING)
+            value = _plain(options.get(name, dataclasses.MISSING))
             if value is dataclasses.MISSING:
                 factory = field.default_factory
                 value = field.default if factory is dataclasses.MISSING else factory()
@@ -90,6 +93,28 @@ class Configuration:
         return f"{type(self).__name__}({options})"
 
 
+@contextmanager
+def options_of(file: object) -> Iterator[None]:
+    """Name the file that options were read from in their errors, and a reason why one may be unknown."""
+    try:
+        yield
+    except UnknownNameError as error:
+        raise UserError(
+            f"{file}: {error}; a newer version of vitascope than this one, {__version__}, may have written it"
+        ) from error
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML and JSON have it: a path is text, a number of NumPy is Python's."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    return float(value) if isinstance(value, Real) and not isinstance(value, Integral) else value
+
+
 @functools.cache
 def field_types(kind: Hashable) -> dict[str, Any]:
     """The type of each field of a dataclass, by name."""
@@ -104,38 +129,3 @@ def check_fields(options: object, **least: int) -> None:
         check_value(name, value, kind)
         if name in least and value is not None and value < least[name]:
             raise UserError(f"{name} must be at least {least[name]}, not {value!r}")
-
-
-def check_value(name: str, value: object, kind: Any) -> None:
-    """Raise `UserError` for a value that is not of a type or among its choices."""
-    if get_origin(kind) is Literal:
-        check_choice(name, value, get_args(kind))
-    elif not has_type(value, kind):
-        raise UserError(f"{name} must be {type_in_words(kind)}, not {value!r}")
-
-
-def has_type(value: object, kind: Any) -> bool:
-    """Whether a value fits a field's type: an integer is a float too, a boolean is neither."""
-    if get_origin(kind) in (Union, UnionType):
-        return any(has_type(value, part) for part in get_args(kind))
-    if get_origin(kind) is tuple:
-        return isinstance(value, tuple | list) and all(has_type(part, get_args(kind)[0]) for part in value)
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, kind)
-
-
-def type_in_words(kind: Any) -> str:
-    """A field's type, for error messages."""
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(type_in_words(part) for part in get_args(kind))
-    if get_origin(kind) is Literal:
-        return ", ".join(map(repr, get_args(kind)))
-    if get_origin(kind) is tuple:
-        return "a list of names" if get_args(kind)[0] is str else "a list of whole numbers"
-    words = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}
-    return words.get(kind, getattr(kind, "__name__", str(kind)))

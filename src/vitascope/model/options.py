@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Literal
 
+from vitascope.arguments import check_value
 from vitascope.errors import UserError
-from vitascope.model.configuration import Configuration, check_fields, check_value
+from vitascope.model.configuration import Configuration, check_fields
 
 SinCos = Literal["sincos_1d", "sincos_2d", "sincos_2d_big_vision"]
 Positions = Literal["none", "learned", "learned_2d", SinCos, "relative", "rotary"]

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitascope.arguments import checked
 from vitascope.errors import check_choice
 from vitascope.model.preprocess import PreprocessLike, check_images
 from vitascope.model.resnet_config import ROOTS, ResNetConfig, Unit, norm_groups
@@ -184,6 +185,7 @@ class ResNet(nn.Module):
     preprocess: PreprocessLike | None = None
     """The preprocessing that the model was trained with; None if it was built from a configuration."""
 
+    @checked
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
         self.config = config

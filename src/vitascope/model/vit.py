@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vitascope.arguments import checked
 from vitascope.model.attention import EVERY_TOKEN
 from vitascope.model.config import ViTConfig
 from vitascope.model.encoder import Encoder, PatchDropout, keep_patches
@@ -26,6 +27,7 @@ class VisionTransformer(nn.Module):
     preprocess: PreprocessLike | None = None
     """The preprocessing that the model was trained with; None if it was built from a configuration."""
 
+    @checked
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config

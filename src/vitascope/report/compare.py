@@ -12,6 +12,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from vitascope.arguments import checked
 from vitascope.explain.lettering import short
 from vitascope.explain.plots import new_figure, save_figure
 from vitascope.report.charts import RUN_COLOURS, RUN_STYLES, Curve, kept_place, plot_runs
@@ -26,6 +27,7 @@ BY = {"epoch": "epoch", "step": "step", "seconds": "training time"}
 """What curves are drawn by, in words."""
 
 
+@checked
 def compare(
     runs: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None
 ) -> RunComparison:

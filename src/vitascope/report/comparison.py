@@ -62,7 +62,7 @@ class ComparedRun:
             run=run,
             epochs=tuple(run.records("epoch")),
             test=tests[-1] if tests and run.finished else None,
-            score=predictions.score if predictions is not None and len(predictions.labels) else None,
+            score=None if predictions is None else predictions.score,
             parameters=None if config is None else config.num_parameters,
             flops=None if config is None else config.flops,
         )
@@ -367,7 +367,7 @@ class ImageAnswers:
         if record is None:
             return cls(unknown=f"{run.name} is an older run, which did not record its images")
         part, indices = record.parts.get(predictions.split), predictions.indices
-        fits = part is not None and (not len(indices) or int(indices.max()) < len(part.labels))
+        fits = part is not None and int(indices.max()) < len(part.labels)
         if part is None or not fits or (part.labels[indices] != predictions.labels).any():
             return cls(unknown=f"the predictions of {run.name} do not fit its record of the split")
         names, right = predictions.class_names, {}

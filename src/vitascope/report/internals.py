@@ -11,8 +11,8 @@ import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from PIL import Image
 
+from vitascope.data.decoding import read_image
 from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.explain.learned import attention_distance, uniform_distance
@@ -88,6 +88,5 @@ def masked(run: Run) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     written = io.BytesIO()
-    with Image.open(path) as opened:
-        opened.convert("RGB").save(written, "JPEG", quality=85)
+    read_image(path).convert("RGB").save(written, "JPEG", quality=85)
     return {"source": data_uri(written.getvalue(), "jpeg")}

@@ -90,7 +90,7 @@ def _length(run: Run) -> str:
 
 def _score(run: Run) -> Score | None:
     found = run.predictions if run.finished else None
-    return found.score if found is not None and len(found.labels) else None
+    return None if found is None else found.score
 
 
 def _tiles(run: Run, model: Classifier | None, score: Score | None) -> list[tuple[str, str]]:

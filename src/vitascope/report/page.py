@@ -17,9 +17,11 @@ from vitascope.report.thumbnails import image_element
 
 
 def render(header: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any] | None]) -> str:
-    """The whole document; `page.html` shows the values of each section by its anchor, None leaves it out."""
+    """The whole document; `page.html` shows the values of each section by its anchor, None leaves it out.
+    Parts of names that are no Unicode, such as those of files in another encoding, are escaped."""
     values = {"style": Markup(_read("style.css")), "version": __version__, "header": header}
-    return _template().render(values, sections=defaultdict(lambda: None, sections)).lstrip() + "\n"
+    page = _template().render(values, sections=defaultdict(lambda: None, sections)).lstrip() + "\n"
+    return page.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @functools.cache

@@ -110,11 +110,12 @@ def _open_data(run: Run, data: str | None = None) -> tuple[Splits | None, str, s
     if predictions is None:
         return opened.splits, "", opened.note
     indices = predictions.indices
-    fits = final.name == predictions.split and (not len(indices) or int(indices.max()) < len(final))
+    named = (final.name, final.class_names) == (predictions.split, predictions.class_names)
+    fits = named and int(indices.max()) < len(final)
     if fits and (final.labels[indices] == predictions.labels).all():
         return opened.splits, "", opened.note
     gone = (
-        f"the data have changed: {len(final):,} {final.name} images, whose labels are not those of the "
+        f"the data have changed: {len(final):,} {final.name} images, whose classes are not those of the "
         f"{len(indices):,} {predictions.split} images that the model was measured on"
     )
     return opened.splits, gone, opened.note

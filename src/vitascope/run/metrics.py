@@ -11,24 +11,50 @@ from typing import Any
 
 from vitascope.errors import UserError
 from vitascope.run.trackers import Tracker
+from vitascope.serialization import parse_json
 from vitascope.storage import explaining_failure, replacing
 
-_NEEDED = {"epoch": {"epoch"}, "stop": {"epoch", "best_epoch"}, "test": {"split", "images"}}
+_NEEDED = {
+    "epoch": {"epoch"},
+    "stop": {"epoch", "best_epoch"},
+    "test": {"split", "images", "loss", "seconds"},
+}
 """By kind, what a record has at least besides its step."""
+_TEXTS = {"kind", "split"}
+_NUMBERS = {
+    "step",
+    "epoch",
+    "best_epoch",
+    "seconds",
+    "lr",
+    "loss",
+    "accuracy",
+    "images",
+    "correct",
+    "unreadable",
+}
+"""Values that are numbers, beside those of training and validation; others may be either."""
+_COUNTS = {"step": 0, "images": 1, "correct": 0, "unreadable": 0}
+"""The values that are whole numbers, with the least one."""
+_LARGEST = 1e15
+"""Of whole numbers, epochs and seconds; what is drawn or formatted overflows with more."""
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a `metrics.jsonl`, in order, without a last line that a crash cut off.
 
     Raises:
-        UserError: another line is not a record that `MetricsWriter` writes.
+        UserError: another line is not a record that `MetricsWriter` writes; the file cannot be read.
     """
     records = []
-    lines = path.read_bytes().splitlines()
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+            record = parse_json(line.decode())
+        except ValueError:
             if number == len(lines):
                 break
             record = None
@@ -42,12 +68,25 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_record(record: object) -> bool:
-    return (
-        isinstance(record, dict)
-        and isinstance(record.get("kind"), str)
-        and type(record.get("step")) is int
-        and _NEEDED.get(record["kind"], set()) <= record.keys()
-    )
+    """Whether a record has what its kind needs, and each value the type and the range of its name."""
+    if not isinstance(record, dict) or not all(_fits(name, value) for name, value in record.items()):
+        return False
+    needed = {"kind", "step"} | _NEEDED.get(record.get("kind", ""), set())
+    return needed <= record.keys() and record.get("correct", 0) <= record.get("images", _LARGEST)
+
+
+def _fits(name: str, value: object) -> bool:
+    if name in _TEXTS:
+        return isinstance(value, str)
+    if isinstance(value, str):
+        return name not in _NUMBERS and not name.startswith(("train_", "val_"))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if name in _COUNTS:
+        return isinstance(value, int) and _COUNTS[name] <= value <= _LARGEST
+    if name in ("epoch", "best_epoch"):
+        return 0 < value <= _LARGEST
+    return name != "seconds" or 0 <= value <= _LARGEST
 
 
 class MetricsWriter:

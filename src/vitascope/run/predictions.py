@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,10 @@ import numpy.typing as npt
 from vitascope.errors import UserError
 from vitascope.run.measures import Score, confusion_matrix, score_of
 from vitascope.storage import replacing
+from vitascope.weights.files import read_npz
+
+ROUNDING = 1e-4
+"""The largest excess of a computed probability over 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,9 @@ class Predictions:
 
     @property
     def score(self) -> Score:
-        """The accuracy with its interval, and the numbers to compare it with."""
+        """The accuracy with its interval, and the numbers to compare it with; UserError for no images."""
+        if not len(self.labels):
+            raise UserError(f"there are no predictions of {self.split} images, so they have no score")
         return score_of(self.labels, self.probabilities)
 
     @property
@@ -74,20 +80,53 @@ class Predictions:
 
     @classmethod
     def load(cls, path: Path) -> Predictions:
-        """Read an .npz file; a broken one is a `UserError`."""
+        """Read an .npz file of `save`; another one is a `UserError`."""
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                return cls(
-                    split=str(stored["split"]),
-                    class_names=tuple(stored["class_names"].tolist()),
-                    indices=stored["indices"],
-                    labels=stored["labels"],
-                    probabilities=stored["probabilities"],
-                    unreadable=tuple(stored["unreadable"].tolist()),
-                )
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            # NumPy takes any other file for a pickle and advises to trust it; this advice is cut off.
-            reason = str(error).split(". If you trust")[0]
+            return cls(**_checked(read_npz(path)))
+        except ValueError as error:
+            reason = str(error).removeprefix(f"{path}: ")
             raise UserError(
                 f"{path} is broken ({reason}); remove it to get a report without predictions"
             ) from error
+
+
+def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    """The attributes of `Predictions` from the arrays of a file; a ValueError for one that does not fit."""
+    split = _array(stored, "split", "U", ())
+    class_names, unreadable = (_array(stored, name, "U", (None,)) for name in ("class_names", "unreadable"))
+    indices = _array(stored, "indices", "iu", (None,))
+    N, K = len(indices), len(class_names)
+    labels = _array(stored, "labels", "iu", (N,))
+    probabilities = _array(stored, "probabilities", "f", (N, K))
+    if K == 0:
+        raise ValueError("no class_names")
+    if N and (int(indices[0]) < 0 or not (indices[1:] > indices[:-1]).all()):
+        raise ValueError("the indices do not ascend from 0 or more")
+    if N and not 0 <= int(labels.min()) <= int(labels.max()) < K:
+        raise ValueError(f"labels from {labels.min()} to {labels.max()} for {K} classes")
+    if not ((probabilities >= 0) & (probabilities <= 1 + ROUNDING)).all():  # so that NaN fails too
+        raise ValueError("probabilities outside of [0, 1]")
+    return {
+        "split": str(split),
+        "class_names": tuple(class_names.tolist()),
+        "indices": indices.astype(np.int64),
+        "labels": labels.astype(np.int64),
+        "probabilities": probabilities.astype(np.float32),
+        "unreadable": tuple(unreadable.tolist()),
+    }
+
+
+def _array(
+    stored: dict[str, npt.NDArray[Any]], name: str, kinds: str, shape: tuple[int | None, ...]
+) -> npt.NDArray[Any]:
+    """An array of one of NumPy's kinds and of a shape, in which None is any length."""
+    if name not in stored:
+        raise ValueError(f"no {name}")
+    array = stored[name]
+    fits = array.ndim == len(shape) and all(
+        side in (None, own) for side, own in zip(shape, array.shape, strict=True)
+    )
+    if array.dtype.kind not in kinds or not fits:
+        expected = ", ".join("any length" if side is None else str(side) for side in shape)
+        raise ValueError(f"{name} of dtype {array.dtype} and shape {array.shape}, not ({expected})")
+    return array

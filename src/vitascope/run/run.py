@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
-import json
 import logging
 import os
 import shlex
@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from vitascope.arguments import checked
 from vitascope.data.datasets import list_images, open_data
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
@@ -26,6 +25,7 @@ from vitascope.run.environment import describe_environment
 from vitascope.run.metrics import MetricsWriter, read_metrics
 from vitascope.run.predictions import Predictions
 from vitascope.run.trackers import Tracker
+from vitascope.serialization import parse_json, read_yaml, yaml_text
 from vitascope.storage import explaining_failure, locked, replacing, write_json
 from vitascope.weights.builtin import built_in
 from vitascope.weights.loading import from_pretrained
@@ -33,6 +33,7 @@ from vitascope.weights.loading import from_pretrained
 log = logging.getLogger(__name__)
 
 _REFERENCES = ("data", "weights", "teacher")  # options that may name files
+_TASKS = ("classify", "masked")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Run:
 
     path: Path
 
+    @checked
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.config_file = self.path / layout.CONFIG
@@ -105,6 +107,7 @@ class Run:
         return f"Run({self.path})"
 
     @classmethod
+    @checked
     def open(cls, folder: str | os.PathLike[str]) -> Run:
         """An existing run; another folder is a `UserError`."""
         run = cls(folder)
@@ -113,6 +116,7 @@ class Run:
         return run
 
     @classmethod
+    @checked
     def create(cls, config: Mapping[str, Any], *, processes: int = 1) -> Run:
         """Create a run folder with its `config.yaml` and `environment.json`.
 
@@ -152,6 +156,7 @@ class Run:
         return None
 
     @classmethod
+    @checked
     def find(cls, ref: str | os.PathLike[str]) -> tuple[Run, Path | None]:
         """The run to resume, and its checkpoint if `ref` is one.
 
@@ -212,6 +217,10 @@ class Run:
             return
         path = self.path / layout.TRACKER
         known = self._read_object(path)
+        if not all(isinstance(run_id, str) for run_id in known.values()):
+            raise UserError(
+                f"{path} is broken: an id in it is not text; remove it to start a new tracked run"
+            )
         self._tracker = Tracker(name, self.path.resolve().name, self.config, known.get(name))
         write_json(path, {**known, name: self._tracker.run_id})
 
@@ -222,11 +231,18 @@ class Run:
     @functools.cached_property
     def config(self) -> Mapping[str, Any]:
         """Every option by name."""
-        config = self._read(self.config_file, yaml.safe_load)
+        config = self._read(self.config_file, read_yaml)
         if not isinstance(config, dict) or not {"task", "data", "seed"} <= config.keys():
             raise UserError(f"{self.config_file}: not the configuration of a run (no task, data and seed)")
-        if type(config["seed"]) is not int:
-            raise UserError(f"{self.config_file} is broken: seed {config['seed']!r} is not an integer")
+        task, seed = config["task"], config["seed"]
+        if task not in _TASKS:
+            raise UserError(f"{self.config_file} is broken: task {task!r} is not one of {', '.join(_TASKS)}")
+        if type(seed) is not int or not 0 <= seed < 2**63:
+            raise UserError(f"{self.config_file} is broken: seed {seed!r} is not an integer in [0, 2**63)")
+        for name in _REFERENCES:
+            value = config.get(name)
+            if not isinstance(value, str | None) or (name == "data" and value is None):
+                raise UserError(f"{self.config_file} is broken: {name} {value!r} is not text")
         return config
 
     def record_options(self, **options: Any) -> None:
@@ -238,7 +254,7 @@ class Run:
 
     def _write_config(self, values: Mapping[str, Any]) -> None:
         with replacing(self.config_file) as aside:
-            aside.write_text(yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True), "utf-8")
+            aside.write_text(yaml_text(values), "utf-8")
 
     @property
     def classifies(self) -> bool:
@@ -261,12 +277,28 @@ class Run:
     @functools.cached_property
     def environment(self) -> Mapping[str, Any]:
         """Start time, command, versions and machine; empty if there is no `environment.json`."""
-        return self._read_object(self.path / layout.ENVIRONMENT)
+        path = self.path / layout.ENVIRONMENT
+        found = self._read_object(path)
+        for name, value in found.items():
+            if not isinstance(value, str | int | float):
+                raise UserError(f"{path} is broken: {name} is not text or a number")
+        if "started" in found:
+            try:
+                datetime.datetime.fromisoformat(str(found["started"]))
+            except ValueError as error:
+                raise UserError(f"{path} is broken: started: {error}") from error
+        return found
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The records of the metrics so far, in order; `MetricsWriter` describes them."""
-        return read_metrics(self.metrics_file) if self.metrics_file.is_file() else []
+        found = read_metrics(self.metrics_file) if self.metrics_file.is_file() else []
+        tests = [record for record in found if record["kind"] == "test"]
+        if tests and self.classifies and not all({"accuracy", "correct"} <= test.keys() for test in tests):
+            raise UserError(
+                f"{self.metrics_file} is broken: a test without accuracy and correct; remove its line"
+            )
+        return found
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         """The records of one kind: "step", "epoch" or "test"."""
@@ -291,7 +323,8 @@ class Run:
     def predictions(self) -> Predictions | None:
         """Predictions of the finished classifier on its test images; None if the run has none."""
         path = self.path / layout.PREDICTIONS
-        return Predictions.load(path) if path.is_file() else None
+        found = Predictions.load(path) if path.is_file() else None
+        return found if found is not None and len(found.labels) else None
 
     def save_predictions(self, predictions: Predictions) -> None:
         """Write the predictions of the finished classifier."""
@@ -326,6 +359,7 @@ class Run:
         path = self.path / layout.SPLIT
         return SplitRecord.read(path) if path.is_file() else None
 
+    @checked
     def open_data(self, data: str | None = None, *, check: Collection[str] | None = None) -> RunData:
         """Open the run's data, split as in training.
 
@@ -371,6 +405,7 @@ class Run:
             return recorded, []
         return str(beside), [f"uses the data beside the run, {beside}, not those in {recorded}"]
 
+    @checked
     def test_images(self, class_names: tuple[str, ...] | None = None) -> ImageSet:
         """The images of `RunData.test_images`; logs how the data differ."""
         opened = self.open_data()
@@ -381,20 +416,23 @@ class Run:
     @classmethod
     def _read_object(cls, path: Path) -> dict[str, Any]:
         """The object in a JSON file; empty if there is no file."""
-        found = cls._read(path, json.loads) if path.is_file() else {}
+        found = (
+            cls._read(path, lambda path: parse_json(path.read_text(encoding="utf-8")))
+            if path.is_file()
+            else {}
+        )
         if not isinstance(found, dict):
-            raise UserError(f"{path} is broken: {str(found)[:80]!r} is not an object")
+            raise UserError(f"{path} is broken: a {type(found).__name__}, not an object")
         return found
 
     @staticmethod
-    def _read(path: Path, parse: Callable[[str], Any]) -> Any:
+    def _read(path: Path, read: Callable[[Path], Any]) -> Any:
         try:
-            return parse(path.read_text(encoding="utf-8"))
+            return read(path)
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}") from error
-        except (yaml.YAMLError, ValueError) as error:
-            reason = " ".join(str(error).split())  # YAML's own takes several lines
-            raise UserError(f"{path} is broken: {reason}") from error
+        except ValueError as error:
+            raise UserError(f"{path} is broken: {error}") from error
 
 
 def load_with_run(model: Classifier | str | os.PathLike[str]) -> tuple[Classifier, Run | None]:

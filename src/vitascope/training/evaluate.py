@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitascope.arguments import checked
 from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet, UnknownClassesError
@@ -141,6 +142,7 @@ def predict_split(model: nn.Module, loader: Loader, *, precision: torch.dtype = 
     )
 
 
+@checked
 def evaluate(
     model: str | os.PathLike[str] | Classifier,
     data: str | os.PathLike[str] | None = None,

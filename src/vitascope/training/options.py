@@ -210,7 +210,7 @@ class Optimization(OptionGroup):
     def __post_init__(self) -> None:
         """Check the numbers, also against each other."""
         super().__post_init__()
-        object.__setattr__(self, "lengths", tuple((since, total) for since, total in self.lengths))
+        object.__setattr__(self, "lengths", _checked_lengths(self.lengths))
         if self.steps is not None and self.minutes is not None:
             raise UserError("steps and minutes both set the length of the run: leave out one of them")
         if not 0 < self.lr <= LARGEST_RATE:
@@ -223,6 +223,19 @@ class Optimization(OptionGroup):
                 f"lr times weight_decay must be below 1, not {self.lr:g} * {self.weight_decay:g}: a step "
                 "would remove the weights or reverse their sign; lower one of them"
             )
+
+
+def _checked_lengths(lengths: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    """Pairs of a step and the length from there on: the first at step 0, each later one within the run."""
+    left, end = -1, 1  # the step of the pair before, and the step that the next one must precede
+    for since, total in lengths:
+        if not left < since < end or total <= since:
+            raise UserError(
+                "lengths must be pairs of a step and a larger length, the first at step 0, the others later "
+                f"and below the length before; not {[list(pair) for pair in lengths]}"
+            )
+        left, end = since, total
+    return tuple((since, total) for since, total in lengths)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+import os
 from typing import Any, ClassVar, Literal
 
 import tyro
-import yaml
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError, check_choice
-from vitascope.model.configuration import Configuration
+from vitascope.model.configuration import Configuration, options_of
 from vitascope.model.options import DEPENDENT_OPTIONS
+from vitascope.serialization import read_yaml, yaml_text
 from vitascope.training.options import (
     Architecture,
     AugmentationOptions,
@@ -105,26 +106,27 @@ class TrainConfig(Configuration):
         return base.replace(**options)
 
     @classmethod
-    def from_yaml(cls, path: Path) -> TrainConfig:
+    @checked
+    def from_yaml(cls, path: str | os.PathLike[str]) -> TrainConfig:
         """Read the `config.yaml` of a run.
 
         Raises:
             UserError: no such file, not YAML, an unknown option.
         """
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            values = read_yaml(path)
         except FileNotFoundError as error:
             raise UserError(f"{path}: no such file") from error
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())  # YAML's messages have several lines
-            raise UserError(f"{path}: not readable as YAML: {reason}") from error
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: not readable as YAML: {error}") from error
         if not isinstance(values, dict):
             raise UserError(f"{path}: not a table of options")
-        return cls.from_dict(values)
+        with options_of(path):
+            return cls.from_dict(values)
 
     def to_yaml(self) -> str:
         """All options with their values."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+        return yaml_text(self.to_dict())
 
 
 GROUP_OF = TrainConfig.groups()

@@ -21,14 +21,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from vitascope.arguments import checked
 from vitascope.data.copies import find_copies
 from vitascope.data.datasets import class_counts, described, open_data
 from vitascope.data.formats.digits import digits_baseline
 from vitascope.data.splits import ImageSet, Splits, absent_classes
-from vitascope.errors import UserError, check_choice, printable
+from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
+from vitascope.model.configuration import options_of
 from vitascope.model.hardware import explaining_memory, resolve_precision, reuse_freed_memory
 from vitascope.model.sizes import ModelConfig
 from vitascope.model.vit import VisionTransformer
@@ -157,6 +159,7 @@ def pretrain(
     return cast("PretrainResult", _run(config.replace(keep="last")))
 
 
+@checked
 def resume(
     run: str | PathLike[str], *, missing: Literal["error", "skip"] = "error", **engine: Any
 ) -> TrainResult | PretrainResult:
@@ -181,9 +184,9 @@ def resume(
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
     started = time.monotonic()
-    check_choice("value of missing", missing, ("error", "skip"))
     found, checkpoint = Run.find(run)
-    config = TrainConfig.from_dict(found.config)
+    with options_of(found.config_file):
+        config = TrainConfig.from_dict(found.config)
     for name in engine:
         if GROUP_OF.get(name) != "engine":
             raise UserError(f"{name!r} cannot change when a run is resumed; only engine options can")

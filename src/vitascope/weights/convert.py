@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError, check_choice
@@ -65,6 +66,7 @@ def _in_words(parity: Parity, inputs: str) -> str:
     )
 
 
+@checked
 def convert(
     ref: str | os.PathLike[str],
     folder: str | os.PathLike[str],

@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import io
 import json
-import math
 import pickle
 import re
 import zipfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from vitascope.errors import UserError
 from vitascope.pickles import scan_pickle
+from vitascope.serialization import parse_json
 from vitascope.storage import WriteError, replacing
 
 MAX_TENSORS = 20_000  # the largest ViTs have about a thousand
@@ -103,27 +104,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if (size := path.stat().st_size) > MAX_HEADER_BYTES:
         raise rejection(path, f"{size} bytes of JSON; the limit is {MAX_HEADER_BYTES}")
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        values = json.loads(text, parse_float=_finite, parse_constant=_finite, parse_int=_whole)
-    except (OSError, ValueError, RecursionError) as error:
+        values = parse_json(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
         raise rejection(path, f"not readable as JSON: {error}") from error
     if not isinstance(values, dict):
         raise rejection(path, "not a JSON object")
     return values
-
-
-def _finite(text: str) -> float:
-    """A number of JSON, but not NaN or Infinity, which Python's reader accepts."""
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text[:40]} is not a finite number")
-    return value
-
-
-def _whole(text: str) -> int:
-    """An integer of JSON; one beyond the range of floats would overflow later."""
-    if len(text) > 300:
-        raise ValueError(f"an integer of {len(text)} digits")
-    return int(text)
 
 
 def shard_files(index: Path) -> dict[str, str]:
@@ -230,6 +216,18 @@ class _BoundedFile(io.FileIO):
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     tensors = {}
+    for name, array in read_npz(path).items():
+        with _rejecting(path, f"array {name!r}"):
+            is_bfloat16 = array.dtype == np.dtype("V2")  # how NumPy, which does not know it, writes it
+            native = np.int16 if is_bfloat16 else array.dtype.newbyteorder("=")  # torch takes no other
+            array = array.view(native) if is_bfloat16 else np.asarray(array, dtype=native)
+            tensor = torch.from_numpy(array)
+            tensors[name] = tensor.view(torch.bfloat16) if is_bfloat16 else tensor
+    return tensors
+
+
+def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Every array of an `.npz` by name, without pickles and within the limits above."""
     with _rejecting(path, "broken, truncated or not an .npz file"):
         with _BoundedFile(path) as file, zipfile.ZipFile(file) as archive:
             _check_count(path, len(archive.infolist()))
@@ -238,19 +236,11 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
         if unpacked > max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * size):
             raise rejection(path, f"{size} bytes that unpack to {unpacked}; no weights compress so well")
         with np.load(path, allow_pickle=False) as arrays:
+            found = {}
             for name in arrays.files:
                 with _rejecting(path, f"array {name!r}"):
-                    array = arrays[name]
-                    is_bfloat16 = array.dtype == np.dtype(
-                        "V2"
-                    )  # how NumPy, which does not know it, writes it
-                    native = (
-                        np.int16 if is_bfloat16 else array.dtype.newbyteorder("=")
-                    )  # torch takes no other
-                    array = array.view(native) if is_bfloat16 else np.asarray(array, dtype=native)
-                    tensor = torch.from_numpy(array)
-                    tensors[name] = tensor.view(torch.bfloat16) if is_bfloat16 else tensor
-    return tensors
+                    found[name] = arrays[name]
+    return found
 
 
 def _read_pickle(path: Path, zipped: bool) -> Weights:

@@ -121,7 +121,12 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
             raise rejection(path.with_name(CONFIG), "an empty object; it should describe the architecture")
     weights = read_weights(path)
     return Source(
-        name=str(ref), file=path.name, tensors=weights.tensors, training=weights.training, **settings
+        name=str(ref),
+        file=path.name,
+        folder=path.parent,
+        tensors=weights.tensors,
+        training=weights.training,
+        **settings,
     )
 
 

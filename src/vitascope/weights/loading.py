@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
@@ -20,6 +21,7 @@ from vitascope.weights.preprocess import check_preprocess
 log = logging.getLogger(__name__)
 
 
+@checked
 def from_pretrained(
     ref: str | os.PathLike[str],
     revision: str | None = None,
@@ -48,8 +50,6 @@ def from_pretrained(
             left over or of another shape (listed).
         UserError: a `dtype` of integers, or a device that this machine lacks.
     """
-    if not isinstance(config, ViTConfig | None):
-        raise UserError(f"config is a {type(config).__name__}, not a ViTConfig; None reads the checkpoint's")
     if dtype is not None and not dtype.is_floating_point:
         raise UserError(f"dtype is {dtype}; a model has torch.float32, torch.bfloat16 or torch.float16")
     where = None if device is None else resolve_device(str(device))

@@ -77,6 +77,7 @@ class Source:
     name: str  # as the user wrote it, for messages
     tensors: State
     file: str = ""  # the name of the weights file
+    folder: Path = Path()  # of that file and its settings
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of config.json, if there is one
     preprocessor: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of preprocessor_config.json
     training: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # `arch` and arguments of a script

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vitascope.errors import UserError
+from vitascope.arguments import checked
 from vitascope.model.classifier import Classifier
-from vitascope.model.resnet import ResNet
-from vitascope.model.vit import VisionTransformer
 from vitascope.weights.identification import FAMILIES, check_format
 from vitascope.weights.mapping import to_family
 from vitascope.weights.preprocess import preprocess_of
 
 
+@checked
 def save_pretrained(model: Classifier, folder: str | os.PathLike[str], *, format: str = "vitascope") -> Path:
     """Write a model folder, in our own format or as another library loads it; returns the folder.
 
@@ -31,8 +30,6 @@ def save_pretrained(model: Classifier, folder: str | os.PathLike[str], *, format
         UserError: an unknown format, a model that the other library does not have, files that cannot be
             written, or a folder with other weights that would be read instead.
     """
-    if not isinstance(model, VisionTransformer | ResNet):
-        raise UserError(f"a {type(model).__name__} is not a model of vitascope: VisionTransformer or ResNet")
     check_format(format, model.config)
     to_family(FAMILIES[format], model, preprocess_of(model), Path(folder))
     return Path(folder)

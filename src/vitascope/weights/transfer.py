@@ -6,6 +6,7 @@ import logging
 import os
 from typing import Any
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError, nearest
 from vitascope.model.classifier import Classifier, build, kind_of
 from vitascope.model.config import ViTConfig
@@ -22,6 +23,7 @@ from vitascope.weights.preprocess import default_preprocess, preprocess_of
 log = logging.getLogger(__name__)
 
 
+@checked
 def create_model(name: str, *, weights: str | os.PathLike[str] | None = None, **overrides: Any) -> Classifier:
     """Create a named model, with any option changed: `create_model("vit_b16", num_classes=10)`.
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from vitascope.arguments import checked
 from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
@@ -80,6 +81,7 @@ class CompressionResult:
         return f"CompressionResult({text})"
 
 
+@checked
 def compress(
     model: Classifier | str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -87,7 +89,7 @@ def compress(
     merge: int | None = None,
     heads: int | None = None,
     mlp_ratio: float | None = None,
-    data: str | None = None,
+    data: str | os.PathLike[str] | None = None,
     num_images: int = 512,
     batch_size: int = 8,
     precision: str = "auto",
@@ -116,6 +118,7 @@ def compress(
         UserError: nothing to do; a folder that is not empty; pruning without data; as `merge_tokens` and
             `prune`.
     """
+    data = None if data is None else os.fspath(data)
     pruned = heads is not None or mlp_ratio is not None
     if not pruned and merge is None:
         raise UserError("nothing to compress: give merge, heads or mlp_ratio")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.preprocess import Preprocess
 from vitascope.deploy.export.formats import FORMATS, WholeModel, check_path, move_beside, traced
@@ -76,6 +77,7 @@ class ExportResult:
         return f"ExportResult({self.path}, {self.size / 1e6:,.1f} MB: {self.agreement.summary})"
 
 
+@checked
 def export(
     model: Classifier | str | os.PathLike[str],
     path: str | os.PathLike[str] | None = None,

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitascope.arguments import checked
 from vitascope.data.datasets import open_data, open_for_evaluation
 from vitascope.data.decoding import ImageSource, as_pictures, source_name
 from vitascope.data.loading import MAX_UNREADABLE
@@ -117,6 +118,7 @@ class QuantizationResult:
         )
 
 
+@checked
 def quantize(
     model: Classifier | str | os.PathLike[str],
     path: str | os.PathLike[str] | None = None,
@@ -124,8 +126,8 @@ def quantize(
     format: str = "onnx",
     input: InputMode = "pictures",
     dynamic_resolution: bool = False,
-    data: str | None = None,
-    calibration: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    calibration: str | os.PathLike[str] | None = None,
     calibration_images: int = CALIBRATION_IMAGES,
     max_drop: float = MAX_DROP,
 ) -> QuantizationResult:
@@ -156,7 +158,8 @@ def quantize(
     if not 0 <= max_drop <= 1:
         raise UserError(f"max_drop is a share from 0 to 1, not {max_drop:g}")
     model, run = load_with_run(model)
-    pictures, test = calibration_and_test(run, model.config.class_names, data, calibration)
+    places = (None if place is None else os.fspath(place) for place in (data, calibration))
+    pictures, test = calibration_and_test(run, model.config.class_names, *places)
     make_folder(path.parent)
     with tempfile.TemporaryDirectory(prefix=".fp32-", dir=path.parent) as aside:
         fp32 = Path(aside) / path.name

@@ -14,6 +14,7 @@ from typing import overload
 
 import torch
 
+from vitascope.arguments import checked
 from vitascope.data.decoding import ImageError, ImageSource, as_pictures, is_one_picture, read_image
 from vitascope.data.listing import is_image, visible_files
 from vitascope.data.preprocess import Pixels, Preprocess
@@ -96,6 +97,7 @@ class Predictor:
             precision or device for an engine, which has its own.
     """
 
+    @checked
     def __init__(
         self,
         model: Engine | Classifier | str | os.PathLike[str],
@@ -118,6 +120,7 @@ class Predictor:
         self.batch_size = batch_size
 
     @classmethod
+    @checked
     def from_pretrained(
         cls,
         ref: str | os.PathLike[str],
@@ -147,6 +150,7 @@ class Predictor:
     @overload
     def __call__(self, images: Iterable[ImageSource], top_k: int = 5) -> list[PicturePredictions]: ...
 
+    @checked
     def __call__(
         self, images: ImageSource | Iterable[ImageSource], top_k: int = 5
     ) -> PicturePredictions | list[PicturePredictions]:
@@ -184,6 +188,7 @@ class Predictor:
         self, images: Iterable[ImageSource], *, method: str = ..., target: int | str | None = ...
     ) -> list[Explanation]: ...
 
+    @checked
     def explain(
         self,
         images: ImageSource | Iterable[ImageSource],
@@ -212,6 +217,7 @@ class Predictor:
         ]
         return found[0] if is_one_picture(images) else found
 
+    @checked
     def predict_folder(
         self, folder: str | os.PathLike[str], top_k: int = 5, *, workers: int | None = None
     ) -> Generator[ImageResult, None, None]:

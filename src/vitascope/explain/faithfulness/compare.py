@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitascope.arguments import checked
 from vitascope.errors import UserError
 from vitascope.explain.faithfulness.perturbation import Perturbation, Plan, areas
 from vitascope.explain.faithfulness.results import RANDOM, Comparison, Scores
@@ -30,6 +31,7 @@ _TIES, _NOISE, _BASELINE = range(3)
 """Independent random streams of an image, so that no method changes another's numbers."""
 
 
+@checked
 def compare(
     model: Classifier,
     images: Images,

@@ -11,6 +11,7 @@ from pathlib import Path
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import check_choice
 from vitascope.model.config import OPTIONS, ViTConfig
+from vitascope.model.configuration import options_of
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig
 from vitascope.storage import write_json
@@ -40,8 +41,9 @@ class Vitascope(Family):
         options.pop("model_type", None)
         architecture = options.pop("architecture", "vit")
         kinds: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
-        check_choice("architecture", architecture, kinds)
-        return kinds[architecture].from_dict(options)
+        with options_of(source.folder / CONFIG):
+            check_choice("architecture", architecture, kinds)
+            return kinds[architecture].from_dict(options)
 
     def read_preprocess(self, source: Source, config: ModelConfig) -> Preprocess:
         if not source.preprocessor:

@@ -1,0 +1,116 @@
+"""Checks of values against types: of options when they are set, of arguments when a function is called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from vitascope.errors import UserError, check_choice
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PICTURES = {"images", "pictures"}
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def checked(function: F) -> F:
+    """Check the arguments of each call against the function's annotations; a wrong type is a `UserError`.
+
+    What reads pictures rejects them by name, so they are left to it.
+    """
+    signature = inspect.signature(function)
+
+    @functools.cache
+    def kinds() -> dict[str, Any]:  # at the first call: help and imports stay fast
+        found = get_type_hints(function)
+        return {
+            name: found[name]
+            for name, parameter in signature.parameters.items()
+            if name in found.keys() - _PICTURES and parameter.kind not in _VARIADIC
+        }
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        for name, kind in kinds().items():
+            if name in given:
+                check_value(name, given[name], kind)
+        return function(*args, **kwargs)
+
+    return cast("F", call)
+
+
+def check_value(name: str, value: object, kind: Any) -> None:
+    """Raise `UserError` for a value that is not of a type or among its choices."""
+    if get_origin(kind) is Literal:
+        check_choice(name, value, get_args(kind))
+    elif not has_type(value, kind):
+        raise UserError(f"{name} must be {type_in_words(kind)}, not {value!r}")
+
+
+def has_type(value: object, kind: Any) -> bool:
+    """Whether a value fits a type: an integer is a float too, a boolean is neither."""
+    if kind is Any:
+        return True
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(has_type(value, part) for part in args)
+    if origin is Literal:
+        return value in args
+    if origin is tuple:
+        return _is_tuple(value, args)
+    if kind is float:
+        return isinstance(value, Real) and not isinstance(value, bool) and _is_finite(value)
+    if kind is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, origin or kind)
+
+
+def _is_tuple(value: object, kinds: tuple[Any, ...]) -> bool:
+    """Whether a list or tuple has the types of `tuple[kind, ...]`, or of a tuple of fixed length."""
+    if not isinstance(value, tuple | list):
+        return False
+    expected = [kinds[0]] * len(value) if kinds[1:] == (...,) else kinds
+    return len(value) == len(expected) and all(map(has_type, value, expected))
+
+
+def _is_finite(value: Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # of an integer beyond the floats
+        return False
+
+
+_PLURALS = {str: "names", int: "whole numbers", float: "numbers", tuple[int, int]: "pairs of whole numbers"}
+
+
+def type_in_words(kind: Any) -> str:
+    """A type, for error messages."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(type_in_words, args)))
+    if origin is Literal:
+        return ", ".join(map(repr, args))
+    if origin is tuple and args[-1] is not ...:
+        return f"a pair of {_PLURALS[args[0]]}"
+    if origin is tuple:
+        return f"a list of {_PLURALS[args[0]]}"
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        NoneType: "null",
+        os.PathLike: "a path",
+        Iterable: "several",
+        Mapping: "values by name",
+        Callable: "a function",
+    }
+    kind = origin or kind
+    return words.get(kind, getattr(kind, "__name__", str(kind)))

@@ -1,0 +1,108 @@
+"""JSON and YAML as our files have them: plain values and finite numbers, of bounded size and nesting.
+
+A file may be damaged, edited by hand or hostile. What the standard readers accept beyond our needs (NaN,
+numbers that no float holds, references between values, tags that name types) is a ValueError here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+MAX_YAML = 1 << 16
+"""Characters of a YAML file; the longest `config.yaml` has a twentieth of this."""
+MAX_NESTING = 4
+"""Levels of a YAML file: the options, a list, a pair in it, its numbers."""
+MAX_DIGITS = 300
+"""Digits of an integer: one with more is larger than any float."""
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text; a ValueError says why it is none of ours."""
+    try:
+        return _JSON.decode(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _finite(text: str) -> float:
+    """A number of JSON, but not NaN or Infinity, which Python's reader accepts."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return value
+
+
+def _whole(text: str) -> int:
+    """An integer of JSON; one beyond the range of floats would overflow later."""
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return int(text)
+
+
+_JSON = json.JSONDecoder(parse_float=_finite, parse_int=_whole, parse_constant=_finite)
+
+
+def read_yaml(path: str | os.PathLike[str]) -> Any:
+    """The value of a YAML file; an OSError, or a ValueError with the reason in one line."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read(MAX_YAML + 1)
+    if len(text) > MAX_YAML:
+        raise ValueError(f"it has more than {MAX_YAML:,} characters")
+    try:
+        value = yaml.load(text, _PlainLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error  # YAML's own takes several lines
+    _check_plain(value)
+    return value
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads what `yaml_text` writes: a few bytes of references stand for gigabytes, or for no end at all, and
+    tags lead to faults in the library."""
+
+    level = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if getattr(event, "anchor", None) is not None or getattr(event, "tag", None) is not None:
+            raise yaml.composer.ComposerError(
+                None, None, "references (& and *) and tags (!) are not read", event.start_mark
+            )
+        self.level += 1
+        if self.level > MAX_NESTING:
+            raise yaml.composer.ComposerError(None, None, "it is nested too deeply", event.start_mark)
+        node = super().compose_node(parent, index)
+        self.level -= 1
+        return node
+
+
+def _check_plain(value: object) -> None:
+    """Reject keys that are no text, values that JSON does not have, and numbers that no float holds."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"the name {str(key)[:40]!r} is not text")
+            _check_plain(part)
+    elif isinstance(value, list):
+        for part in value:
+            _check_plain(part)
+    elif isinstance(value, int | float):
+        if not abs(value) < 10**MAX_DIGITS:
+            raise ValueError("a number in it is not finite, or too large")
+    elif not isinstance(value, str | None):
+        raise ValueError(f"{str(value)[:40]!r} is a {type(value).__name__}, not text or a number; quote it")
+
+
+def yaml_text(values: Mapping[str, Any]) -> str:
+    """The YAML that `read_yaml` reads, with the names in their order."""
+    return yaml.dump(dict(values), Dumper=_PlainDumper, sort_keys=False, allow_unicode=True)
+
+
+class _PlainDumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:  # a list that occurs twice is written twice
+        return True
