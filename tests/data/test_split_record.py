@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import json
 import shutil
 from pathlib import Path
 
@@ -191,6 +192,30 @@ def test_the_content_is_identified_by_size_and_bytes(tmp_path: Path, size: int) 
 
 def test_a_file_that_cannot_be_opened_has_no_content(tmp_path: Path) -> None:
     assert content_of(tmp_path / "missing.png") == UNREADABLE
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("label", 2),
+        ("label", -1),
+        ("label", 0.5),
+        ("label", "0"),
+        ("label", 10**30),
+        ("content", None),
+        ("name", 5),
+    ],
+)
+def test_a_line_of_another_type_or_class_is_rejected(
+    photos: Path, tmp_path: Path, name: str, value: object
+) -> None:
+    path = tmp_path / "split.jsonl.gz"
+    recorded(photos).write(path)
+    head, *lines = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
+    lines[3][name] = value
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, [head, *lines])).encode()))
+    with pytest.raises(UserError, match=r"split\.jsonl\.gz is damaged \(an image without a name"):
+        SplitRecord.read(path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "fewer", "version", "nested"])
