@@ -739,3 +739,22 @@ def test_interrupts_have_their_own_exit_status(
         assert err.count("\n") == 1
         if isinstance(error, Interrupted):
             assert f"vitascope train --resume {tmp_path}{os.linesep}" in err
+
+
+def test_a_small_address_space_is_one_line_before_anything_is_written(tmp_path: Path) -> None:
+    command = f"ulimit -v 1500000; exec {sys.executable} -m vitascope.cli train --run r"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert re.fullmatch(r"vitascope: error: the address space is limited to 1,536 MB .*\n", done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_memory_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(COMMANDS["models"], "call", fail)
+    assert main(["models"]) == 2
+    assert capsys.readouterr().err.startswith("vitascope: error: out of memory; ")

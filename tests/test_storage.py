@@ -146,3 +146,18 @@ def test_a_file_system_without_locks_causes_a_warning(
 def test_a_missing_folder_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"), locked(tmp_path / "nowhere" / LOCK):
         pass
+
+
+@pytest.mark.parametrize(("mask", "file", "folder"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700)])
+def test_written_files_follow_the_umask_whatever_wrote_them(
+    tmp_path: Path, mask: int, file: int, folder: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        with replacing(tmp_path / "made") as aside:
+            aside.mkdir(0o700)
+            (aside / "model.safetensors").touch(0o600)  # as safetensors writes it
+    finally:
+        assert os.umask(before) == mask
+    assert (tmp_path / "made").stat().st_mode & 0o777 == folder
+    assert (tmp_path / "made" / "model.safetensors").stat().st_mode & 0o777 == file

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import json
 import shutil
 from pathlib import Path
 
@@ -166,6 +167,30 @@ def test_training_images_are_recognized_by_content_in_any_form(photos: Path, tmp
     pack(str(photos), tmp_path / "shards")
     assert record.trained_on(open_data(str(tmp_path / "shards")).train).all()
     assert not record.trained_on(open_data(str(tmp_path / "shards")).final).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("label", 2),
+        ("label", -1),
+        ("label", 0.5),
+        ("label", "0"),
+        ("label", 10**30),
+        ("content", None),
+        ("name", 5),
+    ],
+)
+def test_a_line_of_another_type_or_class_is_rejected(
+    photos: Path, tmp_path: Path, name: str, value: object
+) -> None:
+    path = tmp_path / "split.jsonl.gz"
+    recorded(photos).write(path)
+    head, *lines = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
+    lines[3][name] = value
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, [head, *lines])).encode()))
+    with pytest.raises(UserError, match=r"split\.jsonl\.gz is damaged \(an image without a name"):
+        SplitRecord.read(path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "fewer", "version", "nested"])

@@ -29,6 +29,20 @@ def test_records_are_read_in_order_without_a_truncated_last_line(path: Path, end
         *(b"{}", b"[]", b"3", b'{"kind": "st', b'{"kind": "\xff", "step": 2}', b"[" * 100_000),
         *(b'{"kind": [], "step": 2}', b'{"kind": "step", "step": "2"}', b'{"kind": "step"}'),
         *(b'{"kind": "epoch", "step": 2}', b'{"kind": "test", "step": 2, "split": "test"}'),
+        *(
+            b'{"kind": "step", "step": 2, "loss": %s}' % value
+            for value in (b"null", b'"1"', b"NaN", b"true", b"[1]")
+        ),
+        *(
+            b'{"kind": "step", "step": %s}' % value
+            for value in (b"-1", b"2.0", b"1%s" % (b"0" * 400), b"true")
+        ),
+        *(b'{"kind": "epoch", "step": 2, "epoch": %s}' % value for value in (b"0", b"Infinity", b"1e300")),
+        b'{"kind": "epoch", "step": 2, "epoch": 1, "val_accuracy": "high"}',
+        b'{"kind": "test", "step": 2, "split": 5, "images": 3, "loss": 0.5, "seconds": 1}',
+        b'{"kind": "test", "step": 2, "split": "test", "images": 0, "loss": 0.5, "seconds": 1}',
+        b'{"kind": "test", "step": 2, "split": "test", "images": 3, "correct": 4, "loss": 0.5, "seconds": 1}',
+        b'{"kind": "test", "step": 2, "split": "test", "images": 3, "loss": 0.5, "seconds": -1}',
     ],
     ids=lambda line: line[:50],
 )

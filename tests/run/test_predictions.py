@@ -55,3 +55,45 @@ def test_truncated_predictions_are_rejected(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(UserError, match=r"predictions\.npz is broken"):
         Predictions.load(tmp_path / "predictions.npz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"labels": np.array([0, 1, 2, 0, 1, 2, 3])}, "labels from 0 to 3 for 3 classes"),
+        ({"labels": np.array([0, 1, 2, 0, 1, 2, -1])}, "labels from -1 to 2 for 3 classes"),
+        ({"labels": np.zeros(6, np.int64)}, r"labels of dtype int64 and shape \(6,\), not \(7\)"),
+        ({"labels": np.zeros(7)}, "labels of dtype float64"),
+        ({"indices": np.array([0, 1, 2, 2, 5, 6, 9])}, "the indices do not ascend"),
+        ({"indices": np.arange(-1, 6)}, "the indices do not ascend"),
+        ({"indices": np.arange(7)[:, None]}, "indices of dtype int64 and shape"),
+        ({"probabilities": np.full((7, 3), np.nan, np.float32)}, "probabilities outside of"),
+        ({"probabilities": np.full((7, 3), 5, np.float32)}, "probabilities outside of"),
+        ({"probabilities": np.zeros((7, 2), np.float32)}, r"probabilities of .*, not \(7, 3\)"),
+        ({"probabilities": np.zeros((7, 3), "U3")}, "probabilities of dtype <U3"),
+        ({"class_names": np.arange(3)}, "class_names of dtype int64"),
+        ({"class_names": np.array([], dtype=np.str_), "labels": None}, "no labels"),
+        ({"split": np.array(["test"])}, "split of dtype"),
+    ],
+)
+def test_arrays_that_do_not_belong_together_are_named(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    path = tmp_path / "predictions.npz"
+    some_predictions().save(path)
+    with np.load(path) as stored:
+        arrays = {**stored, **changes}
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    with pytest.raises(UserError, match=rf"predictions\.npz is broken \(.*{reason}.*\); remove it"):
+        Predictions.load(path)
+
+
+def test_no_predictions_have_no_score(tmp_path: Path) -> None:
+    none = np.array([], dtype=np.int64)
+    some_predictions(indices=none, labels=none, probabilities=np.zeros((0, 3), np.float32)).save(
+        tmp_path / "predictions.npz"
+    )
+    empty = Predictions.load(tmp_path / "predictions.npz")
+    assert empty.confusion.sum() == 0
+    with pytest.raises(UserError, match="no predictions of test images"):
+        empty.score  # noqa: B018

@@ -137,7 +137,35 @@ def test_a_seed_that_is_not_an_integer_is_named(tmp_path: Path) -> None:
         Run(tmp_path).config  # noqa: B018
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", "null"])
+@pytest.mark.parametrize("line", ["task: other", "seed: -1", "seed: true", "data: 5", "weights: [1]"])
+def test_an_option_that_every_reader_needs_is_checked(tmp_path: Path, line: str) -> None:
+    (tmp_path / "config.yaml").write_text(f"task: classify\ndata: digits\nseed: 0\n{line}\n")
+    with pytest.raises(UserError, match=rf"config\.yaml is broken: {line.partition(':')[0]} "):
+        Run(tmp_path).config  # noqa: B018
+
+
+def test_a_configuration_of_references_is_rejected_at_once(tmp_path: Path) -> None:
+    bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+        for before, name in zip("abcdefghij", "bcdefghijk", strict=True)
+    )
+    (tmp_path / "config.yaml").write_text(f"task: classify\ndata: digits\nseed: 0\n{bomb}")
+    with pytest.raises(UserError, match=r"config\.yaml is broken: references"):
+        Run(tmp_path).config  # noqa: B018
+
+
+def test_a_test_of_a_classifier_without_its_accuracy_is_named(tmp_path: Path) -> None:
+    run = created(tmp_path / "r")
+    run.metrics_file.write_text(
+        '{"kind": "test", "step": 2, "split": "test", "images": 3, "loss": 0.5, "seconds": 1}\n'
+    )
+    with pytest.raises(UserError, match=r"metrics\.jsonl is broken: a test without accuracy"):
+        run.records("test")
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[1]", "null", '{"cores": []}', '{"started": "today"}', '{"cores": 1%s}' % ("0" * 400)]
+)
 def test_a_broken_environment_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "environment.json").write_text(content)
     with pytest.raises(UserError, match=r"environment\.json is broken"):

@@ -2,6 +2,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -216,6 +217,50 @@ def test_file_that_is_not_a_configuration_is_rejected(tmp_path, text: str) -> No
     path.write_text(text)
     with pytest.raises(UserError):
         TrainConfig.from_yaml(path)
+
+
+def test_an_option_of_a_newer_version_is_named_with_its_file(tmp_path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("epochs: 3\noptimizer: lion\n")
+    with pytest.raises(
+        UserError, match=rf"{path}: unknown optimizer 'lion'.*a newer version of vitascope than"
+    ):
+        TrainConfig.from_yaml(path)
+    path.write_text("epochs: 3\nepocs: 4\n")
+    with pytest.raises(
+        UserError, match=rf"{path}: unknown training option 'epocs'; nearest: epochs; a newer"
+    ):
+        TrainConfig.from_yaml(path)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        "[[0]]",
+        "[[0, 10, 20]]",
+        "[[0, x]]",
+        "5",
+        "[[1, 10]]",
+        "[[0, 0]]",
+        "[[0, 10], [0, 12]]",
+        "[[0, 10], [11, 20]]",
+    ],
+)
+def test_edited_lengths_are_checked_like_every_option(tmp_path, lengths: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"lengths: {lengths}\n")
+    with pytest.raises(UserError, match=rf"{path}: lengths must be .*pairs of .*[,;] not "):
+        TrainConfig.from_yaml(path)
+    path.write_text("lengths: [[0, 10], [4, 20], [6, 7]]\n")
+    assert TrainConfig.from_yaml(path).optimization.lengths == ((0, 10), (4, 20), (6, 7))
+
+
+def test_paths_and_numbers_of_numpy_are_options_as_they_are_recorded(tmp_path) -> None:
+    config = TrainConfig(data=tmp_path, run=tmp_path / "r", lr=np.float64(0.5), epochs=np.int64(3))
+    assert (config.data, config.run, config.optimization.lr) == (str(tmp_path), str(tmp_path / "r"), 0.5)
+    assert "epochs: 3\n" in config.to_yaml()
+    with pytest.raises(UserError, match="lr must be a number, not 1000"):
+        TrainConfig(lr=10**400)
 
 
 # Runs of the recipes

@@ -659,3 +659,10 @@ def test_dtype_and_device_are_used(folder: Path) -> None:
         from_pretrained(folder, dtype=torch.int8)
     with pytest.raises(UserError, match="device 'gpu' cannot be used"):
         from_pretrained(folder, device="gpu")
+
+
+def test_the_weights_can_be_read_by_those_who_can_read_other_files(tmp_path: Path) -> None:
+    folder = save_pretrained(small_model(), tmp_path / "model")
+    (tmp_path / "other").touch()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert set(modes.values()) == {(tmp_path / "other").stat().st_mode & 0o777}, modes

@@ -213,3 +213,16 @@ def test_a_vit_does_not_start_from_a_resnet_nor_a_resnet_from_a_vit(folder: Path
         create_model("vit_ti16", weights=folder, num_classes=5)
     with pytest.raises(CheckpointError, match="is a Vision Transformer, and resnet26 is a ResNet"):
         create_model("resnet26", weights=vit, num_classes=5)
+
+
+@pytest.mark.parametrize("model", ["folder", "vit"])
+def test_an_option_of_a_newer_version_is_named_with_its_file(
+    model: str, request: pytest.FixtureRequest
+) -> None:
+    place: Path = request.getfixturevalue(model)
+    edit_config(place, future=1)
+    with pytest.raises(
+        UserError, match=rf"{place}/config\.json: unknown .*option.* 'future'.*a newer version"
+    ) as raised:
+        from_pretrained(place)
+    assert "\n" not in str(raised.value)
