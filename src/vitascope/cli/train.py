@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from vitascope.cli.parsing import MaybePath, parse
+from vitascope.cli.parsing import parse
 from vitascope.errors import UserError
 from vitascope.model.configuration import options_of
 from vitascope.training.options import Balance, Distillation, Masking, MaybeText
@@ -31,7 +31,7 @@ class RunCommand(TrainConfig):
         tyro.conf.arg(metavar="NAME", help_behavior_hint=f"(one of {', '.join(sorted(RECIPES))})"),
     ] = None
     """Recipe that provides the defaults of the options; see docs/training.md."""
-    config: MaybePath = None
+    config: Annotated[str | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     """config.yaml of a run that provides the defaults instead of a recipe: repeats that run."""
     resume: MaybeText = None
     """Run to resume, one of its checkpoints, or `auto`; only engine options may change."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vitascope.arguments import checked
+from vitascope.arguments import checked, has_type
 from vitascope.data.datasets import list_images, open_data
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
@@ -33,6 +33,7 @@ from vitascope.weights.loading import from_pretrained
 log = logging.getLogger(__name__)
 
 _REFERENCES = ("data", "weights", "teacher")  # options that may name files
+_LENGTHS = ("epochs", "steps", "minutes")  # options that set the length of a run
 _TASKS = ("classify", "masked")
 
 
@@ -243,6 +244,14 @@ class Run:
             value = config.get(name)
             if not isinstance(value, str | None) or (name == "data" and value is None):
                 raise UserError(f"{self.config_file} is broken: {name} {value!r} is not text")
+        for name in _LENGTHS:
+            value = config.get(name)
+            if value is not None and (type(value) not in (int, float) or value <= 0):
+                raise UserError(f"{self.config_file} is broken: {name} {value!r} is not a positive number")
+        if not has_type(config.get("lengths", ()), tuple[tuple[int, int], ...]):
+            raise UserError(
+                f"{self.config_file} is broken: lengths {config['lengths']!r} are not pairs of steps"
+            )
         return config
 
     def record_options(self, **options: Any) -> None:
@@ -310,6 +319,8 @@ class Run:
         config, epochs = self.config, self.records("epoch")
         if config.get("epochs") is not None and not config.get("lengths"):
             return config["epochs"]
+        if self.finished:
+            return epochs[-1]["epoch"] if epochs else None
         steps = config["lengths"][-1][1] if config.get("lengths") else config.get("steps")
         if steps is None or not epochs:
             return None
@@ -397,9 +408,9 @@ class Run:
         the recorded place."""
         beside = Path(os.path.normpath(self.path.absolute() / record.place))
         given = Path(recorded).expanduser()
-        if not record.place or not beside.exists():
+        if not record.place or not os.path.exists(beside):  # also where the name is too long for a path
             return recorded, []
-        if not given.exists():
+        if not os.path.exists(given):
             return str(beside), []
         if given.samefile(beside):
             return recorded, []

@@ -157,7 +157,10 @@ def test_an_absurdly_large_configuration_is_rejected_before_it_is_built(
 
 @pytest.mark.parametrize("format", [name for name in FAMILIES if name != "vitascope"])
 def test_another_format_is_rejected_and_leaves_nothing(tmp_path: Path, folder: Path, format: str) -> None:
-    with pytest.raises(CheckpointError, match=f"^{format} has no ResNet like this one; .* vitascope$"):
+    with pytest.raises(
+        CheckpointError,
+        match=f"^{format} has no ResNet like this one; the formats of this model: vitascope\\.",
+    ):
         save_pretrained(named_resnet(), tmp_path / "other", format=format)
     assert not (tmp_path / "other").exists()
     with pytest.raises(UserError) as caught:
