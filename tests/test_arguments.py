@@ -37,7 +37,7 @@ def call(
         ((1, float("nan")), {}, "share must be a number, not nan"),
         ((1, 10**400), {}, "share must be a number, not 1000"),
         ((1,), {"place": 5}, "place must be text or a path or null, not 5"),
-        ((1,), {"many": None}, "many must be several, not None"),
+        ((1,), {"many": None}, "many must be a list of text, not None"),
     ],
 )
 def test_another_type_is_named_with_the_accepted_ones(args: Any, options: Any, message: str) -> None:

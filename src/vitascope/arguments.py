@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -101,6 +101,8 @@ def type_in_words(kind: Any) -> str:
         return f"a pair of {_PLURALS[args[0]]}"
     if origin is tuple:
         return f"a list of {_PLURALS[args[0]]}"
+    if origin in (Iterable, Sequence):
+        return f"a list of {type_in_words(args[0])}"
     words = {
         int: "a whole number",
         float: "a number",
@@ -108,7 +110,6 @@ def type_in_words(kind: Any) -> str:
         str: "text",
         NoneType: "null",
         os.PathLike: "a path",
-        Iterable: "several",
         Mapping: "values by name",
         Callable: "a function",
     }

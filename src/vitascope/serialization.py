@@ -56,9 +56,16 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
     try:
         value = yaml.load(text, _PlainLoader)
     except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from error  # YAML's own takes several lines
+        raise ValueError(_in_one_line(error)) from error
     _check_plain(value)
     return value
+
+
+def _in_one_line(error: yaml.YAMLError) -> str:
+    """A fault of YAML and its line; the library's own text has several lines."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return " ".join(str(error).split())
 
 
 class _PlainLoader(yaml.SafeLoader):

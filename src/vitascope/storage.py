@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.util import register_after_fork
 from pathlib import Path
 from typing import IO, Any
@@ -71,7 +71,8 @@ def settle(aside: Path, path: Path) -> Path:
     files = [aside, *aside.rglob("*")] if aside.is_dir() else [aside]
     mask = _umask()
     for below in files:
-        below.chmod((0o777 if below.is_dir() else 0o666) & ~mask)
+        with suppress(OSError):  # some network and USB file systems have no modes
+            below.chmod((0o777 if below.is_dir() else 0o666) & ~mask)
     if len(files) > _MANY:
         os.sync()
     else:

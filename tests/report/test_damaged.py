@@ -174,3 +174,13 @@ def test_a_run_that_predicted_nothing_is_reported_and_compared(good: Path, tmp_p
     assert vs.Run(empty).predictions is None
     assert vs.compare([empty, good]).best is None
     assert "no recorded predictions" in rewrite_report(vs.Run(empty))[0].read_text()
+
+
+def test_a_broken_configuration_is_not_taken_for_missing_images(good: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(good, tmp_path / "broken")
+    (broken / "report.html").touch()
+    (broken / layout.CONFIG).write_text("task: &task classify\n")
+    with pytest.raises(
+        vs.UserError, match=r"config\.yaml is broken: line 1: references \(& and \*\) .* are not read$"
+    ):
+        rewrite_report(vs.Run(broken))

@@ -150,7 +150,7 @@ def test_a_configuration_of_references_is_rejected_at_once(tmp_path: Path) -> No
         for before, name in zip("abcdefghij", "bcdefghijk", strict=True)
     )
     (tmp_path / "config.yaml").write_text(f"task: classify\ndata: digits\nseed: 0\n{bomb}")
-    with pytest.raises(UserError, match=r"config\.yaml is broken: references"):
+    with pytest.raises(UserError, match=r"config\.yaml is broken: line 4: references"):
         Run(tmp_path).config  # noqa: B018
 
 

@@ -146,8 +146,9 @@ def _parse_resume(command: type[R], name: str, args: Sequence[str], first: R) ->
     from vitascope.run.run import Run, lasting_paths
 
     run, _ = Run.find(first.resume or "")
+    recorded = run.config
     with options_of(run.config_file):
-        base = TrainConfig.from_dict(run.config)
+        base = TrainConfig.from_dict(recorded)
     parsed = parse(command, name, args, _with_defaults(command, base, resume=first.resume))
     given, stored = (config.replace(**lasting_paths(config.to_dict())) for config in (parsed, base))
     changed = [

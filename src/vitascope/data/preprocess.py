@@ -27,7 +27,7 @@ from vitascope.data.decoding import (
     read_image,
     source_name,
 )
-from vitascope.errors import UserError, check_choice, nearest
+from vitascope.errors import UnknownNameError, UserError, check_choice, nearest
 
 if TYPE_CHECKING:
     import torch  # imported at run time in methods, because processes that only decode need none
@@ -358,7 +358,7 @@ class Preprocess:
         known = {field.name for field in dataclasses.fields(cls)}
         for name in values:
             if name not in known:
-                raise UserError(f"unknown preprocessing option {name!r}{nearest(name, known)}")
+                raise UnknownNameError(f"unknown preprocessing option {name!r}{nearest(name, known)}")
         return cls(**values)
 
     def at_size(self, image_size: tuple[int, int]) -> Preprocess:

@@ -96,6 +96,7 @@ def redraw_figures(run: Run, predictions: Predictions, images: ImageSet, device:
 
 def _open_data(run: Run, data: str | None = None) -> tuple[Splits | None, str, str]:
     """The run's splits, the reason if they cannot be shown, and their differences from those in training."""
+    run.config  # noqa: B018 - a broken file, which is no reason to look for the images
     try:
         opened = run.open_data(data)
     except UserError as error:

@@ -52,6 +52,7 @@ _AMOUNTS = (
 _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("at least 1", lambda value: value >= 1, _SIZES),
     ("at least 0", lambda value: value >= 0, _AMOUNTS),
+    ("below 2 billion", lambda value: value < 2e9, f"{_SIZES} {_AMOUNTS}"),  # counters of libraries
     ("positive", lambda value: value > 0, "temperature minutes"),
     ("in [0, 1)", lambda value: 0 <= value < 1, "dropout drop_path label_smoothing ema shift progressive"),
     ("in [0, 1]", lambda value: 0 <= value <= 1, "flip operation_probability erase distill_weight"),

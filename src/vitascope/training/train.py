@@ -185,8 +185,9 @@ def resume(
     """
     started = time.monotonic()
     found, checkpoint = Run.find(run)
+    recorded = found.config
     with options_of(found.config_file):
-        config = TrainConfig.from_dict(found.config)
+        config = TrainConfig.from_dict(recorded)
     for name in engine:
         if GROUP_OF.get(name) != "engine":
             raise UserError(f"{name!r} cannot change when a run is resumed; only engine options can")

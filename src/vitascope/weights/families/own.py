@@ -48,7 +48,8 @@ class Vitascope(Family):
     def read_preprocess(self, source: Source, config: ModelConfig) -> Preprocess:
         if not source.preprocessor:
             raise CheckpointError(f"{source.name}: missing or empty {PREPROCESSOR}")
-        return Preprocess.from_dict(source.preprocessor)
+        with options_of(source.folder / PREPROCESSOR):
+            return Preprocess.from_dict(source.preprocessor)
 
     def write(self, config: ModelConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         kind = {"architecture": "resnet"} if isinstance(config, ResNetConfig) else {}
