@@ -56,8 +56,7 @@ def write_report(
             )
     text = render(overview.header(run, model), sections)
     with replacing(run.report) as aside:
-        # The name of a folder need not be UTF-8: such bytes become escapes, as on the console.
-        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
+        aside.write_text(text, encoding="utf-8")
     return run.report
 
 

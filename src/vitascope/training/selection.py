@@ -13,7 +13,7 @@ from vitascope.formatting import counted
 from vitascope.intervals import Interval
 from vitascope.run.predictions import Predictions
 from vitascope.training import distributed
-from vitascope.training.evaluate import predict_split
+from vitascope.training.evaluate import Evaluation, predict_split
 from vitascope.training.loop import Trainer
 from vitascope.weights.loading import from_pretrained
 
@@ -59,7 +59,7 @@ def select(trainer: Trainer) -> Selection:
     )
 
 
-def predictions_of(trainer: Trainer, folder: Path) -> Any:
+def predictions_of(trainer: Trainer, folder: Path) -> Evaluation:
     """The predictions of saved weights on the validation images."""
     return predict_split(
         from_pretrained(folder).to(trainer.device), trainer.val_loader, precision=trainer.precision

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from vitascope.arguments import checked
-from vitascope.data.copies import find_copies
-from vitascope.data.datasets import class_counts, described, open_data
+from vitascope.data.datasets import open_data
 from vitascope.data.formats.digits import digits_baseline
-from vitascope.data.splits import ImageSet, Splits, absent_classes
-from vitascope.errors import UserError, printable
+from vitascope.data.splits import Splits
+from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier, build
 from vitascope.model.config import ViTConfig
@@ -40,14 +39,14 @@ from vitascope.run.run import Run, RunData
 from vitascope.run.trackers import check_tracker
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
+from vitascope.training.announcement import announce_data, announce_run, other_starts
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.checkpoint.state import with_images_of
-from vitascope.training.defaults import chosen_by_data, enlargement, resolve_config
+from vitascope.training.defaults import resolve_config
 from vitascope.training.evaluate import Evaluation, data_frame, html_table
 from vitascope.training.loop import Trainer, images_at_once
 from vitascope.training.memory import parts_of_batch
-from vitascope.training.options import Balance
 from vitascope.training.recipes import (
     BUILT_IN,
     FEW_TO_START,
@@ -212,8 +211,8 @@ def resume(
         distributed.by_first(lambda: found.start_tracker(config.engine.tracker))
         if config.optimization.minutes is not None:
             trainer.start_budget(time.monotonic() - started)
-        _announce_data(trainer, config)
-        _announce_run(trainer)
+        announce_data(trainer, config)
+        announce_run(trainer)
         trainer.fit()
         return _finish(trainer)
 
@@ -249,7 +248,7 @@ def _run(config: TrainConfig) -> TrainResult | PretrainResult:
         try:
             with explaining_memory():
                 trainer = build_trainer(run, config, model_config, splits, device)
-                _announce_data(trainer, asked)
+                announce_data(trainer, asked)
                 if config.optimization.minutes is not None:
                     distributed.print_first("run    measuring the speed of this machine")
                     trainer.start_budget(time.monotonic() - started)
@@ -261,7 +260,7 @@ def _run(config: TrainConfig) -> TrainResult | PretrainResult:
             if distributed.is_first():
                 shutil.rmtree(run.path)
             raise
-        _announce_run(trainer)
+        announce_run(trainer)
         if config.weights is not None:  # which may be gone when the run is resumed
             trainer.save_model(run.start)
         trainer.fit()
@@ -376,17 +375,9 @@ def start_model(config: TrainConfig, model_config: ModelConfig, splits: Splits) 
     few = len(splits.train) <= FEW_TO_START and config.weights == BUILT_IN
     distributed.print_first(
         f"start  from {config.weights}: {'; '.join(notes)}"
-        + (f"\n       {_other_starts(splits)}" if few else "")
+        + (f"\n       {other_starts(splits)}" if few else "")
     )
     return model
-
-
-def _other_starts(splits: Splits) -> str:
-    """The other ways to start a run on few images."""
-    return (
-        f"{counted(len(splits.train), 'training image')}: few for random weights (--weights none); with a "
-        "network, a larger model is a better start: --weights facebook/dinov2-small"
-    )
 
 
 def make_task(
@@ -424,73 +415,6 @@ def make_task(
         options=config.distillation,
         teacher=teacher,
     )
-
-
-def _announce_data(trainer: Trainer, asked: TrainConfig) -> None:
-    """Print the data and the model, and the options that were chosen by the data."""
-    if not distributed.is_first():
-        return
-    config, splits = trainer.config, trainer.splits
-    copies = find_copies(splits)
-    lines = [*described(splits), *copies.described()]
-    if config.task == "classify" and splits.train.uneven:
-        lines.append(_uneven(splits.train, config.balance))
-    parameters = sum(p.numel() for p in trainer.module.parameters())
-    model = [
-        f"{parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}",
-        chosen_by_data(asked, config, splits),
-        enlargement(asked, trainer.model_config, splits),
-    ]
-    for name, texts in (("data ", [f"{config.data}: {lines[0]}", *lines[1:]]), ("model", model)):
-        print(f"{name}  " + "\n       ".join(filter(None, texts)), flush=True)
-    for warning in copies.warnings(labelled=config.task == "classify"):
-        log.warning("%s", warning)
-    absent = absent_classes(splits.train) if config.task == "classify" else ""
-    if absent:
-        log.warning("%s; a class without images is not learned", absent)
-
-
-def _announce_run(trainer: Trainer) -> None:
-    """Print the folder and the length of the run, and how it is computed."""
-    config = trainer.config
-    start = "" if trainer.step == 0 else f", from step {trainer.step:,}"
-    several = f", {distributed.world_size()} processes" if distributed.world_size() > 1 else ""
-    parts = cast("int", config.engine.accumulate)
-    in_parts = f", each batch of {trainer.batch_size:,} images in {parts} parts" if parts > 1 else ""
-    distributed.print_first(
-        f"run    {trainer.run.path}: {_length(trainer)}"
-        f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}{in_parts}"
-    )
-
-
-def _uneven(images: ImageSet, balance: Balance) -> str:
-    """The numbers of images of the smallest and the largest class, and the options that balance them."""
-    counts = {name: count for name, count in class_counts(images).items() if count}
-    fewest, most = (choose(counts, key=counts.__getitem__) for choose in (min, max))
-    chosen = [name for name, value in dataclasses.asdict(balance).items() if value == "balanced"]
-    options = [f"{name}=balanced" for name in chosen]
-    advice = options[0] if options else "class_weights=balanced or sampling=balanced would balance them"
-    images_per_class = f"{counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most}) training images per class"
-    return printable(f"uneven: {images_per_class}; {advice}")
-
-
-def _length(trainer: Trainer) -> str:
-    """The length of a run in words, and a warm-up that was shortened for it."""
-    schedule, options = trainer.schedule, trainer.config.optimization
-    per_epoch = counted(trainer.steps_per_epoch, "step")
-    if options.epochs is not None and not options.lengths:
-        words = f"{counted(options.epochs, 'epoch')} of {per_epoch}"
-    else:
-        total = schedule.total(trainer.step)
-        words = f"{counted(total, 'step')} ({total / trainer.steps_per_epoch:.3g} epochs of {per_epoch})"
-    if options.minutes is not None:
-        words = f"about {words} in {options.minutes:g} minutes"
-    if schedule.warmup < schedule.asked_warmup:
-        words += (
-            f"; the warm-up of {counted(schedule.asked_warmup, 'step')} is shortened to {schedule.warmup:,}, "
-            "a quarter of the run"
-        )
-    return words
 
 
 # Finish

@@ -1,0 +1,95 @@
+"""The lines that a run prints at its start: its data, its model, its length."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import cast
+
+from vitascope.data.copies import find_copies
+from vitascope.data.datasets import class_counts, described
+from vitascope.data.splits import ImageSet, Splits, absent_classes
+from vitascope.errors import printable
+from vitascope.formatting import counted
+from vitascope.training import distributed
+from vitascope.training.defaults import chosen_by_data, enlargement
+from vitascope.training.loop import Trainer
+from vitascope.training.options import Balance
+from vitascope.training.recipes import TrainConfig
+
+log = logging.getLogger(__name__)
+
+
+def announce_data(trainer: Trainer, asked: TrainConfig) -> None:
+    """Print the data and the model, and the options that were chosen by the data."""
+    if not distributed.is_first():
+        return
+    config, splits = trainer.config, trainer.splits
+    copies = find_copies(splits)
+    lines = [*described(splits), *copies.described()]
+    if config.task == "classify" and splits.train.uneven:
+        lines.append(_uneven(splits.train, config.balance))
+    parameters = sum(p.numel() for p in trainer.module.parameters())
+    model = [
+        f"{parameters / 1e6:.2f} M parameters: {trainer.model_config.summary}",
+        chosen_by_data(asked, config, splits),
+        enlargement(asked, trainer.model_config, splits),
+    ]
+    for name, texts in (("data ", [f"{config.data}: {lines[0]}", *lines[1:]]), ("model", model)):
+        print(f"{name}  " + "\n       ".join(filter(None, texts)), flush=True)
+    for warning in copies.warnings(labelled=config.task == "classify"):
+        log.warning("%s", warning)
+    absent = absent_classes(splits.train) if config.task == "classify" else ""
+    if absent:
+        log.warning("%s; a class without images is not learned", absent)
+
+
+def announce_run(trainer: Trainer) -> None:
+    """Print the folder and the length of the run, and how it is computed."""
+    config = trainer.config
+    start = "" if trainer.step == 0 else f", from step {trainer.step:,}"
+    several = f", {distributed.world_size()} processes" if distributed.world_size() > 1 else ""
+    parts = cast("int", config.engine.accumulate)
+    in_parts = f", each batch of {trainer.batch_size:,} images in {parts} parts" if parts > 1 else ""
+    distributed.print_first(
+        f"run    {trainer.run.path}: {_length(trainer)}"
+        f"{start}, {str(trainer.precision).removeprefix('torch.')} on {trainer.device}{several}{in_parts}"
+    )
+
+
+def _uneven(images: ImageSet, balance: Balance) -> str:
+    """The numbers of images of the smallest and the largest class, and the options that balance them."""
+    counts = {name: count for name, count in class_counts(images).items() if count}
+    fewest, most = (choose(counts, key=counts.__getitem__) for choose in (min, max))
+    chosen = [name for name, value in dataclasses.asdict(balance).items() if value == "balanced"]
+    options = [f"{name}=balanced" for name in chosen]
+    advice = options[0] if options else "class_weights=balanced or sampling=balanced would balance them"
+    images_per_class = f"{counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most}) training images per class"
+    return printable(f"uneven: {images_per_class}; {advice}")
+
+
+def _length(trainer: Trainer) -> str:
+    """The length of a run in words, and a warm-up that was shortened for it."""
+    schedule, options = trainer.schedule, trainer.config.optimization
+    per_epoch = counted(trainer.steps_per_epoch, "step")
+    if options.epochs is not None and not options.lengths:
+        words = f"{counted(options.epochs, 'epoch')} of {per_epoch}"
+    else:
+        total = schedule.total(trainer.step)
+        words = f"{counted(total, 'step')} ({total / trainer.steps_per_epoch:.3g} epochs of {per_epoch})"
+    if options.minutes is not None:
+        words = f"about {words} in {options.minutes:g} minutes"
+    if schedule.warmup < schedule.asked_warmup:
+        words += (
+            f"; the warm-up of {counted(schedule.asked_warmup, 'step')} is shortened to {schedule.warmup:,}, "
+            "a quarter of the run"
+        )
+    return words
+
+
+def other_starts(splits: Splits) -> str:
+    """The other ways to start a run on few images."""
+    return (
+        f"{counted(len(splits.train), 'training image')}: few for random weights (--weights none); with a "
+        "network, a larger model is a better start: --weights facebook/dinov2-small"
+    )
