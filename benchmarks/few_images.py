@@ -4,8 +4,9 @@
 
 A body is trained on half of the classes. Then a classifier of the other classes, of which the body has seen
 no image, is trained on growing numbers of their images: from scratch with the recipe `small-data`, and from
-the body with the recipe `finetune`. Both are shown each image so often that there are `--most-shown` images
-in all, but at most 200 times. The table is the reason for `FEW_TO_START` in training/recipes.py.
+the body with the recipes `finetune` and `small-finetune`. All are shown each image so often that there are
+`--most-shown` images in all, but at most 200 times. The table is the reason for `FEW_TO_START` and
+`FEW_TO_TUNE` in training/recipes.py.
 """
 
 from __future__ import annotations
@@ -58,15 +59,15 @@ def measured(arguments: argparse.Namespace, runs: Path) -> list[tuple[str, ...]]
             arguments.data, dict.fromkeys(unseen, size // len(unseen)), runs / f"unseen-{size}"
         )
         epochs = max(1, min(200, arguments.most_shown // size))
-        configs = {
-            "scratch": vs.TrainConfig.from_recipe("small-data", epochs=epochs),
-            "tuned": vs.TrainConfig.from_recipe("finetune", weights=weights, epochs=epochs),
+        starts: dict[str, dict[str, str]] = {
+            "small-data": {},
+            "finetune": {"weights": weights},
+            "small-finetune": {"weights": weights},
         }
         cells = []
-        for name, config in configs.items():
-            run = train(
-                f"{name}, {size}", config.replace(data=data, run=str(runs / f"{name}-{size}"), **shared)
-            )
+        for recipe, start in starts.items():
+            options = {"data": data, "run": str(runs / f"{recipe}-{size}"), "epochs": epochs, **shared}
+            run = train(f"{recipe}, {size}", vs.TrainConfig.from_recipe(recipe, **start, **options))
             found = tested(run)
             low, high = wilson_interval(found["correct"], found["images"])
             cells.append(
@@ -83,7 +84,7 @@ def main() -> None:
         rows = measured(arguments, runs)
     method = f"a body of {arguments.epochs} epochs on half of the classes, fine-tuned on the others"
     report = Conditions.now().heading(f"Few images, {arguments.data}", method=method)
-    header = ("images", "epochs", "from scratch", "from the body")
+    header = ("images", "epochs", "small-data, from scratch", "finetune", "small-finetune")
     publish("few_images", f"{report}\n\n{markdown_table(header, rows)}\n\n{NOTES}", arguments)
 
 

@@ -542,13 +542,13 @@ def test_few_images_are_of_classes_that_the_body_has_not_seen(tmp_path: Path, mo
     monkeypatch.setattr(few_images, "tested", lambda run: found)
     arguments = few_images.parse(["--data", str(tmp_path / "data"), "--sizes", "10", "--most-shown", "70"])
     rows = few_images.measured(arguments, tmp_path)
-    body, scratch, tuned = configs
+    body, scratch, *tuned = configs
     classes = [open_data(config.data).train.class_names for config in configs]
-    assert classes == [("a", "c"), ("b", "d"), ("b", "d")]
-    assert (body.weights, scratch.weights, tuned.weights) == (None, None, body.run)
+    assert classes == [("a", "c"), *3 * [("b", "d")]]
+    assert [config.weights for config in configs] == [None, None, body.run, body.run]
     assert {len(list(Path(scratch.data, "train", name).iterdir())) for name in ("b", "d")} == {5}
-    assert scratch.optimization.epochs == tuned.optimization.epochs == 7
-    assert rows == [("10", "7", *2 * ["75.0 (30.1 to 95.4; 1)"])]
+    assert {config.optimization.epochs for config in (scratch, *tuned)} == {7}
+    assert rows == [("10", "7", *3 * ["75.0 (30.1 to 95.4; 1)"])]
 
 
 def test_runs_on_uneven_classes_differ_in_their_balance_alone() -> None:

@@ -29,7 +29,9 @@ def start(data: Path, **options: object) -> dict[str, str]:
 def test_few_images_start_from_the_built_in_model(data, monkeypatch) -> None:
     assert start(data) == {"recipe": "finetune", "weights": "cifar10"}
     assert start(data, image_size=64, lr=1e-3) == {"recipe": "finetune", "weights": "cifar10"}
-    monkeypatch.setattr(recipes, "FEW_TO_START", 23)  # there are 24
+    monkeypatch.setattr(recipes, "FEW_TO_TUNE", 23)  # there are 24
+    assert start(data) == {"recipe": "small-finetune", "weights": "cifar10"}
+    monkeypatch.setattr(recipes, "FEW_TO_START", 23)
     assert start(data) == {"recipe": "small-data"}
 
 

@@ -125,6 +125,14 @@ def test_the_images_choose_the_augmentation_of_small_data(
     assert ("shifts of 12.5%" in said) != photographs
 
 
+def test_weights_leave_only_the_training_to_the_images(data, tmp_path) -> None:
+    weights = save_pretrained(small_model(), tmp_path / "weights")
+    asked = TrainConfig.from_recipe("small-finetune", data=str(data), weights=str(weights))
+    splits = open_data(str(data))
+    said = chosen_by_data(asked, resolve_config(asked, splits)[0], splits)
+    assert said.startswith("200 epochs, batches of 8, shifts of 12.5%")
+
+
 def test_given_augmentation_is_kept(data) -> None:
     given = {"crop_scale": 0.9, "shift": 0.1, "randaugment": 1, "erase": 0.5}
     config, _ = resolve_config(

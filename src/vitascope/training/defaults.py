@@ -95,7 +95,7 @@ NO_CHANGE = {"crop_scale": 1.0, "shift": 0.0, "randaugment": 0, "erase": 0.0}
 
 
 def chosen_by_data(asked: TrainConfig, resolved: TrainConfig, splits: Splits) -> str:
-    """The options that the images have decided, in words; empty if there are none, or other weights."""
+    """The options that the images have decided, in words; empty if there are none."""
     values = {
         "model": "{}",
         "image_size": "{0}x{0} pixels",
@@ -107,12 +107,14 @@ def chosen_by_data(asked: TrainConfig, resolved: TrainConfig, splits: Splits) ->
         "randaugment": "RandAugment of {}",
         "erase": "erasing {:.0%}",
     }
+    by_weights = () if asked.weights is None else ("model", "image_size", "patch_size")
     chosen = [
         words.format(resolved.option(name))
         for name, words in values.items()
-        if asked.option(name) is None and resolved.option(name) not in (None, NO_CHANGE.get(name))
+        if name not in by_weights
+        and asked.option(name) is None and resolved.option(name) not in (None, NO_CHANGE.get(name))
     ]
-    if not chosen or asked.weights is not None:
+    if not chosen:
         return ""
     height, width = median_size(splits.train)
     return f"{', '.join(chosen)}: for {counted(len(splits.train), 'image')} of about {width}x{height} pixels"

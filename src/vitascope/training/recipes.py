@@ -25,9 +25,10 @@ from vitascope.training.options import (
 )
 
 BUILT_IN, NO_WEIGHTS = "cifar10", "none"
-FEW_TO_START = 2_000
-"""Images up to which a run starts from the built-in model by default: those of `train`, or all where no split
-is given. benchmarks/few_images.py measures where that is better than random weights."""
+FEW_TO_START, FEW_TO_TUNE = 1_000, 100
+"""Images up to which a run starts from the built-in model by default, and up to which it changes that in the
+small steps of `finetune`: those of `train`, or all where no split is given. benchmarks/few_images.py measures
+where each is better than random weights."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
@@ -194,6 +195,11 @@ RECIPES["cnn"] = RECIPES["small-data"].replace(model=None, options=())
 # vitascope train --data FOLDER --weights MODEL
 # A trained body with a new head: a short run with small steps, smaller ones in early layers.
 RECIPES["finetune"] = BASE.replace(epochs=20, lr=1e-4, layer_decay=0.75, crop_scale=0.7)
+
+# vitascope train --data FOLDER --weights cifar10 --recipe small-finetune
+# `small-data` from the weights of a small model, with smaller steps: the default for a few hundred images, on
+# which the smaller steps of `finetune` learn less (benchmarks/few_images.py).
+RECIPES["small-finetune"] = RECIPES["small-data"].replace(model=None, options=(), lr=1e-3)
 
 # vitascope train --data FOLDER --weights MODEL --recipe linear-probe
 # The head alone, on frozen features, which measures the features (Chen et al. 2020, section 4). There is no
@@ -371,7 +377,8 @@ def default_start(asked: TrainConfig, *, scratch: bool = False) -> dict[str, str
         found = read_data(asked.data)
         images = found.by_name.get("train", found.by_name.get("all", ()))
         if found.channels == 3 and 0 < len(images) <= FEW_TO_START:
-            return {"recipe": "finetune", "weights": BUILT_IN}
+            recipe = "finetune" if len(images) <= FEW_TO_TUNE else "small-finetune"
+            return {"recipe": recipe, "weights": BUILT_IN}
     return {"recipe": recipe}
 
 
