@@ -112,7 +112,8 @@ def chosen_by_data(asked: TrainConfig, resolved: TrainConfig, splits: Splits) ->
         words.format(resolved.option(name))
         for name, words in values.items()
         if name not in by_weights
-        and asked.option(name) is None and resolved.option(name) not in (None, NO_CHANGE.get(name))
+        and asked.option(name) is None
+        and resolved.option(name) not in (None, NO_CHANGE.get(name))
     ]
     if not chosen:
         return ""
