@@ -180,9 +180,8 @@ class Explain:
         from vitascope.run.layout import EXPLANATIONS, is_run
 
         subject, model = self.model if self.data is None else self.data, Path(self.model)
-        folder = (
-            model / EXPLANATIONS if is_run(model) else Path()
-        )  # not the picture's, which may be trained on
+        # Not the picture's folder, which may be trained on.
+        folder = model / EXPLANATIONS if is_run(model) else Path()
         out = self.out or unused(folder / f"{Path(subject).stem or 'model'}-{self._method}.png")
         if out.suffix.lower() != ".png":
             raise UserError(f"--out {out}: figures are PNG files, so the name has to end in .png")

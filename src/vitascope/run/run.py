@@ -33,6 +33,8 @@ from vitascope.weights.loading import from_pretrained
 log = logging.getLogger(__name__)
 
 _REFERENCES = ("data", "weights", "teacher")  # options that may name files
+LARGER_START = "facebook/dinov2-small"
+"""A body on the hub that is recommended to start from."""
 _LENGTHS = ("epochs", "steps", "minutes")  # options that set the length of a run
 _TASKS = ("classify", "masked")
 
@@ -273,7 +275,7 @@ class Run:
     @property
     def better_start(self) -> str:
         """Weights to start from, for a run that has learned little; empty if it had such a start."""
-        weights, larger = self.config.get("weights"), "such as google/vit-base-patch16-224-in21k"
+        weights, larger = self.config.get("weights"), f"such as {LARGER_START}"
         if not weights:
             return (
                 "few images need trained weights: --weights cifar10, which comes with vitascope, or those "

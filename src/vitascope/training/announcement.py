@@ -11,6 +11,7 @@ from vitascope.data.datasets import class_counts, described
 from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import printable
 from vitascope.formatting import counted
+from vitascope.run.run import LARGER_START
 from vitascope.training import distributed
 from vitascope.training.defaults import chosen_by_data, enlargement
 from vitascope.training.loop import Trainer
@@ -91,5 +92,5 @@ def other_starts(splits: Splits) -> str:
     """The other ways to start a run on few images."""
     return (
         f"{counted(len(splits.train), 'training image')}: few for random weights (--weights none); with a "
-        "network, a larger model is a better start: --weights facebook/dinov2-small"
+        f"network, a larger model is a better start: --weights {LARGER_START}"
     )
