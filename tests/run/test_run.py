@@ -55,7 +55,7 @@ def test_a_run_takes_its_folder_as_text_and_shows_it(tmp_path: Path) -> None:
     ("weights", "start"),
     [
         (None, "few images need trained weights: --weights cifar10"),
-        ("cifar10", "few images may need the weights of a larger model, such as google/vit-base"),
+        ("cifar10", "few images may need the weights of a larger model, such as facebook/dinov2-small"),
         ("google/vit-base-patch16-224-in21k", ""),
     ],
 )
