@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -192,7 +193,6 @@ def test_workers_share_a_port_and_metrics_are_replaced_and_stop_together(model: 
     assert (status, err) == (0, "vitascope: worker 1 ended (-9); starting another\n" * 2)
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
 @pytest.mark.parametrize("options", [(), ("--workers", "2")])
 def test_sighup_stops_as_sigterm_does(model: Path, options: tuple[str, ...]) -> None:
     with served(model, "--no-access-log", *options) as server:
@@ -346,10 +346,11 @@ def test_lack_of_file_descriptors_is_logged_rarely_and_recovers(
 
 
 def test_connection_limit_is_below_the_open_file_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    for files, connections in ((1024, 896), (64, 32), (10**6, http_server.MOST_CONNECTIONS)):
-        monkeypatch.setattr(http_server, "open_files_limit", lambda files=files: files)
+    most = http_server.MOST_CONNECTIONS
+    for files, connections in ((1024, 896), (64, 32), (10**6, most), (resource.RLIM_INFINITY, most)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
         assert connection_limit(Settings()) == connections
-    monkeypatch.setattr(http_server, "open_files_limit", lambda: 1024)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     assert connection_limit(Settings(max_connections=800)) == 800
     with pytest.raises(UserError, match="this process may open 1024 files, which"):
         connection_limit(Settings(max_connections=900))

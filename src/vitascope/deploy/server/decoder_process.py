@@ -13,6 +13,7 @@ import functools
 import io
 import os
 import pickle
+import resource
 import signal
 import struct
 import sys
@@ -115,24 +116,19 @@ def _formats() -> tuple[str, ...]:
 
 
 def limit_memory(megabytes: float) -> None:
-    """Let allocations beyond this fail, where the platform can: Linux can, Windows cannot."""
-    try:
-        import resource
-    except ImportError:
-        return
+    """Let allocations beyond this fail, where the platform can: Linux can, macOS may not know this limit."""
     most = OWN_MEMORY + int(megabytes * 1e6)
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     if hard != resource.RLIM_INFINITY:
         most = min(most, hard)
-    with contextlib.suppress(ValueError, OSError):  # macOS may not know this limit
+    with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 def main() -> None:
     """Decode pictures until standard input ends."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # may be sent to all processes; the server decides
-        if hasattr(signal, name):  # Windows has no SIGHUP
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # for all processes; the server decides
+        signal.signal(signum, signal.SIG_IGN)
     warnings.simplefilter("ignore")  # Pillow's, about the pictures of strangers
     requests, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries must not mix with the results
@@ -145,9 +141,9 @@ def main() -> None:
     with contextlib.suppress(BrokenPipeError):  # the server has died
         _send(results, READY)
         while (content := _message(requests)) is not None:
-            _set_timer(options.max_seconds)
+            signal.setitimer(signal.ITIMER_REAL, options.max_seconds)  # ends even C code
             _send(results, *_result(content, options))
-            _set_timer(0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _result(content: bytes, options: DecodeOptions) -> tuple[int, tuple[int, ...], bytes | memoryview]:
@@ -176,12 +172,6 @@ def _send(
     results.write(HEADER.pack(kind, *numbers, memoryview(content).nbytes))
     results.write(content)
     results.flush()
-
-
-def _set_timer(seconds: float) -> None:
-    """End this process after so many seconds, even in the middle of C code; 0 stops the timer."""
-    if hasattr(signal, "setitimer"):  # not on Windows
-        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import itertools
 import logging
 import math
 import os
+import resource
 import signal
 import socket
 import sys
@@ -320,7 +321,9 @@ class HTTPServer(uvicorn.Server):
 
 def connection_limit(settings: Settings) -> int:
     """The number of connections that a process may have open; rejects one over the limit of open files."""
-    files = open_files_limit()
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        files = MOST_CONNECTIONS + OTHER_FILES
     allowed = max(files // 2, files - OTHER_FILES)
     if settings.max_connections > allowed:
         raise UserError(
@@ -328,16 +331,6 @@ def connection_limit(settings: Settings) -> int:
             f"files, which leaves {allowed} connections; give fewer, or raise `ulimit -n`"
         )
     return settings.max_connections or min(allowed, MOST_CONNECTIONS)
-
-
-def open_files_limit() -> int:
-    """The number of files and sockets that this process may have open."""
-    if sys.platform == "win32":
-        return MOST_CONNECTIONS + OTHER_FILES
-    import resource
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_CONNECTIONS + OTHER_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def server_of(app: FastAPI, parent: int | None = None) -> HTTPServer:
@@ -357,10 +350,9 @@ def server_of(app: FastAPI, parent: int | None = None) -> HTTPServer:
     return HTTPServer(config, service, parent)
 
 
-def hangup() -> tuple[int, ...]:
-    """SIGHUP, in a tuple; it is empty on Windows, which has none, and under nohup, which ignores it."""
-    signum: int | None = getattr(signal, "SIGHUP", None)
-    return () if signum is None or signal.getsignal(signum) is signal.SIG_IGN else (signum,)
+def heeds_hangup() -> bool:
+    """Whether SIGHUP stops this process; under nohup it is ignored."""
+    return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
 def run(
@@ -381,8 +373,8 @@ def run(
     app = create_app(open_engine, settings, token, wait_for_model=wait_for_model)
     service: Service = app.state.service
     server = server_of(app, parent)
-    for signum in hangup():
-        signal.signal(signum, server.handle_exit)
+    if heeds_hangup():
+        signal.signal(signal.SIGHUP, server.handle_exit)
     server.run(sockets=[port])
     if service.fault is not None:
         raise service.fault

@@ -124,7 +124,7 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
     """
     from prometheus_client import multiprocess as metrics_of_workers
 
-    from vitascope.deploy.server.http_server import hangup
+    from vitascope.deploy.server.http_server import heeds_hangup
     from vitascope.deploy.server.metrics import SHARED_FOLDER
 
     spawn = multiprocessing.get_context("spawn")  # a fork would inherit threads' locks
@@ -149,7 +149,7 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
 
     with tempfile.TemporaryDirectory(prefix="vitascope-metrics-") as shared:
         os.environ[SHARED_FOLDER] = shared  # before a worker imports prometheus_client
-        for signum in (signal.SIGTERM, signal.SIGINT, *hangup()):
+        for signum in (signal.SIGTERM, signal.SIGINT, *[signal.SIGHUP] * heeds_hangup()):
             signal.signal(signum, lambda *_: signalled.send_bytes(b"stop"))
         for number in range(settings.workers):
             start(number, wait_for_model=number > 0)
