@@ -5,12 +5,14 @@ Routes write JSON themselves, which is faster; tests validate their responses by
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Mapping
-from html import escape
+from importlib.resources import files
 from typing import Any, Generic, Literal, TypeVar
 
 from fastapi import FastAPI
+from jinja2 import Environment, Template
 from pydantic import BaseModel, ConfigDict, Field
 
 from vitascope.deploy.server.middleware import PUBLIC_PATHS
@@ -219,36 +221,11 @@ def describe_api(app: FastAPI, settings: Settings, *, secured: bool) -> dict[str
 
 def api_page(description: Mapping[str, Any], address: str) -> str:
     """The page at `/docs`, without scripts and other sites; `address` is the server's, for the examples."""
-    title = escape(f"{description['info']['title']} {description['info']['version']}")
-    routes = [
-        _route(method, path, operation, address)
-        for path, operations in description["paths"].items()
-        for method, operation in operations.items()
-    ]
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}: API</title>'
-        '<meta name="viewport" content="width=device-width"><link rel="icon" href="web/icon.svg">'
-        '<link rel="stylesheet" href="web/docs.css">'
-        f"<h1>{title}</h1><p>Errors are JSON, <code>{{&quot;error&quot;: &quot;why&quot;}}</code>. "
-        f'For programs: <a href="openapi.json">openapi.json</a>.</p>{"".join(routes)}</html>'
-    )
+    return _template().render(description, address=address, token=TOKEN)
 
 
-def _route(method: str, path: str, operation: Mapping[str, Any], address: str) -> str:
-    rows = ""
-    for one in operation.get("parameters", ()):
-        rows += f"<tr><td><code>{escape(one['name'])}</code><td>{escape(one.get('description', ''))}"
-        if (default := one["schema"].get("default")) is not None:
-            rows += f"; default <code>{escape(str(default))}</code>"
-    statuses = "".join(
-        f"<tr><td>{escape(status)}<td>{escape(answer['description'])}"
-        for status, answer in operation["responses"].items()
-    )
-    text = escape(operation.get("description", ""))
-    token = f' -H "Authorization: Bearer ${TOKEN}"' if "security" in operation else ""
-    body = "" if method == "get" else " --data-binary @cat.jpg"
-    example = escape(f"curl{token}{body} {shlex.quote(address + path)}")
-    return (
-        f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{text}</p>"
-        f"<pre>{example}</pre><table>{rows}{statuses}</table>"
-    )
+@functools.cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["quoted"] = shlex.quote
+    return environment.from_string(files(__package__).joinpath("api.html").read_text("utf-8"))
