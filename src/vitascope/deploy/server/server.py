@@ -14,9 +14,8 @@ import socket
 import sys
 import tempfile
 import time
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.synchronize import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -33,7 +32,7 @@ YIELDING_THREADS = ("OMP_WAIT_POLICY", "PASSIVE")
 """For OpenMP, which reads it when torch is first imported: waiting threads sleep. By default they spin, on
 the core that the event loop, another worker or another program needs."""
 PAUSE = 1.0  # seconds before a worker that died is replaced
-LOAD_FAILED = 2  # the exit status of a worker whose model cannot be loaded
+STOP = b""  # the message of a signal; a worker whose model cannot be loaded sends the reason
 
 
 def serve(ref: str, settings: Settings, *, precision: str = "auto", device: str = "auto") -> None:
@@ -120,7 +119,7 @@ def read_token(settings: Settings) -> str | None:
 def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, port: socket.socket) -> None:
     """Run `settings.workers` processes until a signal, which is forwarded, and replace those that die.
 
-    If the model cannot be loaded, a worker prints why, and this raises `UserError`.
+    Raises `UserError` if the model cannot be loaded.
     """
     from prometheus_client import multiprocess as metrics_of_workers
 
@@ -128,13 +127,14 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
     from vitascope.deploy.server.metrics import SHARED_FOLDER
 
     spawn = multiprocessing.get_context("spawn")  # a fork would inherit threads' locks
-    may_report = spawn.Lock()
     processes: dict[int, BaseProcess] = {}
-    signals, signalled = spawn.Pipe(duplex=False)  # the handler only writes, so no step below is interrupted
-    kill_at, load_failed = math.inf, False
+    reasons, sender = spawn.Pipe(
+        duplex=False
+    )  # signals' handler only writes, so no step below is interrupted
+    kill_at, failure = math.inf, b""
 
     def start(number: int, *, wait_for_model: bool) -> None:
-        arguments = (may_report, os.getpid(), wait_for_model, open_engine, settings, token, port)
+        arguments = (sender, os.getpid(), wait_for_model, open_engine, settings, token, port)
         process = spawn.Process(target=work, args=arguments)
         process.start()
         processes[number] = process
@@ -150,12 +150,14 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
     with tempfile.TemporaryDirectory(prefix="vitascope-metrics-") as shared:
         os.environ[SHARED_FOLDER] = shared  # before a worker imports prometheus_client
         for signum in (signal.SIGTERM, signal.SIGINT, *[signal.SIGHUP] * heeds_hangup()):
-            signal.signal(signum, lambda *_: signalled.send_bytes(b"stop"))
+            signal.signal(signum, lambda *_: sender.send_bytes(STOP))
         for number in range(settings.workers):
             start(number, wait_for_model=number > 0)
         while processes:
-            if signals in wait([signals, *(process.sentinel for process in processes.values())], timeout=1):
-                signals.recv_bytes()
+            wait([reasons, *(process.sentinel for process in processes.values())], timeout=1)
+            if reasons.poll():
+                reason = reasons.recv_bytes()
+                failure = failure or reason
                 stop()
             for number, process in list(processes.items()):
                 if process.is_alive():
@@ -165,27 +167,20 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
                 process.join()
                 del processes[number]
                 metrics_of_workers.mark_process_dead(process.pid)  # type: ignore[no-untyped-call]
-                if process.exitcode == LOAD_FAILED:
-                    load_failed = True
-                    stop()
-                elif kill_at == math.inf:
+                if kill_at == math.inf and not reasons.poll():
                     ended = f"worker {number} ended ({process.exitcode})"
                     print(f"vitascope: {ended}; starting another", file=sys.stderr)
-                    if not signals.poll(PAUSE):
+                    if not reasons.poll(PAUSE):
                         start(number, wait_for_model=True)
-    if load_failed:
-        error = UserError("the model cannot be loaded")
-        error.printed_elsewhere = True
-        raise error
+    if failure:
+        raise UserError(failure.decode("utf-8", "replace"))
 
 
-def work(may_report: Lock, parent: int, wait_for_model: bool, *arguments: Any) -> None:
+def work(reasons: Connection[bytes, bytes], parent: int, wait_for_model: bool, *arguments: Any) -> None:
     """Serve in a worker process; `arguments` are those of `supervise`."""
     from vitascope.deploy.server.http_server import run
 
     try:
         run(*arguments, parent=parent, wait_for_model=wait_for_model)
     except UserError as error:
-        if may_report.acquire(block=False):  # never released: the first to fail reports for all
-            print(f"vitascope: error: {error}", file=sys.stderr)
-        sys.exit(LOAD_FAILED)
+        reasons.send_bytes(str(error).encode()[:4000])  # more might be mixed with another worker's
