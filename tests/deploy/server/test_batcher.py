@@ -210,7 +210,7 @@ def test_deadline_missed_while_the_loop_was_busy_expires_the_item() -> None:
         late = scene.ask(1, deadline=await soon(1))
         await turns()
         threading.Event().wait(0.01)  # the loop cannot run its timers
-        assert scene.batcher._next_batch() == []
+        assert await scene.batcher._next_batch() == []
         with pytest.raises(Expired):
             await late
 

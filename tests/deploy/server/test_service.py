@@ -225,7 +225,7 @@ class Passes:
         embed, probabilities = engine.model.embed, engine.probabilities
 
         def explaining(images: torch.Tensor) -> torch.Tensor:
-            if threading.current_thread().name != "long work":
+            if torch.is_inference_mode_enabled():  # a prediction
                 return embed(images)
             self.seen.append("pass")
             if self.seen.count("pass") == 3:

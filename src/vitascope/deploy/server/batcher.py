@@ -1,15 +1,16 @@
 """The queue before the model: requests that arrive together are computed together, within bounds.
 
-Everything here runs in the event loop, except the computation. While one batch is computed, the next one
-gathers, so batches grow with the load and a single request never waits for others. Long work is computed in
-parts; a batch of waiting requests goes between any two of them.
+While one batch is computed, the next one gathers, so batches grow with the load and a single request never
+waits for others. Long work is computed in parts; a batch of waiting requests goes between any two of them.
+
+The queue belongs to the event loop; the methods that compute run in the model's thread and say so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import threading
+import functools
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,12 +25,11 @@ Pause = Callable[[], None]
 Observe = Callable[[str, Sequence[float], float], None]
 
 
-class Work:
-    """A kind of work: its name in the metrics, a function from items to as many results, and its time."""
+class Pace:
+    """The time that something takes."""
 
-    def __init__(self, name: str, compute: Callable[[list[Any]], Sequence[Any]], max_batch: int) -> None:
-        self.name, self.compute, self.max_batch = name, compute, max_batch
-        self.seconds_each = 0.0  # seconds per item, from recent batches; 0 before the first
+    seconds_each = 0.0
+    """Seconds, from recent times; 0 before the first."""
 
     def learn(self, seconds: float, items: int) -> None:
         """Update the time per item; slower batches count more than faster ones."""
@@ -38,57 +38,24 @@ class Work:
         self.seconds_each += (weight if self.seconds_each else 1.0) * (each - self.seconds_each)
 
 
-class LongWork(Work):
+class Work(Pace):
+    """A kind of work: its name in the metrics, and a function from items to as many results."""
+
+    def __init__(self, name: str, compute: Callable[[list[Any]], Sequence[Any]], max_batch: int) -> None:
+        self.name, self.compute, self.max_batch = name, compute, max_batch
+
+
+class LongWork(Pace):
     """Work in parts: each item is a function that calls its argument, `pause`, at the end of a part."""
 
+    max_batch = 1
+
     def __init__(self, name: str) -> None:
-        super().__init__(name, PausableCall.resume_all, max_batch=1)
-        self.part = Work(f"part of {name}", PausableCall.resume_all, max_batch=1)
+        self.name, self.part = name, Pace()
 
 
 class Abandoned(BaseException):
     """Raised by `pause` in long work whose result nobody awaits any more."""
-
-
-class PausableCall:
-    """A call in a thread of its own that runs only while `resume` waits for it."""
-
-    def __init__(self, function: Callable[[Pause], Any]) -> None:
-        self._function = function
-        self._resumed, self._paused = threading.Semaphore(0), threading.Semaphore(0)
-        self._abandoned = self.is_done = False
-        self.value: Any = None
-        self.error: BaseException | None = None
-        threading.Thread(target=self._run, name="long work", daemon=True).start()
-
-    @staticmethod
-    def resume_all(calls: list[PausableCall]) -> list[Any]:
-        """Run the next part of each; returns the values of those that are done."""
-        for call in calls:
-            call._resumed.release()
-            call._paused.acquire()
-        return [call.value for call in calls]
-
-    def abandon(self) -> None:
-        """End the call, at the end of its part."""
-        self._abandoned = True
-        self._resumed.release()
-
-    def _run(self) -> None:
-        def pause() -> None:
-            self._paused.release()
-            self._resumed.acquire()
-            if self._abandoned:
-                raise Abandoned
-
-        self._resumed.acquire()
-        try:
-            if not self._abandoned:
-                self.value = self._function(pause)
-        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
-            self.error = error
-        self.is_done = True
-        self._paused.release()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +70,7 @@ class Outcome:
 
 @dataclasses.dataclass(eq=False)
 class _Job:
-    work: Work
+    work: Work | LongWork
     item: Any
     deadline: float
     result: asyncio.Future[Outcome]
@@ -126,18 +93,17 @@ class Batcher:
     def __init__(self, *, capacity: int, max_wait: float = 0.0, observe: Observe | None = None) -> None:
         self._capacity, self._max_wait, self._observe = capacity, max_wait, observe
         self._jobs: deque[_Job] = deque()
-        self._queued: Counter[Work] = Counter()
         self._running: list[_Job] = []
         self._running_since = 0.0
         self._long: _Job | None = None
-        self._call: PausableCall | None = None
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._loop_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to compute; called in the event loop."""
-        self._loop_task = asyncio.get_running_loop().create_task(self._run())
+        self._loop = asyncio.get_running_loop()
+        self._loop_task = self._loop.create_task(self._run())
 
     async def stop(self) -> None:
         """Cancel everything; does not wait for the running computation."""
@@ -146,8 +112,6 @@ class Batcher:
             await asyncio.wait([self._loop_task])
         for job in [*self._jobs, *self._running, *([self._long] if self._long else [])]:
             job.result.cancel()
-        if self._call is not None:
-            self._call.abandon()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -164,10 +128,11 @@ class Batcher:
         """The age of the running batch; 0 without one."""
         return _now() - self._running_since if self._running else 0.0
 
-    def seconds_ahead(self, work: Work | None = None) -> float:
+    def seconds_ahead(self, work: Work | LongWork | None = None) -> float:
         """The estimated time of all pending work, or of the part that comes before a new item of `work`."""
-        short = {one: jobs for one, jobs in self._queued.items() if not isinstance(one, LongWork)}
-        long = {one: jobs for one, jobs in self._queued.items() if isinstance(one, LongWork) and jobs}
+        queued = Counter(job.work for job in self._jobs)
+        short = {one: jobs for one, jobs in queued.items() if not isinstance(one, LongWork)}
+        long = {one: jobs for one, jobs in queued.items() if isinstance(one, LongWork)}
         running = [job.work.part if isinstance(job.work, LongWork) else job.work for job in self._running]
         ahead = sum(jobs * one.seconds_each for one, jobs in short.items())
         ahead += max(0.0, sum(one.seconds_each for one in running) - self.seconds_computing())
@@ -179,7 +144,9 @@ class Batcher:
         batches = 1 + sum(short.values()) // work.max_batch  # a part of long work goes between any two
         return ahead + max(parts, default=0.0) * batches
 
-    def check_room(self, work: Work, deadline: float, *, coming: int = 0, margin: float = MARGIN) -> None:
+    def check_room(
+        self, work: Work | LongWork, deadline: float, *, coming: int = 0, margin: float = MARGIN
+    ) -> None:
         """Reject an item that has no place, or would not be done by its deadline (on the event loop's clock).
 
         `coming` admitted items of its kind are not queued yet and come before it.
@@ -192,7 +159,7 @@ class Batcher:
         if ahead > 0 and ahead + work.seconds_each > margin * left:
             raise Overloaded(f"{ahead:.2f} s of work are ahead, and {left:.2f} s are left", ahead)
 
-    async def submit(self, work: Work, item: Any, *, deadline: float) -> Outcome:
+    async def submit(self, work: Work | LongWork, item: Any, *, deadline: float) -> Outcome:
         """Queue an item and await its result; an item that is cancelled in the queue is never computed.
 
         Raises `Overloaded`, `Expired`, or the error of `work.compute` for this item.
@@ -200,7 +167,6 @@ class Batcher:
         self.check_room(work, deadline, margin=LAST_MARGIN)
         job = _Job(work, item, deadline, asyncio.get_running_loop().create_future(), _now())
         self._jobs.append(job)
-        self._queued[work] += 1
         self._arrived.set()
         try:
             async with asyncio.timeout_at(deadline):
@@ -212,21 +178,21 @@ class Batcher:
         finally:
             if job.begun is None and job in self._jobs:
                 self._jobs.remove(job)
-                self._queued[work] -= 1
 
     async def _run(self) -> None:
         while True:
-            if not self._jobs and self._long is None:
+            while not self._jobs:
                 self._arrived.clear()
                 await self._arrived.wait()
-            if self._max_wait and self._long is None and len(self._jobs) < self._jobs[0].work.max_batch:
+            if self._max_wait and len(self._jobs) < self._jobs[0].work.max_batch:
                 await asyncio.sleep(self._max_wait)
-            if batch := self._next_batch():
-                await self._compute(batch)
-            if self._long is not None:
-                await self._compute_part(self._long)
+            if batch := await self._next_batch():
+                await self._in_thread(batch)
+            if self._long is not None and not self._long.result.done():
+                await self._in_thread([self._long])
+            self._long = None
 
-    def _next_batch(self) -> list[_Job]:
+    async def _next_batch(self) -> list[_Job]:
         """The oldest short job with others of its kind, in order; the oldest long job becomes `_long`."""
         now = _now()
         alive = [job for job in self._jobs if job.deadline > now and not job.result.done()]
@@ -240,51 +206,56 @@ class Batcher:
         for job in begun:
             job.begun = now
         self._jobs = deque(job for job in alive if job.begun is None)
-        self._queued = Counter(job.work for job in self._jobs)
         return batch
 
-    async def _in_thread(self, jobs: list[_Job], items: list[Any]) -> tuple[asyncio.Future[Any], float]:
-        """Compute items; returns the finished future and the seconds."""
-        self._running, self._running_since = jobs, _now()
-        loop = asyncio.get_running_loop()
-        computing = loop.run_in_executor(self._thread, jobs[0].work.compute, items)
-        await asyncio.wait([computing])
+    async def _in_thread(self, batch: list[_Job]) -> None:
+        self._begin_part(batch)
+        await self._loop.run_in_executor(self._thread, self._compute, batch)
         self._running = []
-        return computing, _now() - self._running_since
 
-    async def _compute(self, batch: list[_Job]) -> None:
-        """Compute a batch; if that fails, each item alone, so that only the bad one fails."""
-        computed, seconds = await self._in_thread(batch, [job.item for job in batch])
-        error = computed.exception()
-        if error is None:
-            self._finish(batch, computed.result(), seconds)
-        elif len(batch) == 1:
-            batch[0].fail(error)
-        else:
+    def _begin_part(self, batch: list[_Job]) -> None:
+        self._running, self._running_since = batch, self._loop.time()
+
+    def _end_part(self, job: _Job) -> None:
+        seconds = self._loop.time() - self._running_since
+        job.seconds += seconds
+        if isinstance(job.work, LongWork):
+            job.work.part.learn(seconds, 1)
+
+    def _compute(self, batch: list[_Job]) -> None:
+        """In the model's thread: compute a batch; if that fails, each item alone, because one may be bad."""
+        first = batch[0]
+        self._begin_part(batch)
+        try:
+            values: Sequence[Any]
+            if isinstance(first.work, LongWork):
+                values = [first.item(functools.partial(self._pause, first))]
+            else:
+                values = first.work.compute([job.item for job in batch])
+        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+            if len(batch) == 1:
+                self._loop.call_soon_threadsafe(first.fail, error)
+                return
             for job in batch:
                 if not job.result.done():
-                    await self._compute([job])
+                    self._compute([job])
+        else:
+            self._end_part(first)
+            self._loop.call_soon_threadsafe(self._finish, batch, values)
 
-    async def _compute_part(self, job: _Job) -> None:
-        """Compute the next part of long work, or abandon it if nobody awaits it."""
-        call = self._call = self._call or PausableCall(job.item)
+    def _pause(self, job: _Job) -> None:
+        """In the model's thread: end a part of long work, and compute a batch before the next one."""
+        self._end_part(job)
+        if not job.result.done():
+            taking = asyncio.run_coroutine_threadsafe(self._next_batch(), self._loop)
+            if batch := taking.result():
+                self._compute(batch)
         if job.result.done():
-            call.abandon()
-            self._long = self._call = None
-            return
-        _, seconds = await self._in_thread([job], [call])
-        assert isinstance(job.work, LongWork)
-        job.work.part.learn(seconds, 1)
-        job.seconds += seconds
-        if call.is_done:
-            self._long = self._call = None
-            if call.error is None:
-                self._finish([job], [call.value], job.seconds)
-            else:
-                job.fail(call.error)
+            raise Abandoned
+        self._begin_part([job])
 
-    def _finish(self, batch: list[_Job], values: Sequence[Any], seconds: float) -> None:
-        work = batch[0].work
+    def _finish(self, batch: list[_Job], values: Sequence[Any]) -> None:
+        work, seconds = batch[0].work, batch[0].seconds
         work.learn(seconds, len(batch))
         waits = [(job.begun or 0.0) - job.since for job in batch]
         if self._observe is not None:
