@@ -102,16 +102,16 @@ def test_policy_forbids_inline_scripts_and_the_page_has_none(client: TestClient)
 @pytest.mark.parametrize("name", sorted(name for name in web_files() if name.endswith(".js")))
 def test_scripts_insert_no_html(name: str) -> None:
     """Class and file names of any content become text nodes."""
-    text = web_files()[name].content.decode()
+    text = web_files()[name][1].decode()
     forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|https?://"
     assert not re.search(forbidden, text)
 
 
 @pytest.mark.parametrize("name", sorted(name for name in web_files() if name.endswith(".js")))
 def test_scripts_import_only_existing_names(name: str) -> None:
-    text = web_files()[name].content.decode()
+    text = web_files()[name][1].decode()
     for imported in re.findall(r'from "\./([^"]+)"', text):
-        exported = web_files()[imported].content.decode()
+        exported = web_files()[imported][1].decode()
         line = re.search(rf'import \{{([^}}]*)\}} from "\./{re.escape(imported)}"', text)
         assert line is not None
         for symbol in filter(None, (part.strip() for part in line[1].split(","))):

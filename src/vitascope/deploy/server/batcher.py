@@ -126,7 +126,7 @@ class Batcher:
 
     def seconds_computing(self) -> float:
         """The age of the running batch; 0 without one."""
-        return _now() - self._running_since if self._running else 0.0
+        return self._loop.time() - self._running_since if self._running else 0.0
 
     def seconds_ahead(self, work: Work | LongWork | None = None) -> float:
         """The estimated time of all pending work, or of the part that comes before a new item of `work`."""
@@ -154,7 +154,7 @@ class Batcher:
         ahead = self.seconds_ahead(work)
         if len(self._jobs) >= self._capacity:
             raise Overloaded(f"the queue is full: {len(self._jobs)} of {self._capacity} wait", ahead)
-        left = deadline - _now()
+        left = deadline - self._loop.time()
         ahead += coming * work.seconds_each
         if ahead > 0 and ahead + work.seconds_each > margin * left:
             raise Overloaded(f"{ahead:.2f} s of work are ahead, and {left:.2f} s are left", ahead)
@@ -165,7 +165,7 @@ class Batcher:
         Raises `Overloaded`, `Expired`, or the error of `work.compute` for this item.
         """
         self.check_room(work, deadline, margin=LAST_MARGIN)
-        job = _Job(work, item, deadline, asyncio.get_running_loop().create_future(), _now())
+        job = _Job(work, item, deadline, self._loop.create_future(), self._loop.time())
         self._jobs.append(job)
         self._arrived.set()
         try:
@@ -194,7 +194,7 @@ class Batcher:
 
     async def _next_batch(self) -> list[_Job]:
         """The oldest short job with others of its kind, in order; the oldest long job becomes `_long`."""
-        now = _now()
+        now = self._loop.time()
         alive = [job for job in self._jobs if job.deadline > now and not job.result.done()]
         short = [job for job in alive if not isinstance(job.work, LongWork)]
         batch = [job for job in short if job.work is short[0].work]
@@ -263,7 +263,3 @@ class Batcher:
         for job, value, wait in zip(batch, values, waits, strict=True):
             if not job.result.done():
                 job.result.set_result(Outcome(value, wait, seconds, len(batch)))
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

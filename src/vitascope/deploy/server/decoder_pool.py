@@ -150,7 +150,7 @@ class DecoderPool:
                 await asyncio.wait({exchange}, timeout=GRACE)
             if not exchange.done():
                 return False
-            kind, numbers, received = exchange.result()
+            answer, shape, received = exchange.result()
         except (asyncio.IncompleteReadError, ConnectionError):
             status = await process.wait()
             job.fail(DecodeError(422, f"cannot be decoded: the decoder process ended with {status}"))
@@ -159,12 +159,12 @@ class DecoderPool:
             exchange.cancel()
             patience.cancel()
             self.running.remove(job)
-        if kind == decoder_process.REJECTED:
-            job.fail(DecodeError(numbers[0], received.decode()))
-        elif kind != decoder_process.PIXELS:
+        if answer == decoder_process.FAULT:
             job.fail(RuntimeError(received.decode()))
+        elif answer != decoder_process.DONE:
+            job.fail(DecodeError(answer, received.decode()))
         elif not job.pixels.done():
-            job.pixels.set_result(np.frombuffer(received, np.uint8).reshape(numbers))  # (C, H, W)
+            job.pixels.set_result(np.frombuffer(received, np.uint8).reshape(shape))  # (C, H, W)
         return True
 
     async def _take(self) -> _Job:
@@ -195,15 +195,14 @@ class DecoderPool:
 
 
 async def _exchange(process: Process, message: bytes) -> tuple[int, list[int], bytearray]:
-    """Send a message to a process, and return its reply: kind, three numbers, content."""
+    """Send a message to a process, and return its reply: status, shape, content."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.writelines((decoder_process.LENGTH.pack(len(message)), message))
     await process.stdin.drain()
-    kind, *numbers, length = decoder_process.HEADER.unpack(
-        await process.stdout.readexactly(decoder_process.HEADER.size)
-    )
-    return kind, numbers, bytearray(await process.stdout.readexactly(length))
+    head = await process.stdout.readexactly(decoder_process.HEADER.size)
+    status, *shape, length = decoder_process.HEADER.unpack(head)
+    return status, shape, bytearray(await process.stdout.readexactly(length))
 
 
 def announced_pixels(content: bytes) -> int:

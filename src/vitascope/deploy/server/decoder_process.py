@@ -38,9 +38,9 @@ MAX_SEGMENTS = 1000
 OWN_MEMORY = 64 * 2**20  # bytes that the process takes before it decodes, with some to spare
 
 LENGTH = struct.Struct("<Q")  # before every message to the process: its bytes
-HEADER = struct.Struct("<BIIIQ")  # before every message from the process: kind, three numbers, bytes
-READY, PIXELS, REJECTED, FAULT = range(4)
-"""Kinds: ready to decode; pixels, with their shape; a rejection, with its status and reason; a traceback."""
+HEADER = struct.Struct("<HIIIQ")  # before every message from the process: status, shape of the pixels, bytes
+DONE, FAULT = 200, 500
+"""HTTP statuses: ready to decode, or pixels; a traceback. Others are of rejections, with their reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ def main() -> None:
     _formats()
     limit_memory(options.max_memory_mb)
     with contextlib.suppress(BrokenPipeError):  # the server has died
-        _send(results, READY)
+        _send(results, DONE)
         while (content := _message(requests)) is not None:
             signal.setitimer(signal.ITIMER_REAL, options.max_seconds)  # ends even C code
             _send(results, *_result(content, options))
@@ -150,10 +150,10 @@ def _result(content: bytes, options: DecodeOptions) -> tuple[int, tuple[int, ...
     try:
         pixels = decode(content, options)
     except DecodeError as error:
-        return REJECTED, (error.status, 0, 0), str(error).encode()
+        return error.status, (0, 0, 0), str(error).encode()
     except Exception:  # noqa: BLE001 - the server raises it
         return FAULT, (0, 0, 0), traceback.format_exc().encode()
-    return PIXELS, pixels.shape, pixels.data
+    return DONE, pixels.shape, pixels.data
 
 
 def _message(requests: BinaryIO) -> bytes | None:
@@ -167,9 +167,9 @@ def _message(requests: BinaryIO) -> bytes | None:
 
 
 def _send(
-    results: BinaryIO, kind: int, numbers: tuple[int, ...] = (0, 0, 0), content: bytes | memoryview = b""
+    results: BinaryIO, status: int, shape: tuple[int, ...] = (0, 0, 0), content: bytes | memoryview = b""
 ) -> None:
-    results.write(HEADER.pack(kind, *numbers, memoryview(content).nbytes))
+    results.write(HEADER.pack(status, *shape, memoryview(content).nbytes))
     results.write(content)
     results.flush()
 

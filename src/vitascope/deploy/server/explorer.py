@@ -42,14 +42,6 @@ PICTURE = {
 }
 
 
-class WebFile(NamedTuple):
-    """A file of the page."""
-
-    content: bytes
-    media_type: str
-    etag: str
-
-
 class SamplePicture(NamedTuple):
     """An encoded picture, its name in the URL, a title with its source, and words for what it shows."""
 
@@ -72,11 +64,11 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
-        return _response(pages["index.html"], request)
+        return _response(*pages["index.html"], request)
 
     @routes.get("/web/{name}", include_in_schema=False)
     async def web_file(name: str, request: Request) -> Response:
-        return _response(pages[name], request) if name in pages else Response(status_code=404)
+        return _response(*pages[name], request) if name in pages else Response(status_code=404)
 
     @routes.post("/v1/attention", response_class=Response, **PACKED)
     async def attention(
@@ -122,14 +114,13 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def web_files() -> dict[str, WebFile]:
-    """The page's files by name."""
-    found = {}
-    for path in files("vitascope.deploy.server").joinpath("web").iterdir():
-        if media_type := MEDIA_TYPES.get(path.name[path.name.rfind(".") :]):
-            content = path.read_bytes()
-            found[path.name] = WebFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
-    return found
+def web_files() -> dict[str, tuple[str, bytes]]:
+    """The page's files by name, with their media types."""
+    return {
+        path.name: (media_type, path.read_bytes())
+        for path in files("vitascope.deploy.server").joinpath("web").iterdir()
+        if (media_type := MEDIA_TYPES.get(path.name[path.name.rfind(".") :]))
+    }
 
 
 def samples_for(engine: Engine) -> list[SamplePicture]:
@@ -164,9 +155,10 @@ def _samples(channels: int) -> tuple[SamplePicture, ...]:
     return tuple(found)
 
 
-def _response(file: WebFile, request: Request) -> Response:
+def _response(media_type: str, content: bytes, request: Request) -> Response:
     """A file, or 304 if the browser has it."""
-    headers = {"ETag": file.etag, "Cache-Control": "no-cache"}  # which means: ask again each time
-    if request.headers.get("If-None-Match") == file.etag:
+    etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    headers = {"ETag": etag, "Cache-Control": "no-cache"}  # which means: ask again each time
+    if request.headers.get("If-None-Match") == etag:
         return Response(status_code=304, headers=headers)
-    return Response(file.content, media_type=file.media_type, headers=headers)
+    return Response(content, media_type=media_type, headers=headers)

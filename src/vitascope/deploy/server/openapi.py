@@ -23,7 +23,6 @@ R = TypeVar("R")
 Responses = dict[int | str, dict[str, Any]]
 
 TEXT = {"type": "string"}
-SECONDS = {"type": "integer", "minimum": 1}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 FORM = {
     "schema": {
@@ -58,10 +57,11 @@ ERRORS = {
 """Every error status, for all routes."""
 METHOD = "a method of `vitascope explain`, with the same default"
 MODEL_ERRORS = (408, 413, 415, 422, 429, 501, 503, 504)  # statuses of routes that take pictures
+RETRY_AFTER = {"description": "Seconds after which to retry.", "schema": {"type": "integer", "minimum": 1}}
 ERROR_HEADERS: dict[str, dict[str, Any]] = {
     "401": {"WWW-Authenticate": {"description": "`Bearer`", "schema": TEXT}},
-    "429": {"Retry-After": {"description": "Seconds after which there may be room.", "schema": SECONDS}},
-    "503": {"Retry-After": {"description": "Seconds after which to retry.", "schema": SECONDS}},
+    "429": {"Retry-After": RETRY_AFTER},
+    "503": {"Retry-After": RETRY_AFTER},
 }
 REQUEST_ID_HEADER = {
     "description": "The request's id, its own or a new one; also in the access log.",
