@@ -24,7 +24,7 @@ async def over_http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     state = ServerState()
 
     def connection() -> Connection:
-        return Connection(app.state.service, set(), config=config, server_state=state, app_state={})
+        return Connection(app.state.service, config=config, server_state=state, app_state={})
 
     server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

@@ -259,7 +259,7 @@ def test_connections_without_a_complete_request_are_closed() -> None:
             readers = [await stack.enter_async_context(connected(address, sent)) for sent in INCOMPLETE]
             for reader, (sent, answered) in zip(readers, INCOMPLETE.items(), strict=True):
                 assert (await asyncio.wait_for(reader.read(), 20)).startswith(answered), sent
-            await until(lambda: not server.held)
+            await until(lambda: not server.connections)
 
     play(story())
 
@@ -272,8 +272,8 @@ def test_connection_whose_response_is_not_read_is_closed() -> None:
         async with listening(engine, keep_alive_s=0.1) as (server, address):
             asked = ASK.replace(b"/livez", b"/v1/model")
             async with connected(address, asked):
-                await until(lambda: len(server.held) == 1)
-                await until(lambda: not server.held)
+                await until(lambda: len(server.connections) == 1)
+                await until(lambda: not server.connections)
 
     play(story())
 
@@ -287,7 +287,7 @@ def test_half_open_connections_beyond_the_limit_are_closed_for_new_ones(caplog) 
             for _ in range(3):
                 async with connected(address, ASK) as reader:
                     assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
-            await until(lambda: len(server.held) <= 8)
+            await until(lambda: len(server.connections) <= 8)
         message = [record.getMessage() for record in caplog.records if record.name == "vitascope.server"]
         assert message == ["8 connections are open, which is the limit (--max-connections)"]
 
@@ -383,7 +383,7 @@ def test_client_that_ends_its_side_after_the_request_gets_its_response() -> None
                 assert b"connection: close" in head
                 assert json.loads(body)["predictions"][0]["label"]
                 writer.close()
-            await until(lambda: not server.held)
+            await until(lambda: not server.connections)
 
     play(story())
 
@@ -397,7 +397,7 @@ def test_client_that_ends_its_side_within_the_request_gets_none() -> None:
                 writer.write_eof()
                 assert await asyncio.wait_for(reader.read(), 20) == b""
                 writer.close()
-            await until(lambda: not server.held)
+            await until(lambda: not server.connections)
 
     play(story())
 

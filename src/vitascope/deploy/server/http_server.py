@@ -74,28 +74,23 @@ class StartedResponse:
 
 
 class Connection(HttpToolsProtocol):
-    """An HTTP connection; it is among the open ones, `held`, until it is lost."""
+    """An HTTP connection; it is among the open ones from now on, and uvicorn removes it when it is lost."""
 
-    def __init__(self, service: Service, held: set[Connection], **of_uvicorn: Any) -> None:
+    def __init__(self, service: Service, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
-        self._service, self._held = service, held
+        self._service = service
         self._header_timeout = service.settings.header_timeout_s
         self._keep_alive = service.settings.keep_alive_s
         self._in_head, self._head_size = False, 0
         self._unsent: float = math.inf
         self._half_closed = False
         self.due = math.inf  # when an idle connection is ended, on the event loop's clock
-        held.add(self)
+        self.connections.add(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Await the first headers."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self.due = self.loop.time() + self._header_timeout
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        self._held.discard(self)
-        super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answer a client that ends its side after a whole request; returns whether to keep the connection.
@@ -202,13 +197,11 @@ class HTTPServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: Service, parent: int | None = None) -> None:
         super().__init__(config)
-        self.held: set[Connection] = set()
+        self.connections = cast("set[Connection]", self.server_state.connections)
         self._service, self._parent = service, parent
         self._give_up_at, self._closed_at = math.inf, 0.0
         self._limit = connection_limit(service.settings)
         self._next_warning: dict[str, float] = {}
-        self._ports: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
         self._connecting: set[asyncio.Task[Any]] = set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -226,21 +219,22 @@ class HTTPServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, and accept connections; uvicorn would accept without a limit."""
-        self._ports = sockets or []
+        assert sockets is not None
+        (self._port,) = sockets
         await super().startup([])
-        for port in self._ports:
-            port.setblocking(False)
-            self._accepting.append(asyncio.get_running_loop().create_task(self._accept(port)))
+        self._port.setblocking(False)
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more connections, and end."""
         await self._stop_accepting()
+        await asyncio.gather(*self._connecting, return_exceptions=True)  # uvicorn closes their transports
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times per second, end overdue connections; returns whether to end now."""
         clock, now = asyncio.get_running_loop().time(), time.monotonic()
-        for connection in list(self.held):
+        for connection in list(self.connections):
             connection.end_if_overdue(clock)
         if self._parent is not None and os.getppid() != self._parent and not self._service.draining:
             self._begin_to_stop()
@@ -248,28 +242,25 @@ class HTTPServer(uvicorn.Server):
             self._service.give_up()
         done = now > self._give_up_at or self._service.fault is not None
         if self._closed_at:
-            done = done or not self.server_state.connections or now > self._closed_at + FAREWELL
+            done = done or not self.connections or now > self._closed_at + FAREWELL
         elif self._service.draining and not self._service.in_flight:
             await self._stop_accepting()
-            for port in self._ports:  # take the clients that have connected: closing would break these
-                with contextlib.suppress(OSError):  # BlockingIOError: that was the last
-                    while True:
-                        self._take(port.accept()[0])
-                port.close()
+            with contextlib.suppress(OSError):  # BlockingIOError: that was the last
+                while True:  # take the clients that have connected: closing would break these
+                    self._take(self._port.accept()[0])
+            self._port.close()
             self._closed_at = now
         return await super().on_tick(counter) or done
 
     async def _stop_accepting(self) -> None:
-        for accepting in self._accepting:
-            accepting.cancel()
-        if self._accepting:
-            await asyncio.wait(self._accepting)
+        self._accepting.cancel()
+        await asyncio.wait([self._accepting])
 
-    async def _accept(self, port: socket.socket) -> None:
+    async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         for number in itertools.count(1):
             try:
-                connection, _ = await loop.sock_accept(port)
+                connection, _ = await loop.sock_accept(self._port)
             except OSError as error:  # no more open files or memory, or the client has left
                 self._warn(f"cannot accept a connection: {error.strerror}")
                 self._end_idle()
@@ -281,7 +272,7 @@ class HTTPServer(uvicorn.Server):
 
     def _take(self, connection: socket.socket) -> None:
         """Serve a new connection; at the limit, idle ones make room, and if none is idle it gets 503."""
-        if len(self.held) >= self._limit:
+        if len(self.connections) >= self._limit:
             self._warn(f"{self._limit} connections are open, which is the limit (--max-connections)")
             if not self._end_idle():  # answer as far as that is possible without waiting
                 with contextlib.closing(connection), contextlib.suppress(OSError):
@@ -292,7 +283,7 @@ class HTTPServer(uvicorn.Server):
                 return
         loop = asyncio.get_running_loop()
         of_uvicorn = {"server_state": self.server_state, "app_state": self.lifespan.state}
-        protocol = Connection(self._service, self.held, config=self.config, **of_uvicorn)
+        protocol = Connection(self._service, config=self.config, **of_uvicorn)
         connecting = loop.create_task(loop.connect_accepted_socket(lambda: protocol, connection))
         self._connecting.add(connecting)
         connecting.add_done_callback(functools.partial(self._connected, protocol))
@@ -300,15 +291,15 @@ class HTTPServer(uvicorn.Server):
     def _connected(self, protocol: Connection, connecting: asyncio.Task[Any]) -> None:
         self._connecting.discard(connecting)
         if connecting.cancelled() or connecting.exception() is not None:
-            self.held.discard(protocol)
+            self.connections.discard(protocol)
             if not connecting.cancelled():
                 self._warn(f"a connection failed: {connecting.exception()}")
 
     def _end_idle(self) -> bool:
         """End the sixteenth of all connections that has been idle longest; returns whether any is idle."""
-        idle = [held for held in self.held if held.is_idle and not held.transport.is_closing()]
-        for held in heapq.nsmallest(max(1, self._limit // 16), idle, key=lambda held: held.due):
-            held.end(FULL)
+        idle = [one for one in self.connections if one.is_idle and not one.transport.is_closing()]
+        for one in heapq.nsmallest(max(1, self._limit // 16), idle, key=lambda one: one.due):
+            one.end(FULL)
         return bool(idle)
 
     def _warn(self, text: str) -> None:
