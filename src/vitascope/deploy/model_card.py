@@ -7,13 +7,16 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jinja2 import Environment, StrictUndefined
 
 from vitascope.arguments import checked
 from vitascope.errors import UserError, printable
+from vitascope.formatting import counted
 from vitascope.model.classifier import Classifier
 from vitascope.network import ask, client_errors, misunderstood, status_of, unreachable
 from vitascope.run.run import Run, load_with_run
@@ -55,19 +58,13 @@ def push_to_hub(
     """
     model, run = load_with_run(model)
     model_card(model, repo_id, run)  # what can fail in it, fails before anything is created
-    with _saved(model, format) as folder, _explaining(repo_id):
-        return _push(folder, repo_id, lambda created: model_card(model, created, run), private, token)
-
-
-@contextmanager
-def _saved(model: Classifier, format: str) -> Iterator[Path]:
-    """The model in a temporary folder."""
     place = Path(os.environ.get("TMPDIR") or "/tmp")
     with ExitStack() as stack:
         with explaining_failure(place, "the model", "make room, or set TMPDIR to another folder"):
             scratch = stack.enter_context(tempfile.TemporaryDirectory())
             folder = save_pretrained(model, Path(scratch) / "model", format=format)
-        yield folder
+        stack.enter_context(_explaining(repo_id))
+        return _push(folder, repo_id, lambda created: model_card(model, created, run), private, token)
 
 
 def _push(folder: Path, repo_id: str, card: Callable[[str], str], private: bool, token: str | None) -> str:
@@ -110,82 +107,35 @@ def _explaining(repo_id: str) -> Iterator[None]:
 
 
 def model_card(model: Classifier, repo_id: str, run: Run | None = None) -> str:
-    """The README.md of a model on the hub: metadata in YAML, then Markdown, with the results of its run."""
+    """The README.md of a model on the hub: metadata in YAML, then `model_card.md`, with its run's results."""
     config = model.config
     values = dataclasses.asdict(preprocess_of(model))
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    preprocess = yaml.safe_dump(plain, sort_keys=False)
-    parameters = sum(part.numel() for part in model.parameters())
     task = "image-classification" if config.gives_classes else "image-feature-extraction"
     metadata: dict[str, Any] = {
         "library_name": "vitascope",
         "tags": ["vision-transformer", task],
         "pipeline_tag": task,
     }
-    name = repo_id.rpartition("/")[2]
-    sections = [
-        f"# {name}",
-        f"{config.summary}; {parameters / 1e6:.2f} M parameters. Made with vitascope.",
-        f"## Load\n\n```python\n{_example(repo_id, config.gives_classes)}```",
-        f"## Preprocessing\n\nLoading the model loads it:\n\n```yaml\n{preprocess}```",
-        f"## Classes\n\n{_classes(model)}",
-    ]
+    shown: dict[str, Any] = {
+        "repo_id": repo_id,
+        "name": repo_id.rpartition("/")[2],
+        "config": config,
+        "parameters": sum(part.numel() for part in model.parameters()),
+        "preprocess": yaml.safe_dump(plain, sort_keys=False),
+        "max_classes": MAX_CLASSES,
+    }
     if run is not None and (tests := run.records("test")):
         data = Path(str(run.config["data"])).name  # the folders above it may name a person
-        sections.append(f"## Training and results\n\n{_training(run, data)} {_results(run, tests[-1])}")
+        ran = run.records("epoch")  # a run may end before its last epoch
+        epochs = ran[-1]["epoch"] if ran else run.config["epochs"]
+        shown |= {"run": run, "data": data, "epochs": epochs, "result": tests[-1]}
         if run.classifies:
-            metadata["model-index"] = [{"name": name, "results": [_indexed(data, tests[-1])]}]
-    return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n" + "\n\n".join(sections) + "\n"
-
-
-def _example(repo_id: str, gives_classes: bool) -> str:
-    """The lines of Python that use the model."""
-    if gives_classes:
-        return f'import vitascope as vs\n\npredictor = vs.Predictor({repo_id!r})\npredictor("image.jpg")\n'
-    return (
-        f"import vitascope as vs\n\nmodel = vs.from_pretrained({repo_id!r})\n"
-        "model.embed(images)  # features of normalized images\n"
-        f'vs.train(data="photos", weights={repo_id!r})  # learns the classes of your images\n'
-    )
-
-
-def _classes(model: Classifier) -> str:
-    names, count = tuple(map(printable, model.config.class_names)), model.config.num_classes
-    if not model.config.gives_classes:
-        return "None: the model returns features."
-    if not names:
-        return f"{count} classes without names."
-    if len(names) > MAX_CLASSES:
-        return f"{count} classes, from {names[0]} to {names[-1]}; `model.config.class_names` has them all."
-    return ", ".join(names)
-
-
-def _training(run: Run, data: str) -> str:
-    """What the model has learned from, how and for how long: a run may end before its last epoch."""
-    ran = run.records("epoch")
-    epochs = ran[-1]["epoch"] if ran else run.config["epochs"]
-    length = f"for {epochs:,} epoch{'' if epochs == 1 else 's'} on `{printable(data)}`"
-    if run.records("stop"):
-        length += ", when early stopping ended the run"
-    if run.classifies:
-        return f"Trained {length}."
-    return (
-        f"Pre-trained without labels {length}: it predicted hidden patches (target `{run.config['target']}`)."
-    )
-
-
-def _results(run: Run, result: dict[str, Any]) -> str:
-    """How good the model is on the images that it was tested on."""
-    images = f"{result['images']:,} {result['split']} images"
-    if not run.classifies:
-        return f"Loss for hidden patches of {images}: {result['loss']:.3f}."
-    if "accuracy_low" not in result:  # of an older run
-        return f"Accuracy on {images}: {result['accuracy']:.2%}."
-    return (
-        f"Accuracy on {images}: {result['accuracy']:.2%} "
-        f"(95% interval {result['accuracy_low']:.1%} to {result['accuracy_high']:.1%}; "
-        f"always guessing the most frequent class: {result['majority']:.2%})."
-    )
+            metadata["model-index"] = [{"name": shown["name"], "results": [_indexed(data, tests[-1])]}]
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    environment.filters |= {"printable": printable, "repr": repr, "counted": counted}
+    card = environment.from_string(files(__package__).joinpath("model_card.md").read_text("utf-8"))
+    return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n" + card.render(shown)
 
 
 def _indexed(data: str, result: dict[str, Any]) -> dict[str, Any]:
