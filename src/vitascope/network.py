@@ -63,12 +63,9 @@ def ask(call: Callable[[], T], *, size: int | None = 0) -> T:
     def work() -> None:
         try:
             result.set_result(call())
-        except RecursionError as error:  # of nested JSON
-            result.set_exception(misunderstood(error))
-        except client_errors() as error:
-            result.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 - KeyError, TypeError, ...
-            result.set_exception(misunderstood(error))
+        except BaseException as error:  # noqa: BLE001 - KeyError, TypeError, RecursionError of nested JSON, ...
+            known = isinstance(error, client_errors()) and not isinstance(error, RecursionError)
+            result.set_exception(error if known else misunderstood(error))
 
     # A daemon, because a request that hangs must not keep the process.
     threading.Thread(target=work, name="request to the hub", daemon=True).start()
