@@ -103,25 +103,24 @@ class DecoderPool:
 
     async def _keep_processes(self) -> None:
         while True:
-            if not await self._run_process():
+            try:
+                await self._run_process()
+            except (OSError, asyncio.IncompleteReadError) as error:
+                log.warning("a decoder process did not start: %s", error)
                 await asyncio.sleep(PAUSE)
 
-    async def _run_process(self) -> bool:
-        """Decode in a process until it ends; returns whether it ever was ready."""
+    async def _run_process(self) -> None:
+        """Decode in a process until it ends; raises an error if it never was ready."""
         environment = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads would take memory
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "vitascope.deploy.server.decoder_process"),
-                stdin=PIPE,
-                stdout=PIPE,
-                env=os.environ | environment,
-                limit=2**20,
-                start_new_session=True,  # Ctrl-C in a terminal is for the server
-            )
-        except OSError as error:
-            log.warning("cannot start a decoder process: %s", error)
-            return False
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "vitascope.deploy.server.decoder_process"),
+            stdin=PIPE,
+            stdout=PIPE,
+            env=os.environ | environment,
+            limit=2**20,
+            start_new_session=True,  # Ctrl-C in a terminal is for the server
+        )
         self.processes.add(process)
         try:
             await self._configured.wait()
@@ -129,9 +128,6 @@ class DecoderPool:
             self._ready.set()
             while await self._decode_next(process):
                 pass
-            return True
-        except (asyncio.IncompleteReadError, ConnectionError):  # it ended before it was ready
-            return False
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
