@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
-from vitascope.cli.parsing import Device, Json
+from vitascope.cli.parsing import Device, Json, Model
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ class Bench:
     A batch starts as bytes and ends as probabilities; decoding is not measured.
     """
 
-    model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]] = "vit_b16"
+    model: Model = "vit_b16"
     """A run folder, a model folder or file, a hub id, or an exported model.
     Or a name from `vitascope models`, with random weights."""
     batch_sizes: tuple[int, ...] = (1, 8)

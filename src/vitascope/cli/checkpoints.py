@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from vitascope.cli.parsing import Json, MaybeInt, Model
+from vitascope.cli.parsing import Folder, Json, MaybeInt, Model
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet_config import ResNetConfig
@@ -23,7 +22,7 @@ class Convert:
 
     model: Model
     """A run folder, a model folder, a weights file, a hub id, or a name like torchvision/vit_b_16."""
-    out: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
+    out: Folder
     """The new folder."""
     format: Annotated[
         Literal["vitascope", "timm", "huggingface", "torchvision", "jax", "deit", "dinov2", "dinov3"],
@@ -68,8 +67,11 @@ class Models:
         if self.json:
             print(json.dumps({name: self._row(name, config) for name, config in configs.items()}))
             return
-        tables = [model_table(kind, configs) for kind in _HEADERS]
-        print("\n\n".join("\n".join(table) for table in tables if table))
+        tables = []
+        for kind, header in _HEADERS.items():
+            if lines := [_line(*each) for each in configs.items() if isinstance(each[1], kind)]:
+                tables.append("\n".join([header, *lines]))
+        print("\n\n".join(tables))
         for name, reason in misfits.items():
             print(f"{name:<20} left out: {reason}")
         print(
@@ -93,12 +95,6 @@ _HEADERS: dict[type[ModelConfig], str] = {
     ViTConfig: "name                 pixels  tokens  width  depth  heads   parameters   GFLOPs  source",
     ResNetConfig: "name                 pixels     units   width       root   parameters   GFLOPs  source",
 }
-
-
-def model_table(kind: type[ModelConfig], configs: Mapping[str, ModelConfig]) -> list[str]:
-    """The models of one kind, one line each under a header; empty if there are none."""
-    lines = [_line(name, config) for name, config in configs.items() if isinstance(config, kind)]
-    return [_HEADERS[kind], *lines] if lines else []
 
 
 def _line(name: str, config: ModelConfig) -> str:

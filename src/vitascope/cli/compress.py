@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from vitascope.cli.parsing import Device, MaybeFloat, MaybeInt, MaybeText, Model, Precision
+from vitascope.cli.parsing import Device, Folder, MaybeFloat, MaybeInt, MaybeText, Model, Precision
 from vitascope.formatting import counted
 
 
@@ -23,7 +19,7 @@ class Compress:
 
     model: Model
     """A run folder, a model folder or file, or a hub id."""
-    out: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
+    out: Folder
     """The new folder."""
     merge: MaybeInt = None
     """Patches that every block merges with the most similar ones: 8 to 16 of 196; 0 removes merging."""

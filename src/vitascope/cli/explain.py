@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
-from vitascope.cli.parsing import Device, Json, MaybeFloat, MaybeInt, MaybeModel, MaybePath, MaybeText
+from vitascope.cli.parsing import Device, Flag, Json, MaybeFloat, MaybeInt, MaybeModel, MaybePath, MaybeText
 from vitascope.errors import UserError
 from vitascope.storage import explaining_failure
 from vitascope.weights.builtin import DEFAULT, built_in, in_words
@@ -93,7 +93,7 @@ class Explain:
     """Share of each layer's weights, the smallest, that rollout drops. Default: 0."""
     image_size: MaybeInt = None
     """Resize pictures to this side, in pixels. Default: the model's own size."""
-    compare: tyro.conf.FlagCreatePairsOff[bool] = False
+    compare: Flag = False
     """Measure how faithful every method is on DATA, and print the table."""
     images: MaybeInt = None
     """With --compare and `distance`: the number of pictures, drawn by --seed. Default: 50."""

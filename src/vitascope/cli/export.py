@@ -6,9 +6,7 @@ import dataclasses
 import textwrap
 from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
-from vitascope.cli.parsing import MaybePath, MaybeText, Model
+from vitascope.cli.parsing import Flag, MaybePath, MaybeText, Model
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 
@@ -35,9 +33,9 @@ class Export:
     Default: the run's test images, else parts of two photographs from scikit-learn."""
     input: Literal["pictures", "tensors"] = "pictures"
     """`pictures` of any size, which the file crops and resizes, or `tensors` of the model's size, uint8."""
-    dynamic_resolution: tyro.conf.FlagCreatePairsOff[bool] = False
+    dynamic_resolution: Flag = False
     """With `--input tensors`: any height and width that patches tile, not the model's own only."""
-    int8: tyro.conf.FlagCreatePairsOff[bool] = False
+    int8: Flag = False
     """Compute in 8-bit integers: a quarter of the size, and faster.
     The accuracy is compared with fp32 on `--data`, which then needs one folder per class.
     By default also on a run's validation images, if it has less than 1,000 test images.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from vitascope.cli.parsing import MaybeInt
+from vitascope.cli.parsing import Folder, MaybeInt
 from vitascope.formatting import counted
 
 
@@ -19,7 +18,7 @@ class Pack:
 
     data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
     """A folder of images, or any other DATA of `vitascope train`."""
-    out: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
+    out: Folder
     """The new folder."""
     image_size: MaybeInt = None
     """Shrink larger images to this shorter side, in pixels, as JPEG of quality 95.

@@ -27,6 +27,8 @@ T = TypeVar("T", bound="DataclassInstance")
 MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 Model = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
 MaybeModel = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[MODEL]", help_behavior_hint="")]]
+Folder = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
+Flag = tyro.conf.FlagCreatePairsOff[bool]
 Device = Annotated[str, tyro.conf.arg(help="`auto`, `cpu`, `cuda` or `mps`.")]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16"],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import tyro
 
-from vitascope.cli.parsing import Device, MaybePath, Model, Precision, Workers
+from vitascope.cli.parsing import Device, Flag, MaybePath, Model, Precision, Workers
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 
@@ -37,7 +37,7 @@ class Predict:
     out: MaybePath = None
     """Write to FILE.jsonl, one line of JSON per image, or to FILE.parquet.
     Default: print."""
-    resume: tyro.conf.FlagCreatePairsOff[bool] = False
+    resume: Flag = False
     """Resume --out after an interruption, or start it."""
     top_k: int = 5
     """Classes per image."""
@@ -46,7 +46,7 @@ class Predict:
     workers: Workers = None
     precision: Precision = "auto"
     device: Device = "auto"
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    json: Flag = False
     """Print JSON: a list for files, one line per image for folders, the counts with --out."""
 
     def call(self) -> None:
