@@ -6,6 +6,7 @@ import io
 import os
 import resource
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,8 +26,6 @@ from vitascope.cli.serve import Serve
 from vitascope.cli.train import Pretrain, Train, parse_run
 from vitascope.errors import Interrupted, UserError, nearest, printable
 
-DESCRIPTION = "Train, look inside and ship Vision Transformers."
-
 COMMANDS: dict[str, type[Any]] = {
     "train": Train,
     "pretrain": Pretrain,
@@ -44,10 +43,8 @@ COMMANDS: dict[str, type[Any]] = {
     "pack": Pack,
 }
 
-ADDRESS_SPACE = {"train": 2400, "pretrain": 2400, "models": 0}
+ADDRESS_SPACE = defaultdict(lambda: 900, train=2400, pretrain=2400, models=0)
 """Megabytes of address space below which a command fails in whatever library needs some next."""
-OTHERS_ADDRESS_SPACE = 900
-"""The same for the other commands."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,7 +108,7 @@ def _answer(args: list[str]) -> None:
 def check_address_space(command: str) -> None:
     """Reject a command that `ulimit -v` leaves too little address space for."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    least = ADDRESS_SPACE.get(command, OTHERS_ADDRESS_SPACE) * 10**6
+    least = ADDRESS_SPACE[command] * 10**6
     if resource.RLIM_INFINITY != limit < least:
         raise UserError(
             f"the address space is limited to {limit / 1e6:,.0f} MB (ulimit -v), and {command} needs "
@@ -121,7 +118,7 @@ def check_address_space(command: str) -> None:
 
 def overview() -> str:
     """The text of `vitascope --help`."""
-    lines = [f"usage: vitascope COMMAND ...\n\n{DESCRIPTION}\n"]
+    lines = ["usage: vitascope COMMAND ...\n\nTrain, look inside and ship Vision Transformers.\n"]
     for name, command in COMMANDS.items():
         summary = (command.__doc__ or "").splitlines()[0]
         lines.append(f"  {name:<9} {summary}")

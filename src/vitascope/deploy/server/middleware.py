@@ -17,7 +17,6 @@ from vitascope.deploy.server.service import Service
 
 PUBLIC_PATHS = ("/", "/livez", "/readyz", "/docs", "/openapi.json")
 """Paths that need no token, beside those in `/web/`: health, and pages that are the same for every model."""
-SAFE_METHODS = ("GET", "HEAD")
 CHECKED_HEADERS = frozenset((b"host", b"origin", b"sec-fetch-site", b"authorization", b"x-request-id"))
 REQUEST_ID_KEY = "vitascope.request_id"  # the key of a request's id in its scope
 FOREIGN = "pages of other sites may not send pictures here"
@@ -99,7 +98,7 @@ class RequestMiddleware:
         if self._hosts and host_name(host) not in self._hosts:
             name = host.decode("latin-1")[:80]
             raise Rejection(421, f"this server's name is not {name!r}; see --allowed-hosts")
-        if method not in SAFE_METHODS:
+        if method != "GET":  # which HEAD is here
             self._check_origin(headers, host)
         if self._tokens and path not in PUBLIC_PATHS and not path.startswith("/web/"):
             kind, _, given = headers.get(b"authorization", b"").partition(b" ")

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from vitascope.deploy.predict.engine import Engine
     from vitascope.deploy.server.http_server import OpenEngine
 
-YIELDING_THREADS = ("OMP_WAIT_POLICY", "PASSIVE")
-"""For OpenMP, which reads it when torch is first imported: waiting threads sleep. By default they spin, on
-the core that the event loop, another worker or another program needs."""
 PAUSE = 1.0  # seconds before a worker that died is replaced
 STOP = b""  # the message of a signal; a worker whose model cannot be loaded sends the reason
 
@@ -43,7 +40,9 @@ def serve(ref: str, settings: Settings, *, precision: str = "auto", device: str 
     check_installed()
     from vitascope.deploy.server import http_server
 
-    os.environ.setdefault(*YIELDING_THREADS)
+    # OpenMP reads it when torch is first imported: waiting threads sleep. By default they spin, on the core
+    # that the event loop, another worker or another program needs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     http_server.connection_limit(settings)
     token = read_token(settings)
     with listen(settings) as port:
@@ -128,9 +127,7 @@ def supervise(open_engine: OpenEngine, settings: Settings, token: str | None, po
 
     spawn = multiprocessing.get_context("spawn")  # a fork would inherit threads' locks
     processes: dict[int, BaseProcess] = {}
-    reasons, sender = spawn.Pipe(
-        duplex=False
-    )  # signals' handler only writes, so no step below is interrupted
+    reasons, sender = spawn.Pipe(duplex=False)  # handlers of signals only write, which interrupts no step
     kill_at, failure = math.inf, b""
 
     def start(number: int, *, wait_for_model: bool) -> None:
