@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -44,6 +45,33 @@ def checked(function: F) -> F:
         return function(*args, **kwargs)
 
     return cast("F", call)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Range:
+    """The accepted values of a number, in `Annotated[float, Range(ge=0, lt=1)]`; None is not a number."""
+
+    ge: float = -math.inf
+    gt: float = -math.inf
+    le: float = math.inf
+    lt: float = math.inf
+    multiple_of: int = 1
+
+    def check(self, name: str, value: float | None) -> None:
+        """Raise `UserError` for a number outside."""
+        if value is None:
+            return
+        inside = self.gt < value < self.lt and self.ge <= value <= self.le
+        if not inside or (value % self.multiple_of and self.multiple_of > 1):
+            raise UserError(f"{name} must be {self}, not {value!r}")
+
+    def __str__(self) -> str:
+        if self.multiple_of > 1:
+            return f"a positive multiple of {self.multiple_of}"
+        low, high = max(self.ge, self.gt), min(self.le, self.lt)
+        if high == math.inf:
+            return "positive" if self.gt == 0 else f"at least {low:g}"
+        return f"in {'(' if low == self.gt else '['}{low:,g}, {high:,g}{')' if high == self.lt else ']'}"
 
 
 def check_value(name: str, value: object, kind: Any) -> None:

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.training import undrawn
+from tests.training import planned, undrawn
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import named_config
 from vitascope.run.run import Run
-from vitascope.training.defaults import resolve_config
 from vitascope.training.loop import augmentation_of
 from vitascope.training.optim import MOMENTUM
 from vitascope.training.options import Architecture
@@ -278,8 +277,8 @@ def test_every_recipe_trains_on_a_folder_of_photos_or_explains_the_missing_optio
     if recipe == "cnn":
         options["model"] = "resnet29_w32_cifar"
     splits = open_data(str(folder))
-    config, model = resolve_config(TrainConfig.from_recipe(recipe, **options), splits)
-    augmentation_of(config)
+    config, model = planned(TrainConfig.from_recipe(recipe, **options), splits)
+    augmentation_of(config.augmentation)
     assert model.image_hw == (config.option("image_size"),) * 2
     assert model.num_classes == 2 or config.task == "masked"
     optimization = config.optimization
@@ -413,7 +412,7 @@ def test_published_recipes_build_the_published_models(photos) -> None:
     splits = open_data(str(photos))
     models = {}
     for recipe in ("paper-pretrain", "deit", "deit3", "plain"):
-        config, model = resolve_config(TrainConfig.from_recipe(recipe, data=str(photos)), splits)
+        config, model = planned(TrainConfig.from_recipe(recipe, data=str(photos)), splits)
         assert isinstance(model, ViTConfig)
         assert config.option("image_size") == 224
         shape = (model.embed_dim, model.depth, model.num_heads, model.patch_hw, model.grid)

@@ -83,6 +83,7 @@ class Run:
     Attributes:
         path: the folder.
         config_file: every option, as YAML.
+        plan_file: what was asked for, the model, and what the data have decided.
         metrics_file: the metrics, as lines of JSON.
         checkpoints: the folder of the states that an unfinished run is resumed from.
         start: the model folder that an unfinished run started from, if it did not start at random.
@@ -98,6 +99,7 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.config_file = self.path / layout.CONFIG
+        self.plan_file = self.path / layout.PLAN
         self.metrics_file = self.path / layout.METRICS
         self.checkpoints = self.path / layout.CHECKPOINTS
         self.start, self.best = self.checkpoints / "start", self.path / layout.BEST
@@ -120,12 +122,15 @@ class Run:
 
     @classmethod
     @checked
-    def create(cls, config: Mapping[str, Any], *, processes: int = 1) -> Run:
-        """Create a run folder with its `config.yaml` and `environment.json`.
+    def create(
+        cls, config: Mapping[str, Any], plan: Mapping[str, Any] | None = None, *, processes: int = 1
+    ) -> Run:
+        """Create a run folder with its `config.yaml`, `plan.json` and `environment.json`.
 
         Args:
             config: every option by name. `run` is the folder; None takes `runs/<data>`, with the first free
                 number if that exists. Paths are written as `lasting_path` gives them.
+            plan: see `plan`.
             processes: that train together.
 
         Raises:
@@ -143,6 +148,7 @@ class Run:
             run = cls(path)
             try:
                 run._write_config({**config, **lasting_paths(config)})
+                write_json(run.plan_file, dict(plan or {}))
                 write_json(path / layout.ENVIRONMENT, environment)
             except OSError:
                 shutil.rmtree(path, ignore_errors=True)
@@ -255,6 +261,11 @@ class Run:
                 f"{self.config_file} is broken: lengths {config['lengths']!r} are not pairs of steps"
             )
         return config
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """`asked` options, the `model`, what the data have `chosen`, and why; empty for an older run."""
+        return self._read_object(self.plan_file)
 
     def record_options(self, **options: Any) -> None:
         """Change options in `config.yaml` that the run itself has chosen."""

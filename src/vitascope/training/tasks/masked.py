@@ -147,8 +147,7 @@ class Masked:
         sums = sum_over_processes(sums)
         if not sums.get("count"):
             raise UserError(f"no image of the {loader.images.name} set could be read")
-        names = {"loss": "loss", "correct": "accuracy"}
-        return {names[name]: float(value / sums["count"]) for name, value in sums.items() if name in names}
+        return {name: float(value / sums["count"]) for name, value in sums.items() if name != "count"}
 
     def test(self, finished: Finished) -> PatchEvaluation:
         """Evaluate the trained module, print the result, and draw: the saved model has no `head`."""

@@ -3,11 +3,12 @@ import re
 import pytest
 
 from tests.model import small_model
-from tests.training import write_folder
+from tests.training import planned, write_folder
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
-from vitascope.training.defaults import chosen_by_data, default_batch_size, enlargement, resolve_config
+from vitascope.training.plan import default_batch_size
 from vitascope.training.recipes import TrainConfig
+from vitascope.training.train import prepare
 from vitascope.weights.saving import save_pretrained
 
 
@@ -21,13 +22,13 @@ def data(tmp_path):
 
 
 def test_small_images_keep_their_size(data) -> None:
-    config, model = resolve_config(TrainConfig().replace(data=str(data)), open_data(str(data)))
+    config, model = planned(TrainConfig().replace(data=str(data)), open_data(str(data)))
     assert (*sizes(config), model.grid) == (16, 2, (8, 8))
 
 
 def test_photographs_are_resized_to_224(tmp_path) -> None:
     folder = write_folder(tmp_path / "photos", per_class=4, side=300)
-    config, model = resolve_config(TrainConfig().replace(data=str(folder)), open_data(str(folder)))
+    config, model = planned(TrainConfig().replace(data=str(folder)), open_data(str(folder)))
     assert (*sizes(config), model.grid) == (224, 16, (14, 14))
     assert config.architecture.model == "vit_ti16"
 
@@ -35,8 +36,8 @@ def test_photographs_are_resized_to_224(tmp_path) -> None:
 def enlarged(data, tmp_path, **shape) -> str:
     """The line about images of 16 pixels that start from weights of another size."""
     weights = save_pretrained(small_model(**shape), tmp_path / "weights")
-    asked, splits = TrainConfig().replace(data=str(data), weights=str(weights)), open_data(str(data))
-    return enlargement(asked, resolve_config(asked, splits)[1], splits)
+    asked = TrainConfig().replace(data=str(data), weights=str(weights))
+    return prepare(asked, open_data(str(data))).plan.note
 
 
 def test_images_that_weights_enlarge_get_a_line_with_the_cost_and_a_smaller_size(data, tmp_path) -> None:
@@ -58,12 +59,11 @@ def test_images_of_about_the_size_of_the_weights_get_no_line(data, tmp_path) -> 
 def test_a_named_image_size_needs_no_line(data, tmp_path) -> None:
     weights = save_pretrained(small_model(image_size=112, patch_size=4), tmp_path / "weights")
     asked = TrainConfig().replace(data=str(data), weights=str(weights), image_size=112)
-    splits = open_data(str(data))
-    assert enlargement(asked, resolve_config(asked, splits)[1], splits) == ""
+    assert prepare(asked, open_data(str(data))).plan.note == ""
 
 
 def test_given_small_size_has_patches_of_an_eighth(data) -> None:
-    config, model = resolve_config(TrainConfig().replace(data=str(data), image_size=32), open_data(str(data)))
+    config, model = planned(TrainConfig().replace(data=str(data), image_size=32), open_data(str(data)))
     assert (sizes(config)[1], model.grid) == (4, (8, 8))
 
 
@@ -71,15 +71,15 @@ def test_given_options_are_kept(data) -> None:
     named = TrainConfig().replace(
         data=str(data), image_size=96, patch_size=32, batch_size=3, model="vit_s32", pool="mean", ema=0.5
     )
-    config, model = resolve_config(named, open_data(str(data)))
-    assert config == named
+    config, model = planned(named, open_data(str(data)))
+    assert config.to_dict() == named.to_dict()
     assert (model.embed_dim, model.patch_hw, model.readout.pool) == (384, (32, 32), "mean")
     assert model.class_names == ("dark", "light")
 
 
 def test_size_that_patches_do_not_tile_is_rejected(data) -> None:
     with pytest.raises(UserError, match="nearest: 36x36"):
-        resolve_config(TrainConfig().replace(data=str(data), image_size=35), open_data(str(data)))
+        planned(TrainConfig().replace(data=str(data), image_size=35), open_data(str(data)))
 
 
 @pytest.mark.parametrize("images", [1, 20, 71, 511, 512, 50_000])
@@ -90,17 +90,14 @@ def test_batch_size_leaves_four_steps_per_epoch_down_to_a_minimum(images: int) -
     assert batch == 128 or images / (2 * batch) < 4
 
 
-def test_batch_size_above_the_number_of_images_becomes_the_default_and_is_printed(data, capsys) -> None:
+def test_batch_size_above_the_number_of_images_becomes_the_default_and_is_explained(data) -> None:
     splits = open_data(str(data))
     named = TrainConfig(data=str(data), batch_size=4096)
-    config, _ = resolve_config(named, splits)
+    plan = prepare(named, splits).plan
     assert len(splits.train) == 20
-    assert config.option("batch_size") == default_batch_size(20) == 8
-    printed = "batch size 4,096 is more than the 20 training images: 8 is used instead\n"
-    assert capsys.readouterr().out == printed
-    assert resolve_config(config, splits)[0] == config  # as a resumed run does
-    assert resolve_config(named.replace(batch_size=20), splits)[0].option("batch_size") == 20
-    assert capsys.readouterr().out == ""
+    assert plan.options.optimization.batch_size == default_batch_size(20) == 8
+    assert "batches of 8 instead of 4,096, which is more than the training images" in plan.explained()[0]
+    assert planned(named.replace(batch_size=20), splits)[0].option("batch_size") == 20
 
 
 @pytest.mark.parametrize(
@@ -114,12 +111,12 @@ def test_batch_size_above_the_number_of_images_becomes_the_default_and_is_printe
 def test_the_images_choose_the_augmentation_of_small_data(
     tmp_path, monkeypatch, few: bool, photographs: bool, expected: dict[str, float]
 ) -> None:
-    monkeypatch.setattr("vitascope.training.defaults.FEW_IMAGES", 1000 if few else 3)
+    monkeypatch.setattr("vitascope.training.plan.FEW_IMAGES", 1000 if few else 3)
     splits = open_data(str(write_folder(tmp_path / "images", per_class=4, side=300 if photographs else 16)))
     asked = TrainConfig.from_recipe("small-data", data=str(tmp_path / "images"))
-    config, _ = resolve_config(asked, splits)
-    assert {name: config.option(name) for name in expected} == expected
-    said = chosen_by_data(asked, config, splits)
+    plan = prepare(asked, splits).plan
+    assert {name: plan.options.option(name) for name in expected} == expected
+    said = plan.explained()[0]
     assert ("RandAugment of 2, erasing 25%" in said) == few
     assert ("crops of 35% or more" in said) == photographs
     assert ("shifts of 12.5%" in said) != photographs
@@ -128,16 +125,13 @@ def test_the_images_choose_the_augmentation_of_small_data(
 def test_weights_leave_only_the_training_to_the_images(data, tmp_path) -> None:
     weights = save_pretrained(small_model(), tmp_path / "weights")
     asked = TrainConfig.from_recipe("small-finetune", data=str(data), weights=str(weights))
-    splits = open_data(str(data))
-    said = chosen_by_data(asked, resolve_config(asked, splits)[0], splits)
+    (said,) = prepare(asked, open_data(str(data))).plan.explained()
     assert said.startswith("200 epochs, batches of 8, shifts of 12.5%")
 
 
 def test_given_augmentation_is_kept(data) -> None:
     given = {"crop_scale": 0.9, "shift": 0.1, "randaugment": 1, "erase": 0.5}
-    config, _ = resolve_config(
-        TrainConfig.from_recipe("small-data", data=str(data), **given), open_data(str(data))
-    )
+    config, _ = planned(TrainConfig.from_recipe("small-data", data=str(data), **given), open_data(str(data)))
     assert {name: config.option(name) for name in given} == given
 
 
@@ -145,7 +139,7 @@ def test_weights_of_another_architecture_are_rejected_with_the_difference(data, 
     save_pretrained(small_model(), tmp_path / "m")
     config = TrainConfig().replace(data=str(data), weights=str(tmp_path / "m"), model="vit_s16")
     with pytest.raises(UserError, match=r"depth is 3, not 12; embed_dim is 16, not 384.*leave out the model"):
-        resolve_config(config, open_data(str(data)))
+        planned(config, open_data(str(data)))
 
 
 @pytest.mark.parametrize("task", ["classify", "masked"])
@@ -156,12 +150,12 @@ def test_body_of_another_shape_is_rejected_with_advice(data, tmp_path, task, opt
     with pytest.raises(
         UserError, match=f"m has another body: {option} is {was}, not {value}; leave that out"
     ):
-        resolve_config(TrainConfig(**given), open_data(str(data)))
+        planned(TrainConfig.from_recipe(**given), open_data(str(data)))
 
 
 @pytest.mark.parametrize(("target", "patch_size"), [("mean_color", 1), ("mae", 2)])
 def test_patches_of_digits_suit_the_target(target: str, patch_size: int) -> None:
-    config, model = resolve_config(TrainConfig(task="masked", target=target), open_data("digits"))
+    config, model = planned(TrainConfig.from_recipe(task="masked", target=target), open_data("digits"))
     assert (config.architecture.patch_size, model.patch_hw) == (patch_size, (patch_size, patch_size))
 
 
@@ -169,7 +163,9 @@ def test_patches_of_digits_suit_the_target(target: str, patch_size: int) -> None
     ("options", "share"), [({}, 0.5), ({"target": "mae"}, 0.75), ({"target": "mae", "corrupt": 0.6}, 0.6)]
 )
 def test_share_of_hidden_patches_follows_from_the_target(data, options, share) -> None:
-    config, _ = resolve_config(TrainConfig(data=str(data), task="masked", **options), open_data(str(data)))
+    config, _ = planned(
+        TrainConfig.from_recipe(data=str(data), task="masked", **options), open_data(str(data))
+    )
     assert config.masking.corrupt == share
 
 
@@ -185,7 +181,7 @@ def test_weights_keep_options_that_the_run_does_not_set(data, tmp_path, options)
     base = small_model(**options).config
     save_pretrained(small_model(**options), tmp_path / "m")
     config = TrainConfig().replace(data=str(data), weights=str(tmp_path / "m"), image_size=16, drop_path=0.1)
-    _, model = resolve_config(config, open_data(str(data)))
+    _, model = planned(config, open_data(str(data)))
     assert model == base.replace(
         image_size=16, num_classes=2, class_names=("dark", "light"), drop_path=0.1, dropout=0.0
     )
@@ -195,7 +191,7 @@ def test_model_options_reach_the_model(data) -> None:
     config = TrainConfig().replace(
         data=str(data), options=["positions=rotary", "window=[2, 4]", "attention=window"]
     )
-    resolved, model = resolve_config(config, open_data(str(data)))
+    resolved, model = planned(config, open_data(str(data)))
     assert resolved.architecture.options == config.architecture.options
     block = model.block
     assert (model.embedding.positions, block.attention, block.window) == ("rotary", "window", (2, 4))
@@ -212,7 +208,7 @@ def test_model_options_reach_the_model(data) -> None:
 )
 def test_invalid_or_ineffective_model_options_are_rejected(data, options, reason) -> None:
     with pytest.raises(UserError, match=re.escape(reason)):
-        resolve_config(TrainConfig().replace(data=str(data), options=options), open_data(str(data)))
+        planned(TrainConfig().replace(data=str(data), options=options), open_data(str(data)))
 
 
 @pytest.mark.parametrize(("side", "widths", "patch"), [(16, 2, 2), (32, 2, 4), (128, 2, 8), (128, 3, 16)])
@@ -221,7 +217,7 @@ def test_a_tokenizer_makes_a_grid_of_eight_patches_a_side_as_far_as_its_layers_r
 ) -> None:
     options = ["stem=tokenizer", f"tokenizer_widths={[4] * widths}"]
     config = TrainConfig().replace(data=str(data), options=options, image_size=side)
-    resolved, model = resolve_config(config, open_data(str(data)))
+    resolved, model = planned(config, open_data(str(data)))
     assert (model.image_hw, model.patch_hw) == ((side, side), (patch, patch))
     assert resolved.architecture.patch_size == patch
 
@@ -229,4 +225,4 @@ def test_a_tokenizer_makes_a_grid_of_eight_patches_a_side_as_far_as_its_layers_r
 def test_a_patch_that_no_tokenizer_layer_ends_at_is_rejected(data) -> None:
     config = TrainConfig().replace(data=str(data), options=["stem=tokenizer"], patch_size=7)
     with pytest.raises(UserError, match="3 layers has patches of 2 or 4 or 8 pixels, not 7x7"):
-        resolve_config(config, open_data(str(data)))
+        planned(config, open_data(str(data)))
