@@ -40,7 +40,7 @@ from contestants import our_training
 from reports import Numbers, fill_in, markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.model.config import ViTConfig
-from vitascope.training.recipes import RECIPES, TrainConfig
+from vitascope.options.recipes import RECIPES, TrainConfig
 from vitascope.training.train import prepare, train
 
 RECIPE = "digits"

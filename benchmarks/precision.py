@@ -31,7 +31,7 @@ from vitascope.data.datasets import open_data
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_precision
 from vitascope.model.options import ReadoutOptions
-from vitascope.training.recipes import TrainConfig
+from vitascope.options.recipes import TrainConfig
 from vitascope.training.train import prepare
 
 PRECISIONS = ("fp32", "bf16", "auto")

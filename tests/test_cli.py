@@ -26,8 +26,8 @@ from vitascope import __version__
 from vitascope.cli import COMMANDS, main
 from vitascope.cli.parsing import fields_of
 from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
+from vitascope.options.recipes import RECIPES
 from vitascope.training import train
-from vitascope.training.recipes import RECIPES
 from vitascope.weights.saving import save_pretrained
 
 ROOT = Path(vitascope.__file__).parent

@@ -12,10 +12,10 @@ from PIL import Image
 
 from vitascope.data.splits import Splits
 from vitascope.model.sizes import ModelConfig
+from vitascope.options.recipes import TrainConfig
 from vitascope.report import write
 from vitascope.training import train
 from vitascope.training.plan import Decided
-from vitascope.training.recipes import TrainConfig
 from vitascope.training.tasks import classify, masked
 
 

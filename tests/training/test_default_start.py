@@ -8,9 +8,9 @@ import pytest
 from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.errors import UserError
+from vitascope.options.recipes import FEW_TO_START, FEW_TO_TUNE, RECIPES, Asked, TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import train
-from vitascope.training.recipes import FEW_TO_START, FEW_TO_TUNE, RECIPES, Asked, TrainConfig
 
 SHORT = {"epochs": 1, "device": "cpu"}
 

@@ -15,12 +15,12 @@ from vitascope.data.augment import Augmentation
 from vitascope.data.datasets import open_data
 from vitascope.data.loading import Batch, Loader
 from vitascope.errors import UserError
+from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint, load_checkpoint_at
 from vitascope.training.loop import Trainer
 from vitascope.training.optim import layer_of
-from vitascope.training.recipes import TrainConfig
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.train import build_trainer, prepare
 from vitascope.weights.loading import from_pretrained

@@ -1,14 +1,20 @@
+import math
 import re
+from typing import Any
 
 import pytest
 
 from tests.model import small_model
-from tests.training import planned, write_folder
+from tests.training import planned, undrawn, write_folder
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
+from vitascope.model.config import ViTConfig
+from vitascope.options.recipes import RECIPES, TrainConfig
+from vitascope.run.run import Run
+from vitascope.training.loop import augmentation_of
 from vitascope.training.plan import default_batch_size
-from vitascope.training.recipes import TrainConfig
-from vitascope.training.train import prepare
+from vitascope.training.schedule import Schedule
+from vitascope.training.train import prepare, pretrain, train
 from vitascope.weights.saving import save_pretrained
 
 
@@ -226,3 +232,69 @@ def test_a_patch_that_no_tokenizer_layer_ends_at_is_rejected(data) -> None:
     config = TrainConfig().replace(data=str(data), options=["stem=tokenizer"], patch_size=7)
     with pytest.raises(UserError, match="3 layers has patches of 2 or 4 or 8 pixels, not 7x7"):
         planned(config, open_data(str(data)))
+
+
+# Recipes
+
+
+@pytest.mark.parametrize("side", [16, 300])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_trains_on_a_folder_of_photos_or_explains_the_missing_option(
+    data, photos, weights, recipe: str, side: int
+) -> None:
+    folder = data if side == 16 else photos
+    options: dict[str, Any] = {"data": str(folder)}
+    if recipe in ("finetune", "linear-probe", "paper-finetune"):
+        options["weights"] = str(weights)
+    if recipe == "cnn":
+        options["model"] = "resnet29_w32_cifar"
+    splits = open_data(str(folder))
+    config, model = planned(TrainConfig.from_recipe(recipe, **options), splits)
+    augmentation_of(config.augmentation)
+    assert model.image_hw == (config.option("image_size"),) * 2
+    assert model.num_classes == 2 or config.task == "masked"
+    optimization = config.optimization
+    assert optimization.batch_size is not None
+    steps = math.ceil(len(splits.train) / optimization.batch_size)
+    schedule = Schedule.of(optimization, optimization.batch_size, steps)
+    rates = [schedule.rate(step) for step in (0, schedule.total(0) - 1)]
+    peak = optimization.lr * (optimization.batch_size / optimization.lr_batch if optimization.lr_batch else 1)
+    assert all(0 < rate <= peak for rate in rates)
+
+
+def test_published_recipes_build_the_published_models(photos) -> None:
+    splits = open_data(str(photos))
+    models = {}
+    for recipe in ("paper-pretrain", "deit", "deit3", "plain"):
+        config, model = planned(TrainConfig.from_recipe(recipe, data=str(photos)), splits)
+        assert isinstance(model, ViTConfig)
+        assert config.option("image_size") == 224
+        shape = (model.embed_dim, model.depth, model.num_heads, model.patch_hw, model.grid)
+        models[recipe] = (*shape, model.readout.pool, model.readout.head, model.embedding.positions)
+    small, base = (384, 12, 6, (16, 16), (14, 14)), (768, 12, 12, (16, 16), (14, 14))
+    assert models == {
+        "paper-pretrain": (*base, "cls", "mlp", "learned"),
+        "deit": (*small, "cls", "linear", "learned"),
+        "deit3": (*small, "cls", "linear", "learned"),
+        "plain": (*small, "mean", "linear", "sincos_2d_big_vision"),
+    }
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_trains_a_small_model_for_an_epoch(data, weights, tmp_path, recipe: str) -> None:
+    options: dict[str, Any] = {"data": str(data), "run": str(tmp_path / "run"), "epochs": 1, "device": "cpu"}
+    if recipe in ("finetune", "linear-probe", "paper-finetune"):
+        options["weights"] = str(weights)
+    elif recipe == "cnn":
+        options["model"] = "resnet29_w32_cifar"
+    else:
+        options |= {"embed_dim": 16, "depth": 2, "num_heads": 2}
+    if RECIPES[recipe].option("warmup_steps") is not None:  # meant for a million images and more
+        options["warmup_steps"] = 0
+    with undrawn():
+        result = (pretrain if RECIPES[recipe].task == "masked" else train)(recipe=recipe, **options)
+    (epoch,) = Run(result.run).records("epoch")
+    assert math.isfinite(epoch["val_loss"])
+    assert result.model.config.image_hw == (
+        (32, 32) if "weights" in options or recipe == "digits" else (16, 16)
+    )

@@ -18,10 +18,10 @@ from vitascope.data.formats.folder import read_tree
 from vitascope.data.loading import Loader
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
+from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import STATE, checkpoints, load_checkpoint_at
-from vitascope.training.recipes import TrainConfig
 from vitascope.weights.loading import from_pretrained
 
 KILLED_AFTER = 8  # in the middle of the second epoch of 5 steps

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
-from vitascope.training.options import Optimization
-from vitascope.training.recipes import TrainConfig
+from vitascope.options.groups import Optimization
+from vitascope.options.recipes import TrainConfig
 from vitascope.training.schedule import CORRECTED, SMALL, Schedule, TimeBudget, small_size
 
 

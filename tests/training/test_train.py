@@ -13,10 +13,10 @@ from tests.forked import fork
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.errors import Interrupted, UserError
+from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints
-from vitascope.training.recipes import TrainConfig
 from vitascope.training.schedule import Schedule
 from vitascope.weights.loading import from_pretrained
 

@@ -15,10 +15,10 @@ from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
+from vitascope.options.recipes import RECIPES, TrainConfig
 from vitascope.training import train
 from vitascope.training.loop import augmentation_of
 from vitascope.training.memory import place
-from vitascope.training.recipes import RECIPES, TrainConfig
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.train import make_task, prepare, start_model
 from vitascope.weights.loading import from_pretrained

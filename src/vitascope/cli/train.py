@@ -12,8 +12,8 @@ import tyro
 from vitascope.cli.parsing import parse
 from vitascope.errors import UserError
 from vitascope.model.configuration import options_of
-from vitascope.training.options import Balance, Distillation, Masking, MaybeText
-from vitascope.training.recipes import GROUP_OF, RECIPES, TrainConfig
+from vitascope.options.groups import Balance, Distillation, Masking, MaybeText
+from vitascope.options.recipes import GROUP_OF, RECIPES, TrainConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)

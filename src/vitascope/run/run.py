@@ -20,6 +20,9 @@ from vitascope.data.split_record import Restored, SplitRecord, record_of, restor
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 from vitascope.model.classifier import Classifier
+from vitascope.model.configuration import traits
+from vitascope.options.groups import NamesFile, SetsLength
+from vitascope.options.recipes import TrainConfig
 from vitascope.run import layout
 from vitascope.run.environment import describe_environment
 from vitascope.run.metrics import MetricsWriter, read_metrics
@@ -32,10 +35,8 @@ from vitascope.weights.loading import from_pretrained
 
 log = logging.getLogger(__name__)
 
-_REFERENCES = ("data", "weights", "teacher")  # options that may name files
 LARGER_START = "facebook/dinov2-small"
 """A body on the hub that is recommended to start from."""
-_LENGTHS = ("epochs", "steps", "minutes")  # options that set the length of a run
 _TASKS = ("classify", "masked")
 
 
@@ -248,11 +249,11 @@ class Run:
             raise UserError(f"{self.config_file} is broken: task {task!r} is not one of {', '.join(_TASKS)}")
         if type(seed) is not int or not 0 <= seed < 2**63:
             raise UserError(f"{self.config_file} is broken: seed {seed!r} is not an integer in [0, 2**63)")
-        for name in _REFERENCES:
+        for name in traits(TrainConfig, NamesFile):
             value = config.get(name)
             if not isinstance(value, str | None) or (name == "data" and value is None):
                 raise UserError(f"{self.config_file} is broken: {name} {value!r} is not text")
-        for name in _LENGTHS:
+        for name in traits(TrainConfig, SetsLength):
             value = config.get(name)
             if value is not None and (type(value) not in (int, float) or value <= 0):
                 raise UserError(f"{self.config_file} is broken: {name} {value!r} is not a positive number")
@@ -489,7 +490,9 @@ def lasting_paths(config: Mapping[str, Any]) -> dict[str, str]:
 
     The name of a built-in model stays as it is, also beside a folder of the same name.
     """
-    given = {name: str(value) for name in _REFERENCES if (value := config[name]) is not None}
+    given = {
+        name: str(value) for name in traits(TrainConfig, NamesFile) if (value := config[name]) is not None
+    }
     kept = {name for name, value in given.items() if name != "data" and built_in(value) is not None}
     return {name: value if name in kept else lasting_path(value) for name, value in given.items()}
 

@@ -10,10 +10,10 @@ from vitascope.data.datasets import class_counts, described
 from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import printable
 from vitascope.formatting import counted
+from vitascope.options.groups import Balance
 from vitascope.run.run import LARGER_START
 from vitascope.training import distributed
 from vitascope.training.loop import Trainer
-from vitascope.training.options import Balance
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from vitascope.model.configuration import options_of, traits
 from vitascope.model.options import DEPENDENT_OPTIONS, pair
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, config_of, named_config, record_of
-from vitascope.training.options import (
+from vitascope.options.groups import (
     Architecture,
     AugmentationOptions,
     Classifies,
     Optimization,
 )
-from vitascope.training.recipes import TrainConfig
+from vitascope.options.recipes import TrainConfig
 from vitascope.training.schedule import small_size
 from vitascope.training.tasks.autoencoder import check_encoder
 from vitascope.training.tasks.masked import body_config

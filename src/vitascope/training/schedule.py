@@ -8,7 +8,7 @@ import math
 
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import ModelConfig
-from vitascope.training.options import Optimization
+from vitascope.options.groups import Optimization
 
 DEFAULT_WARMUP = 0.05
 """The share of a run that warms up if no option names a warm-up."""

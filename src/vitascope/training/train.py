@@ -31,6 +31,7 @@ from vitascope.model.classifier import Classifier, build
 from vitascope.model.configuration import options_of
 from vitascope.model.hardware import explaining_memory, reuse_freed_memory
 from vitascope.model.vit import VisionTransformer
+from vitascope.options.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
 from vitascope.report.write import write_report
 from vitascope.run.layout import has_model
 from vitascope.run.run import Run, RunData
@@ -45,7 +46,6 @@ from vitascope.training.evaluate import Evaluation, data_frame, html_table
 from vitascope.training.loop import Trainer
 from vitascope.training.memory import Placement, place
 from vitascope.training.plan import Decided, Plan, inspect, plan
-from vitascope.training.recipes import BUILT_IN, FEW_TO_START, GROUP_OF, Asked, TrainConfig
 from vitascope.training.schedule import Schedule
 from vitascope.training.selection import Selection, select
 from vitascope.training.signals import stopped_at_once

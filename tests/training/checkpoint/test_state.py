@@ -10,6 +10,8 @@ from tests.model import random_images, small_model
 from tests.training import planned, tiny_config, write_folder
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
+from vitascope.options.groups import ExecutionOptions, Optimization
+from vitascope.options.recipes import TrainConfig
 from vitascope.training.checkpoint.state import (
     all_finite,
     check_identity,
@@ -20,8 +22,6 @@ from vitascope.training.checkpoint.state import (
     run_identity,
 )
 from vitascope.training.optim import optimizer_of
-from vitascope.training.options import ExecutionOptions, Optimization
-from vitascope.training.recipes import TrainConfig
 
 OPTIONS: dict[str, Optimization] = {
     "adamw": Optimization(weight_decay=0.1),

@@ -17,7 +17,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
-from vitascope.training.options import Distillation
+from vitascope.options.groups import Distillation
 from vitascope.training.tasks.classify import BothHeads, Classify, Distill, MeanOfHeads, balanced_weights
 from vitascope.training.tasks.task import Examples
 from vitascope.training.tasks.teachers import Teacher

@@ -21,9 +21,9 @@ from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.model.configuration import traits
 from vitascope.model.sizes import ModelConfig
+from vitascope.options.groups import NamesFile, Recorded
+from vitascope.options.recipes import GROUP_OF, TrainConfig
 from vitascope.training.distributed import world_size
-from vitascope.training.options import NamesFile, Recorded
-from vitascope.training.recipes import GROUP_OF, TrainConfig
 
 _COUNT, _NAMES = "training images", "names and labels of the training images, SHA-256"
 _WHOLE = StateDictOptions(full_state_dict=True, strict=True)

@@ -17,10 +17,10 @@ from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.heads import DistilledHead
 from vitascope.model.vit import VisionTransformer
+from vitascope.options.groups import Distillation
 from vitascope.report.figures import draw_figures
 from vitascope.training.distributed import print_first
 from vitascope.training.evaluate import Evaluation, predict_split
-from vitascope.training.options import Distillation
 from vitascope.training.tasks.task import Examples, Finished, Sums
 from vitascope.training.tasks.teachers import Teacher
 

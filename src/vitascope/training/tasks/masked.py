@@ -26,12 +26,12 @@ from vitascope.model.classifier import evaluation_mode
 from vitascope.model.config import ViTConfig
 from vitascope.model.patches import patchify, put, take, unpatchify
 from vitascope.model.vit import VisionTransformer
+from vitascope.options.groups import Masking
 from vitascope.report.figures import draw_masked_patches
 from vitascope.run.run import Run
 from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import to_resume
 from vitascope.training.distributed import by_first, print_first, sum_over_processes
-from vitascope.training.options import Masking
 from vitascope.training.tasks.corruption import Corruption, RandomMask, corruption, num_corrupted
 from vitascope.training.tasks.patch_targets import ColorTarget, PixelTarget, Target
 from vitascope.training.tasks.task import Examples, Finished, PatchEvaluation, Sums

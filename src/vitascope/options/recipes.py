@@ -11,10 +11,9 @@ import tyro
 
 from vitascope.arguments import Range, checked
 from vitascope.errors import UserError, check_choice
-from vitascope.model.configuration import Configuration, options_of
+from vitascope.model.configuration import Configuration, options_of, traits
 from vitascope.model.options import DEPENDENT_OPTIONS
-from vitascope.serialization import read_yaml, yaml_text
-from vitascope.training.options import (
+from vitascope.options.groups import (
     Architecture,
     AugmentationOptions,
     Balance,
@@ -24,11 +23,12 @@ from vitascope.training.options import (
     MaybeText,
     NamesFile,
     Optimization,
+    SetsLength,
 )
+from vitascope.serialization import read_yaml, yaml_text
 
 SEED = Range(ge=0, lt=2**63)
 """The seeds of torch's generators."""
-_LENGTHS = ("epochs", "steps", "minutes")  # options that set the length of a run
 BUILT_IN, NO_WEIGHTS = "cifar10", "none"
 FEW_TO_START, FEW_TO_TUNE = 1_000, 100
 """Images up to which a run starts from the built-in model by default, and up to which it changes that in the
@@ -93,8 +93,9 @@ class TrainConfig(Configuration):
 
     def replace(self, **options: Any) -> Self:
         """A copy with other options, checked as in the constructor; a new length replaces the old one."""
-        if any(options.get(name) for name in _LENGTHS):
-            options = dict.fromkeys(_LENGTHS) | {"lengths": (), "validations": 0} | options
+        lengths = traits(TrainConfig, SetsLength)
+        if any(options.get(name) for name in lengths):
+            options = dict.fromkeys(lengths) | {"lengths": (), "validations": 0} | options
         return super().replace(**options)
 
     @classmethod
@@ -419,8 +420,8 @@ class Asked:
         model = config.architecture.model or "a Vision Transformer"
         if recipe == "cnn" and config.weights is None and not model.startswith("resnet"):
             raise UserError(
-                f"the recipe cnn is for a CNN, not for {model}: choose one, such as model=resnet29_w32_cifar, "
-                "or leave out the recipe"
+                f"the recipe cnn is for a CNN, not for {model}: choose model=resnet29_w32_cifar or another "
+                "one, or leave out the recipe"
             )
         return config
 

@@ -36,6 +36,11 @@ class NamesFile:
 
 
 @dataclasses.dataclass(frozen=True)
+class SetsLength:
+    """One of the options that set the length of a run."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Recorded:
     """An option that a run sets itself, and records."""
 
@@ -167,11 +172,11 @@ def expanded(options: Sequence[str]) -> tuple[str, ...]:
 class Optimization(OptionGroup):
     """The optimizer and its schedule."""
 
-    epochs: Annotated[MaybeInt, COUNT] = 100
+    epochs: Annotated[MaybeInt, COUNT, SetsLength()] = 100
     """Passes over the training images. Default: that of the recipe, or by the number of images."""
-    steps: Annotated[MaybeInt, COUNT] = None
+    steps: Annotated[MaybeInt, COUNT, SetsLength()] = None
     """Optimizer steps, instead of --epochs."""
-    minutes: Annotated[MaybeFloat, Range(gt=0)] = None
+    minutes: Annotated[MaybeFloat, Range(gt=0), SetsLength()] = None
     """Train for this many minutes, instead of --epochs: the measured speed sets the number of steps, and the
     schedule ends when the time is over. The figures and the report come on top."""
     progressive: Annotated[
