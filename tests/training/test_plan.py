@@ -1,20 +1,26 @@
 import math
+import os
 import re
+import shutil
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.model import small_model
 from tests.training import planned, undrawn, write_folder
+from vitascope.cli import main
 from vitascope.data.datasets import open_data
-from vitascope.errors import UserError
+from vitascope.errors import Interrupted, UserError
 from vitascope.model.config import ViTConfig
 from vitascope.options.recipes import RECIPES, TrainConfig
 from vitascope.run.run import Run
-from vitascope.training.loop import augmentation_of
-from vitascope.training.plan import default_batch_size
+from vitascope.training.loop import Trainer, augmentation_of
+from vitascope.training.plan import Plan, default_batch_size
 from vitascope.training.schedule import Schedule
-from vitascope.training.train import prepare, pretrain, train
+from vitascope.training.train import prepare, pretrain, resume, train
 from vitascope.weights.saving import save_pretrained
 
 
@@ -298,3 +304,113 @@ def test_every_recipe_trains_a_small_model_for_an_epoch(data, weights, tmp_path,
     assert result.model.config.image_hw == (
         (32, 32) if "weights" in options or recipe == "digits" else (16, 16)
     )
+
+
+# Plans in run folders
+
+
+def read_again(plan: Plan, folder: Path) -> Plan:
+    """A plan that a run folder has recorded."""
+    config = plan.options.replace(run=str(folder)).to_dict()
+    run = Run.open(Run.create(config, {"asked": {}, **plan.to_dict()}).path)
+    return Plan.from_dict({**run.config, "run": plan.options.run}, run.plan, run.plan_file)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("length", [{}, {"minutes": 0.5}, {"steps": 7}])
+def test_a_plan_is_read_as_it_was_written(
+    data, weights, tmp_path, recipe: str, length: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"data": str(data), **length}
+    if recipe in ("finetune", "linear-probe", "paper-finetune"):
+        options["weights"] = str(weights)
+    if recipe == "cnn":
+        options["model"] = "resnet29_w32_cifar"
+    plan = prepare(TrainConfig.from_recipe(recipe, **options), open_data(str(data))).plan
+    assert read_again(plan, tmp_path / "run") == plan
+
+
+@pytest.fixture
+def oblong(tmp_path) -> Path:
+    return save_pretrained(small_model(image_size=(16, 32), patch_size=(4, 8)), tmp_path / "oblong")
+
+
+def test_a_plan_from_weights_that_are_not_square_is_read_as_it_was_written(data, oblong, tmp_path) -> None:
+    asked = TrainConfig.from_recipe("finetune", data=str(data), weights=str(oblong))
+    plan = prepare(asked, open_data(str(data))).plan
+    assert plan.options.architecture.image_size == plan.model.image_hw == (16, 32)
+    assert read_again(plan, tmp_path / "run") == plan
+
+
+def test_a_fine_tune_that_is_not_square_resumes_and_repeats(data, oblong, tmp_path, monkeypatch) -> None:
+    options = {"data": str(data), "weights": str(oblong), "epochs": 2, "device": "cpu"}
+    step = Trainer._training_step
+
+    def interrupted(trainer: Trainer, *arguments: Any) -> Any:
+        if trainer.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(trainer, *arguments)
+
+    with undrawn():
+        monkeypatch.setattr(Trainer, "_training_step", interrupted)
+        with pytest.raises(Interrupted):
+            train(recipe="finetune", run=str(tmp_path / "run"), **options)
+        monkeypatch.setattr(Trainer, "_training_step", step)
+        shutil.rmtree(oblong)  # the run has its own copy
+        resumed = resume(tmp_path / "run")
+        save_pretrained(small_model(image_size=(16, 32), patch_size=(4, 8)), oblong)
+        again = tmp_path / "again"
+        words = ["--config", str(tmp_path / "run/config.yaml"), "--run", str(again), "--device", "cpu"]
+        assert main(["train", *words]) == 0
+    assert resumed.model.config.image_hw == Run(again).model().config.image_hw == (16, 32)
+    for one, other in zip(resumed.model.parameters(), Run(again).model().parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("words", "length"),
+    [
+        (["--epochs", "1"], {"epochs": 1}),
+        (["--steps", "7"], {"steps": 7}),
+        (["--minutes", "0.02"], {"minutes": 0.02}),
+    ],
+)
+def test_a_length_on_the_command_line_replaces_that_of_the_configuration(
+    data, tmp_path, words: list[str], length: dict[str, float]
+) -> None:
+    small = {"embed_dim": 16, "depth": 1, "num_heads": 2, "device": "cpu", "model": "vit_ti16"}
+    with undrawn():
+        first = train(recipe="base", data=str(data), run=str(tmp_path / "run"), minutes=0.03, **small).run
+        again = tmp_path / "again"
+        assert main(["train", "--config", str(first / "config.yaml"), "--run", str(again), *words]) == 0
+    config = Run(again).config
+    named = {name: config[name] for name in ("epochs", "steps", "minutes") if config[name] is not None}
+    assert named == length
+    last = Run(again).records("epoch")[-1]
+    if "minutes" not in length:
+        assert last["step"] == length.get("steps", 3)
+    else:
+        assert config["lengths"] != Run(first).config["lengths"]
+
+
+@pytest.mark.parametrize("by_command", [True, False])
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("train", {"recipe": "cnn"}, "the recipe cnn is for a CNN"),
+        ("pretrain", {"keep": "best"}, "keep compares weights by validation"),
+        ("pretrain", {"recipe": "digits"}, "the recipe digits is for `vitascope train`"),
+        ("train", {"recipe": "mae"}, "the recipe mae is for `vitascope pretrain`"),
+    ],
+)
+def test_library_and_command_reject_the_same_options(
+    data, tmp_path, capsys, by_command: bool, task: str, options: dict[str, str], message: str
+) -> None:
+    given = {"data": str(data), "run": str(tmp_path / "run"), **options}
+    if by_command:
+        assert main([task, *(f"--{name}={value}" for name, value in given.items())]) == 2
+        assert message in capsys.readouterr().err
+    else:
+        with pytest.raises(UserError, match=re.escape(message)):
+            {"train": train, "pretrain": pretrain}[task](**given)
+    assert not (tmp_path / "run").exists()

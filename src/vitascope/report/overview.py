@@ -155,9 +155,7 @@ def training(
     )
     rows.append(("Training", options))
     if chosen := run.plan.get("chosen"):
-        rows.append(
-            ("Chosen by the data", f"{', '.join(map(str, chosen.values()))}: for {run.plan['reason']}")
-        )
+        rows.append(("Chosen by the data", f"{', '.join(chosen.values())}: for {run.plan['reason']}"))
     if stops := run.records("stop"):
         epoch, best = stops[-1]["epoch"], stops[-1]["best_epoch"]
         rows.append(

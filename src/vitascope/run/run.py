@@ -149,7 +149,8 @@ class Run:
             run = cls(path)
             try:
                 run._write_config({**config, **lasting_paths(config)})
-                write_json(run.plan_file, dict(plan or {}))
+                if plan is not None:
+                    write_json(run.plan_file, dict(plan))
                 write_json(path / layout.ENVIRONMENT, environment)
             except OSError:
                 shutil.rmtree(path, ignore_errors=True)
@@ -266,7 +267,17 @@ class Run:
     @property
     def plan(self) -> Mapping[str, Any]:
         """`asked` options, the `model`, what the data have `chosen`, and why; empty for an older run."""
-        return self._read_object(self.plan_file)
+        found = self._read_object(self.plan_file)
+        kinds = {"asked": Mapping, "model": Mapping, "chosen": Mapping, "reason": str, "note": str}
+        broken = [name for name, kind in kinds.items() if found and not isinstance(found.get(name), kind)]
+        if not broken and not has_type([*found.get("chosen", {}).values()], tuple[str, ...]):
+            broken = ["chosen"]
+        if broken:
+            raise UserError(
+                f"{self.plan_file} is broken: no valid {broken[0]}; remove it to plan the run again from its "
+                "options"
+            )
+        return found
 
     def record_options(self, **options: Any) -> None:
         """Change options in `config.yaml` that the run itself has chosen."""

@@ -138,18 +138,10 @@ class Plan:
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any], values: Mapping[str, Any], file: object) -> Plan:
-        """The inverse of `to_dict`; UserError for values that no plan has."""
+        """The inverse of `to_dict`, for values that `Run.plan` has checked; UserError for invalid options."""
         with options_of(file):
-            decided = Decided.from_dict(options)
-            if not isinstance(values.get("model"), Mapping):
-                raise UserError("no model in it")
-            model = config_of(values["model"])
-            rest = {name: values.get(name) for name in ("chosen", "reason", "note")}
-            if not isinstance(rest["chosen"], Mapping) or not all(
-                isinstance(text, str) for text in (*rest["chosen"].values(), rest["reason"], rest["note"])
-            ):
-                raise UserError("chosen, reason and note are not text")
-        return cls(options=decided, model=model, **rest)  # type: ignore[arg-type]
+            texts = {name: values[name] for name in ("chosen", "reason", "note")}
+            return cls(options=Decided.from_dict(options), model=config_of(values["model"]), **texts)
 
 
 def plan(asked: TrainConfig, facts: Facts) -> Plan:
