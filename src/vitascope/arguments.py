@@ -17,6 +17,8 @@ from vitascope.errors import UserError, check_choice
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PICTURES = {"images", "pictures"}
+_PRACTICALLY_OPEN = 1e6
+_PRACTICALLY_OPEN = 1e6
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -62,16 +64,19 @@ class Range:
         if value is None:
             return
         inside = self.gt < value < self.lt and self.ge <= value <= self.le
-        if not inside or (value % self.multiple_of and self.multiple_of > 1):
-            raise UserError(f"{name} must be {self}, not {value!r}")
+        if not inside or (self.multiple_of > 1 and value % self.multiple_of):
+            raise UserError(f"{name} must be {self._in_words(value)}, not {value!r}")
 
-    def __str__(self) -> str:
+    def _in_words(self, value: float) -> str:
+        """The range; one that is practically open at its end, by the end that the value is beyond."""
+        low, high = max(self.ge, self.gt), min(self.le, self.lt)
         if self.multiple_of > 1:
             return f"a positive multiple of {self.multiple_of}"
-        low, high = max(self.ge, self.gt), min(self.le, self.lt)
-        if high == math.inf:
-            return "positive" if self.gt == 0 else f"at least {low:g}"
-        return f"in {'(' if low == self.gt else '['}{low:,g}, {high:,g}{')' if high == self.lt else ']'}"
+        if value >= high > _PRACTICALLY_OPEN:
+            return f"below {high:,}"
+        if high > _PRACTICALLY_OPEN:
+            return "positive" if low == self.gt else f"at least {low:g}"
+        return f"in {'(' if low == self.gt else '['}{low:g}, {high:g}{')' if high == self.lt else ']'}"
 
 
 def check_value(name: str, value: object, kind: Any) -> None:

@@ -268,10 +268,10 @@ def broken_off(once_killed, tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("line", "difference"),
     [
-        ("embed_dim: 32", "model: embed_dim was 16, is 32"),
+        ("embed_dim: 32", "embed_dim was 16, is 32"),
         ("batch_size: 5", "batch_size was 4, is 5"),
         ("seed: 1", "seed was 0, is 1"),
-        ("options: [positions=rotary]", "model: positions was 'learned', is 'rotary'"),
+        ("options: [positions=rotary]", "options was [], is ['positions=rotary']"),
         ("future: 1", "config.yaml: unknown training option 'future'"),
     ],
 )

@@ -53,7 +53,7 @@ def test_run_folder_holds_all_documented_files(finished) -> None:
     run = finished.run
     names = {path.name.split(".")[0] for path in run.iterdir() if not path.name.startswith(".")}
     assert names == {
-        *("config", "environment", "split", "metrics", "events"),
+        *("config", "plan", "environment", "split", "metrics", "events"),
         *("model", "predictions", "figures", "report"),
     }
     assert {path.name for path in (run / "model").iterdir()} == {

@@ -381,9 +381,12 @@ def test_both_commands_resume_runs_of_both(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--keep", "best"], "keeps its last weights; leave out --keep"),
+        (
+            ["--keep", "best"],
+            "pre-training keeps its last ones; leave it out",
+        ),
         (["--freeze"], "leave it out"),
-        (["--mixup", "0.8"], "mixup and cutmix mix labels too"),
+        (["--mixup", "0.8"], "mixup mixes labels too"),
         (["--recipe", "deit"], "the recipe deit is for `vitascope train`"),
         (["--model", "resnet29_w32_cifar"], "a CNN, which has no patches to hide"),
     ],

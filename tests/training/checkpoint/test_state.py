@@ -136,7 +136,7 @@ def identity_of(config: TrainConfig) -> dict[str, Any]:
         ("warmup_steps", 1),
         ("weight_decay", 0.5),
         ("layer_decay", 0.5),
-        ("freeze", True),
+        ("patience", 2),
         ("clip_grad", 0.0),
         ("label_smoothing", 0.0),
         ("ema", 0.5),

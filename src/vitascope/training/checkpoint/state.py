@@ -65,15 +65,11 @@ def run_identity(options: TrainConfig, model: ModelConfig, images: ImageSet) -> 
     """Everything that must stay the same: images, model, and all options but engine options and paths."""
     names = [source_name(source).replace("\\", "/").rsplit("/", 1)[-1] for source in images.sources]
     content = json.dumps([names, images.labels.tolist()]).encode()
-    # An engine option may be an option of the model too. The architecture is compared as the model's own.
+    # An engine option may be an option of the model too.
     excluded = {name for name, group in GROUP_OF.items() if group == "engine"} | {"class_names"}
     # Files may be moved, and a run with minutes records its lengths and validations as it goes.
     left_out = {"run", *traits(TrainConfig, NamesFile), *traits(TrainConfig, Recorded)}
-    compared = [
-        name
-        for name, group in GROUP_OF.items()
-        if group not in ("architecture", "engine") and name not in left_out
-    ]
+    compared = [name for name, group in GROUP_OF.items() if group != "engine" and name not in left_out]
     return {
         _COUNT: len(images),
         "classes": list(images.class_names),
@@ -91,10 +87,10 @@ def with_images_of(state: dict[str, Any], identity: dict[str, Any]) -> dict[str,
 
 def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Reject a checkpoint with other data, model or options; options that it lacks are newer than it."""
-    plain = json.loads(json.dumps(now))
+    was, plain = (json.loads(json.dumps(identity)) for identity in (saved, now))
     differences = [
         f"{name} was {value!r}, is {plain.get(name)!r}"
-        for name, value in saved.items()
+        for name, value in was.items()
         if value != plain.get(name)
     ]
     if differences:
